@@ -1,0 +1,36 @@
+# Every target sets up .venv by itself; nothing else than Python 3.11+ and make is needed.
+PYTHON ?= python3
+BIN := .venv/bin
+EXTRAS := speech,synth,viz
+.PHONY: demo test check bench results clean
+
+# torch goes in alone and first, so that nothing else may choose another build of it.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS),dev]"
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/murmur demo
+
+test: .venv/installed-dev
+	$(BIN)/pytest
+
+check: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/installed-dev
+	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+results: .venv/installed-dev
+	$(BIN)/python benchmarks/results.py
+
+clean:
+	rm -rf .venv runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,57 @@
+"""What the engine knows of a problem: a model, numbered minibatches, a loss, held-out figures.
+
+A minibatch is one integer. `minibatch(n)` is a pure function of the task and n, so that the order of the data, exact
+resume, handing work out on request and a changing number of learners all follow from counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one minibatch: `total` is summed over `samples` (frames, utterances, characters: what the task counts).
+
+    Attributes:
+        total: scalar tensor, the sum of the losses of all samples; backward() is called on total / samples.
+        samples: how many samples were summed; the weight of this minibatch in every mean over learners.
+    """
+
+    total: Tensor
+    samples: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a trained model reaches on unseen data: figures for programs, lines for people."""
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+
+
+class Task(Protocol):
+    """One learning problem. Implementations are usually frozen dataclasses, so that `--set task.field=value` works."""
+
+    @property
+    def per_epoch(self) -> int:
+        """Minibatches in one pass over the corpus."""
+
+    def model(self) -> nn.Module:
+        """A fresh model; the engine seeds torch's generator before it calls this."""
+
+    def minibatch(self, n: int) -> Any:
+        """Minibatch number n, n = 0, 1, 2, ...; the same value for the same n, on every learner, in every run."""
+
+    def loss(self, model: nn.Module, minibatch: Any) -> Loss:
+        """The loss of `model` on one minibatch, ready for backward."""
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        """Figures on held-out data; the entry "loss" (mean per sample) ranks checkpoints."""
+
+    def test(self, model: nn.Module) -> Score:
+        """Figures on test data, asked for once, at the end."""
