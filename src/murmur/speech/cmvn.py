@@ -1,0 +1,61 @@
+"""Cepstral mean and variance normalisation over an utterance or over all speech of a speaker.
+
+feats_TF: T frames of F values. Statistics are summed in float64, so that they do not depend on the order of speakers'
+utterances in any visible digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+
+Scope = Literal["speaker", "utterance", "none"]
+SMALLEST_DEVIATION = 1e-5
+
+
+def normalise(feats_TF: np.ndarray, mean_F: np.ndarray, deviation_F: np.ndarray) -> np.ndarray:
+    """(x - mean) / deviation, float32."""
+    return ((feats_TF - mean_F) / deviation_F).astype(np.float32)
+
+
+def statistics(many_TF: Iterable[np.ndarray], *, variance: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (F,) over all frames; the deviation is 1 where `variance` is false.
+
+    Raises:
+        ValueError: no frame at all.
+    """
+    count, total, squares = 0, 0.0, 0.0
+    for feats_TF in many_TF:
+        wide = feats_TF.astype(np.float64)
+        count, total, squares = count + len(wide), total + wide.sum(0), squares + np.square(wide).sum(0)
+    if not count:
+        raise ValueError("no frames to normalise by: give at least one utterance")
+    mean_F = np.asarray(total / count)
+    if not variance:
+        return mean_F.astype(np.float32), np.ones_like(mean_F, np.float32)
+    deviation_F = np.sqrt(np.maximum(squares / count - np.square(mean_F), SMALLEST_DEVIATION**2))
+    return mean_F.astype(np.float32), deviation_F.astype(np.float32)
+
+
+def normalise_all(
+    feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope, *, variance: bool = True
+) -> dict[str, np.ndarray]:
+    """Every utterance normalised by the statistics of its speaker or its own; "none" returns the features as they are.
+
+    Raises:
+        ValueError: an unknown scope.
+    """
+    if scope == "none":
+        return dict(feats)
+    if scope not in ("speaker", "utterance"):
+        raise ValueError(f"unknown CMVN scope {scope!r}: use speaker, utterance or none")
+    groups: dict[str, list[str]] = {}
+    for name in feats:
+        groups.setdefault(speakers[name] if scope == "speaker" else name, []).append(name)
+    normal = {}
+    for names in groups.values():
+        mean_F, deviation_F = statistics((feats[n] for n in names), variance=variance)
+        normal.update({n: normalise(feats[n], mean_F, deviation_F) for n in names})
+    return {name: normal[name] for name in feats}

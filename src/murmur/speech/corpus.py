@@ -1,0 +1,156 @@
+"""What every reader of speech data returns: utterances, and what had to be left out and why.
+
+A `Corpus` holds no samples and no frames, only where they are. Identifiers are ordered by their UTF-8 bytes (what
+`sort` does in the C locale, as Kaldi demands), and text is NFC.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+LOST_AT_MOST = 0.01
+
+
+class CorpusError(ValueError):
+    """Speech data that cannot be used as it is; the message names the file, the utterance and what to do."""
+
+
+@dataclass(frozen=True)
+class Audio:
+    """A stretch of a recording: all of it where `end_seconds` is None.
+
+    Attributes:
+        path: file that libsndfile reads (FLAC, WAV, ...); for a command, a name for messages.
+        start_seconds: where the utterance begins in the recording.
+        end_seconds: where it ends; None for the end of the recording.
+        command: a shell command whose output is a WAV file, in place of `path`; readers refuse it unless it is allowed.
+    """
+
+    path: Path
+    start_seconds: float = 0.0
+    end_seconds: float | None = None
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class StoredFeatures:
+    """Features made elsewhere: array `key` of an .npz file, or the byte offset `key` in a Kaldi archive."""
+
+    path: Path
+    key: str
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One piece of speech with its transcript. At least one of `audio` and `features` is there."""
+
+    id: str
+    speaker: str
+    text: str
+    audio: Audio | None = None
+    features: StoredFeatures | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The transcript split at white space."""
+        return tuple(self.text.split())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why one utterance was left out; `where` is the file to look at."""
+
+    utterance: str
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.utterance} ({self.where}): {self.what}"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Utterances in byte order of their identifiers, and the problems of those that were left out.
+
+    Raises:
+        CorpusError: two utterances share an identifier.
+    """
+
+    utterances: tuple[Utterance, ...]
+    problems: tuple[Problem, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.utterances, key=lambda u: u.id.encode()))
+        for a, b in pairwise(ordered):
+            if a.id == b.id:
+                raise CorpusError(f"utterance {a.id!r} appears twice: give every utterance an identifier of its own")
+        object.__setattr__(self, "utterances", ordered)
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Transcripts by utterance, as `wer.score` takes them."""
+        return {u.id: u.text for u in self.utterances}
+
+    @property
+    def speakers(self) -> dict[str, str]:
+        """Speakers by utterance."""
+        return {u.id: u.speaker for u in self.utterances}
+
+    def subset(self, keep: Callable[[Utterance], bool]) -> Corpus:
+        """The utterances for which `keep` is true, e.g. one fold of speakers; problems stay behind."""
+        return Corpus(tuple(u for u in self.utterances if keep(u)))
+
+    def without(self, problems: Iterable[Problem], lost_at_most: float = LOST_AT_MOST) -> Corpus:
+        """This corpus less the utterances named in `problems`, which are added to its own.
+
+        Raises:
+            CorpusError: more than `lost_at_most` (a fraction) of all utterances is then lost, or nothing is left.
+        """
+        everything = (*self.problems, *problems)
+        bad = {p.utterance for p in everything}
+        kept = tuple(u for u in self.utterances if u.id not in bad)
+        corpus = replace(self, utterances=kept, problems=everything)
+        check_losses(len(kept), everything, lost_at_most)
+        return corpus
+
+    def digest(self) -> str:
+        """A name for exactly this content: identifiers, texts, sources and the sizes and dates of their files."""
+        sources = [source for u in self.utterances for source in (u.audio, u.features) if source is not None]
+        files = {str(path): _stamp(path) for path in sorted({source.path for source in sources})}
+        rows = [asdict(u) for u in self.utterances]
+        return hashlib.sha256(json.dumps([rows, files], default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_losses(kept: int, problems: Iterable[Problem], lost_at_most: float = LOST_AT_MOST) -> None:
+    """Refuse data of which too much had to be left out.
+
+    Raises:
+        CorpusError: nothing is left, or lost / (lost + kept) exceeds `lost_at_most`; names the first problems.
+    """
+    found = list(problems)
+    lost = len({p.utterance for p in found})
+    if kept and lost <= lost_at_most * (kept + lost):
+        return
+    listing = "".join(f"\n  {p}" for p in found[:8]) + (f"\n  and {len(found) - 8} more" if len(found) > 8 else "")
+    raise CorpusError(
+        f"{lost} of {kept + lost} utterances cannot be used, more than {100 * lost_at_most:g} % "
+        f"(mend or remove them):{listing}"
+    )
+
+
+def normal_text(text: str) -> str:
+    """Unicode NFC with single spaces, so that equal-looking transcripts are equal."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None

@@ -1,0 +1,115 @@
+"""LSTM and BLSTM acoustic models.
+
+Shapes: feats_NTF -> logits_NUC with U = ceil(T / stack) output frames; legend: N utterances, T frames, F values per
+frame, U output frames, H hidden values, C outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Lstm:
+    """Unidirectional LSTM layers (Sak et al. 2014) and one linear layer.
+
+    Attributes:
+        hidden: cells per layer.
+        layers: LSTM layers.
+        dropout: on the output of every layer, while training.
+        stack: frames joined into one input, which lowers the frame rate by this factor.
+    """
+
+    hidden: int = 256
+    layers: int = 3
+    dropout: float = 0.0
+    stack: int = 1
+
+    def build(self, inputs: int, outputs: int) -> AcousticLstm:
+        """A module for F = inputs features and C = outputs columns."""
+        return AcousticLstm(_sizes(self, inputs, directions=1), outputs, self)
+
+
+@dataclass(frozen=True)
+class Blstm:
+    """Bidirectional LSTM layers (Graves et al. 2013) and one linear layer; attributes as in `Lstm`, per direction."""
+
+    hidden: int = 256
+    layers: int = 3
+    dropout: float = 0.0
+    stack: int = 1
+
+    def build(self, inputs: int, outputs: int) -> AcousticLstm:
+        """A module for F = inputs features and C = outputs columns."""
+        return AcousticLstm(_sizes(self, inputs, directions=2), outputs, self)
+
+
+def _sizes(config: Lstm | Blstm, inputs: int, directions: int) -> list[tuple[int, int]]:
+    first = (inputs * config.stack, directions)
+    return [first] + [(config.hidden * directions, directions)] * (config.layers - 1)
+
+
+class AcousticLstm(nn.Module):
+    """The module behind `Lstm` and `Blstm`.
+
+    The backward direction is an LSTM over the utterance reversed within its own length, so that padding changes
+    nothing in the frames before it; this runs twice as fast on a CPU as torch's packed sequences.
+    """
+
+    def __init__(self, sizes: list[tuple[int, int]], outputs: int, config: Lstm | Blstm) -> None:
+        super().__init__()
+        self.stack = config.stack
+        self.forwards = nn.ModuleList(nn.LSTM(size, config.hidden, batch_first=True) for size, _ in sizes)
+        self.backwards = nn.ModuleList(
+            nn.LSTM(size, config.hidden, batch_first=True) for size, directions in sizes if directions == 2
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(config.hidden * sizes[0][1], outputs)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Forget gate biases of 1 in total, so that memory lasts from the start (Jozefowicz et al. 2015)."""
+        for layer in (*self.forwards, *self.backwards):
+            hidden = layer.hidden_size
+            with torch.no_grad():
+                layer.bias_ih_l0[hidden : 2 * hidden].fill_(1.0)
+                layer.bias_hh_l0[hidden : 2 * hidden].fill_(0.0)
+
+    def output_lengths(self, lengths_N: Tensor) -> Tensor:
+        """Output frames of utterances of `lengths_N` input frames."""
+        return torch.div(lengths_N + self.stack - 1, self.stack, rounding_mode="floor")
+
+    def forward(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
+        """logits_NUC; without `lengths_N` every utterance fills all T frames."""
+        hidden_NUH = _stacked(feats_NTF, self.stack)
+        reverse_NU1 = self._reversal(hidden_NUH, lengths_N) if len(self.backwards) else None
+        for number, layer in enumerate(self.forwards):
+            ahead = layer(hidden_NUH)[0]
+            if reverse_NU1 is not None:
+                flipped = _pick(hidden_NUH, reverse_NU1)
+                back = _pick(self.backwards[number](flipped)[0], reverse_NU1)
+                ahead = torch.cat((ahead, back), -1)
+            hidden_NUH = self.dropout(ahead)
+        return self.output(hidden_NUH)
+
+    def _reversal(self, hidden_NUH: Tensor, lengths_N: Tensor | None) -> Tensor:
+        frames = torch.arange(hidden_NUH.shape[1], device=hidden_NUH.device)[None]
+        if lengths_N is None:
+            return frames.flip(1).expand(hidden_NUH.shape[0], -1)[..., None]
+        ends = self.output_lengths(lengths_N.to(hidden_NUH.device))[:, None]
+        return torch.where(frames < ends, ends - 1 - frames, frames)[..., None]
+
+
+def _pick(values_NUH: Tensor, index_NU1: Tensor) -> Tensor:
+    return values_NUH.gather(1, index_NU1.expand(-1, -1, values_NUH.shape[2]))
+
+
+def _stacked(feats_NTF: Tensor, stack: int) -> Tensor:
+    if stack == 1:
+        return feats_NTF
+    padded = functional.pad(feats_NTF, (0, 0, 0, -feats_NTF.shape[1] % stack))
+    return padded.reshape(padded.shape[0], padded.shape[1] // stack, -1)

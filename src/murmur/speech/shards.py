@@ -1,0 +1,173 @@
+"""Features on disk: memory-mapped float32 shards with checksums, made once, by several processes, resumable.
+
+A store is a folder: `00000.npy` (all frames of a shard's utterances, one after the other), `00000.json` (where each
+begins, what was left out and why, the SHA-256 of the array), and so on. Every file is written under another name and
+then renamed, the JSON after its array; a shard without its JSON or with another checksum is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import track
+
+from murmur.speech.corpus import Corpus, CorpusError, Problem, Utterance
+from murmur.speech.features import Front, digest, features_of
+
+UTTERANCES_PER_SHARD = 256
+
+
+@dataclass(frozen=True)
+class FeatureStore(Mapping[str, np.ndarray]):
+    """{utterance: feats_TF}, read from disk when asked for, and the corpus it belongs to (less what was lost)."""
+
+    folder: Path
+    corpus: Corpus
+    front: Front
+
+    def __getitem__(self, utterance: str) -> np.ndarray:
+        shard, first, frames = self._places[utterance]
+        return self._array(shard)[first : first + frames]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def frames(self, utterance: str) -> int:
+        """Number of frames of an utterance, without reading them."""
+        return self._places[utterance][2]
+
+    @property
+    def hours(self) -> float:
+        """Amount of speech."""
+        return sum(n for _, _, n in self._places.values()) * self.front.frame_shift_seconds / 3600
+
+    def summary(self) -> str:
+        """Hours, utterances, speakers, and what was left out and why, a line each."""
+        speakers = len(set(self.corpus.speakers.values()))
+        lines = [
+            f"{self.hours:.3f} h, {len(self)} utterances, {speakers} speakers, {len(self.corpus.problems)} skipped"
+        ]
+        return "\n".join([*lines, *(f"skipped {problem}" for problem in self.corpus.problems)])
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int, int]]:
+        places: dict[str, tuple[int, int, int]] = {}
+        for shard, path in enumerate(sorted(self.folder.glob("[0-9]*.json"))):
+            first = 0
+            for name, frames in json.loads(path.read_text(encoding="utf-8"))["frames"]:
+                places[name] = (shard, first, frames)
+                first += frames
+        return {u.id: places[u.id] for u in self.corpus.utterances}
+
+    @cached_property
+    def _maps(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def _array(self, shard: int) -> np.ndarray:
+        if shard not in self._maps:
+            self._maps[shard] = np.load(self.folder / f"{shard:05}.npy", mmap_mode="r", allow_pickle=False)
+        return self._maps[shard]
+
+
+def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progress: bool = False) -> FeatureStore:
+    """The features of a corpus, computed or found in `cache`/<digest of corpus and front>.
+
+    Utterances whose audio cannot be used are left out and named in `store.corpus.problems`.
+
+    Args:
+        corpus: what to analyse.
+        front: how.
+        cache: folder of stores; one store per corpus and front.
+        processes: 1 works in this process; more start that many (`spawn`: scripts need `if __name__ == "__main__"`).
+        progress: show a progress bar.
+
+    Raises:
+        CorpusError: more than 1 % of the utterances cannot be used.
+    """
+    name = hashlib.sha256((corpus.digest() + digest(front)).encode()).hexdigest()[:16]
+    folder = Path(cache) / f"features-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
+    missing = [n for n in range(len(parts)) if not shard_is_whole(folder, n)]
+    for _ in track(
+        _made(folder, parts, missing, front, processes), "features", total=len(missing), disable=not progress
+    ):
+        pass
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("[0-9]*.json"))]
+    problems = [Problem(**problem) for row in rows for problem in row["problems"]]
+    return FeatureStore(folder, corpus.without(problems), front)
+
+
+def shard_is_whole(folder: Path, number: int) -> bool:
+    """Whether a shard's array is there and has the checksum that its JSON promises."""
+    array, index = folder / f"{number:05}.npy", folder / f"{number:05}.json"
+    if not array.is_file() or not index.is_file():
+        return False
+    return bool(json.loads(index.read_text(encoding="utf-8"))["sha256"] == _sha256(array))
+
+
+def _made(folder: Path, parts: Sequence, missing: Sequence[int], front: Front, processes: int) -> Iterator[None]:
+    if processes <= 1 or len(missing) <= 1:
+        for n in missing:
+            make_shard(folder, n, parts[n], front)
+            yield
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        jobs = [pool.submit(make_shard, folder, n, parts[n], front) for n in missing]
+        for job in as_completed(jobs):
+            job.result()
+            yield
+
+
+def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> None:
+    """Write one shard: its array first, then, as the sign that it is whole, its JSON."""
+    frames, problems, arrays = [], [], [np.zeros((0, front.dims), np.float32)]
+    for utterance in utterances:
+        try:
+            feats_TF = features_of(utterance, front)
+        except CorpusError as error:
+            problems.append(asdict(Problem(utterance.id, _place(utterance), str(error))))
+            continue
+        frames.append((utterance.id, len(feats_TF)))
+        arrays.append(feats_TF)
+    array = folder / f"{number:05}.npy"
+    _write_then_rename(array, lambda path: _save(path, np.concatenate(arrays)))
+    content = json.dumps({"frames": frames, "problems": problems, "sha256": _sha256(array)}, ensure_ascii=False)
+    _write_then_rename(array.with_suffix(".json"), lambda path: path.write_text(content, encoding="utf-8"))
+
+
+def _place(utterance: Utterance) -> str:
+    source = utterance.audio or utterance.features
+    return str(source.path) if source else "no source"
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def _write_then_rename(path: Path, write: Callable[[Path], object]) -> None:
+    # A name of its own: several learners may prepare the same store at the same time.
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".unfinished", delete=False) as file:
+        unfinished = Path(file.name)
+    write(unfinished)
+    unfinished.replace(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
