@@ -1,0 +1,1 @@
+"""Hidden Markov models with Gaussian mixtures: training, alignment, decision trees, feature transforms."""

@@ -1,0 +1,144 @@
+"""A corpus cut into blocks that stay in one process each, and functions mapped over all blocks.
+
+The cut depends on the corpus alone, never on the number of processes, and results come in the order of the blocks: so
+sums have the same bits for any number of processes. The library holds the interpreter lock and its graphs cannot be
+pickled, hence processes that keep their graphs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, TypeVar
+
+import kaldifst
+import numpy as np
+from numpy.typing import NDArray
+
+from murmur.speech.hmm.transitions import IntArray
+
+BLOCK_FRAMES = 25_000
+MAX_BLOCKS = 64
+Result = TypeVar("Result")
+
+
+@dataclass
+class Block:
+    """Some utterances with what alignment and training keep about them between passes.
+
+    Attributes:
+        feats: {utterance: (T, F) features}, or scores by pdf.
+        texts: {utterance: transcript}.
+        graphs: training graphs of the current tree.
+        tids: current alignments; an utterance that could not be aligned is absent.
+    """
+
+    feats: Mapping[str, NDArray[np.float32]]
+    texts: Mapping[str, str]
+    graphs: dict[str, kaldifst.StdVectorFst] = field(default_factory=dict)
+    tids: dict[str, IntArray] = field(default_factory=dict)
+
+
+def cut_into_blocks(feats: Mapping[str, NDArray[np.float32]], texts: Mapping[str, str]) -> list[Block]:
+    """Blocks of about equally many frames, utterances in byte order of their names."""
+    names = sorted(feats)
+    total = sum(len(feats[u]) for u in names)
+    limit = max(BLOCK_FRAMES, total / MAX_BLOCKS)
+    groups: list[list[str]] = []
+    frames = limit
+    for utterance in names:
+        if frames >= limit:
+            groups.append([])
+            frames = 0.0
+        groups[-1].append(utterance)
+        frames += len(feats[utterance])
+    return [Block({u: feats[u] for u in g}, {u: texts[u] for u in g}) for g in groups]
+
+
+class Workers:
+    """Maps functions over blocks in this process (jobs = 1) or in `jobs` others. Use as a context manager.
+
+    Other processes are started afresh ("spawn"), so a script that uses them needs `if __name__ == "__main__":`.
+    """
+
+    def __init__(self, blocks: Sequence[Block], jobs: int = 1) -> None:
+        if jobs < 1:
+            raise ValueError(f"jobs = {jobs}: give at least 1")
+        self._num_blocks = len(blocks)
+        self._own = list(enumerate(blocks)) if jobs == 1 else []
+        self._processes: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+        if jobs > 1:
+            context = multiprocessing.get_context("spawn")
+            for first in range(min(jobs, len(blocks))):
+                share = [(i, blocks[i]) for i in range(first, len(blocks), jobs)]
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                ours.send(share)
+                self._processes.append((process, ours))
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process, connection in self._processes:
+            connection.close()
+            process.join(timeout=5.0)
+            if process.is_alive():
+                process.terminate()
+                process.join()
+
+    def map(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
+        """function(block, *arguments) of all blocks, in their order. Changes that it makes to a block stay.
+
+        Raises:
+            RuntimeError: the function failed in another process (its traceback is in the message), or one has died.
+        """
+        results: dict[int, Result] = {i: function(block, *arguments) for i, block in self._own}
+        for process, connection in self._processes:
+            _send(process, connection, (function, arguments))
+        for process, connection in self._processes:
+            results |= _receive(process, connection)
+        return [results[i] for i in range(self._num_blocks)]
+
+
+def _send(process: multiprocessing.process.BaseProcess, connection: Connection, request: Any) -> None:
+    try:
+        connection.send(request)
+    except BrokenPipeError as error:
+        raise RuntimeError(f"alignment process {process.pid} has died (exit code {process.exitcode})") from error
+
+
+def _receive(process: multiprocessing.process.BaseProcess, connection: Connection) -> dict[int, Any]:
+    try:
+        results, failure = connection.recv()
+    except EOFError as error:
+        process.join(timeout=1.0)
+        raise RuntimeError(
+            f"alignment process {process.pid} has died (exit code {process.exitcode}): out of memory?"
+        ) from error
+    if failure:
+        raise RuntimeError(f"alignment process {process.pid} failed:\n{failure}")
+    return dict(results)
+
+
+def _serve(connection: Connection) -> None:
+    """The other process: receive blocks, then answer requests until the pipe closes."""
+    try:
+        share: list[tuple[int, Block]] = connection.recv()
+        while True:
+            function, arguments = connection.recv()
+            try:
+                answer = ([(i, function(block, *arguments)) for i, block in share], "")
+            except Exception:  # sent on to the parent process, which raises it
+                answer = ([], traceback.format_exc())
+            connection.send(answer)
+    except (EOFError, BrokenPipeError):
+        return  # the parent has closed its end: the work is done

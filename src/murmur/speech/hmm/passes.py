@@ -1,0 +1,148 @@
+"""What is done to one block of a corpus in a pass; all functions can be mapped by `Workers`."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmur.speech.hmm.blocks import Block
+from murmur.speech.hmm.em import MixtureStats, expect
+from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.transitions import IntArray
+from murmur.speech.hmm.viterbi import (
+    AlignOptions,
+    GraphCompiler,
+    best_path,
+    equal_length_path,
+    gmm_decodable,
+    matrix_decodable,
+)
+
+
+@dataclass(frozen=True)
+class AlignReport:
+    """How an alignment pass went.
+
+    Attributes:
+        failed: {utterance: reason}.
+        retried: utterances that needed the wide beam.
+        log_likelihood: of the best paths, unscaled and summed.
+        frames: aligned frames.
+    """
+
+    failed: dict[str, str] = field(default_factory=dict)
+    retried: int = 0
+    log_likelihood: float = 0.0
+    frames: int = 0
+
+    def __add__(self, other: AlignReport) -> AlignReport:
+        return AlignReport(
+            self.failed | other.failed,
+            self.retried + other.retried,
+            self.log_likelihood + other.log_likelihood,
+            self.frames + other.frames,
+        )
+
+
+@dataclass(frozen=True)
+class PassStats:
+    """The E step's sums for mixtures and transitions.
+
+    Attributes:
+        mixtures: those of the mixtures.
+        transition_counts: (I,) how often each transition-id occurred.
+    """
+
+    mixtures: MixtureStats
+    transition_counts: NDArray[np.float64]
+
+    def __add__(self, other: PassStats) -> PassStats:
+        return PassStats(self.mixtures + other.mixtures, self.transition_counts + other.transition_counts)
+
+
+def feature_sums(block: Block) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """Sums of x and x^2 over all frames, and the number of frames."""
+    total = squares = np.zeros(1)
+    for x in block.feats.values():
+        wide = x.astype(np.float64)
+        total, squares = total + wide.sum(0), squares + (wide**2).sum(0)
+    return total, squares, sum(len(x) for x in block.feats.values())
+
+
+def compile_graphs(block: Block, model: HmmGmm) -> None:
+    """Make the block's training graphs for the model's tree."""
+    compiler = GraphCompiler(model.lang, model.transitions)
+    block.graphs = {utterance: compiler.compile(text) for utterance, text in block.texts.items()}
+
+
+def align_flat(block: Block, seed: int) -> AlignReport:
+    """Give each utterance a random path with about equally long states.
+
+    Each utterance has a seed of its own: with one seed for all, the draws that place the optional silences coincide
+    between utterances, and the models of words and silence do not separate.
+    """
+    paths = {
+        u: equal_length_path(graph, len(block.feats[u]), flat_start_seed(seed, u)) for u, graph in block.graphs.items()
+    }
+    block.tids = {u: path for u, path in paths.items() if path is not None}
+    failed = {u: "has no path of its length for the flat start" for u, path in paths.items() if path is None}
+    return AlignReport(failed, frames=sum(len(t) for t in block.tids.values()))
+
+
+def flat_start_seed(seed: int, utterance: str) -> int:
+    """The seed of one utterance's flat-start path: a positive 31-bit number."""
+    return zlib.crc32(f"{seed} {utterance}".encode()) & 0x7FFFFFFF
+
+
+def realign(block: Block, model: HmmGmm, options: AlignOptions) -> AlignReport:
+    """Replace the block's alignments by the best paths under the model."""
+    transitions, mixtures = model.transitions, model.library_mixtures
+    paths = {}
+    for u, graph in block.graphs.items():
+        decodable = gmm_decodable(mixtures, transitions, model.features(block.feats[u]), options.acoustic_scale)
+        paths[u] = best_path(u, graph, transitions, decodable, options)
+    return _take(block, paths)
+
+
+def realign_scores(block: Block, model: HmmGmm, options: AlignOptions) -> AlignReport:
+    """Replace the block's alignments by the best paths under scores by pdf, which the block holds as features."""
+    paths = {}
+    for u, graph in block.graphs.items():
+        decodable = matrix_decodable(model.transitions, block.feats[u], options.acoustic_scale)
+        paths[u] = best_path(u, graph, model.transitions, decodable, options)
+    return _take(block, paths)
+
+
+def _take(block: Block, paths: dict) -> AlignReport:
+    found = {u: path for u, path in paths.items() if path is not None}
+    block.tids = {u: path.tids for u, path in found.items()}
+    return AlignReport(
+        {u: "has no path within the retry beam" for u, path in paths.items() if path is None},
+        sum(path.retried for path in found.values()),
+        sum(path.log_likelihood for path in found.values()),
+        sum(len(path.tids) for path in found.values()),
+    )
+
+
+def alignments_of(block: Block) -> dict[str, IntArray]:
+    """The block's current alignments."""
+    return block.tids
+
+
+def accumulate(block: Block, model: HmmGmm) -> PassStats:
+    """The E step over the block's current alignments."""
+    feats_NF, tids_N = aligned_frames(block, model)
+    transitions = model.transitions
+    counts = np.bincount(tids_N, minlength=transitions.num_ids + 1).astype(np.float64)
+    return PassStats(expect(model.mixtures, feats_NF, transitions.pdf_of[tids_N]), counts)
+
+
+def aligned_frames(block: Block, model: HmmGmm) -> tuple[NDArray[np.float32], IntArray]:
+    """The model's features and the transition-ids of all aligned frames of a block, end to end."""
+    if not block.tids:
+        return np.zeros((0, model.mixtures.dim), dtype=np.float32), np.zeros(0, dtype=np.int32)
+    feats_NF = np.concatenate([model.features(block.feats[u]) for u in block.tids])
+    return feats_NF, np.concatenate(list(block.tids.values()))
