@@ -1,0 +1,169 @@
+"""Viterbi beam search of one utterance on a decoding graph, through kaldi-decoder; n-best lists through its lattices.
+
+T frames, C columns of a score matrix (pdfs or CTC tokens), L input labels of the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import kaldi_decoder
+import kaldifst
+import numpy as np
+
+from murmur.speech.graph import DecodingGraph
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """Search settings.
+
+    Attributes:
+        acoustic_scale: factor of the scores against the graph's weights; tune it on development data per system.
+        beam: paths worse than the best by more than this (natural log, after scaling) are given up.
+        max_active, min_active: states kept per frame at most and at least, whatever the beam says.
+        lattice_beam: of n-best lists: how much worse than the best a listed path may be.
+    """
+
+    acoustic_scale: float = 0.1
+    beam: float = 13.0
+    max_active: int = 7000
+    min_active: int = 20
+    lattice_beam: float = 6.0
+
+    def __post_init__(self) -> None:
+        positive = min(self.acoustic_scale, self.beam, self.lattice_beam) > 0
+        if not positive or not 1 <= self.min_active < self.max_active:
+            raise ValueError(f"{self}: scale and beams must be positive, and 1 <= min_active < max_active")
+
+
+@dataclass(frozen=True, eq=False)
+class Hypothesis:
+    """What the search found for an utterance.
+
+    Attributes:
+        words: the recognised words.
+        labels: (T,) graph input labels (transition-ids, or CTC token + 1) of the best path; shorter than T only if
+            the search died.
+        word_frames: for each word the frame at which the path emits it: between its start and its end, for words with
+            a beginning of their own close to the start.
+        cost: - (graph weight + acoustic_scale * score) of the path, natural log.
+        complete: whether the path ends in a final state; otherwise the words are a partial hypothesis.
+    """
+
+    words: tuple[str, ...]
+    labels: np.ndarray
+    word_frames: tuple[int, ...]
+    cost: float
+    complete: bool
+
+    @property
+    def text(self) -> str:
+        """The words with single spaces."""
+        return " ".join(self.words)
+
+
+class Decoder:
+    """Decodes score matrices on one graph. The library holds the interpreter's lock: use processes, not threads."""
+
+    def __init__(self, graph: DecodingGraph, options: DecodeOptions | None = None) -> None:
+        self.graph = graph
+        self.options = options or DecodeOptions()
+        settings = self.options
+        self._search = kaldi_decoder.FasterDecoder(
+            graph.fst,
+            kaldi_decoder.FasterDecoderOptions(
+                beam=settings.beam, max_active=settings.max_active, min_active=settings.min_active
+            ),
+        )
+        identity = np.arange(graph.num_columns)
+        self._is_identity = len(graph.columns) == len(identity) and bool(np.all(graph.columns == identity))
+
+    def decode(self, scores_TC: np.ndarray) -> Hypothesis:
+        """The best path, up to the beam, for unscaled natural-log scores with one column per pdf or token.
+
+        A search that ends outside a final state gives its best partial path, with `complete` False; no frames give an
+        empty one. Raises ValueError for another number of columns than the graph's, or scores that are nan or +inf.
+        """
+        scores_TL = self._by_label(scores_TC)
+        if not len(scores_TL):
+            return Hypothesis((), np.zeros(0, dtype=np.int32), (), 0.0, False)
+        self._search.decode(kaldi_decoder.DecodableCtc(scores_TL))
+        complete = self._search.reached_final()
+        found, path = self._search.get_best_path(use_final_probs=complete)
+        if not found or path.num_states == 0:
+            return Hypothesis((), np.zeros(0, dtype=np.int32), (), float("inf"), False)
+        return _hypothesis(path, self.graph, complete)
+
+    def nbest(self, scores_TC: np.ndarray, n: int) -> list[Hypothesis]:
+        """Up to n hypotheses with different words, best first, from a lattice pruned at `options.lattice_beam`.
+
+        May hold fewer than n where the lattice has fewer different word sequences among its best paths. Raises
+        ValueError as `decode` does, and for n < 1.
+        """
+        if n < 1:
+            raise ValueError(f"an n-best list of {n} hypotheses: ask for at least 1")
+        scores_TL = self._by_label(scores_TC)
+        if not len(scores_TL):
+            return []
+        search = kaldi_decoder.LatticeSimpleDecoder(
+            self.graph.fst,
+            kaldi_decoder.LatticeSimpleDecoderConfig(beam=self.options.beam, lattice_beam=self.options.lattice_beam),
+        )
+        search.decode(kaldi_decoder.DecodableCtc(scores_TL))
+        found, lattice = search.get_raw_lattice()
+        if not found:
+            return []
+        complete = bool(np.isfinite(search.final_relative_cost()))
+        # Several paths spell the same words: look at more of them until n different ones are there, or no more come.
+        asked = 4 * n
+        while True:
+            paths = kaldifst.lattice_to_nbest(lattice, acoustic_scale=1.0, n=asked)
+            different: dict[tuple[str, ...], Hypothesis] = {}
+            for path in paths:
+                hypothesis = _hypothesis(path, self.graph, complete)
+                different.setdefault(hypothesis.words, hypothesis)
+            if len(different) >= n or len(paths) < asked:
+                return list(different.values())[:n]
+            asked *= 4
+
+    def _by_label(self, scores_TC: np.ndarray) -> np.ndarray:
+        """(T, L) scaled scores per input label. The C++ side checks no sizes: it would read beyond the matrix."""
+        if scores_TC.ndim != 2 or scores_TC.shape[1] != self.graph.num_columns:
+            raise ValueError(
+                f"scores of shape {scores_TC.shape}, but the graph reads {self.graph.num_columns} columns: "
+                "model and graph do not belong together"
+            )
+        # One sum finds nan and +inf without a temporary matrix; -inf (an impossible state) is allowed.
+        if np.isnan(scores_TC.max(initial=-np.inf)) or scores_TC.max(initial=-np.inf) == np.inf:
+            raise ValueError("scores hold nan or +inf: look at the model's output and its features")
+        scaled_TC = np.multiply(scores_TC, self.options.acoustic_scale, dtype=np.float32)
+        if self._is_identity:
+            return np.ascontiguousarray(scaled_TC)
+        return np.take(scaled_TC, self.graph.columns, axis=1)
+
+
+def _hypothesis(path: kaldifst.Lattice, graph: DecodingGraph, complete: bool) -> Hypothesis:
+    """Labels, words and cost of a linear path; each arc with an input label is one frame."""
+    linear, labels, word_ids, weight = kaldifst.get_linear_symbol_sequence(path)
+    if not linear:
+        raise RuntimeError("the decoder's best path has branches; this is a fault of the library's version: see pins")
+    words = tuple(graph.words[label] for label in word_ids)
+    cost = weight.value1 + weight.value2
+    return Hypothesis(words, np.array(labels, dtype=np.int32), _word_frames(path), cost, complete)
+
+
+def _word_frames(path: kaldifst.Lattice) -> tuple[int, ...]:
+    """The frame of each arc that carries a word; arcs of lattices can be reached in text form only."""
+    arcs = {}
+    for line in path.to_str(show_weight_one=True).splitlines():
+        fields = line.split()
+        if len(fields) >= 4:
+            arcs[fields[0]] = (fields[1], fields[2] != "0", fields[3] != "0")
+    frames, frame, state = [], 0, str(path.start)
+    while state in arcs:
+        state, emits, speaks = arcs[state]
+        if speaks:
+            frames.append(frame)
+        frame += emits
+    return tuple(frames)
