@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one minibatch: `total` is summed over `samples` (frames, utterances, characters: what the task counts).
+    """The loss of one minibatch: `total` is summed over `samples` (frames, utterances: what the task counts).
 
     Attributes:
         total: scalar tensor, the sum of the losses of all samples; backward() is called on total / samples.
@@ -40,6 +40,10 @@ class Task(Protocol):
     @property
     def per_epoch(self) -> int:
         """Minibatches in one pass over the corpus."""
+
+    @property
+    def samples_per_epoch(self) -> float:
+        """Samples (what `Loss.samples` counts) in one pass over the corpus."""
 
     def model(self) -> nn.Module:
         """A fresh model; the engine seeds torch's generator before it calls this."""

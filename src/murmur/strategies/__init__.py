@@ -1,0 +1,8 @@
+"""One file, one algorithm, one equation. `ALL` is the registry that the command line and the invariant tests walk."""
+
+from murmur.strategies.kavg import KAVG
+from murmur.strategies.sync_sgd import SyncSGD
+
+ALL = {"SyncSGD": SyncSGD, "KAVG": KAVG}
+
+__all__ = ["ALL", "KAVG", "SyncSGD"]

@@ -1,0 +1,39 @@
+"""How much training: counted in minibatches of all learners together, so that their number may change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from murmur.engine.task import Task
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The end of training. Give one of the three; with none it is one epoch.
+
+    Attributes:
+        epochs: passes over the corpus, by all learners together.
+        samples: samples (frames, utterances: what the task counts), by all learners together.
+        minibatches: gradients, of all learners together.
+    """
+
+    epochs: float | None = None
+    samples: float | None = None
+    minibatches: int | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) > 1:
+            raise ValueError(f"a budget is given in one unit, got {' and '.join(f'{n}={v}' for n, v in given.items())}")
+        for name, value in given.items():
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"budget.{name} must be finite and not negative, got {value}")
+
+    def total(self, task: Task) -> int:
+        """Number of minibatches that the budget amounts to."""
+        if self.minibatches is not None:
+            return self.minibatches
+        if self.samples is not None:
+            return math.ceil(self.samples / task.samples_per_epoch * task.per_epoch)
+        return math.ceil((1.0 if self.epochs is None else self.epochs) * task.per_epoch)

@@ -1,0 +1,64 @@
+"""Everything that makes a run: a frozen value that a Python file returns and the command line may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from hashlib import blake2b
+from typing import Any
+
+from murmur.engine.budget import Budget
+from murmur.engine.optimizer import SGD, OptimizerFactory
+from murmur.engine.schedule import Constant, Schedule
+from murmur.engine.task import Task
+from murmur.learner import Strategy
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to learn, how, for how long.
+
+    Attributes:
+        task: the model and its data.
+        strategy: how learners work together.
+        budget: when to stop.
+        optimizer: makes each learner's local optimizer from its model.
+        schedule: factor on the optimizer's learning rates.
+        cluster: a simulated cluster, for `murmur simulate`.
+        seed: names every random number of the run.
+        evaluate_every_epochs: how often held-out data is looked at and a checkpoint written.
+    """
+
+    task: Task
+    strategy: Strategy
+    budget: Budget = field(default_factory=Budget)
+    optimizer: OptimizerFactory = field(default_factory=SGD)
+    schedule: Schedule = field(default_factory=Constant)
+    cluster: Any = None
+    seed: int = 0
+    evaluate_every_epochs: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.evaluate_every_epochs > 0:
+            raise ValueError(f"evaluate_every_epochs must be positive, got {self.evaluate_every_epochs}")
+
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that are equal exactly if the described experiments are."""
+        return blake2b(json.dumps(describe(self), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def describe(value: Any) -> Any:
+    """A value of an experiment in JSON's terms, with the names of its classes; for run.json and digests."""
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = {f.name: describe(getattr(value, f.name)) for f in fields(value) if f.repr}
+        return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **shown}
+    if isinstance(value, Mapping):
+        return {str(k): describe(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Callable):  # type: ignore[arg-type]
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return str(value)

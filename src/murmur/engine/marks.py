@@ -1,0 +1,141 @@
+"""What happens at the marks of a run: the consensus is evaluated and a checkpoint is written.
+
+Lock-step strategies pass a mark where nothing local is un-averaged, all learners after the same number of gradients.
+The seconds so spent are kept off the time axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from murmur.engine.checkpoint import Checkpoints, pack_optimizer, unpack_optimizer, write_pair
+from murmur.engine.record import Record
+from murmur.engine.source import TaskSource
+from murmur.group import Group
+from murmur.learner import Learner
+
+
+class Marks:
+    """Evaluates and saves whenever the run has passed another `evaluate_every_epochs`."""
+
+    def __init__(self, source: TaskSource, out: Path | None) -> None:
+        self.source, self.out = source, out
+        self.checkpoints = Checkpoints(out / "checkpoints") if out else None
+        self.best = math.inf
+        every = source.experiment.evaluate_every_epochs * source.task.per_epoch
+        self._every = max(1, round(every))
+        self._next = self._every
+        group = source.seat.group.split([range(source.seat.group.size)])
+        if group is None:
+            raise RuntimeError("a learner outside its own world")
+        self._group: Group = group
+
+    async def boundary(self, me: Learner) -> None:
+        """Called by the learner where its weights are in step with the others'."""
+        done = self.source.first + me.steps * me.group.size
+        # Where some learner has no minibatch left the end is near, and the end evaluates by itself.
+        if self._next <= done <= self.source.total - me.group.size:
+            self._next = (done // self._every + 1) * self._every
+            await self.mark(me, done)
+
+    async def mark(self, me: Learner, done: int) -> dict[str, float]:
+        """Evaluate the consensus after `done` minibatches; save every learner's state, and the best model.
+
+        Returns:
+            The held-out figures, on learner 0; nothing on the others.
+        """
+        start = me.seat.now
+        buffers = self.source.buffers
+        weights = await self._group.mean(me.weights.snapshot())
+        averaged = await self._group.mean(buffers.gather()) if buffers.tensors else buffers.gather()
+        figures: dict[str, float] = {}
+        if me.group.rank == 0:
+            figures = dict(self.source.evaluate_with(weights, averaged))
+            self._keep(weights, averaged, figures, done)
+        self._save(me, done)
+        self.source.clock.leave_out(start)
+        if me.group.rank == 0:
+            self._observe(figures, done, me.steps)
+        return figures
+
+    def _keep(self, weights: Tensor, buffers: Tensor, figures: Mapping[str, float], done: int) -> None:
+        loss = figures.get("loss", math.nan)
+        if self.out is None or not loss < self.best:
+            return
+        self.best = loss
+        write_pair(self.out / "best", consensus_tensors(weights, buffers), {"minibatches": done, **self.facts(figures)})
+
+    def facts(self, figures: Mapping[str, float]) -> dict[str, Any]:
+        """What stands beside a consensus model."""
+        return {"experiment": self.source.experiment.digest(), "figures": dict(figures)}
+
+    def _save(self, me: Learner, done: int) -> None:
+        if self.checkpoints is None:
+            return
+        tensors, plain = pack_optimizer(self.source.optimizer)
+        tensors["weights"] = me.weights.snapshot()
+        if self.source.buffers.tensors:
+            tensors["buffers"] = self.source.buffers.gather()
+        facts = {
+            "learners": me.group.size,
+            "seconds": self.source.clock.seconds,
+            "best": self.best if math.isfinite(self.best) else None,
+            "experiment": self.source.experiment.digest(),
+            "optimizer": plain,
+        }
+        self.checkpoints.save(done, me.group.rank, tensors, facts)
+        if me.group.rank == 0:
+            self.checkpoints.prune()
+
+    def _observe(self, figures: Mapping[str, float], done: int, steps: int) -> None:
+        at = self.source.progress_at(done)
+        self.source.observe(
+            Record(
+                kind="evaluation",
+                learner=0,
+                step=steps,
+                minibatches=done,
+                samples=at.samples,
+                epoch=at.epoch,
+                seconds=self.source.clock.seconds,
+                loss=figures.get("loss", math.nan),
+                rate=at.rate,
+                figures=figures,
+            )
+        )
+
+    def restore(self, learner: int) -> bool:
+        """Continue from the newest whole checkpoint; False if there is none.
+
+        Raises:
+            ValueError: the checkpoint is of another experiment.
+        """
+        found = self.checkpoints.newest(learner) if self.checkpoints else None
+        if found is None:
+            return False
+        tensors, facts = found
+        source = self.source
+        if tensors["weights"].numel() != source.layout.numel:
+            raise ValueError(
+                f"the checkpoint in {self.out} holds {tensors['weights'].numel()} weights but the model has"
+                f" {source.layout.numel}: it is of another experiment; choose another --out or delete it"
+            )
+        source.layout.scatter(tensors["weights"].to(source.layout.device))
+        if source.buffers.tensors:
+            source.buffers.scatter(tensors["buffers"].to(source.buffers.device))
+        unpack_optimizer(source.optimizer, tensors, facts["optimizer"])
+        source.first = facts["minibatches"]
+        source.clock.before = facts["seconds"]
+        self.best = math.inf if facts["best"] is None else facts["best"]
+        self._next = (source.first // self._every + 1) * self._every
+        return True
+
+
+def consensus_tensors(weights: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+    """The tensors of a saved consensus model."""
+    return {"weights": weights, "buffers": buffers}

@@ -1,0 +1,157 @@
+"""What a run leaves behind while it trains: one JSON line a record, a Chrome trace, one line of progress."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from murmur.trace import Span
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step of one learner, or (kind "evaluation") held-out figures of the consensus.
+
+    Attributes:
+        kind: "step" or "evaluation".
+        learner: who wrote it.
+        step: the learner's own number of steps.
+        minibatches, samples, epoch: where the whole run stood.
+        seconds: of training so far, virtual or wall, evaluation left out.
+        loss: mean per sample of the learner's minibatch, or of the held-out data.
+        rate: learning rate of the step.
+        staleness: changes of the weights between the gradient's beginning and its step.
+        compute_seconds, data_seconds, waiting_seconds, communicating_seconds: since the learner's previous record.
+        consensus_distance: root of mean_j ||w_j - mean w||^2, where it is known.
+        figures: everything else an evaluation found.
+    """
+
+    kind: str
+    learner: int
+    step: int
+    minibatches: int
+    samples: float
+    epoch: float
+    seconds: float
+    loss: float
+    rate: float = math.nan
+    staleness: int = 0
+    compute_seconds: float = 0.0
+    data_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    communicating_seconds: float = 0.0
+    consensus_distance: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """The record as one line of JSON; numbers that are not finite become null, which JSON can say."""
+        return json.dumps(_finite(asdict(self)), separators=(",", ":")) + "\n"
+
+
+Observer = Callable[[Record], None]
+
+
+class JsonLines:
+    """Appends records to a file. Learners of one host may share it: a line is one write to the file's end."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def __call__(self, record: Record) -> None:
+        os.write(self._file, record.line().encode())
+
+
+class ChromeTrace:
+    """Appends spans to a Chrome trace (chrome://tracing, Perfetto). Its array may stay open, as the format allows."""
+
+    def __init__(self, path: Path, every: int = 256) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._every, self._lines = path, every, list[str]()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def __call__(self, span: Span) -> None:
+        self._lines.append(json.dumps(span.chrome(), separators=(",", ":")) + ",\n")
+        if len(self._lines) >= self._every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has gathered."""
+        lines, self._lines = self._lines, []
+        if lines:
+            os.write(self._file, "".join(lines).encode())
+
+
+def begin_trace(path: Path) -> None:
+    """Open the array of a new trace file; one learner does it before the others write."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("[\n")
+
+
+def finish_trace(path: Path) -> None:
+    """Close the array, once everybody has written."""
+    with path.open("a") as file:
+        file.write('{"ph":"M","name":"process_name","pid":0,"args":{"name":"learner 0"}}]\n')
+
+
+class ProgressLine:
+    """One line for people: step, epoch, loss, speed, where the time goes, how long still."""
+
+    def __init__(self, total: int, learners: int, stream: TextIO | None = None, every_seconds: float = 10.0) -> None:
+        self._total, self._learners, self._out = total, learners, stream or sys.stderr
+        self._live = self._out.isatty()
+        self._every = 0.5 if self._live else every_seconds
+        self._last = time.monotonic() - self._every
+        self._before: Record | None = None
+
+    def __call__(self, record: Record) -> None:
+        if record.kind == "evaluation":
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
+            self._write(f"epoch {record.epoch:6.2f}  held-out  {figures}", final=True)
+            return
+        done = record.minibatches + self._learners >= self._total
+        if time.monotonic() - self._last < self._every and not done:
+            return
+        self._last = time.monotonic()
+        self._write(self._line(record), final=done or not self._live)
+        self._before = record
+
+    def _line(self, r: Record) -> str:
+        before = self._before
+        samples, seconds = (
+            (r.samples - before.samples, r.seconds - before.seconds) if before else (r.samples, r.seconds)
+        )
+        speed = samples / seconds if seconds > 0 else math.nan
+        busy = r.compute_seconds
+        idle = r.waiting_seconds + r.communicating_seconds + r.data_seconds
+        left = r.seconds / max(1, r.minibatches) * (self._total - r.minibatches)
+        return (
+            f"minibatch {min(r.minibatches + self._learners, self._total):7d}/{self._total}  epoch {r.epoch:6.2f}  "
+            f"loss {r.loss:8.4f}  {speed:9.0f} samples/s  step {busy + idle:6.3f} s (compute {busy:.3f}, "
+            f"waiting {idle:.3f})  staleness {r.staleness}  {_duration(left)} left"
+        )
+
+    def _write(self, text: str, final: bool) -> None:
+        self._out.write(("\r\033[K" if self._live else "") + text + ("\n" if final or not self._live else ""))
+        self._out.flush()
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return value

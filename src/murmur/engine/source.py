@@ -1,0 +1,199 @@
+"""A learner's gradients from a Task and its steps by a local optimizer: what stands behind `me` in the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmur.engine.experiment import Experiment
+from murmur.engine.record import Observer, Record
+from murmur.engine.seeds import seed_of
+from murmur.engine.task import Task
+from murmur.flat import Layout
+from murmur.learner import Gradient, Learner, Progress
+from murmur.trace import COMMUNICATING, COMPUTE, DATA, EVALUATION, WAITING
+from murmur.world import Seat
+
+Boundary = Callable[[Learner], Any]
+
+
+class TaskSource:
+    """Gradients of minibatches n = first + turn * L + rank of a task; steps of one optimizer; one record a step.
+
+    Attributes:
+        model: this learner's model; its trainable tensors are the live weights.
+        first: minibatches that the run had done when this launch began (0, or the checkpoint's).
+        total: minibatches of the whole budget.
+    """
+
+    def __init__(self, experiment: Experiment, seat: Seat, observers: Sequence[Observer]) -> None:
+        self.experiment, self.seat, self.observers = experiment, seat, tuple(observers)
+        self.task: Task = experiment.task
+        self.first = 0
+        self.total = experiment.budget.total(self.task)
+        torch.manual_seed(seed_of(experiment.seed, "model"))
+        self.model = self.task.model().to(seat.device)
+        self.layout = Layout.trainable(self.model)
+        self.buffers = Layout.buffers(self.model)
+        self.optimizer = experiment.optimizer(self.model)
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._g = self.layout.empty()
+        self._turn = 0
+        self._loss = self._rate = math.nan
+        self._probe: Any = None
+        self.boundary_hook: Boundary | None = None
+        self.clock = TrainingClock(seat)
+
+    def next_index(self, steps: int) -> int | None:
+        self._turn = steps
+        n = self.first + steps * self.seat.group.size + self.seat.group.rank
+        return n if n < self.total else None
+
+    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
+        """The gradient of the mean loss of minibatch n.
+
+        Random numbers inside the model (dropout) are named by n too: a minibatch gives the same gradient at the same
+        weights on whatever learner. With `before_backward` the vector stays empty: hooks carry the gradient away.
+
+        Raises:
+            FloatingPointError: the loss is not a finite number.
+        """
+        with self.seat.trace.span(DATA, f"minibatch {n}"):
+            minibatch = to_device(self.task.minibatch(n), self.seat.device)
+        torch.manual_seed(seed_of(self.experiment.seed, "minibatch", n))
+        self.model.train()
+        loss = self.task.loss(self.model, minibatch)
+        mean = loss.total / loss.samples
+        self._loss = float(mean.detach())
+        if not math.isfinite(self._loss):
+            raise FloatingPointError(f"minibatch {n}: the loss is {self._loss}; try a lower learning rate or clipping")
+        if before_backward is not None:
+            before_backward(loss.samples)
+        mean.backward()  # type: ignore[no-untyped-call]
+        present = [t.grad is not None for t in self.layout.tensors]
+        if before_backward is None:
+            self.layout.gather_gradients(self._g)
+        self.optimizer.zero_grad(set_to_none=True)
+        return Gradient(self._g, present, loss.samples, self._loss)
+
+    def nothing(self) -> Gradient:
+        return Gradient(torch.zeros_like(self._g), [False] * len(self.layout.tensors), 0.0, math.nan)
+
+    def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
+        factor = self.experiment.schedule(self.progress())
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        self._rate = self._rates[0] * factor
+        self.layout.hand_gradients(g, present)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.observers:
+            self.observe(self._step_record(staleness))
+
+    def progress(self) -> Progress:
+        return self.progress_at(min(self.total, self.first + self._turn * self.seat.group.size))
+
+    def progress_at(self, minibatches: int) -> Progress:
+        """Where the run stands after so many minibatches of all learners together."""
+        epoch = minibatches / self.task.per_epoch
+        return Progress(
+            minibatches=minibatches,
+            samples=epoch * self.task.samples_per_epoch,
+            epoch=epoch,
+            fraction=minibatches / max(1, self.total),
+            loss=self._loss,
+            rate=self._rate,
+        )
+
+    def evaluate(self, w: Tensor) -> Mapping[str, float]:
+        return self.evaluate_with(w, self.buffers.gather())
+
+    def evaluate_with(self, w: Tensor, buffers: Tensor) -> Mapping[str, float]:
+        """Held-out figures of weights and buffers, on a model of its own: training does not notice."""
+        if self._probe is None:
+            self._probe = self.task.model().to(self.seat.device)
+        Layout.trainable(self._probe).scatter(w)
+        if self.buffers.tensors:
+            Layout.buffers(self._probe).scatter(buffers)
+        self._probe.eval()
+        with torch.no_grad():
+            return self.task.evaluate(self._probe)
+
+    async def boundary(self, me: Learner) -> None:
+        if self.boundary_hook is not None:
+            await self.boundary_hook(me)
+
+    def observe(self, record: Record) -> None:
+        """Hand a record to every observer."""
+        for observer in self.observers:
+            observer(record)
+
+    def _step_record(self, staleness: int) -> Record:
+        at = self.progress()
+        spent = self.clock.since_last()
+        return Record(
+            kind="step",
+            learner=self.seat.group.rank,
+            step=self._turn,
+            minibatches=at.minibatches,
+            samples=at.samples,
+            epoch=at.epoch,
+            seconds=self.clock.seconds,
+            loss=at.loss,
+            rate=at.rate,
+            staleness=staleness,
+            compute_seconds=spent.get(COMPUTE, 0.0),
+            data_seconds=spent.get(DATA, 0.0),
+            waiting_seconds=spent.get(WAITING, 0.0),
+            communicating_seconds=spent.get(COMMUNICATING, 0.0),
+        )
+
+
+class TrainingClock:
+    """Seconds of training: the world's, less those spent on evaluation, plus those of the launches before."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self.before = 0.0
+        self._off = 0.0
+        self._last: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far."""
+        return self.before + self._seat.now - self._off
+
+    def since_last(self) -> dict[str, float]:
+        """Seconds a kind since the last call."""
+        totals = self._seat.trace.totals()
+        spent = {kind: seconds - self._last.get(kind, 0.0) for kind, seconds in totals.items()}
+        self._last = totals
+        return spent
+
+    def leave_out(self, start_seconds: float) -> None:
+        """What passed since `start_seconds` was evaluation, whatever else it was noted as."""
+        now = self._seat.now
+        self._off += now - start_seconds
+        self._seat.trace.add(EVALUATION, start_seconds, now, "evaluation")
+        self._last = self._seat.trace.totals()
+
+
+def to_device(value: Any, device: str) -> Any:
+    """A minibatch with its tensors on a device: tensors, tuples, lists, dicts and dataclasses of them."""
+    if device == "cpu":
+        return value
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, list | tuple):
+        moved = [to_device(v, device) for v in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+    if isinstance(value, dict):
+        return {k: to_device(v, device) for k, v in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: to_device(getattr(value, f.name), device) for f in fields(value)})
+    return value

@@ -1,0 +1,155 @@
+"""Task x strategy x world -> a consensus model and records of how it came about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from murmur.engine.checkpoint import write_pair
+from murmur.engine.experiment import Experiment
+from murmur.engine.marks import Marks, consensus_tensors
+from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, finish_trace
+from murmur.engine.source import TaskSource
+from murmur.flat import Layout
+from murmur.group import Group, WorldMismatch
+from murmur.learner import Learner
+from murmur.weights import Weights
+from murmur.world import Seat, World
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training gave: the consensus model, its held-out figures (learner 0 only), minibatches done."""
+
+    learner: int
+    model: nn.Module
+    figures: dict[str, float]
+    minibatches: int
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains an experiment in a world.
+
+    Attributes:
+        experiment: what to train.
+        world: where.
+        out: folder for records, trace and checkpoints; None keeps nothing.
+        observers: makes what else receives a learner's records, from its seat.
+        resume: continue from the newest whole checkpoint in `out`.
+    """
+
+    experiment: Experiment
+    world: World
+    out: Path | None = None
+    observers: Callable[[Seat], tuple[Observer, ...]] = lambda _: ()
+    resume: bool = False
+
+    def fit(self) -> Outcome:
+        """Train to the end of the budget.
+
+        Returns:
+            The outcome of the first learner of this process.
+
+        Raises:
+            WorldMismatch: learners run different experiments.
+            PeerLost: a learner is gone.
+            FloatingPointError: a loss was not finite.
+        """
+        return self.world.run(self._train)[0]
+
+    async def _train(self, seat: Seat) -> Outcome:
+        await agree(seat.group, self.experiment.digest())
+        source = TaskSource(self.experiment, seat, self.observers(seat))
+        marks = Marks(source, self.out)
+        source.boundary_hook = marks.boundary
+        resumed = self.resume and marks.restore(seat.group.rank)
+        if not resumed:
+            everything = Layout.everything(source.model)
+            everything.scatter(await seat.group.broadcast(everything.gather()))
+        trace = await self._open(seat, source)
+        me = Learner(seat, Weights(source.layout), source)
+        if source.first < source.total:
+            await self.experiment.strategy(me)
+        outcome = await self._finish(me, source, marks)
+        await self._close(seat, trace)
+        return outcome
+
+    async def _open(self, seat: Seat, source: TaskSource) -> ChromeTrace | None:
+        """Files of this run; learner 0 prepares them before the others write."""
+        if self.out is None:
+            return None
+        records, trace = self.out / "records.jsonl", self.out / "trace.json"
+        if seat.group.rank == 0:
+            _forget_after(records, source.first)
+            if trace.exists():
+                trace.replace(self.out / f"trace-until-{source.first}.json")
+            begin_trace(trace)
+        await seat.group.broadcast(torch.zeros(1))
+        source.observers = (*source.observers, JsonLines(records))
+        seat.trace.sink = chrome = ChromeTrace(trace)
+        return chrome
+
+    async def _close(self, seat: Seat, trace: ChromeTrace | None) -> None:
+        if trace is None or self.out is None:
+            return
+        seat.trace.sink = None
+        trace.flush()
+        await seat.group.broadcast(torch.zeros(1))  # everybody has written
+        await seat.group.mean(torch.zeros(1))
+        if seat.group.rank == 0:
+            finish_trace(trace.path)
+
+    async def _finish(self, me: Learner, source: TaskSource, marks: Marks) -> Outcome:
+        """The consensus of all learners, evaluated once more and saved."""
+        start = me.seat.now
+        weights = await me.group.mean(me.weights.snapshot())
+        buffers = source.buffers.gather()
+        if source.buffers.tensors:
+            buffers = await me.group.mean(buffers)
+            source.buffers.scatter(buffers)
+        me.weights.set_(weights)
+        source.clock.leave_out(start)
+        figures = await marks.mark(me, source.total)
+        if me.group.rank == 0 and self.out is not None:
+            facts = {"minibatches": source.total, **marks.facts(figures)}
+            write_pair(self.out / "model", consensus_tensors(weights, buffers), facts)
+        return Outcome(me.group.rank, source.model, figures, source.total)
+
+
+async def agree(group: Group, digest: str) -> None:
+    """All learners must run the same experiment, or they would wait for messages that never come.
+
+    Raises:
+        WorldMismatch: on every learner, if any one differs from learner 0.
+    """
+    mine = torch.frombuffer(bytearray(bytes.fromhex(digest)), dtype=torch.uint8).long()
+    first = await group.broadcast(mine)
+    differs = float(not torch.equal(mine, first))
+    if float(await group.mean(torch.tensor([differs]))) > 0:
+        theirs = bytes(first.to(torch.uint8).tolist()).hex()
+        raise WorldMismatch(
+            f"learner {group.rank} runs experiment {digest}, learner 0 runs {theirs}, and not all are equal: start"
+            " every learner with the same file, settings and version"
+        )
+
+
+def _forget_after(path: Path, minibatches: int) -> None:
+    """Drop records of steps that a checkpoint does not know: they will be made again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off in mid-line when the process was killed
+        # A step is numbered by what was done before it, an evaluation by what was done when it was made.
+        if record["minibatches"] < minibatches + (record["kind"] == "evaluation"):
+            kept.append(line + "\n")
+    path.write_text("".join(kept))

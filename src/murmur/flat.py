@@ -1,0 +1,95 @@
+"""A model's trainable tensors as one flat vector (P,), and back.
+
+Vectors are copies, never aliases of the parameters: cuDNN re-packs the weights of an LSTM and silently drops an alias.
+The vector has the widest floating type among the tensors (bfloat16 and float16 count as float32, which holds them
+exactly) and lives on the device of the first one; tied tensors stand in it once, frozen ones not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class Layout:
+    """Where each tensor of a list stands in one flat vector.
+
+    Attributes:
+        tensors: the tensors described, each once.
+        bounds: for each tensor the (start, end) of its elements in the vector.
+        numel: P, the length of the vector.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.tensors: list[Tensor] = list({id(t): t for t in tensors}.values())
+        ends = [0]
+        for t in self.tensors:
+            ends.append(ends[-1] + t.numel())
+        self.bounds: list[tuple[int, int]] = list(pairwise(ends))
+        self.numel = ends[-1]
+        self.dtype = torch.float64 if any(t.dtype == torch.float64 for t in self.tensors) else torch.float32
+        self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
+
+    @classmethod
+    def trainable(cls, model: nn.Module) -> Layout:
+        """The parameters that training changes: the vector w of the strategies."""
+        layout = cls(p for p in model.parameters() if p.requires_grad)
+        if not layout.tensors:
+            raise ValueError("the model has no trainable parameter: set requires_grad on at least one")
+        return layout
+
+    @classmethod
+    def buffers(cls, model: nn.Module) -> Layout:
+        """The floating-point buffers (running statistics of BatchNorm), which are averaged at consensus only."""
+        return cls(b for b in model.buffers() if b.is_floating_point())
+
+    @classmethod
+    def everything(cls, model: nn.Module) -> Layout:
+        """Parameters, frozen ones too, and floating-point buffers: what learner 0 hands to the others at the start."""
+        tensors: Sequence[Tensor] = [*model.parameters(), *model.buffers()]
+        return cls(t for t in tensors if t.is_floating_point())
+
+    def empty(self) -> Tensor:
+        """An uninitialised vector (P,)."""
+        return torch.empty(self.numel, dtype=self.dtype, device=self.device)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """`flat` (P,) cut into pieces with the tensors' shapes; they share its memory."""
+        return [flat[a:b].view(t.shape) for (a, b), t in zip(self.bounds, self.tensors, strict=True)]
+
+    def gather(self, out: Tensor | None = None) -> Tensor:
+        """Copy the tensors into a vector (P,)."""
+        flat = self.empty() if out is None else out
+        if self.tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(self.views(flat), [t.detach() for t in self.tensors])
+        return flat
+
+    def scatter(self, flat: Tensor) -> None:
+        """Copy a vector (P,) into the tensors."""
+        if flat.shape != (self.numel,):
+            raise ValueError(f"expected a vector of {self.numel} elements, got shape {tuple(flat.shape)}")
+        if self.tensors:
+            with torch.no_grad():
+                torch._foreach_copy_([t.detach() for t in self.tensors], self.views(flat))
+
+    def gather_gradients(self, out: Tensor | None = None) -> tuple[Tensor, list[bool]]:
+        """Copy the .grad fields into a vector (P,); tensors without one give zeros. Also says which had one."""
+        flat = self.empty() if out is None else out
+        present = [t.grad is not None for t in self.tensors]
+        views = self.views(flat)
+        for view, there in zip(views, present, strict=True):
+            if not there:
+                view.zero_()
+        pairs = [(v, t.grad) for v, t in zip(views, self.tensors, strict=True) if t.grad is not None]
+        if pairs:
+            torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
+        return flat, present
+
+    def hand_gradients(self, flat: Tensor, present: Sequence[bool]) -> None:
+        """Set the .grad fields from a vector (P,), as views where types allow; absent ones become None."""
+        for view, t, there in zip(self.views(flat), self.tensors, present, strict=True):
+            t.grad = view.to(dtype=t.dtype, device=t.device) if there else None

@@ -1,0 +1,131 @@
+"""A set of learners that exchange flat vectors; every world implements it, every strategy speaks it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class PeerLost(RuntimeError):
+    """A learner that somebody waits for is gone; `learner` is its position in the world where that is known."""
+
+    def __init__(self, message: str, learner: int | None = None) -> None:
+        super().__init__(message)
+        self.learner = learner
+
+
+class WorldMismatch(RuntimeError):
+    """Learners that should agree (sizes, strategies, versions) do not."""
+
+
+def weighted_mean(xs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """sum_i w_i x_i / sum_i w_i, added up in the order given; with equal weights exactly sum_i x_i / L.
+
+    Learners of weight 0 are left out, whatever their vectors hold. One contributor is returned as a copy, to the bit.
+
+    Raises:
+        ValueError: no weight is positive.
+    """
+    pairs = [(x, w) for x, w in zip(xs, weights, strict=True) if w > 0]
+    if not pairs:
+        raise ValueError("a mean needs at least one positive weight")
+    if len(pairs) == 1:
+        return pairs[0][0].clone()
+    equal = len({w for _, w in pairs}) == 1
+    total = torch.zeros_like(pairs[0][0])
+    for x, w in pairs:
+        total.add_(x, alpha=1.0 if equal else w)
+    return total.div_(len(pairs) if equal else sum(w for _, w in pairs))
+
+
+def check_alike(xs: list[Tensor], group: str) -> list[Tensor]:
+    """The vectors of one collective, which must all have one shape and type.
+
+    Raises:
+        WorldMismatch: they differ; says who gave what.
+    """
+    if len({(tuple(x.shape), x.dtype) for x in xs}) > 1:
+        given = ", ".join(f"learner {rank}: {tuple(x.shape)} {x.dtype}" for rank, x in enumerate(xs))
+        raise WorldMismatch(f"the members of {group} gave vectors that differ ({given}): do all train the same model?")
+    return xs
+
+
+def check_weight(weight: float) -> float:
+    """The weight of a contribution to a mean: finite and not negative."""
+    if not 0 <= weight < float("inf"):
+        raise ValueError(f"the weight of a mean must be finite and not negative, got {weight}")
+    return float(weight)
+
+
+class Group(ABC):
+    """`size` learners, this one at position `rank`.
+
+    All learners of a group call its collective verbs (mean, broadcast, split) in the same order. A verb that has to
+    wait is awaited; the others return at once.
+
+    Attributes:
+        rank: this learner's position in the group, 0 <= rank < size.
+        size: number of learners.
+        name: unique name of the group, the same on every member.
+        total_weight: sum of the weights of the latest mean; 0 means that nobody had anything, and everybody stops.
+    """
+
+    rank: int
+    size: int
+    name: str
+    total_weight: float = float("inf")
+
+    @abstractmethod
+    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
+        """The weights of all members in order of rank; checks that their vectors are alike."""
+
+    @abstractmethod
+    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        """sum_i weights_i x_i / sum_i weights_i; at least one weight is positive; x is not changed."""
+
+    @abstractmethod
+    def post(self, x: Tensor, to: int, tag: str = "") -> None:
+        """Send a copy of vector x to member `to` under a tag. Never waits."""
+
+    @abstractmethod
+    async def recv(self, source: int | None = None, tag: str = "") -> tuple[Tensor, int]:
+        """The next vector posted here under `tag`, from `source` or from anyone, and who posted it."""
+
+    @abstractmethod
+    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        """The vector of member `root`; all give vectors of one shape."""
+
+    @abstractmethod
+    def split(self, parts: Sequence[Sequence[int]]) -> Group | None:
+        """New groups from disjoint lists of ranks, the same on every member; None for a member of no part."""
+
+    @abstractmethod
+    def count(self, counter: str, amount: int = 0) -> int:
+        """Add to a counter shared by the members and return its new value; one that was never used is 0."""
+
+    @abstractmethod
+    def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
+        """Begin to add the members' vectors up, in place, and return at once; await the result.
+
+        x must not be touched before that. Sums are started in the same order by all. This is the raw verb below
+        averaging behind a backward pass; strategies use `mean`.
+        """
+
+    async def mean(self, x: Tensor, weight: float = 1.0) -> Tensor:
+        """Weighted mean over the members: sum_i w_i x_i / sum_i w_i, a new vector.
+
+        Weight 0 takes part without being counted. If all weights are 0 every member gets its own x back and sees
+        `total_weight == 0` in the same round.
+
+        Raises:
+            ValueError: negative or infinite weight.
+            WorldMismatch: members gave vectors of different lengths.
+        """
+        weights = await self._weigh(x, check_weight(weight))
+        self.total_weight = sum(weights)
+        if self.total_weight == 0 or self.size == 1:
+            return x.clone()
+        return await self._mean(x, weights)

@@ -1,0 +1,85 @@
+"""A toy problem with every property that makes means difficult: ragged minibatches, several layers, dropout if wanted.
+
+    murmur train src/murmur/recipes/toy.py --learners 2
+
+Ten classes, 64 inputs, labels from a fixed random linear map; a multi-layer perceptron. Seconds on any machine. Reaches
+a held-out accuracy of about 0.75 in four epochs with one learner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.engine.seeds import seed_of
+from murmur.engine.task import Loss, Score
+from murmur.strategies import KAVG
+
+
+@dataclass(frozen=True)
+class ToyTask:
+    """Classify random vectors.
+
+    Attributes:
+        samples: of a full minibatch.
+        ragged: every third minibatch holds only half as many.
+        hidden: width of the hidden layer.
+        dropout: probability of dropping a hidden unit.
+        per_epoch: minibatches of an epoch.
+        seed: of the data.
+    """
+
+    samples: int = 32
+    ragged: bool = False
+    hidden: int = 128
+    dropout: float = 0.0
+    per_epoch: int = 100
+    seed: int = 0
+
+    @property
+    def samples_per_epoch(self) -> float:
+        return float(sum(self._size(n) for n in range(self.per_epoch)))
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(64, self.hidden), nn.ReLU(), nn.Dropout(self.dropout), nn.Linear(self.hidden, 10)
+        )
+
+    def minibatch(self, n: int) -> tuple[Tensor, Tensor]:
+        return self._draw(n % self.per_epoch, self._size(n))
+
+    def loss(self, model: nn.Module, minibatch: tuple[Tensor, Tensor]) -> Loss:
+        x, y = minibatch
+        return Loss(cross_entropy(model(x), y, reduction="sum"), float(len(y)))
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        x, y = self._draw(-1, 1000)
+        logits = model(x)
+        return {"loss": float(cross_entropy(logits, y)), "accuracy": float((logits.argmax(1) == y).float().mean())}
+
+    def test(self, model: nn.Module) -> Score:
+        x, y = self._draw(-2, 1000)
+        with torch.no_grad():
+            accuracy = float((model(x).argmax(1) == y).float().mean())
+        return Score({"accuracy": accuracy}, (f"accuracy {accuracy:.3f}",))
+
+    def _size(self, n: int) -> int:
+        return self.samples // 2 if self.ragged and n % 3 == 2 else self.samples
+
+    def _draw(self, n: int, size: int) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(seed_of(self.seed, "toy data", n))
+        truth = torch.randn(64, 10, generator=torch.Generator().manual_seed(seed_of(self.seed, "toy labels")))
+        x = torch.randn(size, 64, generator=draw)
+        return x, (x @ truth).argmax(1)
+
+
+def experiment() -> Experiment:
+    """The default experiment: K-step averaging."""
+    return Experiment(ToyTask(), KAVG(K=8), Budget(epochs=4), SGD(lr=0.1, momentum=0.5))

@@ -1,0 +1,30 @@
+"""K-step averaging: K local steps, then everybody continues from the mean.
+
+    K times   w_i <- w_i - alpha g_i(w_i),
+    then      w_i <- sum_j n_j w_j / sum_j n_j     (n_j: samples that learner j used in this round)
+
+Zhou & Cong 2018 (arXiv 1708.01012), Cong et al. 2017. K = 1 with plain SGD is synchronous SGD. Momentum stays local.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from murmur.learner import Learner
+
+
+@dataclass(frozen=True)
+class KAVG:
+    """Average the models every K steps."""
+
+    K: int = 8
+
+    def __post_init__(self) -> None:
+        if self.K < 1:
+            raise ValueError(f"KAVG needs K >= 1, got {self.K}")
+
+    async def __call__(self, me: Learner) -> None:
+        while me.training:
+            async for g in me.gradients(at_most=self.K):
+                me.descend(g)
+            me.weights.set_(await me.group.mean(me.weights.snapshot(), weight=me.fresh_samples))

@@ -1,0 +1,21 @@
+"""Synchronous SGD: all learners together take the step of one large minibatch.
+
+    w <- w - alpha g,     g = sum_i n_i g_i(w) / sum_i n_i     (n_i: samples of learner i's minibatch)
+
+The sum over learners runs behind the backward pass wherever the world can; the result is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from murmur.learner import Learner
+
+
+@dataclass(frozen=True)
+class SyncSGD:
+    """L learners equal one learner with the L-fold minibatch, also when minibatches differ in samples."""
+
+    async def __call__(self, me: Learner) -> None:
+        async for g in me.gradients(mean_over=me.group):
+            me.descend(g)

@@ -1,0 +1,74 @@
+"""Spans of time, the same in every world: what a learner did between two moments, in virtual or in wall seconds.
+
+A trace keeps running totals a kind (for the records) and hands its spans on to a sink as Chrome trace events.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+COMPUTE = "compute"  # forward, backward, step
+DATA = "data"  # waiting for a minibatch
+WAITING = "waiting"  # for other learners
+COMMUNICATING = "communicating"  # while bytes move and nothing else can be done
+EVALUATION = "evaluation"  # kept off the time axis
+KINDS = (COMPUTE, DATA, WAITING, COMMUNICATING, EVALUATION)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One stretch of a learner's time, in seconds since the start of the run."""
+
+    learner: int
+    kind: str
+    start_seconds: float
+    end_seconds: float
+    what: str = ""
+    activity: str = "training"
+
+    def chrome(self) -> dict[str, Any]:
+        """The span as a complete event ("X") of the Chrome trace format; microseconds, one process a learner."""
+        return {
+            "ph": "X",
+            "name": self.what or self.kind,
+            "cat": self.kind,
+            "pid": self.learner,
+            "tid": self.activity,
+            "ts": round(self.start_seconds * 1e6, 3),
+            "dur": round((self.end_seconds - self.start_seconds) * 1e6, 3),
+        }
+
+
+class Trace:
+    """The spans of one learner. `now` gives the world's seconds; `sink` receives every span as it ends."""
+
+    def __init__(self, learner: int, now: Callable[[], float], sink: Callable[[Span], None] | None = None) -> None:
+        self.learner, self.now, self.sink = learner, now, sink
+        self._totals: dict[str, float] = defaultdict(float)
+        self._lock = Lock()
+
+    def add(self, kind: str, start_seconds: float, end_seconds: float, what: str = "") -> None:
+        """Note that the learner spent [start, end] on `kind`."""
+        with self._lock:
+            self._totals[kind] += end_seconds - start_seconds
+        if self.sink is not None and end_seconds > start_seconds:
+            self.sink(Span(self.learner, kind, start_seconds, end_seconds, what))
+
+    @contextmanager
+    def span(self, kind: str, what: str = "") -> Iterator[None]:
+        """Note the time that passes inside the block; never use it around an await of another learner's work."""
+        start = self.now()
+        try:
+            yield
+        finally:
+            self.add(kind, start, self.now(), what)
+
+    def totals(self) -> dict[str, float]:
+        """Seconds spent so far a kind."""
+        with self._lock:
+            return dict(self._totals)

@@ -1,0 +1,75 @@
+"""What can run a strategy: a world seats learners, lets time pass for them, and runs what they do beside training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from murmur.group import Group
+from murmur.trace import Trace
+
+T = TypeVar("T")
+Program = Callable[["Seat"], Coroutine[Any, Any, T]]
+
+
+class Seat(ABC):
+    """A learner's place in a world.
+
+    Attributes:
+        group: all learners of the world.
+        trace: where this learner's seconds go.
+        device: where its model lives, "cpu" or "cuda:0".
+    """
+
+    group: Group
+    trace: Trace
+    device: str = "cpu"
+
+    @property
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since the world began, virtual or wall."""
+
+    @abstractmethod
+    async def work(self, job: Callable[[], T]) -> T:
+        """Run one gradient's computation and let its time pass. Failures of spawned activities surface here."""
+
+    @abstractmethod
+    def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
+        """Start an activity of this learner beside the present one; await the answer for its value."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether sums started by `Group.start_sum` move while this learner computes."""
+        return False
+
+
+class World(Protocol):
+    """A set of learners, of which this process may hold all (virtual, threads) or one (torch)."""
+
+    @property
+    def size(self) -> int:
+        """Number of learners in the whole world."""
+
+    def run(self, program: Program[T]) -> list[T]:
+        """Run the program at every seat of this process; the values in order of rank.
+
+        Raises:
+            PeerLost: a learner that others wait for is gone.
+            Exception: whatever the program raised, once every local learner has ended.
+        """
+
+
+def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end where every await blocks instead of suspending (the worlds with real seconds)."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    coroutine.close()
+    raise RuntimeError(
+        f"{coroutine!r} awaited something that is not murmur's: outside the virtual world an await must"
+        " block, so await only what a Learner or a Group gives"
+    )

@@ -1,0 +1,65 @@
+"""Messages that have arrived for one learner, by tag; used by the worlds in which receiving blocks a thread."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from threading import Condition
+
+from torch import Tensor
+
+
+class Mailbox:
+    """Arrived vectors in order of arrival. Any thread may put, any thread may take."""
+
+    def __init__(self) -> None:
+        self._arrived = Condition()
+        self._messages: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
+        self._failure: Exception | None = None
+        self._lost: dict[int, Exception] = {}
+
+    def put(self, source: int, tag: str, x: Tensor) -> None:
+        """A message has arrived."""
+        with self._arrived:
+            self._messages[tag].append((source, x))
+            self._arrived.notify_all()
+
+    def fail(self, failure: Exception) -> None:
+        """Nothing more will arrive: whoever waits now or later gets this error."""
+        with self._arrived:
+            self._failure = self._failure or failure
+            self._arrived.notify_all()
+
+    def lose(self, source: int, failure: Exception) -> None:
+        """Nothing more will arrive from `source`: whoever waits for it alone gets this error."""
+        with self._arrived:
+            self._lost[source] = failure
+            self._arrived.notify_all()
+
+    def poll(self, source: int | None, tag: str) -> tuple[Tensor, int] | None:
+        """The oldest message under a tag, from `source` or anyone, or None."""
+        with self._arrived:
+            return self._find(source, tag)
+
+    def take(
+        self, source: int | None, tag: str, timeout_seconds: float, missing: Callable[[], Exception]
+    ) -> tuple[Tensor, int]:
+        """Wait for a message; raises what `missing()` makes when none came in time."""
+        with self._arrived:
+            found = self._find(source, tag)
+            while found is None:
+                failure = self._failure or (None if source is None else self._lost.get(source))
+                if failure is not None:
+                    raise failure
+                if not self._arrived.wait(timeout_seconds):
+                    raise missing()
+                found = self._find(source, tag)
+            return found
+
+    def _find(self, source: int | None, tag: str) -> tuple[Tensor, int] | None:
+        queue = self._messages[tag]
+        for i, (who, x) in enumerate(queue):
+            if source is None or who == source:
+                del queue[i]
+                return x, who
+        return None

@@ -1,0 +1,219 @@
+"""A world of threads in one process: true concurrency without processes, for tests and laptops.
+
+Gradients take turns, because torch's random generator belongs to the process and a gradient must draw its own numbers;
+averaging, sending and waiting run beside them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from threading import Condition, Lock
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from murmur.group import Group, PeerLost, check_alike, weighted_mean
+from murmur.trace import COMMUNICATING, COMPUTE, WAITING, Span, Trace
+from murmur.world import Program
+from murmur.worlds.mailbox import Mailbox
+from murmur.worlds.real import Activity, RealSeat
+
+T = TypeVar("T")
+
+
+class Hub:
+    """What the threads of one group share."""
+
+    def __init__(self, name: str, members: Sequence[int], timeout_seconds: float) -> None:
+        self.name, self.members, self.timeout_seconds = name, list(members), timeout_seconds
+        self.changed = Condition()
+        self.meetings: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
+        self.left: dict[tuple[str, int], int] = defaultdict(int)
+        self.gone: set[int] = set()
+        self.failure: Exception | None = None
+        self.boxes = [Mailbox() for _ in members]
+        self.counters: dict[str, int] = defaultdict(int)
+        self.parts: dict[str, Hub] = {}
+
+    def meet(self, key: tuple[str, int], rank: int, value: Any) -> tuple[list[Any], float]:
+        """Hand in a value; wait for all; (values in order of rank, seconds waited)."""
+        came = time.monotonic()
+        with self.changed:
+            given = self.meetings[key]
+            given[rank] = value
+            self.changed.notify_all()
+            while len(given) < len(self.members):
+                self._check(key, given)
+                if not self.changed.wait(self.timeout_seconds):
+                    absent = [self.members[r] for r in range(len(self.members)) if r not in given]
+                    raise PeerLost(f"{key[0]} #{key[1]} of {self.name}: no word from learners {absent}", absent[0])
+            self.left[key] += 1
+            if self.left[key] == len(self.members):
+                del self.meetings[key], self.left[key]
+            return [given[r] for r in range(len(self.members))], time.monotonic() - came
+
+    def _check(self, key: tuple[str, int], given: dict[int, Any]) -> None:
+        if self.failure is not None:
+            raise PeerLost(f"another learner failed: {self.failure}") from self.failure
+        for rank in self.gone:
+            if rank not in given:
+                who = self.members[rank]
+                raise PeerLost(f"{key[0]} #{key[1]} of {self.name} waits for learner {who}, which has ended", who)
+
+    def leave(self, learner: int, failure: Exception | None) -> None:
+        """A learner has ended, well or with an error; nobody waits for it any more."""
+        with self.changed:
+            if learner in self.members:
+                self.gone.add(self.members.index(learner))
+            if failure is not None:
+                self.failure = self.failure or failure
+                for box in self.boxes:
+                    box.fail(PeerLost(f"learner {learner} failed: {failure}", learner))
+            parts = list(self.parts.values())
+            self.changed.notify_all()
+        for part in parts:
+            part.leave(learner, failure)
+
+
+class ThreadGroup(Group):
+    """One member's view of a hub."""
+
+    def __init__(self, hub: Hub, rank: int, trace: Trace) -> None:
+        self.hub, self.rank, self.trace = hub, rank, trace
+        self.size, self.name = len(hub.members), hub.name
+        self._calls: dict[str, int] = defaultdict(int)
+
+    def _meet(self, verb: str, value: Any) -> list[Any]:
+        self._calls[verb] += 1
+        values, waited = self.hub.meet((verb, self._calls[verb]), self.rank, value)
+        end = self.trace.now()
+        self.trace.add(WAITING, end - waited, end, f"{verb} #{self._calls[verb]} of {self.name}")
+        return values
+
+    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
+        given = self._meet("mean", (x, weight))
+        check_alike([x for x, _ in given], self.name)
+        return [w for _, w in given]
+
+    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        xs = self._meet("exchange of mean", x.clone())
+        with self.trace.span(COMMUNICATING, f"mean of {self.name}"):
+            return weighted_mean(xs, weights)
+
+    def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
+        self._calls["sum"] += 1
+        key = ("sum", self._calls["sum"])
+
+        async def added() -> Tensor:
+            return x.copy_(torch.stack(check_alike(self.hub.meet(key, self.rank, x.clone())[0], self.name)).sum(0))
+
+        return Activity(
+            added(), f"sum of {self.name}", lambda error: self.hub.leave(self.hub.members[self.rank], error)
+        )
+
+    def post(self, x: Tensor, to: int, tag: str = "") -> None:
+        self.hub.boxes[to].put(self.rank, tag, x.clone())
+
+    async def recv(self, source: int | None = None, tag: str = "") -> tuple[Tensor, int]:
+        whom = "anyone" if source is None else f"learner {self.hub.members[source]}"
+        with self.trace.span(WAITING, f"a message {tag!r}"):
+            return self.hub.boxes[self.rank].take(
+                source,
+                tag,
+                self.hub.timeout_seconds,
+                lambda: PeerLost(f"no message {tag!r} from {whom} in {self.name} within {self.hub.timeout_seconds} s"),
+            )
+
+    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        return check_alike(self._meet("broadcast", x.clone()), self.name)[root].clone()
+
+    def split(self, parts: Sequence[Sequence[int]]) -> ThreadGroup | None:
+        self._calls["split"] += 1
+        for number, part in enumerate(parts):
+            if self.rank in part:
+                name = f"{self.name}/{self._calls['split']}.{number}"
+                with self.hub.changed:
+                    if name not in self.hub.parts:
+                        members = [self.hub.members[r] for r in part]
+                        self.hub.parts[name] = Hub(name, members, self.hub.timeout_seconds)
+                return ThreadGroup(self.hub.parts[name], list(part).index(self.rank), self.trace)
+        return None
+
+    def count(self, counter: str, amount: int = 0) -> int:
+        with self.hub.changed:
+            self.hub.counters[counter] += amount
+            return self.hub.counters[counter]
+
+
+class ThreadSeat(RealSeat):
+    """A learner in a thread."""
+
+    def __init__(self, world: ThreadWorld, hub: Hub, rank: int) -> None:
+        super().__init__(rank, world.began, world.sink)
+        self.world, self.hub = world, hub
+        self.group = ThreadGroup(hub, rank, self.trace)
+
+    async def work(self, job: Callable[[], T]) -> T:
+        self.surface()
+        with self.world.turn:
+            result = self.compute(job)
+        delay = self.world.delay(self.rank)
+        if delay > 0:
+            with self.trace.span(COMPUTE, "delay"):
+                time.sleep(delay)
+        self.surface()
+        return result
+
+    def failed(self, error: Exception) -> None:
+        self.hub.leave(self.rank, error)
+
+
+class ThreadWorld:
+    """`size` learners, one thread each.
+
+    Args:
+        size: number of learners.
+        timeout_seconds: how long anybody waits for anybody.
+        delay: extra seconds a gradient takes on a learner (unequal speeds, for tests and demonstrations).
+        sink: receives the spans of the trace.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        timeout_seconds: float = 300.0,
+        delay: Callable[[int], float] = lambda _: 0.0,
+        sink: Callable[[Span], None] | None = None,
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"a world needs at least one learner, got {size}")
+        self.size, self.timeout_seconds, self.delay, self.sink = size, timeout_seconds, delay, sink
+        self.turn = Lock()
+        self.began = time.monotonic()
+
+    def run(self, program: Program[T]) -> list[T]:
+        """Run the program at every seat; the first error that happened is raised after all threads have ended."""
+        self.began = time.monotonic()
+        hub = Hub("world", range(self.size), self.timeout_seconds)
+        first: list[Exception] = []
+
+        async def seated(rank: int) -> T:
+            try:
+                value = await program(ThreadSeat(self, hub, rank))
+            except Exception as error:
+                first.append(error)
+                hub.leave(rank, error)
+                raise
+            hub.leave(rank, None)
+            return value
+
+        with torch.random.fork_rng(devices=[]):
+            mains = [Activity(seated(rank), f"learner {rank}", lambda _: None) for rank in range(self.size)]
+            for main in mains:
+                main.join()
+        if first:
+            raise first[0]
+        return [main.result() for main in mains]

@@ -1,0 +1,98 @@
+"""Where this process stands in a launch: the only file that reads environment variables, and only torchrun's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Backend = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One learner's place in a launch.
+
+    Attributes:
+        rank, size: position among all learners and their number.
+        local_rank: position among the learners of this host.
+        host, port: where the store listens.
+        generation: how many times the launch was restarted; keys of earlier ones are not seen again.
+        store_is_hosted: the launcher keeps the store in a process of its own (else learner 0 opens it).
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    port: int
+    generation: int = 0
+    store_is_hosted: bool = True
+
+    def variables(self) -> dict[str, str]:
+        """torchrun's environment variables for this place."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_RESTART_COUNT": str(self.generation),
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.store_is_hosted),
+        }
+
+
+def place_of(variables: Mapping[str, str] | None = None) -> Place | None:
+    """The place that torchrun's variables describe, or None outside a launch.
+
+    Raises:
+        ValueError: some of the variables are there but not all, or they contradict each other.
+    """
+    given = os.environ if variables is None else variables
+    if "RANK" not in given or "WORLD_SIZE" not in given:
+        return None
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in given]
+    if missing:
+        raise ValueError(
+            f"RANK and WORLD_SIZE are set but {' and '.join(missing)} are not: start learners with torchrun"
+        )
+    rank, size = int(given["RANK"]), int(given["WORLD_SIZE"])
+    if not 0 <= rank < size:
+        raise ValueError(f"RANK={rank} does not fit WORLD_SIZE={size}")
+    return Place(
+        rank=rank,
+        size=size,
+        local_rank=int(given.get("LOCAL_RANK", rank)),
+        host=given["MASTER_ADDR"],
+        port=int(given["MASTER_PORT"]),
+        generation=int(given.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        store_is_hosted=given.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
+    )
+
+
+def backend_of(devices: Sequence[str], hosts: Sequence[str], nccl_available: bool) -> Backend:
+    """How a group should exchange vectors: NCCL between different GPUs of one host, gloo for everything else.
+
+    Args:
+        devices: the members' devices, "cpu" or "cuda:0" and so on, in order of rank.
+        hosts: the members' host names.
+        nccl_available: whether this build of PyTorch has NCCL.
+    """
+    one_host = len(set(hosts)) == 1
+    own_gpus = all(d.startswith("cuda") for d in devices) and len(set(devices)) == len(devices)
+    return "nccl" if nccl_available and one_host and own_gpus and len(devices) > 1 else "gloo"
+
+
+def address_towards(host: str) -> str:
+    """This host's address on the route to `host`: loopback for a store on loopback, nothing wider than needed."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((socket.gethostbyname(host), 9))  # a datagram socket: nothing is sent
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def threads_per_learner(cores: int, learners_here: int) -> int:
+    """Compute threads of each learner of a host: the cores shared out, at least one."""
+    return max(1, cores // max(1, learners_here))

@@ -1,0 +1,191 @@
+"""A group of learner processes: collectives by gloo or NCCL, messages by mail, counters in the store."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from murmur.group import Group, PeerLost, WorldMismatch
+from murmur.trace import COMMUNICATING, WAITING, Trace
+from murmur.worlds.torch.environment import Backend, backend_of
+from murmur.worlds.torch.mail import Mail
+from murmur.worlds.torch.store import clone
+
+Work = Any  # torch._C._distributed_c10d.Work
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What all groups of one learner share.
+
+    Attributes:
+        store: keys of this launch.
+        rank: the learner's position in the world.
+        address: the interface it listens on.
+        device: gloo's device, one for all groups: it owns a thread and descriptors.
+        mail: its post office.
+        hosts, devices: of all learners, in order of rank.
+        timeout_seconds: how long a collective may take before its group is given up. Never infinite: an operation on
+            a stopped learner can be neither aborted nor dropped.
+        compute_device: where this learner's vectors live.
+    """
+
+    store: c10d.Store
+    rank: int
+    device: Any
+    mail: Mail
+    hosts: tuple[str, ...]
+    devices: tuple[str, ...]
+    timeout_seconds: float
+    trace: Trace
+
+
+class Pending:
+    """A collective under way; awaiting it blocks until it is done."""
+
+    def __init__(self, work: Work, x: Tensor, finish: Callable[[Work, Tensor], Tensor]) -> None:
+        self._work, self._x, self._finish = work, x, finish
+
+    def __await__(self) -> Generator[Any, None, Tensor]:
+        return self._finish(self._work, self._x)
+        yield  # type: ignore[unreachable]  # what makes this a generator
+
+
+class TorchGroup(Group):
+    """Processes that work together; `members` are their positions in the world."""
+
+    def __init__(self, wiring: Wiring, name: str, members: Sequence[int]) -> None:
+        self.wiring, self.name, self.members = wiring, name, list(members)
+        self.rank, self.size = self.members.index(wiring.rank), len(members)
+        self._prefix = c10d.PrefixStore(name, clone(wiring.store))
+        self._splits = 0
+        self._fastest: dict[int, float] = defaultdict(lambda: float("inf"))
+        devices = [wiring.devices[m] for m in members]
+        hosts = [wiring.hosts[m] for m in members]
+        self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
+        self._group = _make_group(self._prefix, self.rank, self.size, wiring) if self.size > 1 else None
+        self._nccl = _make_nccl(self._prefix, self.rank, self.size) if self.backend == "nccl" else None
+
+    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
+        if self._group is None:
+            return [weight]
+        # So small a message is nothing but waiting for the slowest learner.
+        with self.wiring.trace.span(WAITING, f"mean of {self.name}"):
+            return self._compare(x, weight, "mean")
+
+    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        mine, positive = weights[self.rank], [w for w in weights if w > 0]
+        equal = len(set(positive)) == 1
+        scaled = x * (mine if not equal else 1.0) if mine > 0 else torch.zeros_like(x)
+        with self.wiring.trace.span(COMMUNICATING, f"mean of {self.name}"):
+            total = self._sum(scaled)
+        return total.div_(len(positive) if equal else sum(positive))
+
+    def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
+        if self._group is None:
+            return Pending(None, x, lambda _, x: x)
+        if x.device.type == "cuda" and self._nccl is None:
+            return Pending(None, x, lambda _, x: x.copy_(self._sum(x)))
+        work = (self._nccl or self._group).allreduce([x])
+        return Pending(work, x, self._finish_sum)
+
+    def _finish_sum(self, work: Work, x: Tensor) -> Tensor:
+        start = self.wiring.trace.now()
+        self._wait(work, "sum")
+        end = self.wiring.trace.now()
+        # The fastest sum of this size ever seen had nobody to wait for; what others take longer is waiting.
+        self._fastest[x.numel()] = min(self._fastest[x.numel()], end - start)
+        moving = start + self._fastest[x.numel()]
+        self.wiring.trace.add(COMMUNICATING, start, moving, f"sum of {self.name}")
+        self.wiring.trace.add(WAITING, moving, end, f"sum of {self.name}")
+        return x
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """The members' sum, in place where the backend can reach the device."""
+        if self._group is None:
+            return x
+        if x.device.type == "cpu" or self._nccl is not None:
+            self._wait((self._nccl or self._group).allreduce([x]), "sum")
+            return x
+        there = x.cpu()
+        self._wait(self._group.allreduce([there]), "sum")
+        return there.to(x.device)
+
+    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        if self._group is None:
+            return x.clone()
+        there = x.cpu().clone()
+        options = c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        self._compare(x, 1.0, "broadcast")
+        with self.wiring.trace.span(COMMUNICATING, f"broadcast of {self.name}"):
+            self._wait(self._group.broadcast([there], options), "broadcast")
+        return there.to(x.device)
+
+    def post(self, x: Tensor, to: int, tag: str = "") -> None:
+        self.wiring.mail.post(x, self.members[to], f"{self.name} {tag}")
+
+    async def recv(self, source: int | None = None, tag: str = "") -> tuple[Tensor, int]:
+        whom = "anyone" if source is None else f"learner {self.members[source]}"
+        seconds = self.wiring.timeout_seconds
+        with self.wiring.trace.span(WAITING, f"a message {tag!r} from {whom}"):
+            x, who = self.wiring.mail.box.take(
+                None if source is None else self.members[source],
+                f"{self.name} {tag}",
+                seconds,
+                lambda: PeerLost(f"no message {tag!r} from {whom} in {self.name} within {seconds} s"),
+            )
+        return x, self.members.index(who)
+
+    def split(self, parts: Sequence[Sequence[int]]) -> TorchGroup | None:
+        self._splits += 1
+        for number, part in enumerate(parts):
+            if self.rank in part:
+                return TorchGroup(self.wiring, f"{self.name}/{self._splits}.{number}", [self.members[r] for r in part])
+        return None
+
+    def count(self, counter: str, amount: int = 0) -> int:
+        return int(self._prefix.add(f"count/{counter}", amount))
+
+    def _compare(self, x: Tensor, weight: float, verb: str) -> list[float]:
+        """The members' weights; their vectors must be alike, or gloo would read past the end of the shorter one."""
+        assert self._group is not None
+        mine = torch.tensor([weight, x.numel(), x.element_size()], dtype=torch.float64)
+        all_ = [torch.empty_like(mine) for _ in range(self.size)]
+        self._wait(self._group.allgather([all_], [mine]), verb)
+        if any(not torch.equal(other[1:], mine[1:]) for other in all_):
+            given = ", ".join(f"learner {m}: {int(n[1])}" for m, n in zip(self.members, all_, strict=True))
+            raise WorldMismatch(f"the members of {self.name} gave vectors that differ ({given} elements): same model?")
+        return [float(other[0]) for other in all_]
+
+    def _wait(self, work: Work, verb: str) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise PeerLost(
+                f"{verb} of {self.name}: a learner of {self.members} is gone or too late ({reason})"
+            ) from error
+
+
+def _make_group(store: c10d.Store, rank: int, size: int, wiring: Wiring) -> Any:
+    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [wiring.device]
+    options._threads = 2
+    options._timeout = timedelta(seconds=wiring.timeout_seconds)
+    try:
+        return c10d.ProcessGroupGloo(store, rank, size, options)
+    except RuntimeError as error:
+        raise PeerLost(f"learner {wiring.rank} could not reach all {size} learners: {error}") from error
+
+
+def _make_nccl(store: c10d.Store, rank: int, size: int) -> Any:
+    return c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), rank, size, c10d.ProcessGroupNCCL.Options())

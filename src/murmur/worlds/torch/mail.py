@@ -1,0 +1,119 @@
+"""Messages between two learners over TCP: posting never blocks, arrivals go to a mailbox.
+
+Collectives are gloo's or NCCL's. Point-to-point messages are our own because gloo's can be neither polled nor given up
+without closing every pair of the group. A frame is one JSON header line (tag, type, number of elements), then the raw
+elements in little-endian order. Connections are made on first use, one for each direction.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from queue import SimpleQueue
+from threading import Lock, Thread
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from murmur.group import PeerLost
+from murmur.worlds.mailbox import Mailbox
+from murmur.worlds.torch.store import clone, listen
+
+TYPES = {str(t): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)}
+LENGTH = struct.Struct("<I")
+HEADER_BYTES = 1 << 16  # a longer header is not ours
+
+
+class Mail:
+    """One learner's post office: an open port, a sender a peer, a mailbox."""
+
+    def __init__(self, store: Store, rank: int, address: str, timeout_seconds: float) -> None:
+        self.rank, self.box, self._store, self._timeout = rank, Mailbox(), store, timeout_seconds
+        self._senders: dict[int, SimpleQueue[tuple[str, Tensor] | None]] = {}
+        self._threads: list[Thread] = []
+        self._lock = Lock()
+        self._closing = False
+        self._listener = listen(address)
+        host, port = self._listener.getsockname()[:2]
+        store.set(f"mail/{rank}", f"{host}:{port}")
+        Thread(target=self._accept, name="mail door", daemon=True).start()
+
+    def post(self, x: Tensor, to: int, tag: str) -> None:
+        """Queue a copy of x for learner `to`; returns at once."""
+        if to == self.rank:
+            self.box.put(self.rank, tag, x.clone())
+            return
+        with self._lock:
+            if to not in self._senders:
+                self._senders[to] = SimpleQueue()
+                thread = Thread(target=self._send, args=(to, self._senders[to]), name=f"mail to {to}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._senders[to].put((tag, x.detach().to("cpu", copy=True)))
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        self._closing = True
+        for queue in self._senders.values():
+            queue.put(None)
+        for thread in self._threads:
+            thread.join(self._timeout)
+        self._listener.close()
+
+    def _send(self, to: int, queue: SimpleQueue[tuple[str, Tensor] | None]) -> None:
+        try:
+            host, port = clone(self._store).get(f"mail/{to}").decode().rsplit(":", 1)
+            with socket.create_connection((host, int(port)), timeout=self._timeout) as line:
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                line.sendall(LENGTH.pack(self.rank))
+                while (message := queue.get()) is not None:
+                    tag, x = message
+                    head = json.dumps({"tag": tag, "type": str(x.dtype), "numel": x.numel()}).encode()
+                    line.sendall(LENGTH.pack(len(head)) + head)
+                    line.sendall(x.contiguous().view(torch.uint8).numpy().data if x.numel() else b"")
+        except (OSError, RuntimeError) as error:
+            self.box.lose(to, PeerLost(f"learner {to} cannot be reached by mail: {error}", to))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            Thread(target=self._receive, args=(line,), name="mail in", daemon=True).start()
+
+    def _receive(self, line: socket.socket) -> None:
+        source = -1
+        try:
+            with line:
+                source = LENGTH.unpack(_exactly(line, LENGTH.size))[0]
+                while True:
+                    (length,) = LENGTH.unpack(_exactly(line, LENGTH.size))
+                    if length > HEADER_BYTES:
+                        raise ValueError(f"a header of {length} bytes")
+                    head = json.loads(_exactly(line, length))
+                    dtype = TYPES[head["type"]]
+                    raw = _exactly(line, int(head["numel"]) * dtype.itemsize)
+                    x = (
+                        torch.from_numpy(np.frombuffer(raw, np.uint8)).view(dtype)
+                        if raw
+                        else torch.empty(0, dtype=dtype)
+                    )
+                    self.box.put(source, head["tag"], x)
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            if not self._closing and source >= 0:
+                self.box.lose(source, PeerLost(f"the line from learner {source} closed: {error}", source))
+
+
+def _exactly(line: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = line.recv_into(view)
+        if got == 0:
+            raise EOFError("the other side has closed it")
+        view = view[got:]
+    return data

@@ -1,0 +1,162 @@
+"""A group of learners on the virtual clock: real vectors, modelled seconds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmur.group import Group, check_alike, weighted_mean
+from murmur.trace import COMMUNICATING, WAITING, Trace
+from murmur.worlds.virtual.clock import Clock, Event
+from murmur.worlds.virtual.network import Network
+
+Inbox = dict[str, list[tuple[int, Tensor]]]
+
+
+class Meeting:
+    """One collective of one group: fires for all, `seconds` after the last member came."""
+
+    def __init__(self, clock: Clock, what: str, size: int) -> None:
+        self.done = clock.event(what)
+        self.last_seconds = 0.0
+        self.given: dict[int, Any] = {}
+        self.clock, self.size = clock, size
+
+    def join(self, rank: int, value: Any, finish: Callable[[list[Any]], tuple[Any, float]]) -> None:
+        """Hand in a value; the last member's `finish` turns all of them into (result, seconds)."""
+        self.given[rank] = value
+        if len(self.given) == self.size:
+            self.last_seconds = self.clock.now
+            result, seconds = finish([self.given[r] for r in range(self.size)])
+            self.clock.after(seconds, lambda: self.done.fire(result))
+
+
+class Hub:
+    """What the members of one group share: meetings by number, inboxes, counters, sub-groups."""
+
+    def __init__(self, clock: Clock, network: Network, name: str, members: Sequence[int]) -> None:
+        self.clock, self.network, self.name, self.members = clock, network, name, list(members)
+        self.meetings: dict[tuple[str, int], Meeting] = {}
+        self.inboxes: list[Inbox] = [defaultdict(list) for _ in members]
+        self.receivers: list[list[tuple[str, int | None, Event[Any]]]] = [[] for _ in members]
+        self.counters: dict[str, int] = defaultdict(int)
+        self.parts: dict[str, Hub] = {}
+
+    def meeting(self, verb: str, number: int) -> Meeting:
+        """The meeting for the number-th call of a verb; it is forgotten when everybody has been there."""
+        key = (verb, number)
+        if key not in self.meetings:
+            self.meetings[key] = Meeting(self.clock, f"{verb} #{number} of {self.name}", len(self.members))
+        meeting = self.meetings[key]
+        if len(meeting.given) == len(self.members) - 1:
+            del self.meetings[key]
+        return meeting
+
+    def deliver(self, source: int, to: int, tag: str, x: Tensor) -> None:
+        """A message has arrived."""
+        self.inboxes[to][tag].append((source, x))
+        for waiting in list(self.receivers[to]):
+            found = self.take(to, waiting[1], waiting[0])
+            if found is not None:
+                self.receivers[to].remove(waiting)
+                waiting[2].fire(found)
+
+    def take(self, rank: int, source: int | None, tag: str) -> tuple[Tensor, int] | None:
+        """The oldest message under a tag, if there is one."""
+        for i, (who, x) in enumerate(self.inboxes[rank][tag]):
+            if source is None or who == source:
+                del self.inboxes[rank][tag][i]
+                return x, who
+        return None
+
+
+class VirtualGroup(Group):
+    """One member's view of a hub."""
+
+    def __init__(self, hub: Hub, rank: int, trace: Trace) -> None:
+        self.hub, self.rank, self.trace = hub, rank, trace
+        self.size, self.name = len(hub.members), hub.name
+        self._calls: dict[str, int] = defaultdict(int)
+
+    async def _meet(self, verb: str, value: Any, finish: Callable[[list[Any]], tuple[Any, float]]) -> Any:
+        self._calls[verb] += 1
+        meeting = self.hub.meeting(verb, self._calls[verb])
+        came = self.hub.clock.now
+        meeting.join(self.rank, value, finish)
+        result = await meeting.done
+        self.trace.add(WAITING, came, meeting.last_seconds, meeting.done.what)
+        self.trace.add(COMMUNICATING, meeting.last_seconds, self.hub.clock.now, meeting.done.what)
+        return result
+
+    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
+        # The weights ride on the vectors: they cost no message of their own.
+        def finish(given: list[tuple[Tensor, float]]) -> tuple[list[float], float]:
+            check_alike([x for x, _ in given], self.name)
+            return [w for _, w in given], 0.0
+
+        weights: list[float] = await self._meet("mean", (x, weight), finish)
+        return weights
+
+    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
+            seconds = self.hub.network.allreduce_seconds(self.hub.members, x.numel() * x.element_size())
+            return weighted_mean(xs, weights), seconds
+
+        return (await self._meet("exchange of mean", x.clone(), finish)).clone()  # type: ignore[no-any-return]
+
+    def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
+        async def added() -> Tensor:
+            def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
+                check_alike(xs, self.name)
+                seconds = self.hub.network.allreduce_seconds(self.hub.members, x.numel() * x.element_size())
+                return torch.stack(xs).sum(0), seconds
+
+            return x.copy_(await self._meet("sum", x.clone(), finish))
+
+        return self.hub.clock.start(added(), f"sum of {self.name}", self.hub.members[self.rank])
+
+    def post(self, x: Tensor, to: int, tag: str = "") -> None:
+        hub, copy = self.hub, x.clone()
+        hub.network.send(
+            hub.members[self.rank],
+            hub.members[to],
+            x.numel() * x.element_size(),
+            lambda: hub.deliver(self.rank, to, tag, copy),
+        )
+
+    async def recv(self, source: int | None = None, tag: str = "") -> tuple[Tensor, int]:
+        found = self.hub.take(self.rank, source, tag)
+        if found is None:
+            whom = "anyone" if source is None else f"learner {self.hub.members[source]}"
+            event: Event[tuple[Tensor, int]] = self.hub.clock.event(f"a message {tag!r} from {whom} in {self.name}")
+            self.hub.receivers[self.rank].append((tag, source, event))
+            came = self.hub.clock.now
+            found = await event
+            self.trace.add(WAITING, came, self.hub.clock.now, event.what)
+        return found
+
+    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
+            check_alike(xs, self.name)
+            return xs[root], self.hub.network.allreduce_seconds(self.hub.members, x.numel() * x.element_size())
+
+        return (await self._meet("broadcast", x.clone(), finish)).clone()  # type: ignore[no-any-return]
+
+    def split(self, parts: Sequence[Sequence[int]]) -> VirtualGroup | None:
+        self._calls["split"] += 1
+        for number, part in enumerate(parts):
+            if self.rank in part:
+                name = f"{self.name}/{self._calls['split']}.{number}"
+                if name not in self.hub.parts:
+                    members = [self.hub.members[r] for r in part]
+                    self.hub.parts[name] = Hub(self.hub.clock, self.hub.network, name, members)
+                return VirtualGroup(self.hub.parts[name], list(part).index(self.rank), self.trace)
+        return None
+
+    def count(self, counter: str, amount: int = 0) -> int:
+        self.hub.counters[counter] += amount
+        return self.hub.counters[counter]
