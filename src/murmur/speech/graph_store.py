@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,59 +70,67 @@ def save_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
     os.replace(partial, folder)
 
 
+@dataclass(frozen=True)
+class StoredGraph:
+    """A graph on disk whose checksum was compared: processes that share it need not compare again."""
+
+    folder: Path
+    key: str
+    num_columns: int
+    columns: tuple[int, ...]
+    words: tuple[str, ...]
+    facts: GraphFacts
+
+    @staticmethod
+    def of(folder: Path) -> StoredGraph:
+        """Find the graph in `folder`.
+
+        Raises:
+            FileNotFoundError: there is no graph in `folder`.
+            DamagedGraphError: a file is missing, cut short or changed, or comes from another version of the format.
+        """
+        path = folder / "graph.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"no decoding graph in {folder}: build it first (save_graph or cached_graph)")
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            whole = found["format"] == _FORMAT and found["sha256"] == _sha256(folder / "graph.fst")
+            columns, words = tuple(found["columns"]), tuple(found["words"])
+            graph = StoredGraph(
+                folder, found["key"], found["num_columns"], columns, words, GraphFacts(**found["facts"])
+            )
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            raise DamagedGraphError(f"the graph in {folder} is incomplete ({error}): build it again") from error
+        if not whole:
+            raise DamagedGraphError(f"the graph in {folder} is not what was written there: build it again")
+        return graph
+
+    def read(self) -> DecodingGraph:
+        """The graph itself."""
+        # The library answers a missing or damaged file with a line on stderr and None.
+        fst = kaldifst.StdVectorFst.read(str(self.folder / "graph.fst"))
+        if fst is None:
+            raise DamagedGraphError(f"{self.folder / 'graph.fst'} is missing or no OpenFst file: build it again")
+        return DecodingGraph(fst, self.words, np.array(self.columns, dtype=np.int32), self.num_columns, self.facts)
+
+
 def load_graph(folder: Path) -> DecodingGraph:
-    """Read a graph after comparing its checksum.
-
-    Raises:
-        FileNotFoundError: there is no graph in `folder`.
-        DamagedGraphError: a file is missing, cut short or changed, or comes from another version of the format.
-    """
-    return read_graph(Path(folder), _described(Path(folder)))
-
-
-def read_graph(folder: Path, description: Mapping[str, Any]) -> DecodingGraph:
-    """The graph of a folder whose description was read and checked before (as each decoding process does)."""
-    # The library answers a missing file with a line on stderr and None.
-    fst = kaldifst.StdVectorFst.read(str(folder / "graph.fst"))
-    if fst is None:
-        raise DamagedGraphError(f"{folder / 'graph.fst'} is missing or no OpenFst file: delete the folder and rebuild")
-    return DecodingGraph(
-        fst,
-        tuple(description["words"]),
-        np.array(description["columns"], dtype=np.int32),
-        int(description["num_columns"]),
-        GraphFacts(**description["facts"]),
-    )
+    """Read a graph after comparing its checksum. Raises as `StoredGraph.of` does."""
+    return StoredGraph.of(Path(folder)).read()
 
 
 def cached_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph:
     """The graph in `folder` if it is whole and was made with the same key; else build it and store it there."""
     folder = Path(folder)
     try:
-        description = _described(folder)
+        stored = StoredGraph.of(folder)
+        if stored.key == key:
+            return stored.read()
     except (FileNotFoundError, DamagedGraphError):
-        description = None
-    if description is not None and description["key"] == key:
-        return read_graph(folder, description)
+        pass  # nothing there, or what a killed or failing writer left: made anew below
     graph = build()
     save_graph(graph, folder, key)
     return graph
-
-
-def _described(folder: Path) -> dict[str, Any]:
-    path = folder / "graph.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"no decoding graph in {folder}: build it first (save_graph or cached_graph)")
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        fitting = description["format"] == _FORMAT and description["sha256"] == _sha256(folder / "graph.fst")
-    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-        raise DamagedGraphError(
-            f"the graph in {folder} is incomplete ({error}): delete the folder and rebuild"
-        ) from error
-    if not fitting:
-        raise DamagedGraphError(f"the graph in {folder} is not what was written there: delete the folder and rebuild")
-    return description
 
 
 def _sha256(path: Path) -> str:
