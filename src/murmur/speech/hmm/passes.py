@@ -59,6 +59,10 @@ class PassStats:
     mixtures: MixtureStats
     transition_counts: NDArray[np.float64]
 
+    def frames_of_pdfs(self, pdf_of: IntArray) -> NDArray[np.float64]:
+        """(P,) how many frames each pdf holds; `pdf_of` (I,) is the pdf of each transition-id."""
+        return np.bincount(pdf_of[1:], weights=self.transition_counts[1:]).astype(np.float64)
+
     def __add__(self, other: PassStats) -> PassStats:
         return PassStats(self.mixtures + other.mixtures, self.transition_counts + other.transition_counts)
 

@@ -1,0 +1,184 @@
+"""The EM loop that all stages of training share: alignments, E step, M step, growing mixtures.
+
+Rabiner, "A tutorial on hidden Markov models" (1989), section VI; the recipe (Viterbi training, growing mixtures) is
+Kaldi's. Training repeats bit for bit for a seed, whatever the number of processes.
+
+Shapes: F features, P pdfs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmur.speech.hmm import passes
+from murmur.speech.hmm.blocks import Workers
+from murmur.speech.hmm.em import maximise
+from murmur.speech.hmm.material import MAX_LOST, Material, refuse_losses
+from murmur.speech.hmm.mixtures import FloatArray
+from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.split import allocate, split
+from murmur.speech.hmm.transitions import reestimate
+from murmur.speech.hmm.viterbi import AlignOptions
+
+# Early models fail on utterances that later ones align; only the last alignment is held to the strict limit.
+MAX_LOST_EARLY = 0.5
+
+
+@dataclass(frozen=True)
+class EmConfig:
+    """The EM loop.
+
+    Attributes:
+        gaussians: how many Gaussians all mixtures have together in the end.
+        passes: M steps.
+        grow_passes: in so many passes the number of Gaussians grows, in even steps.
+        align_passes: before these passes the alignments are made anew (the first pass has number 1).
+        allocation_power: Gaussians are shared out in proportion to frames to this power.
+        min_gaussian_frames: a Gaussian that holds fewer is removed; three times as many are needed for another one.
+        variance_floor: the smallest variance, as a fraction of the features' variance over the corpus.
+        seed: of the flat start and of the splits.
+        align: how to search for alignments.
+    """
+
+    gaussians: int = 1000
+    passes: int = 30
+    grow_passes: int = 22
+    align_passes: tuple[int, ...] = (*range(2, 12), 13, 15, 17, 19, 22, 25, 28)
+    allocation_power: float = 0.25
+    min_gaussian_frames: float = 5.0
+    variance_floor: float = 0.005
+    seed: int = 0
+    align: AlignOptions = field(default_factory=AlignOptions)
+
+    def __post_init__(self) -> None:
+        if self.passes < 1 or not 1 <= self.grow_passes <= self.passes or self.gaussians < 1:
+            raise ValueError(f"passes, grow_passes (at most passes) and gaussians must be positive, got {self}")
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """One pass of training.
+
+    Attributes:
+        stage: what is trained.
+        number: of the pass, from 1.
+        passes: how many there will be.
+        log_likelihood_per_frame: of the data under the model before the pass's M step, given the alignment.
+        gaussians: after the pass.
+        frames: how many took part.
+        failed: {utterance: reason} of those that could not be aligned.
+    """
+
+    stage: str
+    number: int
+    passes: int
+    log_likelihood_per_frame: float
+    gaussians: int
+    frames: int
+    failed: Mapping[str, str]
+
+
+Progress = Callable[[PassReport], None]
+
+
+def ignore_progress(_report: PassReport) -> None:
+    """Report to nobody."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with the alignments it was last trained on.
+
+    Attributes:
+        model: the model.
+        tids: {utterance: transition-ids by frame}.
+        lost: {utterance: why it did not take part at the end}.
+        history: the passes.
+    """
+
+    model: HmmGmm
+    tids: dict[str, NDArray[np.int32]]
+    lost: dict[str, str]
+    history: tuple[PassReport, ...]
+
+
+class EmLoop:
+    """Passes of alignment, E step, M step and splitting over one corpus.
+
+    Args:
+        stage: what is trained, for the reports.
+        workers: the blocks of the corpus, with training graphs for the model's tree and with first alignments.
+        material: what the blocks were cut from.
+        config: the loop.
+        progress: called after each pass.
+    """
+
+    def __init__(self, stage: str, workers: Workers, material: Material, config: EmConfig, progress: Progress) -> None:
+        self.stage = stage
+        self.workers = workers
+        self.material = material
+        self.config = config
+        self.progress = progress
+
+    def run(self, model: HmmGmm, variance_F: FloatArray, failed: Mapping[str, str]) -> Trained:
+        """Train from the alignments that the blocks hold; `failed` names the utterances that have none.
+
+        `variance_F` is the features' variance over the corpus, of which the floor is a fraction.
+        """
+        history = []
+        random = np.random.default_rng(self.config.seed)
+        first = model.mixtures.num_pdfs
+        for number in range(1, self.config.passes + 1):
+            if number in self.config.align_passes:
+                failed = self.realign(model, self.config.align, MAX_LOST_EARLY)
+            stats = self.accumulate(model)
+            model = self.maximise(model, stats, variance_F)
+            if number <= self.config.grow_passes:
+                target = first + (self.config.gaussians - first) * number // self.config.grow_passes
+                model = self.grow(model, stats, target, random)
+            history.append(self.report(number, stats, model, failed))
+        failed = self.realign(model, self.config.align, MAX_LOST)
+        tids = reduce(lambda a, b: a | b, self.workers.map(passes.alignments_of))
+        return Trained(model, tids, {**self.material.lost, **failed}, tuple(history))
+
+    def realign(self, model: HmmGmm, options: AlignOptions, max_lost: float) -> dict[str, str]:
+        """New alignments; returns {utterance: reason} of those that failed, and refuses more than `max_lost`."""
+        report = reduce(add, self.workers.map(passes.realign, model, options))
+        total = len(self.material.feats) + len(self.material.lost)
+        refuse_losses({**self.material.lost, **report.failed}, total, max_lost)
+        return report.failed
+
+    def accumulate(self, model: HmmGmm) -> passes.PassStats:
+        """The E step on the alignments that the blocks hold."""
+        return reduce(add, self.workers.map(passes.accumulate, model))
+
+    def maximise(self, model: HmmGmm, stats: passes.PassStats, variance_F: FloatArray) -> HmmGmm:
+        """The M step of transitions and mixtures."""
+        transitions = reestimate(model.lang, model.tree, model.transitions, stats.transition_counts)
+        floor_F = self.config.variance_floor * variance_F
+        mixtures = maximise(model.mixtures, stats.mixtures, floor_F, self.config.min_gaussian_frames)
+        return replace(model, log_probs=transitions.log_probs, mixtures=mixtures)
+
+    def grow(self, model: HmmGmm, stats: passes.PassStats, target: int, random: np.random.Generator) -> HmmGmm:
+        """Split Gaussians until there are `target` of them, or too few frames for more."""
+        wanted_P = allocate(
+            stats.frames_of_pdfs(model.transitions.pdf_of),
+            target,
+            self.config.allocation_power,
+            3 * self.config.min_gaussian_frames,
+        )
+        return replace(model, mixtures=split(model.mixtures, wanted_P, random))
+
+    def report(self, number: int, stats: passes.PassStats, model: HmmGmm, failed: Mapping[str, str]) -> PassReport:
+        """Describe a pass and tell the caller."""
+        sums, gaussians = stats.mixtures, int(model.mixtures.sizes.sum())
+        per_frame = sums.log_likelihood / max(1, sums.frames)
+        report = PassReport(self.stage, number, self.config.passes, per_frame, gaussians, sums.frames, failed)
+        self.progress(report)
+        return report

@@ -1,0 +1,84 @@
+"""Training of monophones by flat start and EM.
+
+Shapes: T frames, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from murmur.speech.hmm import passes
+from murmur.speech.hmm.blocks import Workers, cut_into_blocks
+from murmur.speech.hmm.em_loop import MAX_LOST_EARLY, EmConfig, EmLoop, Progress, Trained, ignore_progress
+from murmur.speech.hmm.material import Features, Material, check_material, refuse_losses
+from murmur.speech.hmm.mixtures import FloatArray, one_gaussian_each
+from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.transitions import make_transitions
+from murmur.speech.hmm.tree import monophone_tree
+from murmur.speech.hmm.viterbi import AlignOptions
+from murmur.speech.lexicon import Lang
+
+# After the flat start all states look alike: a wide beam would keep every path.
+FLAT_START_SEARCH = AlignOptions(beam=6.0, retry_beam=20.0)
+
+
+def train_monophone(
+    lang: Lang,
+    feats: Features,
+    texts: Mapping[str, str],
+    config: EmConfig | None = None,
+    jobs: int = 1,
+    progress: Progress = ignore_progress,
+) -> Trained:
+    """Monophones from features and transcripts alone: flat start, then EM with growing mixtures.
+
+    Args:
+        lang: phones and words.
+        feats: {utterance: (T, F) float32}, e.g. 13 MFCC with deltas and speaker mean normalisation.
+        texts: {utterance: transcript}.
+        config: the EM loop; None for the defaults.
+        jobs: processes.
+        progress: called after each pass.
+
+    Raises:
+        ValueError: more than 1 % of the utterances cannot be used; names them and says why.
+    """
+    config = config or EmConfig()
+    material = usable(lang, feats, texts)
+    with Workers(cut_into_blocks(material.feats, material.texts), jobs) as workers:
+        mean_F, variance_F = global_moments(workers)
+        tree = monophone_tree(lang)
+        log_probs = make_transitions(lang, tree).log_probs
+        model = HmmGmm(lang, tree, log_probs, one_gaussian_each(mean_F, variance_F, tree.num_pdfs))
+        workers.map(passes.compile_graphs, model)
+        workers.map(passes.align_flat, config.seed)
+        loop = EmLoop("monophone", workers, material, config, progress)
+        model = loop.maximise(model, loop.accumulate(model), variance_F)
+        failed = loop.realign(model, FLAT_START_SEARCH, MAX_LOST_EARLY)
+        return loop.run(model, variance_F, failed)
+
+
+def usable(lang: Lang, feats: Features, texts: Mapping[str, str]) -> Material:
+    """The usable part of a corpus. Raises ValueError if it is empty or less than 99 % of it."""
+    dim = next((x.shape[1] for _, x in sorted(feats.items()) if x.ndim == 2), 0)
+    material = check_material(lang, feats, texts, dim)
+    if not material.feats:
+        raise ValueError(f"no utterance can be used: {dict(list(material.lost.items())[:10])}")
+    refuse_losses(material.lost, len(material.feats) + len(material.lost))
+    return material
+
+
+def global_moments(workers: Workers) -> tuple[FloatArray, FloatArray]:
+    """(F,) mean and variance of the features of all blocks."""
+    parts = workers.map(passes.feature_sums)
+    frames = sum(part[2] for part in parts)
+    mean_F = reduce(add, (part[0] for part in parts)) / frames
+    variance_F = reduce(add, (part[1] for part in parts)) / frames - mean_F**2
+    constant = np.flatnonzero(variance_F <= 1e-10)
+    if len(constant):
+        raise ValueError(f"features {constant.tolist()} are the same in all frames: remove them")
+    return mean_F, variance_F

@@ -1,0 +1,98 @@
+"""Statistics for growing decision trees: sums of the features by phone in context and pdf class.
+
+Shapes: T or N frames, K contexts, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmur.speech.hmm.blocks import Block
+from murmur.speech.hmm.mixtures import FloatArray
+from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.transitions import IntArray, Transitions
+
+OUTSIDE = 0
+
+
+@dataclass(frozen=True)
+class TreeStats:
+    """Sums over the frames of each context.
+
+    Attributes:
+        keys: (K, 4) left neighbour, phone, right neighbour, pdf class; sorted, each once.
+        counts: (K,) frames.
+        first: (K, F) sums of x.
+        second: (K, F) sums of x^2.
+    """
+
+    keys: IntArray
+    counts: FloatArray
+    first: FloatArray
+    second: FloatArray
+
+
+def windows_of(transitions: Transitions, tids_T: IntArray) -> IntArray:
+    """(T, 4) left neighbour, phone, right neighbour and pdf class of each frame; the neighbour is 0 at the edges."""
+    starts = transitions.phone_starts(tids_T)
+    phones = np.concatenate([[OUTSIDE], transitions.phone_of[tids_T[starts]], [OUTSIDE]])
+    lengths = np.diff(np.append(starts, len(tids_T)))
+    triples = np.stack([phones[:-2], phones[1:-1], phones[2:]], 1)
+    return np.concatenate([np.repeat(triples, lengths, 0), transitions.state_of[tids_T][:, None]], 1, dtype=np.int32)
+
+
+def tree_stats(block: Block, model: HmmGmm) -> TreeStats:
+    """The sums over a block's current alignments, of the features as the model projects them."""
+    windows, feats = [], []
+    for utterance, tids_T in block.tids.items():
+        windows.append(windows_of(model.transitions, tids_T))
+        feats.append(model.features(block.feats[utterance]))
+    if not windows:
+        nothing = np.zeros((0, model.mixtures.dim))
+        return TreeStats(np.zeros((0, 4), dtype=np.int32), np.zeros(0), nothing, nothing)
+    return sum_by_key(np.concatenate(windows), *_with_squares(np.concatenate(feats)))
+
+
+def merge_stats(parts: Iterable[TreeStats]) -> TreeStats:
+    """The sums of several blocks."""
+    parts = list(parts)
+    return sum_by_key(
+        np.concatenate([p.keys for p in parts]),
+        np.concatenate([p.counts for p in parts]),
+        np.concatenate([p.first for p in parts]),
+        np.concatenate([p.second for p in parts]),
+    )
+
+
+def _with_squares(feats_NF: NDArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    wide = feats_NF.astype(np.float64)
+    return np.ones(len(wide)), wide, wide**2
+
+
+def sum_by_key(keys_N: IntArray, counts_N: FloatArray, first_NF: FloatArray, second_NF: FloatArray) -> TreeStats:
+    """Add up the rows whose keys are equal, in their order."""
+    order = np.lexsort(keys_N.T[::-1])
+    sorted_keys = keys_N[order]
+    changes = np.any(sorted_keys[1:] != sorted_keys[:-1], 1)
+    begins = np.flatnonzero(np.concatenate([[True], changes]))
+    return TreeStats(
+        sorted_keys[begins],
+        np.add.reduceat(counts_N[order], begins),
+        np.add.reduceat(first_NF[order], begins),
+        np.add.reduceat(second_NF[order], begins),
+    )
+
+
+def log_likelihood(counts: NDArray, first: NDArray, second: NDArray, floor: float = 0.01) -> NDArray:
+    """The log-likelihood of frames under the one diagonal Gaussian that fits them best, from their sums.
+
+    For n frames with variances v: -n / 2 (F + sum log 2 pi v); 0 for n = 0. The last axis of `first` and `second` is F;
+    variances are at least `floor`.
+    """
+    n = np.maximum(counts, 1e-10)[..., None]
+    variance = np.maximum(second / n - (first / n) ** 2, floor)
+    return -0.5 * counts * (np.log(2 * np.pi * variance) + 1).sum(-1)
