@@ -58,11 +58,11 @@ class CtcTask:
 
     corpus: Path | None = None
     units: ctc.Kind = "word"
-    hidden: int = 128
+    hidden: int = 96
     layers: int = 2
     dropout: float = 0.1
     stack: int = 3
-    minibatch_size: int = 16
+    minibatch_size: int = 8
     augment: SpecAugment = field(default_factory=SpecAugment)
     cmvn: Scope = "utterance"
     seed: int = 0

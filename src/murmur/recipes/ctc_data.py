@@ -11,7 +11,7 @@ import numpy as np
 from murmur.speech import ctc
 from murmur.speech.cmvn import Scope, normalise_all
 from murmur.speech.corpus import Corpus, CorpusError, Problem
-from murmur.speech.features import Front, LogMel, Ready, deltas
+from murmur.speech.features import Front, LogMel, Ready, deltas, sample_rate_hz
 from murmur.speech.kaldi_dir import read_data_dir
 from murmur.speech.shards import FeatureStore, prepare
 
@@ -48,7 +48,7 @@ def load(root: Path, kind: ctc.Kind, stack: int, cmvn: Scope, cache: Path) -> Da
     """
     train, dev, test = corpora(root)
     first = train.utterances[0]
-    front: Front = Ready() if first.features else LogMel(bins=40)
+    front: Front = Ready() if first.features else LogMel(rate_hz=sample_rate_hz(train), bins=40)
     units = ctc.Units.of(train.texts.values(), kind)
     splits = [_split(prepare(part, front, cache), units, stack, cmvn) for part in (train, dev, test)]
     usable = set(splits[0].targets)

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import subprocess
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -21,7 +22,7 @@ import soxr
 import torch
 from lhotse.features.kaldi.layers import Wav2LogFilterBank, Wav2MFCC
 
-from murmur.speech.corpus import Audio, CorpusError, StoredFeatures, Utterance
+from murmur.speech.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,10 @@ def _layer(front: LogMel | Mfcc) -> Callable[[torch.Tensor], torch.Tensor]:
     }
     if isinstance(front, LogMel):
         return Wav2LogFilterBank(**common)
-    return Wav2MFCC(**common, num_ceps=front.cepstra, snip_edges=front.snip_edges)
+    with warnings.catch_warnings():
+        # Lhotse warns that snip_edges=True does not fit its own bookkeeping of durations, which is not used here.
+        warnings.filterwarnings("ignore", message="Setting snip_edges=True")
+        return Wav2MFCC(**common, num_ceps=front.cepstra, snip_edges=front.snip_edges)
 
 
 def read_audio(audio: Audio, rate_hz: int) -> np.ndarray:
@@ -173,6 +177,21 @@ def read_audio(audio: Audio, rate_hz: int) -> np.ndarray:
     if len(samples_S) != wanted:
         raise CorpusError(f"{audio.path} holds {len(samples_S)} of the {wanted} samples it promises: it is cut short")
     return samples_S
+
+
+def sample_rate_hz(corpus: Corpus) -> int:
+    """Sample rate of a corpus, read from the header of its first recording.
+
+    Raises:
+        CorpusError: the corpus is empty, has no audio file, or its first file cannot be read.
+    """
+    audio = corpus.utterances[0].audio if corpus.utterances else None
+    if audio is None or audio.command is not None:
+        raise CorpusError("the first utterance has no audio file to take the sample rate from: set rate_hz yourself")
+    try:
+        return int(soundfile.info(audio.path).samplerate)
+    except (soundfile.SoundFileError, OSError) as error:
+        raise CorpusError(f"{audio.path} cannot be read ({error}): is it missing or damaged?") from error
 
 
 def _output_of(command: str) -> io.BytesIO:

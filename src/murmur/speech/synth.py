@@ -3,7 +3,7 @@
 The library and its voice data come from the `espeakng-loader` wheel (extra `synth`; espeak-ng itself is GPL-3 and is
 loaded at run time only). The interface is espeak-ng's `speak_lib.h`. What a process synthesises depends on what it
 synthesised before (the phase of the wavetable carries over, and re-initialising does not clear it), so repeatable
-audio takes a fresh process and a fixed order: see `murmur.speech.render`.
+audio takes a fresh process, a fixed order and a fixed seed: see `murmur.speech.render`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Synthesizer:
         if rate <= 0:
             raise SynthesisError(f"espeak-ng cannot read its voices in {data}: reinstall espeakng-loader")
         self.rate_hz: int = rate
+        self._library.espeak_ng_SetRandSeed(
+            ctypes.c_long(1)
+        )  # breathy voices draw noise, seeded by the clock otherwise
         self._chunks: list[np.ndarray] = []
         self._callback = _Callback(self._receive)  # C keeps a bare pointer, so the reference must live here
         self._library.espeak_SetSynthCallback(self._callback)

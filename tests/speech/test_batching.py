@@ -1,0 +1,115 @@
+"""Minibatches as functions of an integer: cover, repeatability, grouping; chunks with context."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from murmur.speech.augment import SpecAugment
+from murmur.speech.batching import UtteranceBatches, pad
+from murmur.speech.chunks import IGNORED, ChunkTable
+
+lengths = st.lists(st.integers(1, 90), min_size=1, max_size=40)
+
+
+@given(lengths, st.integers(1, 9), st.integers(0, 99), st.integers(0, 5))
+def test_every_utterance_once_per_epoch(frames, size, seed, epoch):
+    batches = UtteranceBatches(tuple(frames), size, seed)
+    numbers = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
+    seen = [i for n in numbers for i in batches[n]]
+    assert sorted(seen) == list(range(len(frames)))
+    assert sorted(i for group in batches.in_order() for i in group) == list(range(len(frames)))
+
+
+def test_a_minibatch_depends_on_its_number_and_seed_alone():
+    frames = tuple(np.random.default_rng(0).integers(10, 500, 300).tolist())
+    forwards = [UtteranceBatches(frames, 8, 3)[n] for n in range(100)]
+    batches = UtteranceBatches(frames, 8, 3)
+    assert [batches[n] for n in reversed(range(100))] == forwards[::-1]
+    assert [UtteranceBatches(frames, 8, 4)[n] for n in range(100)] != forwards
+    per_epoch = batches.per_epoch
+    assert {frozenset(g) for g in forwards[:per_epoch]} != {frozenset(g) for g in forwards[per_epoch : 2 * per_epoch]}
+
+
+def test_groups_hold_similar_lengths():
+    frames = np.random.default_rng(0).integers(10, 500, 400)
+    batches = UtteranceBatches(tuple(frames.tolist()), 8)
+    padding = [1 - frames[list(g)].mean() / frames[list(g)].max() for g in (batches[n] for n in range(50))]
+    assert np.mean(padding) < 0.08
+
+
+@pytest.mark.parametrize(("frames", "size"), [((), 4), ((3,), 0)])
+def test_nothing_to_batch_is_refused(frames, size):
+    with pytest.raises(ValueError, match="need utterances and size"):
+        UtteranceBatches(frames, size)
+
+
+def test_padding_is_zero_and_lengths_are_told():
+    feats, frames = pad([np.ones((2, 3), np.float32), np.full((4, 3), 2, np.float32)])
+    assert frames.tolist() == [2, 4]
+    assert feats.sum((1, 2)).tolist() == [6, 24]
+    assert feats[0, 2:].abs().sum() == 0
+
+
+@given(lengths, st.integers(1, 30), st.integers(1, 7), st.integers(0, 3))
+@settings(max_examples=50)
+def test_every_frame_is_trained_once_per_epoch_with_its_own_context(frames, longest, size, epoch):
+    table = ChunkTable({f"u{i}": n for i, n in enumerate(frames)}, longest, 3, 2, size, seed=1)
+    feats = {f"u{i}": np.stack([np.arange(n), np.full(n, i)], 1).astype(np.float32) for i, n in enumerate(frames)}
+    targets = {f"u{i}": 1000 * i + np.arange(n) for i, n in enumerate(frames)}
+    trained = []
+    for n in range(epoch * table.per_epoch, (epoch + 1) * table.per_epoch):
+        batch = table.batch(n, feats, targets)
+        for feats_TF, targets_T in zip(batch.feats, batch.targets, strict=True):
+            own = torch.nonzero(targets_T != IGNORED).flatten()
+            trained += targets_T[own].tolist()
+            utterance, last = int(feats_TF[0, 1]), frames[int(feats_TF[0, 1])] - 1
+            assert (feats_TF[own, 0] + 1000 * utterance).long().tolist() == targets_T[own].tolist()
+            first = int(feats_TF[own[0], 0])
+            window = [min(max(t, 0), last) for t in range(first - 3, first + len(own) + 2)]
+            assert feats_TF[: len(window), 0].tolist() == window
+    assert sorted(trained) == sorted(t for values in targets.values() for t in values.tolist())
+
+
+def test_chunks_are_even_and_their_order_is_seeded():
+    table = ChunkTable({"a": 101}, frames=40)
+    assert sorted(chunk.last - chunk.first for chunk in table.chunks) == [33, 34, 34]
+    many = {f"u{i}": 100 for i in range(50)}
+    assert ChunkTable(many, seed=1)[0] == ChunkTable(many, seed=1)[0] != ChunkTable(many, seed=2)[0]
+    assert ChunkTable(many, seed=1)[0] != ChunkTable(many, seed=1)[ChunkTable(many).per_epoch]
+
+
+@pytest.mark.parametrize(
+    ("frames", "changes"), [({}, {}), ({"a": 0}, {}), ({"a": 3}, {"frames": 0}), ({"a": 3}, {"size": 0})]
+)
+def test_impossible_tables_are_refused(frames, changes):
+    with pytest.raises(ValueError, match=r"chunks"):
+        ChunkTable(frames, **changes)
+
+
+def test_targets_of_another_length_are_refused():
+    table = ChunkTable({"a": 3})
+    with pytest.raises(ValueError, match="a has 3 frames and 4 targets"):
+        table.batch(0, {"a": np.zeros((3, 1))}, {"a": np.zeros(4, int)})
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**20))
+def test_spec_augment_only_writes_zeros_within_its_limits(frames, bins, seed):
+    augment, ones = SpecAugment(2, 10, 1, 4), np.ones((frames, bins), np.float32)
+    masked = augment(ones, np.random.default_rng(seed))
+    assert set(np.unique(masked)) <= {0.0, 1.0}
+    assert (ones == 1).all()
+    zero_frames, zero_bins = (masked == 0).all(1).sum(), (masked == 0).all(0).sum()
+    assert zero_frames <= 2 * min(10, frames // 5) or zero_bins == bins
+    assert zero_bins <= 4 or zero_frames == frames
+    np.testing.assert_array_equal(masked, augment(ones, np.random.default_rng(seed)))
+
+
+def test_a_chunk_batch_is_augmented_by_its_number():
+    table, feats = ChunkTable({"a": 40, "b": 40}, size=2), {n: np.ones((40, 8), np.float32) for n in "ab"}
+    targets = dict.fromkeys("ab", np.zeros(40, int))
+    masked = [table.batch(n, feats, targets, SpecAugment()).feats for n in (0, 0, 1)]
+    assert torch.equal(masked[0], masked[1])
+    assert not torch.equal(masked[0], masked[2])
+    assert (masked[0] == 0).any()

@@ -1,0 +1,90 @@
+"""Feature stores: the same numbers whatever the number of processes, found again, mended after damage."""
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+
+from murmur.speech import shards
+from murmur.speech.corpus import Audio, Corpus, CorpusError, Utterance
+from murmur.speech.features import LogMel, features_of
+from murmur.speech.shards import prepare, shard_is_whole
+
+FRONT = LogMel(bins=8)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 4)
+    rng, utterances = np.random.default_rng(0), []
+    for i in range(10):
+        soundfile.write(tmp_path / f"{i}.flac", rng.uniform(-0.5, 0.5, 1600 + 160 * i), 16000)
+        utterances.append(Utterance(f"u{i}", f"s{i % 3}", "YES", Audio(tmp_path / f"{i}.flac")))
+    return Corpus(tuple(utterances))
+
+
+def test_a_store_holds_the_features_of_every_utterance(corpus, tmp_path):
+    store = prepare(corpus, FRONT, tmp_path / "cache")
+    assert list(store) == [u.id for u in corpus.utterances]
+    for utterance in corpus.utterances:
+        np.testing.assert_array_equal(store[utterance.id], features_of(utterance, FRONT))
+        assert store.frames(utterance.id) == len(store[utterance.id])
+    assert store.hours == pytest.approx(sum(len(f) for f in store.values()) / 360000)
+    assert "10 utterances, 3 speakers, 0 skipped" in store.summary()
+    assert isinstance(store["u0"].base.base, np.memmap) or isinstance(store["u0"].base, np.memmap)
+
+
+def test_processes_change_nothing(corpus, tmp_path):
+    alone, together = prepare(corpus, FRONT, tmp_path / "a"), prepare(corpus, FRONT, tmp_path / "b", processes=2)
+    assert sorted(p.name for p in alone.folder.iterdir()) == sorted(p.name for p in together.folder.iterdir())
+    for path in alone.folder.iterdir():
+        assert path.read_bytes() == (together.folder / path.name).read_bytes()
+
+
+def test_what_is_whole_is_found_and_what_is_not_is_made_again(corpus, tmp_path, monkeypatch):
+    first = prepare(corpus, FRONT, tmp_path / "cache")
+    wanted = {name: np.array(feats) for name, feats in first.items()}
+    (first.folder / "00000.json").unlink()  # killed between the array and its JSON
+    with (first.folder / "00001.npy").open("r+b") as file:  # half written, or a bad disk
+        file.truncate(300)
+    damaged = bytearray((first.folder / "00002.npy").read_bytes())
+    damaged[-1] ^= 1
+    (first.folder / "00002.npy").write_bytes(damaged)
+    assert not any(shard_is_whole(first.folder, n) for n in range(3))
+    made = []
+    real = shards.make_shard
+    monkeypatch.setattr(shards, "make_shard", lambda folder, n, *rest: (made.append(n), real(folder, n, *rest)))
+    again = prepare(corpus, FRONT, tmp_path / "cache")
+    assert made == [0, 1, 2]
+    assert all((again[name] == wanted[name]).all() for name in wanted)
+    prepare(corpus, FRONT, tmp_path / "cache")
+    assert made == [0, 1, 2]
+
+
+def test_another_analysis_or_corpus_gets_another_store(corpus, tmp_path):
+    stores = [
+        prepare(corpus, FRONT, tmp_path / "cache"),
+        prepare(corpus, LogMel(bins=9), tmp_path / "cache"),
+        prepare(corpus.subset(lambda u: u.id != "u3"), FRONT, tmp_path / "cache"),
+    ]
+    assert len({store.folder for store in stores}) == 3
+
+
+def test_unusable_utterances_are_named_counted_and_left_out(tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "good.flac", np.random.default_rng(0).uniform(-0.5, 0.5, 4000), 16000)
+    soundfile.write(tmp_path / "slow.flac", np.zeros(4000), 8000)
+    good = [Utterance(f"u{i:03}", "s", "YES", Audio(tmp_path / "good.flac")) for i in range(120)]
+    bad = Utterance("bad", "s", "YES", Audio(tmp_path / "slow.flac"))
+    store = prepare(Corpus((*good, bad)), FRONT, tmp_path / "cache")
+    assert "bad" not in store
+    assert "skipped bad" in store.summary()
+    assert "8000 Hz" in store.summary()
+    assert [p.utterance for p in prepare(Corpus((*good, bad)), FRONT, tmp_path / "cache").corpus.problems] == ["bad"]
+    with pytest.raises(CorpusError, match=r"(?s)1 of 51 .*slow.flac"):
+        prepare(Corpus((*good[:50], bad)), FRONT, tmp_path / "cache")
+
+
+def test_the_index_is_plain_json(corpus, tmp_path):
+    folder = prepare(corpus, FRONT, tmp_path / "cache").folder
+    assert json.loads((folder / "00002.json").read_text())["frames"] == [["u8", 18], ["u9", 19]]

@@ -1,0 +1,143 @@
+"""Acoustic models: shapes, padding, context, and the network half of a hybrid system."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from murmur.speech.chunks import IGNORED, ChunkTable
+from murmur.speech.hybrid import batch_loss, fit_targets, frame_figures, frame_loss, log_likelihoods, log_prior
+from murmur.speech.models import Blstm, Lstm, Tdnn
+from murmur.speech.models.tdnn import splice
+
+SMALL = [
+    Lstm(hidden=8, layers=2),
+    Lstm(hidden=8, layers=1, stack=3),
+    Blstm(hidden=8, layers=2),
+    Blstm(hidden=8, layers=2, stack=3),
+    Tdnn(hidden=8, contexts=((-1, 0, 1), (-2, 0, 1), (0,))),
+]
+
+
+@pytest.mark.parametrize("config", SMALL, ids=str)
+def test_padding_changes_nothing_before_the_end(config):
+    torch.manual_seed(0)
+    model = config.build(5, 4).eval()
+    feats, lengths = torch.randn(3, 20, 5), torch.tensor([20, 13, 7])
+    for row, frames in enumerate(lengths.tolist()):
+        feats[row, frames:] = 0.0
+    together = model(feats, lengths)
+    assert together.shape == (3, int(model.output_lengths(torch.tensor(20))), 4)
+    for row, frames in enumerate(lengths.tolist()):
+        alone = model(feats[row : row + 1, :frames])
+        assert alone.shape[1] == int(model.output_lengths(torch.tensor(frames)))
+        torch.testing.assert_close(together[row, : alone.shape[1]], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def dependence(model, frames, at, inputs=3):
+    feats = torch.randn(1, frames, inputs, requires_grad=True)
+    model(feats)[0, at].sum().backward()
+    return torch.nonzero(feats.grad[0].abs().sum(1) > 0).flatten().tolist()
+
+
+def test_directions_of_context():
+    torch.manual_seed(0)
+    assert dependence(Lstm(hidden=4, layers=2).build(3, 2), 9, 4) == [0, 1, 2, 3, 4]
+    assert dependence(Blstm(hidden=4, layers=1).build(3, 2), 9, 4) == list(range(9))
+    config = Tdnn(hidden=16, contexts=((-2, -1, 0, 1), (-3, 0, 1), (0,)), dropout=0.0)
+    assert (config.left_frames, config.right_frames) == (5, 2)
+    reached = dependence(config.build(3, 2), 40, 20)
+    assert (min(reached), max(reached)) == (15, 22)
+
+
+@given(st.integers(1, 9), st.lists(st.integers(-4, 4), min_size=1, max_size=4, unique=True))
+def test_splice_puts_shifted_frames_side_by_side(frames, offsets):
+    x = torch.arange(frames, dtype=torch.float32)[None, :, None]
+    expected = [[min(max(t + o, 0), frames - 1) for o in offsets] for t in range(frames)]
+    assert splice(x, tuple(offsets))[0].tolist() == expected
+
+
+def test_a_tdnn_without_offsets_is_refused():
+    with pytest.raises(ValueError, match="at least one layer"):
+        Tdnn(contexts=((0,), ())).build(3, 2)
+
+
+@given(st.integers(1, 30), st.integers(-4, 4))
+def test_targets_are_fitted_at_both_ends(aligned, difference):
+    pdfs, frames = np.arange(aligned), aligned + difference
+    if frames < 1:
+        return
+    fitted = fit_targets(pdfs, frames)
+    assert len(fitted) == frames
+    assert set(fitted) <= set(pdfs)
+    shift = np.arange(frames) - fitted
+    assert shift.min() >= min(0, -abs(difference)) and shift.max() <= abs(difference)  # noqa: PT018
+    np.testing.assert_array_equal(np.diff(fitted) >= 0, True)
+
+
+def test_targets_of_another_utterance_are_refused():
+    with pytest.raises(ValueError, match="alignment of 10 frames cannot serve 20"):
+        fit_targets(np.zeros(10, int), 20)
+
+
+def test_log_prior_counts_frames():
+    prior = log_prior([np.array([0, 0, 2]), np.array([2])], 4)
+    np.testing.assert_allclose(prior.exp(), np.array([3, 1, 3, 1]) / 8, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"pdf 0 \.\. 4"):
+        log_prior([np.array([0, 4])], 4)
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, feats):
+        return self.dropout(self.linear(feats))
+
+
+def test_log_likelihoods_are_posteriors_less_priors():
+    model, feats = Linear().train(), np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+    prior = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    scores = log_likelihoods(model, feats, prior)
+    assert model.training
+    np.testing.assert_allclose((np.exp(scores) * prior.exp().numpy()).sum(1), 1, rtol=1e-5)
+    expected = model.linear(torch.from_numpy(feats)).log_softmax(-1) - prior
+    np.testing.assert_allclose(scores, expected.detach().numpy(), atol=1e-5)
+    with pytest.raises(ValueError, match="4 outputs, the prior 3"):
+        log_likelihoods(model, feats, prior[:3])
+
+
+def test_frame_loss_passes_over_context():
+    logits, targets = torch.randn(2, 5, 4), torch.full((2, 5), IGNORED)
+    targets[0, 1:3], targets[1, 2] = torch.tensor([3, 1]), 0
+    total, frames = frame_loss(logits, targets)
+    log_probs = logits.log_softmax(-1)
+    assert frames == 3
+    assert float(total) == pytest.approx(-float(log_probs[0, 1, 3] + log_probs[0, 2, 1] + log_probs[1, 2, 0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("config", [Tdnn(16, ((-1, 0, 1), (0,)), 0.0), Blstm(12, 1), Lstm(12, 1)], ids=str)
+def test_chunk_training_learns_what_the_context_shows(config):
+    """The target of frame t is the class of frame t - 1: only a model that sees context can tell."""
+    rng = np.random.default_rng(0)
+    classes = {f"u{i}": rng.integers(3, size=60) for i in range(12)}
+    feats = {name: np.eye(3, dtype=np.float32)[c] for name, c in classes.items()}
+    targets = {name: np.concatenate([c[:1], c[:-1]]) for name, c in classes.items()}
+    torch.manual_seed(0)
+    model = config.build(3, 3)
+    table = ChunkTable({name: 60 for name in feats}, frames=20, left_frames=3, right_frames=3, size=8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for n in range(12 * table.per_epoch):
+        total, frames = batch_loss(model, table.batch(n, feats, targets))
+        optimizer.zero_grad()
+        (total / frames).backward()
+        optimizer.step()
+    figures = frame_figures(model, feats, targets)
+    assert figures["accuracy"] > 0.97
+    assert figures["loss"] < 0.2
+    with pytest.raises(ValueError, match="no aligned utterance"):
+        frame_figures(model, feats, {})
