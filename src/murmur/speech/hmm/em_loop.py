@@ -85,10 +85,16 @@ class PassReport:
 
 
 Progress = Callable[[PassReport], None]
+Refine = Callable[[int, HmmGmm], HmmGmm]
 
 
 def ignore_progress(_report: PassReport) -> None:
     """Report to nobody."""
+
+
+def keep_model(_number: int, model: HmmGmm) -> HmmGmm:
+    """Leave the model as it is."""
+    return model
 
 
 @dataclass(frozen=True)
@@ -126,10 +132,13 @@ class EmLoop:
         self.config = config
         self.progress = progress
 
-    def run(self, model: HmmGmm, variance_F: FloatArray, failed: Mapping[str, str]) -> Trained:
+    def run(
+        self, model: HmmGmm, variance_F: FloatArray, failed: Mapping[str, str], refine: Refine = keep_model
+    ) -> Trained:
         """Train from the alignments that the blocks hold; `failed` names the utterances that have none.
 
-        `variance_F` is the features' variance over the corpus, of which the floor is a fraction.
+        `variance_F` is the features' variance over the corpus, of which the floor is a fraction. `refine(n, model)` is
+        what a stage does to the model at the end of pass n.
         """
         history = []
         random = np.random.default_rng(self.config.seed)
@@ -142,6 +151,7 @@ class EmLoop:
             if number <= self.config.grow_passes:
                 target = first + (self.config.gaussians - first) * number // self.config.grow_passes
                 model = self.grow(model, stats, target, random)
+            model = refine(number, model)
             history.append(self.report(number, stats, model, failed))
         failed = self.realign(model, self.config.align, MAX_LOST)
         tids = reduce(lambda a, b: a | b, self.workers.map(passes.alignments_of))

@@ -6,7 +6,7 @@ Shapes: T frames, F features, P pdfs, I transition-ids + 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.speech.hmm.mixtures import Mixtures
-from murmur.speech.hmm.projection import Projection
+from murmur.speech.hmm.projection import Projection, project
 from murmur.speech.hmm.transitions import IntArray, Transitions, make_transitions
 from murmur.speech.hmm.tree import Tree
 from murmur.speech.lexicon import Lang
@@ -60,9 +60,7 @@ class HmmGmm:
 
     def features(self, feats_TF: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the mixtures see: the projected frames, or the frames themselves."""
-        if self.projection is None:
-            return np.ascontiguousarray(feats_TF, dtype=np.float32)
-        return self.projection.apply(feats_TF)
+        return project(self.projection, feats_TF)
 
     def loglikes(self, feats_TF: NDArray[np.float32]) -> NDArray[np.float32]:
         """(T, P) natural log-likelihoods log p(x_t | pdf), unscaled.
@@ -86,10 +84,6 @@ class HmmGmm:
                 raise ValueError(f"utterance {utterance}: {error}") from error
             out[utterance] = self.transitions.pdf_of[tids_T]
         return out
-
-    def with_projection(self, projection: Projection | None) -> HmmGmm:
-        """The same model behind another projection."""
-        return replace(self, projection=projection)
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: library objects are made anew in another process."""

@@ -22,8 +22,8 @@ from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon import Lang
 
-# After the flat start all states look alike: a wide beam would keep every path.
-FLAT_START_SEARCH = AlignOptions(beam=6.0, retry_beam=20.0)
+# After the flat start all states look alike: only a larger scale tells paths apart, and spares keeping every one.
+FLAT_START_SEARCH = AlignOptions(acoustic_scale=0.3, beam=10.0, retry_beam=40.0)
 
 
 def train_monophone(

@@ -45,3 +45,10 @@ def splice(feats_TS: NDArray[np.float32], context_frames: int) -> NDArray[np.flo
     frames = len(feats_TS)
     padded = np.pad(feats_TS, ((context_frames, context_frames), (0, 0)), mode="edge")
     return np.concatenate([padded[k : k + frames] for k in range(2 * context_frames + 1)], 1, dtype=np.float32)
+
+
+def project(projection: Projection | None, feats_TF: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The projected frames; the frames themselves, as contiguous float32, where there is no projection."""
+    if projection is None:
+        return np.ascontiguousarray(feats_TF, dtype=np.float32)
+    return projection.apply(feats_TF)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from murmur.speech.hmm.blocks import Block
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.projection import Projection, project
 from murmur.speech.hmm.transitions import IntArray, Transitions
 
 OUTSIDE = 0
@@ -45,32 +46,33 @@ def windows_of(transitions: Transitions, tids_T: IntArray) -> IntArray:
     return np.concatenate([np.repeat(triples, lengths, 0), transitions.state_of[tids_T][:, None]], 1, dtype=np.int32)
 
 
-def tree_stats(block: Block, model: HmmGmm) -> TreeStats:
-    """The sums over a block's current alignments, of the features as the model projects them."""
+def tree_stats(block: Block, model: HmmGmm, projection: Projection | None) -> TreeStats | None:
+    """The sums of the projected features over a block's alignments, which are the model's; None if it has none."""
     windows, feats = [], []
     for utterance, tids_T in block.tids.items():
         windows.append(windows_of(model.transitions, tids_T))
-        feats.append(model.features(block.feats[utterance]))
+        feats.append(project(projection, block.feats[utterance]))
     if not windows:
-        nothing = np.zeros((0, model.mixtures.dim))
-        return TreeStats(np.zeros((0, 4), dtype=np.int32), np.zeros(0), nothing, nothing)
-    return sum_by_key(np.concatenate(windows), *_with_squares(np.concatenate(feats)))
+        return None
+    wide = np.concatenate(feats).astype(np.float64)
+    return sum_by_key(np.concatenate(windows), np.ones(len(wide)), wide, wide**2)
 
 
-def merge_stats(parts: Iterable[TreeStats]) -> TreeStats:
-    """The sums of several blocks."""
-    parts = list(parts)
+def merge_stats(blocks: Iterable[TreeStats | None]) -> TreeStats:
+    """The sums of several blocks.
+
+    Raises:
+        ValueError: no block has an alignment.
+    """
+    parts = [stats for stats in blocks if stats is not None]
+    if not parts:
+        raise ValueError("no utterance is aligned, so no tree can be grown: look at why the alignment failed")
     return sum_by_key(
         np.concatenate([p.keys for p in parts]),
         np.concatenate([p.counts for p in parts]),
         np.concatenate([p.first for p in parts]),
         np.concatenate([p.second for p in parts]),
     )
-
-
-def _with_squares(feats_NF: NDArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    wide = feats_NF.astype(np.float64)
-    return np.ones(len(wide)), wide, wide**2
 
 
 def sum_by_key(keys_N: IntArray, counts_N: FloatArray, first_NF: FloatArray, second_NF: FloatArray) -> TreeStats:

@@ -20,6 +20,7 @@ from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import FloatArray, one_gaussian_each
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.monophone import usable
+from murmur.speech.hmm.projection import Projection
 from murmur.speech.hmm.questions import derive_questions
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import Tree
@@ -68,15 +69,17 @@ def train_triphone(
         workers.map(passes.compile_graphs, previous)
         loop = EmLoop("triphone", workers, material, config.em, progress)
         failed = loop.realign(previous, config.em.align, MAX_LOST_EARLY)
-        model, variance_F = grow_model(workers, previous, config.tree)
+        model, variance_F = grow_model(workers, previous, previous.projection, config.tree)
         workers.map(carry_over, previous, model)
         return loop.run(model, variance_F, failed)
 
 
-def grow_model(workers: Workers, previous: HmmGmm, config: TreeConfig) -> tuple[HmmGmm, FloatArray]:
+def grow_model(
+    workers: Workers, previous: HmmGmm, projection: Projection | None, config: TreeConfig
+) -> tuple[HmmGmm, FloatArray]:
     """A model with a new tree, whose pdfs have one Gaussian, fitted to the leaf's frames; and (F,) the variance over
-    all frames. Both are of the features as `previous` projects them, and come from the blocks' alignments."""
-    stats = merge_stats(workers.map(tree_stats, previous))
+    all frames. Both are of the features behind `projection`, and come from the blocks' alignments by `previous`."""
+    stats = merge_stats(workers.map(tree_stats, previous, projection))
     tree = grow_tree(previous.lang, stats, derive_questions(previous.lang, stats), config)
     frames = stats.counts.sum()
     mean_F = stats.first.sum(0) / frames
@@ -85,7 +88,7 @@ def grow_model(workers: Workers, previous: HmmGmm, config: TreeConfig) -> tuple[
     sums = leaf_sums(tree, stats)
     mixtures = maximise(flat, sums, VARIANCE_FLOOR * variance_F, min_occupancy=1.0)
     log_probs = make_transitions(previous.lang, tree).log_probs
-    return HmmGmm(previous.lang, tree, log_probs, mixtures, previous.projection), variance_F
+    return HmmGmm(previous.lang, tree, log_probs, mixtures, projection), variance_F
 
 
 def leaf_sums(tree: Tree, stats: TreeStats) -> MixtureStats:

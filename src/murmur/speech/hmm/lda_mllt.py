@@ -1,0 +1,82 @@
+"""Training of triphones on features projected by LDA and MLLT.
+
+Shapes: T frames, F features, D projected features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+
+from murmur.speech.hmm import passes
+from murmur.speech.hmm.blocks import Workers, cut_into_blocks
+from murmur.speech.hmm.convert import carry_over
+from murmur.speech.hmm.em_loop import MAX_LOST_EARLY, EmConfig, EmLoop, Progress, Trained, ignore_progress
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.lda import LdaConfig, estimate_lda, lda_stats
+from murmur.speech.hmm.material import Features
+from murmur.speech.hmm.mllt import apply_mllt, estimate_mllt, mllt_stats
+from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.monophone import usable
+from murmur.speech.hmm.triphone import TriphoneConfig, grow_model
+
+
+@dataclass(frozen=True)
+class LdaMlltConfig:
+    """The projection, the tree and the EM loop.
+
+    Attributes:
+        lda: what to splice and keep.
+        mllt_passes: after these passes the MLLT is estimated anew.
+        tree: as for triphones.
+        em: as for triphones.
+    """
+
+    lda: LdaConfig = field(default_factory=LdaConfig)
+    mllt_passes: tuple[int, ...] = (2, 4, 6, 10)
+    tree: TreeConfig = field(default_factory=TreeConfig)
+    em: EmConfig = field(default_factory=lambda: TriphoneConfig().em)
+
+
+def train_lda_mllt(
+    previous: HmmGmm,
+    feats: Features,
+    texts: Mapping[str, str],
+    config: LdaMlltConfig | None = None,
+    jobs: int = 1,
+    progress: Progress = ignore_progress,
+) -> Trained:
+    """Triphones on projected features, from the alignments of an earlier triphone model.
+
+    Args:
+        previous: aligns the corpus; its pdfs are the classes of the LDA.
+        feats: {utterance: (T, F) float32} as the earlier model was trained on; the first `lda.static_dim` are spliced.
+        texts: {utterance: transcript}.
+        config: projection, tree and EM loop; None for the defaults.
+        jobs: processes.
+        progress: called after each pass.
+
+    Raises:
+        ValueError: more than 1 % of the utterances cannot be used; names them and says why.
+    """
+    config = config or LdaMlltConfig()
+    narrow = [u for u, x in feats.items() if x.ndim == 2 and x.shape[1] < config.lda.static_dim]
+    if narrow:
+        raise ValueError(f"utterance {narrow[0]} has fewer features than static_dim = {config.lda.static_dim}")
+    material = usable(previous.lang, feats, texts)
+    with Workers(cut_into_blocks(material.feats, material.texts), jobs) as workers:
+        workers.map(passes.compile_graphs, previous)
+        loop = EmLoop("LDA+MLLT triphone", workers, material, config.em, progress)
+        failed = loop.realign(previous, config.em.align, MAX_LOST_EARLY)
+        lda = estimate_lda(reduce(add, workers.map(lda_stats, previous, config.lda)), config.lda)
+        model, variance_D = grow_model(workers, previous, lda, config.tree)
+        workers.map(carry_over, previous, model)
+
+        def refine(number: int, model: HmmGmm) -> HmmGmm:
+            if number not in config.mllt_passes:
+                return model
+            return apply_mllt(model, estimate_mllt(reduce(add, workers.map(mllt_stats, model))))
+
+        return loop.run(model, variance_D, failed, refine)
