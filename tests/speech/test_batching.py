@@ -14,6 +14,7 @@ lengths = st.lists(st.integers(1, 90), min_size=1, max_size=40)
 
 
 @given(lengths, st.integers(1, 9), st.integers(0, 99), st.integers(0, 5))
+@settings(deadline=None)
 def test_every_utterance_once_per_epoch(frames, size, seed, epoch):
     batches = UtteranceBatches(tuple(frames), size, seed)
     numbers = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
@@ -53,7 +54,7 @@ def test_padding_is_zero_and_lengths_are_told():
 
 
 @given(lengths, st.integers(1, 30), st.integers(1, 7), st.integers(0, 3))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_every_frame_is_trained_once_per_epoch_with_its_own_context(frames, longest, size, epoch):
     table = ChunkTable({f"u{i}": n for i, n in enumerate(frames)}, longest, 3, 2, size, seed=1)
     feats = {f"u{i}": np.stack([np.arange(n), np.full(n, i)], 1).astype(np.float32) for i, n in enumerate(frames)}
@@ -95,8 +96,9 @@ def test_targets_of_another_length_are_refused():
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**20))
+@settings(deadline=None)
 def test_spec_augment_only_writes_zeros_within_its_limits(frames, bins, seed):
-    augment, ones = SpecAugment(2, 10, 1, 4), np.ones((frames, bins), np.float32)
+    augment, ones = SpecAugment(0.0, 2, 10, 1, 4), np.ones((frames, bins), np.float32)
     masked = augment(ones, np.random.default_rng(seed))
     assert set(np.unique(masked)) <= {0.0, 1.0}
     assert (ones == 1).all()
@@ -113,3 +115,12 @@ def test_a_chunk_batch_is_augmented_by_its_number():
     assert torch.equal(masked[0], masked[1])
     assert not torch.equal(masked[0], masked[2])
     assert (masked[0] == 0).any()
+
+
+@given(st.integers(1, 60), st.integers(0, 2**20))
+@settings(deadline=None)
+def test_tempo_resamples_a_straight_line_to_a_straight_line(frames, seed):
+    line = np.arange(frames, dtype=np.float32)[:, None]
+    changed = SpecAugment(0.2, 0, 0, 0, 0)(line, np.random.default_rng(seed))
+    assert 0.8 * frames - 1 <= len(changed) <= 1.2 * frames + 1
+    np.testing.assert_allclose(changed[:, 0], np.linspace(0, frames - 1, len(changed)), atol=1e-4)

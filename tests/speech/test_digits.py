@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.speech import digits, render, room
@@ -94,6 +94,7 @@ def test_all_voices_are_known_to_espeak():
 
 
 @given(st.floats(0, 2), st.floats(-5, 30), st.integers(0, 99))
+@settings(deadline=None)
 def test_noise_has_the_promised_power(slope, snr_db, seed):
     rng = np.random.default_rng(seed)
     speech = np.sin(np.arange(4000) / 5).astype(np.float32) * 0.1

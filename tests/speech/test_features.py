@@ -4,7 +4,7 @@ import kaldi_native_fbank as knf
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.speech.cmvn import normalise_all, statistics
@@ -59,6 +59,7 @@ def test_speed_changes_length_and_pitch(speed):
 
 
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
 def test_deltas_are_the_stated_sum(frames, window, seed):
     x = np.random.default_rng(seed).standard_normal((frames, 2)).astype(np.float32)
 

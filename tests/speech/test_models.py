@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -53,6 +53,7 @@ def test_directions_of_context():
 
 
 @given(st.integers(1, 9), st.lists(st.integers(-4, 4), min_size=1, max_size=4, unique=True))
+@settings(deadline=None)
 def test_splice_puts_shifted_frames_side_by_side(frames, offsets):
     x = torch.arange(frames, dtype=torch.float32)[None, :, None]
     expected = [[min(max(t + o, 0), frames - 1) for o in offsets] for t in range(frames)]
@@ -65,6 +66,7 @@ def test_a_tdnn_without_offsets_is_refused():
 
 
 @given(st.integers(1, 30), st.integers(-4, 4))
+@settings(deadline=None)
 def test_targets_are_fitted_at_both_ends(aligned, difference):
     pdfs, frames = np.arange(aligned), aligned + difference
     if frames < 1:

@@ -5,7 +5,7 @@ A folder holds `data/train`, `data/test` and perhaps `data/dev` in Kaldi's layou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +49,7 @@ class CtcTask:
         dropout: behind every layer, while training.
         stack: frames joined into one network input (3 frames of 10 ms give 30 ms).
         minibatch_size: utterances.
-        augment: SpecAugment on training minibatches; `SpecAugment(0, 0, 0, 0)` leaves them alone.
+        augment: SpecAugment on training minibatches; `SpecAugment(0, 0, 0, 0, 0)` leaves them alone.
         cmvn: whose statistics normalise the features.
         seed: of the order of the data and of the augmentation.
         digits: size of the synthetic corpus.
@@ -102,7 +102,8 @@ class CtcTask:
         """Minibatch n with its SpecAugment masks: a pure function of the task's fields and n."""
         rng = np.random.default_rng([self.seed, n])
         names = [self.data.train.names[i] for i in self._order[n]]
-        return _batch(self.data.train, names, lambda feats_TF: self.augment(feats_TF, rng))
+        feats = [self._augmented(name, rng) for name in names]
+        return _batch(feats, self.data.train, names)
 
     def loss(self, model: nn.Module, minibatch: Batch) -> Loss:
         """CTC loss, -ln P(transcript), summed over the utterances of the minibatch."""
@@ -127,6 +128,12 @@ class CtcTask:
         """Best-path transcripts {utterance: text} of a split of `data`."""
         return self._decode(model, split)[0]
 
+    def _augmented(self, name: str, rng: np.random.Generator) -> np.ndarray:
+        train = self.data.train
+        changed = self.augment(train.feats[name], rng)
+        needed = ctc.frames_needed(train.targets[name]) * self.stack
+        return changed if len(changed) >= needed else train.feats[name]  # a fast tempo must not undo alignability
+
     @cached_property
     def _order(self) -> UtteranceBatches:
         train = self.data.train
@@ -144,7 +151,8 @@ class CtcTask:
         model.eval()
         with torch.inference_mode():
             for group in order:
-                batch = _batch(split, [split.names[i] for i in group])
+                names = [split.names[i] for i in group]
+                batch = _batch([split.feats[name] for name in names], split, names)
                 logits_NUC, frames_N = self._logits(model, batch)
                 best = ctc.greedy(logits_NUC, frames_N)
                 hypotheses.update({n: self.data.units.decode(b) for n, b in zip(batch.names, best, strict=True)})
@@ -154,7 +162,6 @@ class CtcTask:
         return hypotheses, total / max(len(split.targets), 1)
 
 
-def _batch(split: Split, names: Sequence[str], change: Callable[[np.ndarray], np.ndarray] | None = None) -> Batch:
-    feats = [split.feats[name] if change is None else change(split.feats[name]) for name in names]
+def _batch(feats: Sequence[np.ndarray], split: Split, names: Sequence[str]) -> Batch:
     feats_NTF, lengths_N = pad(feats)
     return Batch(feats_NTF, lengths_N, tuple(split.targets.get(name, ()) for name in names), tuple(names))

@@ -1,6 +1,7 @@
-"""Making training data more varied: SpecAugment on features.
+"""Making training data more varied, on features: masks (SpecAugment) and tempo.
 
-Speed perturbation is a property of the analysis: `LogMel(speed=0.9)` and `Mfcc(speed=1.1)` in `features.py`.
+Speed perturbation of the audio is a property of the analysis: `LogMel(speed=0.9)` and `Mfcc(speed=1.1)` in
+`features.py`; the tempo change here serves corpora that come without audio, and leaves the pitch alone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ class SpecAugment:
     """Masks of zero (the mean, after CMVN) over random stretches of frames and of feature bins, Park et al. 2019.
 
     Attributes:
+        tempo: the frames are first resampled, linearly, to a length drawn from (1 - tempo .. 1 + tempo) T; 0 for none.
         time_masks: number of time masks.
         time_frames: longest time mask; never more than a fifth of the utterance.
         bin_masks: number of frequency masks.
         bins: widest frequency mask.
     """
 
+    tempo: float = 0.0
     time_masks: int = 2
     time_frames: int = 20
     bin_masks: int = 2
@@ -28,7 +31,7 @@ class SpecAugment:
 
     def __call__(self, feats_TF: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A masked copy of feats_TF; width ~ U{0..longest}, position uniform."""
-        masked = np.array(feats_TF)
+        masked = np.array(feats_TF) if self.tempo == 0 else _at_tempo(feats_TF, rng.uniform(-self.tempo, self.tempo))
         frames, columns = masked.shape
         for _ in range(self.time_masks):
             first, last = _stretch(frames, min(self.time_frames, frames // 5), rng)
@@ -37,6 +40,15 @@ class SpecAugment:
             first, last = _stretch(columns, min(self.bins, columns), rng)
             masked[:, first:last] = 0.0
         return masked
+
+
+def _at_tempo(feats_TF: np.ndarray, change: float) -> np.ndarray:
+    frames = max(1, round(len(feats_TF) * (1 + change)))
+    at_U = np.linspace(0, len(feats_TF) - 1, frames)
+    before_U = np.floor(at_U).astype(int)
+    after_U = np.minimum(before_U + 1, len(feats_TF) - 1)
+    share_U1 = (at_U - before_U)[:, None].astype(np.float32)
+    return (1 - share_U1) * feats_TF[before_U] + share_U1 * feats_TF[after_U]
 
 
 def _stretch(length: int, longest: int, rng: np.random.Generator) -> tuple[int, int]:
