@@ -167,6 +167,17 @@ def test_ctc_graph_finds_the_best_of_all_word_sequences(separator):
     assert compared >= 5
 
 
+def test_ctc_sentence_may_end_by_backing_off_without_a_separator():
+    lang = make_lang([(w, tuple(w.lower())) for w in ("A", "BA")])
+    model = KneserNey(2).train(["BA A", "A A"]).model  # BA is never last
+    graph = build_ctc_graph(lang, ["<blk>", "b", "|", "a"], ngram_grammar(lang, model), "|")
+    log_probs_TC = np.log(np.full((4, 4), 0.01, np.float32))
+    log_probs_TC[[0, 1, 2, 3], [1, 1, 0, 3]] = np.log(0.97)
+    found = Decoder(graph, WIDE).decode(log_probs_TC)
+    assert (found.words, found.complete) == (("BA",), True)
+    assert found.labels.tolist() == [2, 2, 1, 4]
+
+
 def test_ctc_graph_refuses_unknown_tokens():
     lang = make_lang([("AB", ("a", "b"))])
     with pytest.raises(ValueError, match=r"\['b'\], which are no tokens"):
