@@ -154,7 +154,7 @@ class EmLoop:
             model = refine(number, model)
             history.append(self.report(number, stats, model, failed))
         failed = self.realign(model, self.config.align, MAX_LOST)
-        tids = reduce(lambda a, b: a | b, self.workers.map(passes.alignments_of))
+        tids = {u: path for block in self.workers.map(passes.alignments_of) for u, path in block.items()}
         return Trained(model, tids, {**self.material.lost, **failed}, tuple(history))
 
     def realign(self, model: HmmGmm, options: AlignOptions, max_lost: float) -> dict[str, str]:
