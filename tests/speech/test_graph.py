@@ -1,0 +1,220 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import kaldifst
+import numpy as np
+import pytest
+
+from murmur.speech.decode import Decoder
+from murmur.speech.grammar import loop_grammar, ngram_grammar, sayable_words
+from murmur.speech.graph import GraphOptions, build_hclg, words_dropped_by_sherpa
+from murmur.speech.graph_store import DamagedGraphError, cached_graph, graph_key, load_graph, save_graph
+from murmur.speech.hmm.transitions import make_transitions
+from murmur.speech.hmm.tree import monophone_tree
+from murmur.speech.kneser_ney import KneserNey
+from murmur.speech.lexicon import make_lang
+
+LEXICON = [("YES", ("y",)), ("NO", ("n", "o")), ("KNOW", ("n", "o")), ("<unk>", ("y", "o"))]
+
+
+def small_system(words="YES NO"):
+    lang = make_lang(LEXICON, unknown="<unk>")
+    transitions = make_transitions(lang, monophone_tree(lang))
+    grammar = ngram_grammar(lang, KneserNey(2).train([words]).model)
+    return lang, transitions, grammar
+
+
+def words_in(graph):
+    return {
+        graph.words[arc.olabel]
+        for state in kaldifst.StateIterator(graph.fst)
+        for arc in kaldifst.ArcIterator(graph.fst, state)
+        if arc.olabel
+    }
+
+
+def test_words_that_cannot_be_said_are_removed_and_counted():
+    lang, transitions, grammar = small_system("YES NO MAYBE <unk> yes")
+    assert grammar.removed == ("<unk>", "MAYBE", "yes")
+    assert grammar.unreachable == ("KNOW",)
+    graph = build_hclg(lang, transitions, grammar)
+    assert words_in(graph) == {"YES", "NO"}
+    assert (graph.facts.removed_words, graph.facts.unreachable_words) == (3, 1)
+
+
+def test_input_labels_are_transition_ids_without_disambiguation():
+    lang, transitions, _ = small_system()
+    graph = build_hclg(lang, transitions, loop_grammar(lang))
+    assert sayable_words(lang) == ["KNOW", "NO", "YES"]
+    assert words_in(graph) == {"YES", "NO", "KNOW"}
+    labels = {
+        arc.ilabel
+        for s in kaldifst.StateIterator(graph.fst)
+        for arc in kaldifst.ArcIterator(graph.fst, s)
+        if arc.ilabel
+    }
+    assert labels == set(range(1, transitions.num_ids + 1))
+    assert graph.facts.max_input_label == len(graph.columns) == transitions.num_ids
+    assert graph.num_columns == transitions.library.num_pdfs
+    assert graph.columns.tolist() == transitions.pdf_of[1:].tolist()
+
+
+def test_facts_count_the_arcs():
+    lang, transitions, _ = small_system()
+    graph = build_hclg(lang, transitions, loop_grammar(lang))
+    arcs = [a for s in kaldifst.StateIterator(graph.fst) for a in kaldifst.ArcIterator(graph.fst, s)]
+    assert graph.facts.arcs == len(arcs)
+    assert graph.facts.states == graph.fst.num_states
+
+
+def test_words_that_sherpa_drops_are_counted():
+    fst = kaldifst.compile("0 1 0 5\n0 1 1 5\n0 1 2 5\n0 1 1 0\n1\n", acceptor=False)
+    assert words_dropped_by_sherpa(fst) == 2
+    lang, transitions, _ = small_system()
+    graph = build_hclg(lang, transitions, loop_grammar(lang))
+    # NO and KNOW sound alike: which one it was is known only at the disambiguation symbol, now an epsilon
+    assert graph.facts.dropped_by_sherpa == words_dropped_by_sherpa(graph.fst) > 0
+    distinct = make_lang([("YES", ("y",)), ("NO", ("n", "o"))])
+    transitions = make_transitions(distinct, monophone_tree(distinct))
+    assert build_hclg(distinct, transitions, loop_grammar(distinct)).facts.dropped_by_sherpa == 0
+
+
+def test_wrong_partners_are_refused():
+    lang, transitions, grammar = small_system()
+    other = make_lang([("YES", ("y", "e"))])
+    with pytest.raises(ValueError, match=r"transition model has 4 phones, the lexicon 3"):
+        build_hclg(other, transitions, grammar)
+    with pytest.raises(ValueError, match="is one of them in lower case"):
+        ngram_grammar(lang, KneserNey(1).train(["yes no"]).model)
+    with pytest.raises(ValueError, match=r"words of the lexicon .*MAYBE"):
+        loop_grammar(lang, {"MAYBE": 0.5})
+    with pytest.raises(ValueError, match="NO"):
+        loop_grammar(lang, {"NO": 1.5})
+    no_marks, _ = KneserNey(1).train(["YES NO"]).model.restricted({"YES"})
+    no_marks = replace(no_marks, words=tuple(w.strip("<>") for w in no_marks.words))
+    with pytest.raises(ValueError, match="no <s> and no </s>"):
+        ngram_grammar(lang, no_marks)
+
+
+@pytest.mark.parametrize("odd", ["TWO WORDS", "a\u00a0b", ""])
+def test_a_malformed_symbol_never_reaches_the_library(odd):
+    lang, _, _ = small_system()
+    table = {**lang.words, odd: len(lang.words)}
+    with pytest.raises(ValueError, match="white space"):
+        ngram_grammar(replace(lang, words=table), KneserNey(1).train(["YES"]).model)
+
+
+def test_stored_graph_is_the_same(tmp_path):
+    lang, transitions, grammar = small_system()
+    graph = build_hclg(lang, transitions, grammar)
+    save_graph(graph, tmp_path / "graph", "key")
+    again = load_graph(tmp_path / "graph")
+    assert again.fst.to_str() == graph.fst.to_str()
+    assert (again.words, again.num_columns, again.facts) == (graph.words, graph.num_columns, graph.facts)
+    assert again.columns.tolist() == graph.columns.tolist()
+    scores_TP = np.random.default_rng(0).normal(size=(50, graph.num_columns)).astype(np.float32)
+    assert Decoder(again).decode(scores_TP).words == Decoder(graph).decode(scores_TP).words
+    table = dict(line.split() for line in (tmp_path / "graph" / "words.txt").read_text(encoding="utf-8").splitlines())
+    assert {word: int(label) for word, label in table.items()} == lang.words
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+
+
+def other_format(path):
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "format": 0}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("graph.fst", cut),
+        ("graph.fst", flip),
+        ("graph.fst", os.unlink),
+        ("graph.json", cut),
+        ("graph.json", other_format),
+    ],
+)
+def test_damage_is_found_and_made_anew(tmp_path, name, damage):
+    lang, transitions, grammar = small_system()
+    graph = build_hclg(lang, transitions, grammar)
+    folder = tmp_path / "graph"
+    save_graph(graph, folder, "key")
+    damage(folder / name)
+    with pytest.raises(DamagedGraphError, match="build it again"):
+        load_graph(folder)
+    builds = []
+    for _ in range(2):
+        found = cached_graph(folder, "key", lambda: builds.append(1) or graph)
+        assert found.fst.to_str() == graph.fst.to_str()
+    assert len(builds) == 1
+
+
+def test_missing_graph(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no decoding graph"):
+        load_graph(tmp_path)
+
+
+def test_another_key_is_built_again(tmp_path):
+    lang, transitions, grammar = small_system()
+    graph = build_hclg(lang, transitions, grammar)
+    builds = []
+    for key in ("a", "a", "b", "b"):
+        cached_graph(tmp_path / "graph", key, lambda: builds.append(1) or graph)
+    assert len(builds) == 2
+
+
+def test_key_changes_with_each_ingredient():
+    lang, transitions, grammar = small_system()
+    other_probs = transitions.log_probs.copy()
+    other_probs[1:] = np.log(0.5)
+    other_lang = make_lang(LEXICON, unknown="<unk>", silence_probability=0.4)
+    keys = [
+        graph_key(lang, grammar, transitions),
+        graph_key(lang, small_system("NO YES")[2], transitions),
+        graph_key(lang, grammar, make_transitions(lang, monophone_tree(lang), other_probs)),
+        graph_key(other_lang, grammar, transitions),
+        graph_key(lang, grammar, transitions, GraphOptions(self_loop_scale=0.2)),
+        graph_key(lang, grammar),
+    ]
+    assert len(set(keys)) == len(keys)
+    again_lang, again_transitions, again_grammar = small_system()
+    assert graph_key(again_lang, again_grammar, again_transitions) == keys[0]
+
+
+@pytest.mark.processes
+def test_a_writer_killed_half_way_leaves_no_graph(tmp_path):
+    program = (
+        "import os, signal, sys\n"
+        "import murmur.speech.graph_store as store\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from test_graph import build_hclg, small_system\n"
+        "store._sha256 = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "store.save_graph(build_hclg(*small_system()), store.Path(sys.argv[2]), 'key')\n"
+    )
+    folder = tmp_path / "graph"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(Path(__file__).parent), str(folder)],
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert any(tmp_path.iterdir())
+    with pytest.raises(FileNotFoundError):
+        load_graph(folder)
+    graph = build_hclg(*small_system())
+    assert cached_graph(folder, "key", lambda: graph) is graph
+    assert load_graph(folder).fst.to_str() == graph.fst.to_str()
