@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from murmur.recipes.corpora import splits
 from murmur.recipes.ctc import CtcTask
-from murmur.recipes.ctc_data import Split, corpora
+from murmur.recipes.ctc_data import Split
 from murmur.speech.augment import SpecAugment
 from murmur.speech.corpus import CorpusError
 from murmur.speech.digits import Digits
 from murmur.speech.kaldi_dir import write_table
 
 pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")
-CORPORA = Path(__file__).resolve().parents[2] / "../shared/corpora"
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +107,12 @@ def test_a_folder_of_features_is_learnt(tmp_path, units):
 
 def test_a_set_without_dev_gives_every_eighth_speaker(tmp_path):
     root = make_feature_set(tmp_path, {"train": 40, "test": 4}, speakers=20)
-    train_part, dev, _ = corpora(root)
+    train_part, dev, _ = splits(root)
     assert len(set(dev.speakers.values())) == 2
     assert not set(dev.speakers.values()) & set(train_part.speakers.values())
     assert len(train_part) + len(dev) == 40
     with pytest.raises(CorpusError, match="only 4 training speakers"):
-        corpora(make_feature_set(tmp_path / "few", {"train": 8, "test": 4}))
+        splits(make_feature_set(tmp_path / "few", {"train": 8, "test": 4}))
 
 
 def test_training_utterances_too_short_for_their_text_are_left_out(tmp_path):
@@ -138,10 +138,3 @@ def test_shuffled_transcripts_ruin_the_word_error_rate(tmp_path):
     leaky = replace(honest)
     object.__setattr__(leaky, "data", replace(honest.data, train=shuffled(honest.data.train)))
     assert leaky.test(train(leaky, 8)).figures["wer"] > 60
-
-
-@pytest.mark.skipif(not CORPORA.is_dir(), reason="the recorded corpora are not beside this checkout")
-def test_an4_splits_by_speaker(tmp_path):
-    train_part, dev, test = corpora(CORPORA / "an4_mfcc")
-    assert (len(train_part), len(dev), len(test)) == (831, 117, 130)
-    assert not set(test.speakers.values()) & (set(dev.speakers.values()) | set(train_part.speakers.values()))

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from murmur.speech.chunks import IGNORED, ChunkTable
-from murmur.speech.hybrid import batch_loss, fit_targets, frame_figures, frame_loss, log_likelihoods, log_prior
+from murmur.speech.hybrid import (
+    at_speed,
+    batch_loss,
+    fit_targets,
+    frame_figures,
+    frame_loss,
+    log_likelihoods,
+    log_prior,
+    speed_copies,
+)
 from murmur.speech.models import Blstm, Lstm, Tdnn
 from murmur.speech.models.tdnn import splice
 
@@ -82,6 +91,27 @@ def test_targets_are_fitted_at_both_ends(aligned, difference):
 def test_targets_of_another_utterance_are_refused():
     with pytest.raises(ValueError, match="alignment of 10 frames cannot serve 20"):
         fit_targets(np.zeros(10, int), 20)
+
+
+@given(st.integers(1, 50), st.integers(1, 80))
+@settings(deadline=None)
+def test_stretched_targets_keep_order_and_proportion(aligned, frames):
+    stretched = at_speed(np.arange(aligned), frames)
+    assert len(stretched) == frames
+    assert (np.diff(stretched) >= 0).all()
+    middle = (np.arange(frames) + 0.5) * aligned / frames
+    assert np.abs(stretched + 0.5 - middle).max() <= 0.5
+    np.testing.assert_array_equal(at_speed(np.arange(aligned), aligned), np.arange(aligned))
+
+
+def test_speed_copies_have_names_features_and_targets_of_their_own():
+    stores = {1.0: {"a": np.zeros((10, 2)), "b": np.zeros((4, 2))}, 0.5: {"a": np.ones((20, 2)), "b": np.zeros((8, 2))}}
+    feats, labels = speed_copies(stores, {"a": np.arange(10)})
+    assert list(feats) == list(labels) == ["a", "sp0.5-a"]
+    assert labels["sp0.5-a"].tolist() == np.repeat(np.arange(10), 2).tolist()
+    assert feats["sp0.5-a"].sum() == 40
+    with pytest.raises(ValueError, match="cannot stretch"):
+        at_speed(np.zeros(0, int), 3)
 
 
 def test_log_prior_counts_frames():

@@ -35,6 +35,36 @@ def fit_targets(pdfs_T: np.ndarray, frames: int, tolerance_frames: int = 4) -> n
     return pdfs_T[-missing // 2 : -missing // 2 + frames]
 
 
+def at_speed(pdfs_T: np.ndarray, frames: int) -> np.ndarray:
+    """An alignment stretched to the `frames` frames of the same audio played at another speed (nearest label).
+
+    Raises:
+        ValueError: an empty alignment, or fewer than one frame.
+    """
+    if not len(pdfs_T) or frames < 1:
+        raise ValueError(f"cannot stretch an alignment of {len(pdfs_T)} frames to {frames}: both need at least one")
+    return pdfs_T[((np.arange(frames) + 0.5) * len(pdfs_T) / frames).astype(int)]
+
+
+def speed_copies(
+    stores: Mapping[float, Mapping[str, np.ndarray]], targets: Mapping[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Features and targets of a training set at several speeds (Ko et al. 2015), the copies named `sp1.1-UTTERANCE`.
+
+    Args:
+        stores: {speed: {utterance: feats_TF}}, each analysed with `LogMel(speed=...)`; 1.0 keeps its names.
+        targets: alignments at speed 1; utterances without one are left out.
+    """
+    feats, labels = {}, {}
+    for speed, store in stores.items():
+        for name in store:
+            if name in targets:
+                copy = name if speed == 1.0 else f"sp{speed:g}-{name}"
+                feats[copy] = store[name]
+                labels[copy] = at_speed(targets[name], len(store[name]))
+    return feats, labels
+
+
 def log_prior(alignments: Iterable[np.ndarray], pdfs: int) -> Tensor:
     """ln p(pdf), (C,), from frame counts with one added to each, so that unseen pdfs stay finite.
 

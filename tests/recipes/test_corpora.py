@@ -1,0 +1,53 @@
+"""The sets of the recipes: sizes, speakers that stay apart, files that exist."""
+
+from pathlib import Path
+
+import pytest
+
+from murmur.recipes import corpora
+from murmur.speech.corpus import CorpusError
+from murmur.speech.digits import Digits
+from murmur.speech.lexicon import read_lexicon
+
+CORPORA = Path(__file__).resolve().parents[2] / "../shared/corpora"
+recorded = pytest.mark.skipif(not CORPORA.is_dir(), reason="the recorded corpora are not beside this checkout")
+
+
+@recorded
+@pytest.mark.parametrize(
+    ("name", "folder", "sizes"),
+    [
+        ("yesno", "yesno", (28, 3, 29)),
+        ("fsdd_official", "fsdd", (2580, 120, 300)),
+        ("fsdd_unseen", "fsdd", (2000, 500, 500)),
+        ("librispeech", "librispeech_mini_s", (436, 76, 81)),
+        ("an4", "an4_mfcc", (831, 117, 130)),
+    ],
+)
+def test_recorded_sets(name, folder, sizes):
+    found = corpora.LOADERS[name](CORPORA / folder)
+    parts = (found.train, found.dev, found.test)
+    assert tuple(len(part) for part in parts) == sizes
+    names = [set(part.texts) for part in parts]
+    assert not names[0] & names[1] and not names[2] & (names[0] | names[1])  # noqa: PT018
+    if name not in ("yesno", "fsdd_official"):
+        speakers = [set(part.speakers.values()) for part in parts]
+        assert not speakers[0] & speakers[1] and not speakers[2] & (speakers[0] | speakers[1])  # noqa: PT018
+    words = {entry[0] for entry in read_lexicon(found.lexicon)}
+    missing = {w for u in found.train.utterances for w in u.words} - words
+    assert name == "librispeech" or not missing
+    assert all(path.is_file() for path in found.language_models.values())
+
+
+def test_digits(tmp_path):
+    pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")
+    found = corpora.digits(tmp_path, Digits(train=3, dev=2, test=2))
+    assert (len(found.train), len(found.dev), len(found.test)) == (3, 2, 2)
+    assert {w for part in (found.train, found.dev, found.test) for u in part.utterances for w in u.words} <= {
+        entry[0] for entry in read_lexicon(found.lexicon)
+    }
+
+
+def test_a_folder_without_lexicon_or_splits_is_named(tmp_path):
+    with pytest.raises(CorpusError, match="no file 'text'"):
+        corpora.folder(tmp_path)
