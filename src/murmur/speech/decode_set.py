@@ -176,13 +176,7 @@ def _answers(busy: dict[Connection, str], idle: list[Connection]) -> Iterator[_R
     """Wait for at least one process to finish; it becomes idle."""
     for connection in wait(list(busy)):
         assert isinstance(connection, Connection)
-        name = busy.pop(connection)
-        try:
-            answer = connection.recv()
-        except EOFError:
-            raise _death(name) from None
-        if isinstance(answer, Exception):
-            raise answer
+        answer = _receive(connection, busy.pop(connection))
         idle.append(connection)
         yield answer
 
@@ -190,15 +184,19 @@ def _answers(busy: dict[Connection, str], idle: list[Connection]) -> Iterator[_R
 def _send(connection: Connection, request: tuple[str, np.ndarray]) -> None:
     try:
         connection.send(request)
-    except BrokenPipeError:
-        # The process ended before it could take a request: it may have left the reason.
-        if connection.poll() and isinstance(answer := connection.recv(), Exception):
-            raise answer from None
-        raise _death(request[0]) from None
+    except (BrokenPipeError, ConnectionResetError):
+        _receive(connection, request[0])  # raises: either the error that ended the process, or its death
 
 
-def _death(name: str) -> RuntimeError:
-    return RuntimeError(f"a decoding process died with utterance {name}: out of memory? Use fewer jobs")
+def _receive(connection: Connection, name: str) -> _Result:
+    """The result of an utterance; an error of the process is raised here."""
+    try:
+        answer = connection.recv()
+    except (EOFError, ConnectionResetError):
+        raise RuntimeError(f"a decoding process died with utterance {name}: out of memory? Use fewer jobs") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _serve(connection: Connection, graph: StoredGraph, options: DecodeOptions) -> None:

@@ -1,0 +1,145 @@
+import multiprocessing
+import time
+
+import numpy as np
+import pytest
+
+from murmur.speech.decode import DecodeOptions, Decoder
+from murmur.speech.decode_set import decode_set
+from murmur.speech.decode_tuning import DevelopmentSet, tune_acoustic_scale, tune_beam
+from murmur.speech.grammar import ngram_grammar
+from murmur.speech.graph import build_hclg
+from murmur.speech.graph_store import load_graph, save_graph
+from murmur.speech.hmm.transitions import make_transitions
+from murmur.speech.hmm.tree import monophone_tree
+from murmur.speech.kneser_ney import KneserNey
+from murmur.speech.lexicon import make_lang
+
+LEXICON = [("YES", ("y", "s")), ("NO", ("n", "o")), ("SON", ("s", "o", "n"))]
+OPTIONS = DecodeOptions(acoustic_scale=1.0, beam=50.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    lang = make_lang(LEXICON)
+    transitions = make_transitions(lang, monophone_tree(lang))
+    grammar = ngram_grammar(lang, KneserNey(2).train(["YES NO NO", "SON YES", "NO SON SON"]).model)
+    path = tmp_path_factory.mktemp("graphs") / "graph"
+    save_graph(build_hclg(lang, transitions, grammar), path, "key")
+    return path
+
+
+def random_scores(folder, utterances=12, frames=40, seed=0):
+    columns = load_graph(folder).num_columns
+    random = np.random.default_rng(seed)
+    return {f"u{i:02d}": random.normal(size=(frames + i, columns)).astype(np.float32) * 3 for i in range(utterances)}
+
+
+@pytest.mark.processes
+def test_results_do_not_depend_on_the_number_of_processes(folder):
+    scores = random_scores(folder)
+    seen = []
+    alone = decode_set(folder, scores, OPTIONS, progress=seen.append)
+    assert seen == list(range(1, 13))
+    together = decode_set(folder, iter(reversed(scores.items())), OPTIONS, jobs=2)
+    assert together.texts == alone.texts
+    assert list(together.hypotheses) == sorted(scores)
+    for name, hypothesis in alone.hypotheses.items():
+        assert hypothesis.words == Decoder(load_graph(folder), OPTIONS).decode(scores[name]).words
+        assert together.hypotheses[name].cost == hypothesis.cost
+        assert together.hypotheses[name].labels.tolist() == hypothesis.labels.tolist()
+
+
+def test_short_and_empty_utterances_are_named(folder):
+    scores = random_scores(folder, utterances=3)
+    columns = scores["u00"].shape[1]
+    scores["nothing"] = np.zeros((0, columns), np.float32)
+    scores["short"] = np.zeros((2, columns), np.float32)
+    decoded = decode_set(folder, scores, OPTIONS)
+    assert "nothing" in decoded.empty
+    assert {"nothing", "short"} <= set(decoded.partial)
+    assert set(decoded.texts) == set(scores)
+    assert decoded.frames == 40 + 41 + 42 + 2
+    assert decoded.real_time_factor() == pytest.approx(decoded.search_seconds / 1.25)
+    assert "partial: nothing, short" in decoded.summary()
+    assert "5 utterances, 1.2 s of audio" in decoded.summary()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_wrong_columns_name_the_utterance(folder, jobs):
+    scores = random_scores(folder, utterances=3)
+    scores["u01"] = scores["u01"][:, 1:]
+    with pytest.raises(ValueError, match="utterance u01: scores of shape"):
+        decode_set(folder, scores, OPTIONS, jobs)
+
+
+def test_bad_requests(folder, tmp_path):
+    scores = random_scores(folder, utterances=1)
+    with pytest.raises(ValueError, match="jobs=0"):
+        decode_set(folder, scores, OPTIONS, 0)
+    with pytest.raises(FileNotFoundError, match="no decoding graph"):
+        decode_set(tmp_path, scores, OPTIONS, 2)
+    with pytest.raises(ValueError, match="u00 was given twice"):
+        decode_set(folder, [*scores.items(), *scores.items()], OPTIONS)
+
+
+@pytest.mark.processes
+def test_a_killed_process_is_reported_with_its_utterance(folder):
+    scores = random_scores(folder, utterances=2)
+
+    def pairs():
+        yield "u00", scores["u00"]
+        for child in multiprocessing.active_children():
+            child.kill()
+        time.sleep(0.1)
+        yield "u01", scores["u01"]
+
+    with pytest.raises(RuntimeError, match="a decoding process died with utterance u0"):
+        decode_set(folder, pairs(), OPTIONS, 2)
+
+
+def informative(folder, utterances, seed):
+    """Scores that favour the states of a hypothesis decoded from noise, so that it is known what should be found."""
+    graph = load_graph(folder)
+    decoder = Decoder(graph, OPTIONS)
+    scores, references = {}, {}
+    random = np.random.default_rng(seed)
+    for name, noise_TP in random_scores(folder, utterances, 60, seed).items():
+        target = decoder.decode(noise_TP)
+        pdfs = graph.columns[target.labels - 1]
+        matrix = random.normal(size=noise_TP.shape).astype(np.float32) * 3
+        matrix[np.arange(len(pdfs)), pdfs] += 6
+        scores[name], references[name] = matrix, target.text
+    return scores, references
+
+
+def test_tuning_takes_the_scale_with_the_fewest_errors(folder):
+    scores, references = informative(folder, 8, 1)
+    best, trials = tune_acoustic_scale(DevelopmentSet(folder, scores, references), [1.0, 0.01, 0.3], OPTIONS)
+    assert [trial.options.acoustic_scale for trial in trials] == [0.01, 0.3, 1.0]
+    assert best.rate.errors == min(trial.rate.errors for trial in trials) < trials[0].rate.errors
+    assert str(best).startswith(f"scale {best.options.acoustic_scale:.4g}, beam 50")
+
+
+def test_beam_is_the_fastest_within_the_tolerance(folder):
+    scores, references = informative(folder, 8, 2)
+    development = DevelopmentSet(folder, scores, references)
+    settings = [(0.1, 21), (50.0, 7000), (20.0, 7000)]
+    best, trials = tune_beam(development, settings, OPTIONS, tolerance_percent=0.2)
+    assert [trial.options.beam for trial in trials] == [50.0, 20.0, 0.1]
+    within = [t for t in trials if t.rate.percent <= trials[0].rate.percent + 0.2]
+    assert best.real_time_factor == min(t.real_time_factor for t in within)
+    everything, _ = tune_beam(development, settings, OPTIONS, tolerance_percent=1000.0)
+    assert everything.rate.percent >= 0
+
+
+def test_tuning_needs_settings_and_matching_utterances(folder):
+    scores, references = informative(folder, 2, 3)
+    development = DevelopmentSet(folder, scores, references)
+    with pytest.raises(ValueError, match="no acoustic scales"):
+        tune_acoustic_scale(development, [])
+    with pytest.raises(ValueError, match="no beams"):
+        tune_beam(development, [], OPTIONS, 0.2)
+    with pytest.raises(ValueError, match="no hypothesis for 1 utterance"):
+        DevelopmentSet(folder, scores, {**references, "more": "YES"})
