@@ -10,7 +10,6 @@ import io
 import json
 import subprocess
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +20,7 @@ import soundfile
 import soxr
 import torch
 from lhotse.features.kaldi.layers import Wav2LogFilterBank, Wav2MFCC
+from torch import nn
 
 from murmur.speech.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
 
@@ -133,7 +133,7 @@ def analyse(samples_S: np.ndarray, front: LogMel | Mfcc) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def _layer(front: LogMel | Mfcc) -> Callable[[torch.Tensor], torch.Tensor]:
+def _layer(front: LogMel | Mfcc) -> nn.Module:
     common = {
         "sampling_rate": front.rate_hz,
         "frame_length": front.frame_length_seconds,
@@ -144,11 +144,21 @@ def _layer(front: LogMel | Mfcc) -> Callable[[torch.Tensor], torch.Tensor]:
         "dither": 0.0,
     }
     if isinstance(front, LogMel):
-        return Wav2LogFilterBank(**common)
+        return _with_fast_power(Wav2LogFilterBank(**common))
     with warnings.catch_warnings():
         # Lhotse warns that snip_edges=True does not fit its own bookkeeping of durations, which is not used here.
         warnings.filterwarnings("ignore", message="Setting snip_edges=True")
-        return Wav2MFCC(**common, num_ceps=front.cepstra, snip_edges=front.snip_edges)
+        return _with_fast_power(Wav2MFCC(**common, num_ceps=front.cepstra, snip_edges=front.snip_edges))
+
+
+def _with_fast_power(layer: nn.Module) -> nn.Module:
+    """Replace abs(X)**2, a quarter of the time of the whole analysis, by the same sum of squares without the root."""
+    layer._to_spec = _power  # type: ignore[assignment]
+    return layer
+
+
+def _power(spectrum_NTB: torch.Tensor) -> torch.Tensor:
+    return spectrum_NTB.real.square() + spectrum_NTB.imag.square()
 
 
 def read_audio(audio: Audio, rate_hz: int) -> np.ndarray:

@@ -8,10 +8,11 @@ then renamed, the JSON after its array; a shard without its JSON or with another
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -135,7 +136,7 @@ def _made(folder: Path, parts: Sequence, missing: Sequence[int], front: Front, p
 
 def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> None:
     """Write one shard: its array first, then, as the sign that it is whole, its JSON."""
-    frames, problems, arrays = [], [], [np.zeros((0, front.dims), np.float32)]
+    frames, problems, arrays = [], [], []
     for utterance in utterances:
         try:
             feats_TF = features_of(utterance, front)
@@ -145,9 +146,10 @@ def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front
         frames.append((utterance.id, len(feats_TF)))
         arrays.append(feats_TF)
     array = folder / f"{number:05}.npy"
-    _write_then_rename(array, lambda path: _save(path, np.concatenate(arrays)))
-    content = json.dumps({"frames": frames, "problems": problems, "sha256": _sha256(array)}, ensure_ascii=False)
-    _write_then_rename(array.with_suffix(".json"), lambda path: path.write_text(content, encoding="utf-8"))
+    checksum = hashlib.sha256()
+    _write_then_rename(array, _npy_parts(arrays, front.dims), checksum)
+    content = json.dumps({"frames": frames, "problems": problems, "sha256": checksum.hexdigest()}, ensure_ascii=False)
+    _write_then_rename(array.with_suffix(".json"), [content.encode()], hashlib.sha256())
 
 
 def _place(utterance: Utterance) -> str:
@@ -155,17 +157,23 @@ def _place(utterance: Utterance) -> str:
     return str(source.path) if source else "no source"
 
 
-def _save(path: Path, array: np.ndarray) -> None:
-    with path.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
+def _npy_parts(arrays: Sequence[np.ndarray], dims: int) -> Iterator[bytes | memoryview]:
+    """An .npy file of all arrays one below the other, in pieces, so that they need not be joined in memory."""
+    header = io.BytesIO()
+    shape = (sum(len(feats_TF) for feats_TF in arrays), dims)
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    yield header.getvalue()
+    for feats_TF in arrays:
+        yield np.ascontiguousarray(feats_TF, "<f4").data
 
 
-def _write_then_rename(path: Path, write: Callable[[Path], object]) -> None:
+def _write_then_rename(path: Path, parts: Iterable[bytes | memoryview], checksum: hashlib._Hash) -> None:
     # A name of its own: several learners may prepare the same store at the same time.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".unfinished", delete=False) as file:
-        unfinished = Path(file.name)
-    write(unfinished)
-    unfinished.replace(path)
+        for part in parts:
+            checksum.update(part)
+            file.write(part)
+    Path(file.name).replace(path)
 
 
 def _sha256(path: Path) -> str:
