@@ -17,8 +17,8 @@ from murmur.speech.hmm.viterbi import (
     GraphCompiler,
     best_path,
     equal_length_path,
-    gmm_decodable,
-    matrix_decodable,
+    gmm_scores,
+    matrix_scores,
 )
 
 
@@ -106,8 +106,8 @@ def realign(block: Block, model: HmmGmm, options: AlignOptions) -> AlignReport:
     transitions, mixtures = model.transitions, model.library_mixtures
     paths = {}
     for u, graph in block.graphs.items():
-        decodable = gmm_decodable(mixtures, transitions, model.features(block.feats[u]), options.acoustic_scale)
-        paths[u] = best_path(u, graph, transitions, decodable, options)
+        scores = gmm_scores(mixtures, transitions, model.features(block.feats[u]), options.acoustic_scale)
+        paths[u] = best_path(u, graph, transitions, scores, options)
     return _take(block, paths)
 
 
@@ -115,8 +115,8 @@ def realign_scores(block: Block, model: HmmGmm, options: AlignOptions) -> AlignR
     """Replace the block's alignments by the best paths under scores by pdf, which the block holds as features."""
     paths = {}
     for u, graph in block.graphs.items():
-        decodable = matrix_decodable(model.transitions, block.feats[u], options.acoustic_scale)
-        paths[u] = best_path(u, graph, model.transitions, decodable, options)
+        scores = matrix_scores(model.transitions, block.feats[u], options.acoustic_scale)
+        paths[u] = best_path(u, graph, model.transitions, scores, options)
     return _take(block, paths)
 
 

@@ -1,6 +1,7 @@
 """Forced alignment of one utterance: training graph, flat-start path, best path.
 
-Every call into the library is preceded by checks of what it would read out of bounds or abort on.
+Every call into the library is preceded by checks of what it would read out of bounds or abort on, and what it refers
+to is kept alive here.
 
 Shapes: T frames, F features, P pdfs.
 """
@@ -39,8 +40,8 @@ class AlignOptions:
     retry_beam: float = 40.0
 
     def __post_init__(self) -> None:
-        if not (self.acoustic_scale > 0 and 0 < self.beam <= self.retry_beam):
-            raise ValueError(f"scale and beams must be positive and beam <= retry_beam, got {self}")
+        if not (self.acoustic_scale > 0 and 0 < self.beam < self.retry_beam):
+            raise ValueError(f"scale and beams must be positive and beam < retry_beam, got {self}")
 
 
 class BestPath(NamedTuple):
@@ -51,11 +52,20 @@ class BestPath(NamedTuple):
     retried: bool
 
 
+class Scores(NamedTuple):
+    """Scaled scores for the library's search, with the objects that it refers to and does not keep alive itself."""
+
+    decodable: Any
+    kept: tuple[Any, ...]
+
+
 class GraphCompiler:
     """Makes training graphs: transition-ids in, words out, without probabilities, which change from pass to pass."""
 
     def __init__(self, lang: Lang, transitions: Transitions) -> None:
         self._lang = lang
+        # The library's compiler refers to the transition model and the tree without keeping them alive.
+        self._transitions = transitions
         self._compiler = khg.TrainingGraphCompiler(
             trans_model=transitions.library,
             ctx_dep=transitions.tree,
@@ -81,9 +91,9 @@ def equal_length_path(graph: kaldifst.StdVectorFst, frames: int, seed: int) -> I
     return np.array(kaldifst.get_linear_symbol_sequence(path)[1], dtype=np.int32)
 
 
-def gmm_decodable(
+def gmm_scores(
     mixtures: khg.AmDiagGmm, transitions: Transitions, feats_TF: NDArray[np.float32], scale: float
-) -> Any:
+) -> Scores:
     """Scaled scores of frames under mixtures, computed by the library as the search asks for them.
 
     Raises:
@@ -91,10 +101,11 @@ def gmm_decodable(
     """
     if feats_TF.ndim != 2 or feats_TF.shape[1] != mixtures.dim:
         raise ValueError(f"features of shape {feats_TF.shape} where (frames, {mixtures.dim}) is needed")
-    return khg.DecodableAmDiagGmmScaled(am=mixtures, tm=transitions.library, feats=feats_TF, scale=scale)
+    decodable = khg.DecodableAmDiagGmmScaled(am=mixtures, tm=transitions.library, feats=feats_TF, scale=scale)
+    return Scores(decodable, (mixtures, transitions, feats_TF))
 
 
-def matrix_decodable(transitions: Transitions, scores_TP: NDArray[np.float32], scale: float) -> Any:
+def matrix_scores(transitions: Transitions, scores_TP: NDArray[np.float32], scale: float) -> Scores:
     """Scores of a network by pdf, e.g. log-posteriors minus log-priors, gathered to one column per transition-id.
 
     Raises:
@@ -106,11 +117,12 @@ def matrix_decodable(transitions: Transitions, scores_TP: NDArray[np.float32], s
     if not np.isfinite(scores_TP).all():
         raise ValueError("scores hold values that are not finite: look at the network's output")
     scaled = (scores_TP * np.float32(scale)).astype(np.float32, copy=False)
-    return khg.DecodableCtc(np.ascontiguousarray(scaled[:, transitions.pdf_of[1:]]))
+    columns = np.ascontiguousarray(scaled[:, transitions.pdf_of[1:]])
+    return Scores(khg.DecodableCtc(columns), (columns,))
 
 
 def best_path(
-    utterance: str, graph: kaldifst.StdVectorFst, transitions: Transitions, decodable: Any, options: AlignOptions
+    utterance: str, graph: kaldifst.StdVectorFst, transitions: Transitions, scores: Scores, options: AlignOptions
 ) -> BestPath | None:
     """The most likely path through a training graph; None where even the wide beam finds none."""
     weighted = graph.copy()
@@ -125,7 +137,7 @@ def best_path(
         utt=utterance,
         acoustic_scale=options.acoustic_scale,
         fst=weighted,
-        decodable=decodable,
+        decodable=scores.decodable,
         num_done=0,
         num_error=0,
         num_retried=0,
