@@ -45,6 +45,9 @@ class Task(Protocol):
     def samples_per_epoch(self) -> float:
         """Samples (what `Loss.samples` counts) in one pass over the corpus."""
 
+    def prepare(self) -> object:
+        """Make what the data needs and is not there yet; called once on a host before learners start."""
+
     def model(self) -> nn.Module:
         """A fresh model; the engine seeds torch's generator before it calls this."""
 

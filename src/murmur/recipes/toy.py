@@ -47,6 +47,9 @@ class ToyTask:
     def samples_per_epoch(self) -> float:
         return float(sum(self._size(n) for n in range(self.per_epoch)))
 
+    def prepare(self) -> None:
+        """Nothing: minibatches are drawn when they are asked for."""
+
     def model(self) -> nn.Module:
         return nn.Sequential(
             nn.Linear(64, self.hidden), nn.ReLU(), nn.Dropout(self.dropout), nn.Linear(self.hidden, 10)

@@ -20,7 +20,7 @@ class Place:
         local_rank: position among the learners of this host.
         host, port: where the store listens.
         generation: how many times the launch was restarted; keys of earlier ones are not seen again.
-        store_is_hosted: the launcher keeps the store in a process of its own (else learner 0 opens it).
+        store: whose store listens there: our launcher's ("murmur"), torchrun's, or one that learner 0 has to open.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class Place:
     host: str
     port: int
     generation: int = 0
-    store_is_hosted: bool = True
+    store: Literal["murmur", "torchrun", "learner 0"] = "murmur"
 
     def variables(self) -> dict[str, str]:
         """torchrun's environment variables for this place."""
@@ -40,7 +40,8 @@ class Place:
             "MASTER_ADDR": self.host,
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RESTART_COUNT": str(self.generation),
-            "TORCHELASTIC_USE_AGENT_STORE": str(self.store_is_hosted),
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.store == "torchrun"),
+            "TORCHELASTIC_RUN_ID": "murmur" if self.store == "murmur" else "",
         }
 
 
@@ -68,8 +69,19 @@ def place_of(variables: Mapping[str, str] | None = None) -> Place | None:
         host=given["MASTER_ADDR"],
         port=int(given["MASTER_PORT"]),
         generation=int(given.get("TORCHELASTIC_RESTART_COUNT", 0)),
-        store_is_hosted=given.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
+        store=_store_of(given),
     )
+
+
+def _store_of(given: Mapping[str, str]) -> Literal["murmur", "torchrun", "learner 0"]:
+    if given.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True":
+        return "torchrun"
+    return "murmur" if given.get("TORCHELASTIC_RUN_ID") == "murmur" else "learner 0"
+
+
+def child_variables(place: Place, threads: int) -> dict[str, str]:
+    """The environment of a learner process: ours, its place, and its number of compute threads."""
+    return {**os.environ, **place.variables(), "OMP_NUM_THREADS": str(threads)}
 
 
 def backend_of(devices: Sequence[str], hosts: Sequence[str], nccl_available: bool) -> Backend:
@@ -91,6 +103,11 @@ def address_towards(host: str) -> str:
         probe.connect((socket.gethostbyname(host), 9))  # a datagram socket: nothing is sent
         address: str = probe.getsockname()[0]
         return address
+
+
+def cores_here() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_per_learner(cores: int, learners_here: int) -> int:

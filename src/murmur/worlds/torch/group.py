@@ -65,7 +65,8 @@ class TorchGroup(Group):
     def __init__(self, wiring: Wiring, name: str, members: Sequence[int]) -> None:
         self.wiring, self.name, self.members = wiring, name, list(members)
         self.rank, self.size = self.members.index(wiring.rank), len(members)
-        self._prefix = c10d.PrefixStore(name, clone(wiring.store))
+        self._store = clone(wiring.store)  # kept: a store written in Python must outlive what C++ makes of it
+        self._prefix = c10d.PrefixStore(name, self._store)
         self._splits = 0
         self._fastest: dict[int, float] = defaultdict(lambda: float("inf"))
         devices = [wiring.devices[m] for m in members]
@@ -73,6 +74,10 @@ class TorchGroup(Group):
         self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
         self._group = _make_group(self._prefix, self.rank, self.size, wiring) if self.size > 1 else None
         self._nccl = _make_nccl(self._prefix, self.rank, self.size) if self.backend == "nccl" else None
+
+    def close(self) -> None:
+        """Drop the connections, so that members who still wait learn of it at once."""
+        self._group = self._nccl = None
 
     async def _weigh(self, x: Tensor, weight: float) -> list[float]:
         if self._group is None:

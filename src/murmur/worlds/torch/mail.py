@@ -20,7 +20,8 @@ from torch._C._distributed_c10d import Store
 
 from murmur.group import PeerLost
 from murmur.worlds.mailbox import Mailbox
-from murmur.worlds.torch.store import clone, listen
+from murmur.worlds.torch.keyvalue import exactly, listen
+from murmur.worlds.torch.store import clone
 
 TYPES = {str(t): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)}
 LENGTH = struct.Struct("<I")
@@ -61,6 +62,7 @@ class Mail:
             queue.put(None)
         for thread in self._threads:
             thread.join(self._timeout)
+        self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread that accepts
         self._listener.close()
 
     def _send(self, to: int, queue: SimpleQueue[tuple[str, Tensor] | None]) -> None:
@@ -89,14 +91,14 @@ class Mail:
         source = -1
         try:
             with line:
-                source = LENGTH.unpack(_exactly(line, LENGTH.size))[0]
+                source = LENGTH.unpack(exactly(line, LENGTH.size))[0]
                 while True:
-                    (length,) = LENGTH.unpack(_exactly(line, LENGTH.size))
+                    (length,) = LENGTH.unpack(exactly(line, LENGTH.size))
                     if length > HEADER_BYTES:
                         raise ValueError(f"a header of {length} bytes")
-                    head = json.loads(_exactly(line, length))
+                    head = json.loads(exactly(line, length))
                     dtype = TYPES[head["type"]]
-                    raw = _exactly(line, int(head["numel"]) * dtype.itemsize)
+                    raw = exactly(line, int(head["numel"]) * dtype.itemsize)
                     x = (
                         torch.from_numpy(np.frombuffer(raw, np.uint8)).view(dtype)
                         if raw
@@ -106,14 +108,3 @@ class Mail:
         except (OSError, ValueError, KeyError, EOFError) as error:
             if not self._closing and source >= 0:
                 self.box.lose(source, PeerLost(f"the line from learner {source} closed: {error}", source))
-
-
-def _exactly(line: socket.socket, count: int) -> bytearray:
-    data = bytearray(count)
-    view = memoryview(data)
-    while view:
-        got = line.recv_into(view)
-        if got == 0:
-            raise EOFError("the other side has closed it")
-        view = view[got:]
-    return data

@@ -1,69 +1,101 @@
-"""The store: a small key-value server through which learners find each other. A process of its own, hosted by none."""
+"""The launch's store as PyTorch sees it: gloo rendezvous and counters over our key-value server, or torchrun's own."""
 
 from __future__ import annotations
 
-import socket
-import sys
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from murmur.worlds.torch.environment import Place
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, listen
 
 
-def serve_store(listener: socket.socket) -> TCPStore:
-    """Serve a store on a listening socket, and nowhere else (TCPStore by itself listens on all interfaces)."""
-    host, port = listener.getsockname()[:2]
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+class NetStore(Store):
+    """A `torch.distributed` Store over one connection to our server; `clone` opens another one.
 
+    Keys are seen under `prefix`, so that a restarted launch never meets those of the launch before.
+    """
 
-def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """A listening socket on one interface; port 0 takes a free one."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.listen(1024)
-    return listener
+    def __init__(self, client: KeyValueClient, prefix: str) -> None:
+        super().__init__()
+        self._client, self._prefix = client, prefix
+        self._seconds = client.timeout_seconds
+
+    def clone(self) -> NetStore:
+        """The same keys over a connection of its own."""
+        twin = NetStore(KeyValueClient(self._client.host, self._client.port, self._seconds), self._prefix)
+        twin._seconds = self._seconds
+        return twin
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Put a value."""
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        self._client.call({"do": "set", "key": self._prefix + key}, raw)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a key and return its value."""
+        return self._client.wait([self._prefix + key], self._seconds)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number and return the sum."""
+        return int(self._client.call({"do": "add", "key": self._prefix + key, "amount": amount})[0]["total"])
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there."""
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        self._client.wait([self._prefix + key for key in keys], seconds)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        return bool(self._client.call({"do": "check", "keys": [self._prefix + k for k in keys]})[0]["there"])
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Put `desired` if the value is `expected` (absent counts as empty); the value afterwards."""
+        old = expected.encode() if isinstance(expected, str) else bytes(expected)
+        new = desired.encode() if isinstance(desired, str) else bytes(desired)
+        return self._client.call({"do": "swap", "key": self._prefix + key, "expected": old.hex()}, new)[1]
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        return bool(self._client.call({"do": "delete", "key": self._prefix + key})[0]["there"])
+
+    def num_keys(self) -> int:
+        """Keys of the whole server."""
+        return int(self._client.call({"do": "size"})[0]["total"])
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long `get` and `wait` wait."""
+        self._seconds = timeout.total_seconds()
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` and `wait` wait."""
+        return timedelta(seconds=self._seconds)
 
 
 def connect(place: Place, timeout_seconds: float) -> Store:
-    """This learner's connection to the store of a launch.
+    """This learner's connection to the store of its launch: our server's, or torchrun's where that started us.
 
     Raises:
         ConnectionError: nobody answers there in time.
     """
-    mine = not place.store_is_hosted and place.rank == 0
+    prefix = f"generation-{place.generation}/"
+    if place.store == "murmur":
+        return NetStore(KeyValueClient(place.host, place.port, timeout_seconds), prefix)
+    if place.store == "learner 0" and place.rank == 0:
+        KeyValueServer(listen(place.host, place.port))
+    if place.store == "learner 0":
+        return NetStore(KeyValueClient(place.host, place.port, timeout_seconds), prefix)
     try:
-        if mine:
-            store: Store = serve_store(listen(place.host, place.port))
-        else:
-            store = TCPStore(
-                place.host,
-                place.port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=timeout_seconds),
-            )
-    except (RuntimeError, OSError) as error:
+        seconds = timedelta(seconds=timeout_seconds)
+        theirs = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
+    except RuntimeError as error:
         where = f"{place.host}:{place.port}"
-        raise ConnectionError(
-            f"learner {place.rank} found no store at {where}: is the launcher running? ({error})"
-        ) from error
-    return PrefixStore(f"generation-{place.generation}", store)
+        raise ConnectionError(f"learner {place.rank} found no store at {where}: is torchrun alive? ({error})") from error
+    return PrefixStore(prefix, theirs)
 
 
 def clone(store: Store) -> Store:
-    """The same store over a connection of its own: a client that waits for a key blocks all its other callers."""
+    """The same store over a connection of its own, for another thread."""
     twin: Store = store.clone()  # type: ignore[attr-defined]
     return twin
-
-
-def main() -> None:
-    """Serve a store for one launch: print its port, then go on until standard input closes with the launcher."""
-    store = serve_store(listen(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1"))
-    print(store.port, flush=True)
-    sys.stdin.buffer.read()
-
-
-if __name__ == "__main__":
-    main()

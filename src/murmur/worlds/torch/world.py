@@ -79,12 +79,20 @@ class TorchWorld:
         seat.device = self.device
         mail = Mail(store, self.place.rank, address, self.timeout_seconds)
         try:
-            seat.group = TorchGroup(self._wire(store, mail, address, seat.trace), "world", range(self.size))
-            value = drive(program(seat))
-            self._part(store)
+            group = TorchGroup(self._wire(store, mail, address, seat.trace), "world", range(self.size))
+            return [self._run_in(group, seat, program, store)]
         finally:
             mail.close()
-        return [value]
+
+    def _run_in(self, group: TorchGroup, seat: TorchSeat, program: Program[T], store: c10d.Store) -> T:
+        seat.group = group
+        try:
+            value = drive(program(seat))
+            self._part(store)
+        except Exception:
+            group.close()
+            raise
+        return value
 
     def _wire(self, store: c10d.Store, mail: Mail, address: str, trace: Trace) -> Wiring:
         rank, size = self.place.rank, self.size

@@ -1,0 +1,6 @@
+"""python -m murmur"""
+
+from murmur.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""From a Python file and a command line to an Experiment: names are checked, values are typed, nothing is ignored."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from murmur import strategies
+from murmur.engine import optimizer, schedule
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+
+VALUES: Mapping[str, Any] = {
+    **strategies.ALL,
+    **{name: getattr(optimizer, name) for name in ("SGD", "Adam")},
+    **{name: getattr(schedule, name) for name in ("Constant", "Exponential", "WarmUpAnneal", "Cosine")},
+}
+
+
+class SettingError(ValueError):
+    """A setting names something that is not there, or gives a value that does not fit."""
+
+
+def load(source: str) -> Experiment:
+    """The experiment that a file, or a recipe of this package, describes with its function `experiment()`.
+
+    Raises:
+        SettingError: there is no such file or recipe, or it has no such function.
+    """
+    module = _module(source)
+    make = getattr(module, "experiment", None)
+    if make is None:
+        raise SettingError(f"{source} has no function experiment(); it must return a murmur Experiment")
+    made = make()
+    if not isinstance(made, Experiment):
+        raise SettingError(f"experiment() of {source} must return an Experiment, got {type(made).__name__}")
+    return made
+
+
+def _module(source: str) -> ModuleType:
+    path = Path(source)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise SettingError(f"there is no file {source}")
+        name = f"murmur_experiment_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise SettingError(f"{source} cannot be read as a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+    recipes = sorted(p.stem for p in (Path(__file__).parent / "recipes").glob("[!_]*.py"))
+    if source not in recipes:
+        raise SettingError(f"{source!r} is neither a .py file nor a recipe{_nearest(source, recipes)}")
+    return importlib.import_module(f"murmur.recipes.{source}")
+
+
+def configure(experiment: Experiment, settings: Sequence[str] = (), strategy: str | None = None) -> Experiment:
+    """An experiment with settings such as "budget.epochs=2" and a strategy such as "KAVG(K=8)" put in.
+
+    Raises:
+        SettingError: an unknown name (the nearest valid one is given) or a value of the wrong type.
+    """
+    if strategy is not None:
+        experiment = replace(experiment, strategy=_evaluate(strategy, "strategy", strategies.ALL))
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise SettingError(f"--set needs name=value, got {setting!r}")
+        experiment = _put(experiment, name.strip().split("."), value.strip(), name.strip())
+    return experiment
+
+
+def _put(owner: Any, path: list[str], value: str, full: str) -> Any:
+    known = [f.name for f in fields(owner)] if is_dataclass(owner) else []
+    if path[0] not in known:
+        where = type(owner).__name__
+        raise SettingError(f"{full}: {where} has no field {path[0]!r}{_nearest(path[0], known)}")
+    if len(path) > 1:
+        new = _put(getattr(owner, path[0]), path[1:], value, full)
+    else:
+        new = typed(value, get_type_hints(type(owner)).get(path[0], Any), full)
+    try:
+        # A budget is given in one unit: the new one takes the place of the old.
+        return Budget(**{path[0]: new}) if isinstance(owner, Budget) else replace(owner, **{path[0]: new})
+    except (ValueError, TypeError) as error:
+        raise SettingError(f"{full}={value}: {error}") from error
+
+
+def typed(text: str, wanted: Any, name: str) -> Any:
+    """A command line's text as a value of the annotated type.
+
+    Raises:
+        SettingError: it cannot be read as that type.
+    """
+    options = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    if type(None) in options and text in ("None", "none", ""):
+        return None
+    for option in options:
+        if get_origin(option) is Literal and text in get_args(option):
+            return text
+        if option in (str, Path):
+            return option(text)
+        if option in (int, float, bool):
+            value = _literal(text)
+            if isinstance(value, bool) == (option is bool) and isinstance(value, (int, option)):
+                return option(value)
+    if any(get_origin(o) is Literal for o in options):
+        choices = [str(c) for o in options for c in get_args(o)]
+        raise SettingError(f"{name}: {text!r} is none of {', '.join(choices)}{_nearest(text, choices)}")
+    if any(o in (int, float, bool) for o in options):
+        raise SettingError(f"{name}: {text!r} is not a value of type {getattr(wanted, '__name__', wanted)}")
+    return _evaluate(text, name, VALUES)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _evaluate(text: str, name: str, names: Mapping[str, Any]) -> Any:
+    """A literal, or a call such as KAVG(K=8) of a known name with literal arguments; never anything else."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise SettingError(f"{name}: {text!r} cannot be read: {error.msg}") from error
+    return _node(tree, name, names)
+
+
+def _node(node: ast.expr, name: str, names: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Name):
+        return _known(node.id, name, names)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        made = _known(node.func.id, name, names)
+        positional = [_node(a, name, names) for a in node.args]
+        named = {k.arg: _node(k.value, name, names) for k in node.keywords if k.arg is not None}
+        valid = [f.name for f in fields(made)] if is_dataclass(made) else list(named)
+        for unknown in set(named) - set(valid):
+            raise SettingError(f"{name}: {node.func.id} has no field {unknown!r}{_nearest(unknown, valid)}")
+        try:
+            return made(*positional, **named)
+        except (TypeError, ValueError) as error:
+            raise SettingError(f"{name}: {error}") from error
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise SettingError(f"{name}: only names, literals and calls such as KAVG(K=8) are understood") from error
+
+
+def _known(word: str, name: str, names: Mapping[str, Any]) -> Any:
+    if word not in names:
+        raise SettingError(f"{name}: there is no {word!r}{_nearest(word, list(names))}")
+    return names[word]
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = get_close_matches(word, known, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else (f"; there are {', '.join(known)}" if known else "")
