@@ -7,7 +7,7 @@ from search_oracle import GrammarOracle, HmmOracle, all_hypotheses, ctc_cost
 
 from murmur.speech.ctc_graph import build_ctc_graph
 from murmur.speech.decode import DecodeOptions, Decoder
-from murmur.speech.grammar import loop_grammar, ngram_grammar
+from murmur.speech.grammar import loop_grammar, ngram_grammar, one_word_grammar
 from murmur.speech.graph import GraphOptions, build_hclg
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
@@ -197,3 +197,18 @@ def test_word_loop_weighs_words():
         found = [h for h in Decoder(graph, WIDE).nbest(scores_TP, 4) if len(h.words) == 1]
         assert found[0].words == (heard,)
         assert found[1].cost - found[0].cost == pytest.approx(math.log(0.9 / 0.05), abs=0.01)
+
+
+def test_one_word_grammar_allows_exactly_one_word():
+    lang = make_lang(LEXICON)
+    transitions = make_transitions(lang, monophone_tree(lang))
+    decoder = Decoder(build_hclg(lang, transitions, one_word_grammar(lang)), WIDE)
+    columns = transitions.library.num_pdfs
+    heard = set()
+    for seed in range(12):
+        scores_TP = np.random.default_rng(seed).normal(size=(30, columns)).astype(np.float32) * 5
+        found = decoder.decode(scores_TP)
+        assert found.complete
+        assert len(found.words) == 1
+        heard.update(found.words)
+    assert len(heard) > 1

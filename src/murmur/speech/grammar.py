@@ -1,4 +1,4 @@
-"""Grammars G for decoding graphs: acceptors of word sequences, from a back-off n-gram model or a plain word loop.
+"""Grammars G for decoding graphs: acceptors of word sequences, from an n-gram model or a plain list of words.
 
 Back-off arcs carry `#0` on the input side, as in Mohri, Pereira and Riley, "Speech recognition with weighted
 finite-state transducers" (2008), section 3.1; n-gram models are converted by kaldilm.
@@ -84,14 +84,26 @@ def loop_grammar(lang: Lang, probs: Mapping[str, float] | None = None) -> Gramma
     Raises:
         ValueError: a word of `probs` is not in the lexicon, or its probability is not in (0, 1].
     """
+    return _one_choice(lang, probs, target=0)
+
+
+def one_word_grammar(lang: Lang, probs: Mapping[str, float] | None = None) -> Grammar:
+    """G of exactly one word, for recordings of isolated words; probabilities and errors as in `loop_grammar`."""
+    return _one_choice(lang, probs, target=1)
+
+
+def _one_choice(lang: Lang, probs: Mapping[str, float] | None, target: int) -> Grammar:
+    """A choice of words from state 0 to the final state `target`, which may be 0 itself."""
     sayable = sayable_words(lang)
     if probs is None:
         probs = dict.fromkeys(sayable, 1.0 / len(sayable)) if sayable else {}
     bad = {word: p for word, p in probs.items() if word not in sayable or not 0.0 < p <= 1.0}
     if bad or not probs:
-        raise ValueError(f"a word loop needs words of the lexicon with probabilities in (0, 1], got {bad or 'no word'}")
-    lines = [f"0\t0\t{lang.words[w]}\t{lang.words[w]}\t{-math.log(p):.7g}\n" for w, p in sorted(probs.items())]
-    text = "".join([*lines, "0\n"])
+        raise ValueError(
+            f"the grammar needs words of the lexicon with probabilities in (0, 1]: {bad or 'no word given'}"
+        )
+    lines = [f"0\t{target}\t{lang.words[w]}\t{lang.words[w]}\t{-math.log(p):.7g}\n" for w, p in sorted(probs.items())]
+    text = "".join([*lines, f"{target}\n"])
     return Grammar(_compiled(text), (), tuple(sorted(set(sayable).difference(probs))), _digest(text, lang))
 
 
