@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from murmur.speech.hmm.mixtures import FloatArray, Mixtures
 
-# The split halves lie this many standard deviations (times a standard normal number) from the mean.
-PERTURBATION = 0.01
+# The halves lie this many standard deviations (times a standard normal number) from the mean, as far as in HTK: from
+# much closer they take many passes to part.
+PERTURBATION = 0.2
 
 
 def allocate(held_P: FloatArray, total: int, power: float, min_frames: float) -> NDArray[np.int64]:
@@ -39,7 +40,7 @@ def allocate(held_P: FloatArray, total: int, power: float, min_frames: float) ->
 def split(mixtures: Mixtures, target_P: NDArray[np.int64], random: np.random.Generator) -> Mixtures:
     """Split the heaviest Gaussian of each pdf until it has at least `target_P` of them.
 
-    w, mu, sigma become twice w / 2 and mu +- 0.01 z sigma, z standard normal; a pdf that has enough stays as it is.
+    w, mu, sigma become twice w / 2 and mu +- 0.2 z sigma, z standard normal; a pdf that has enough stays as it is.
     """
     parts = []
     for start, size, target in zip(mixtures.starts, mixtures.sizes, target_P, strict=True):
