@@ -7,7 +7,7 @@ import kaldi_native_io as kio
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from murmur.speech.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
@@ -115,6 +115,8 @@ def test_one_percent_may_be_lost_and_no_more(tmp_path):
 
 
 @given(st.integers(0, 400), st.integers(0, 10))
+@example(99, 1)
+@example(98, 1)
 @settings(deadline=None)
 def test_check_losses_is_the_stated_fraction(kept, lost):
     problems = [Problem(f"u{i}", "f", "gone") for i in range(lost)]

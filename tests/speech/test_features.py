@@ -84,9 +84,9 @@ def test_audio_is_cut_exactly(tmp_path):
 
 
 def damaged(folder, kind):
-    path = folder / "a.flac"
+    path = folder / ("a.wav" if kind == "truncated wav" else "a.flac")
     soundfile.write(path, np.stack([NOISE, NOISE], 1) if kind == "stereo" else NOISE, 16000)
-    if kind == "truncated":
+    if kind.startswith("truncated"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     if kind == "garbage":
         path.write_bytes(b"no sound at all")
@@ -95,9 +95,9 @@ def damaged(folder, kind):
     return Audio(path, 1.4 if kind == "late" else 0.0, 2.1 if kind == "late" else None)
 
 
-@pytest.mark.parametrize("kind", ["stereo", "truncated", "garbage", "missing", "late"])
+@pytest.mark.parametrize("kind", ["stereo", "truncated", "truncated wav", "garbage", "missing", "late"])
 def test_damaged_audio_is_refused_by_name(tmp_path, kind):
-    with pytest.raises(CorpusError, match=r"a\.flac"):
+    with pytest.raises(CorpusError, match=r"a\.(flac|wav)"):
         read_audio(damaged(tmp_path, kind), 16000)
 
 
@@ -158,6 +158,8 @@ def test_cmvn_leaves_mean_zero_and_deviation_one_in_its_scope(scope):
         np.testing.assert_allclose(mean, 0, atol=1e-5)
         np.testing.assert_allclose(deviation, 1, atol=1e-5)
     assert list(normal) == list(feats)
+    own_means = [abs(float(normal[name].mean())) for name in feats]
+    assert (max(own_means) > 0.1) == (scope == "speaker")
     kept = normalise_all(feats, speakers, scope, variance=False)["u5"]
     assert kept.std() == pytest.approx(feats["u5"].std(), rel=0.3)
     with pytest.raises(ValueError, match="unknown CMVN scope"):
