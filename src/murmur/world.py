@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from murmur.group import Group
@@ -38,6 +39,10 @@ class Seat(ABC):
     @abstractmethod
     def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
         """Start an activity of this learner beside the present one; await the answer for its value."""
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Inside, torch's random generator, which belongs to the process, is this learner's alone. No await inside."""
+        return nullcontext()
 
     @property
     def overlaps(self) -> bool:

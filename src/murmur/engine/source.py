@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -36,8 +37,9 @@ class TaskSource:
         self.task: Task = experiment.task
         self.first = 0
         self.total = experiment.budget.total(self.task)
-        torch.manual_seed(seed_of(experiment.seed, "model"))
-        self.model = self.task.model().to(seat.device)
+        with seat.exclusive():
+            torch.manual_seed(seed_of(experiment.seed, "model"))
+            self.model = self.task.model().to(seat.device)
         self.layout = Layout.trainable(self.model)
         self.buffers = Layout.buffers(self.model)
         self.optimizer = experiment.optimizer(self.model)
@@ -115,14 +117,13 @@ class TaskSource:
 
     def evaluate_with(self, w: Tensor, buffers: Tensor) -> Mapping[str, float]:
         """Held-out figures of weights and buffers, on a model of its own: training does not notice."""
-        if self._probe is None:
-            self._probe = self.task.model().to(self.seat.device)
-        Layout.trainable(self._probe).scatter(w)
-        if self.buffers.tensors:
-            Layout.buffers(self._probe).scatter(buffers)
-        self._probe.eval()
-        with torch.no_grad():
-            return self.task.evaluate(self._probe)
+        with self.seat.exclusive(), torch.no_grad():
+            if self._probe is None:
+                self._probe = deepcopy(self.model)  # frozen tensors too are those of training
+            Layout.trainable(self._probe).scatter(w)
+            if self.buffers.tensors:
+                Layout.buffers(self._probe).scatter(buffers)
+            return self.task.evaluate(self._probe.eval())
 
     async def boundary(self, me: Learner) -> None:
         if self.boundary_hook is not None:

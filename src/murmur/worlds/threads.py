@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from threading import Condition, Lock
 from typing import Any, TypeVar
 
@@ -158,7 +159,7 @@ class ThreadSeat(RealSeat):
 
     async def work(self, job: Callable[[], T]) -> T:
         self.surface()
-        with self.world.turn:
+        with self.exclusive():
             result = self.compute(job)
         delay = self.world.delay(self.rank)
         if delay > 0:
@@ -166,6 +167,9 @@ class ThreadSeat(RealSeat):
                 time.sleep(delay)
         self.surface()
         return result
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        return self.world.turn
 
     def failed(self, error: Exception) -> None:
         self.hub.leave(self.rank, error)

@@ -1,0 +1,134 @@
+"""What holds for every strategy of the registry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pool import Pool
+from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, plain_loop
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD, Adam, OptimizerFactory
+from murmur.learner import Strategy
+from murmur.recipes.toy import ToyTask
+from murmur.strategies import ALL, KAVG, SyncSGD
+from murmur.worlds.threads import ThreadWorld
+from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
+from murmur.worlds.virtual.world import VirtualWorld
+
+STRATEGIES = [pytest.param(make(), id=name) for name, make in ALL.items()]
+EXACT_ALONE = [pytest.param(s, id=type(s).__name__) for s in (SyncSGD(), KAVG(8))]
+TOY = ToyTask(samples=8, ragged=True, hidden=16, dropout=0.2)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_same_seed_same_bits(strategy: Strategy) -> None:
+    experiment = Experiment(TOY, strategy, Budget(minibatches=60), SGD(0.1, momentum=0.9))
+    cluster = Cluster(learners=3, compute=Lognormal(sigma=1.0, seed=4))
+    assert torch.equal(fit(experiment, VirtualWorld(cluster)), fit(experiment, VirtualWorld(cluster)))
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), Adam(0.01, weight_decay=0.1), Groups()], ids=repr)
+@pytest.mark.parametrize("task", [TOY, OddToy(samples=4, hidden=16)], ids=["toy", "odd"])
+@pytest.mark.parametrize("strategy", EXACT_ALONE)
+def test_one_learner_is_the_plain_loop_to_the_bit(
+    strategy: Strategy, task: ToyTask, optimizer: OptimizerFactory
+) -> None:
+    experiment = Experiment(task, strategy, Budget(minibatches=50), optimizer, evaluate_every_epochs=0.1)
+    plain = plain_loop(experiment)
+    assert torch.equal(fit(experiment, VirtualWorld(1)), plain)
+    assert torch.equal(fit(experiment, ThreadWorld(1)), plain)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", EXACT_ALONE)
+def test_one_process_is_the_plain_loop_to_the_bit(strategy: Strategy, pool: Pool) -> None:
+    experiment = Experiment(OddToy(samples=4, hidden=16), strategy, Budget(minibatches=50), Groups())
+    assert pool.call(fit_in_process, 1, experiment)[0] == plain_loop(experiment).tolist()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("task", [TOY, OddToy(samples=4, hidden=16)], ids=["toy", "odd"])
+def test_virtual_and_threads_agree_to_the_bit(strategy: Strategy, task: ToyTask) -> None:
+    experiment = Experiment(task, strategy, Budget(minibatches=61), Groups(), evaluate_every_epochs=0.3)
+    assert torch.equal(fit(experiment, VirtualWorld(3)), fit(experiment, ThreadWorld(3, timeout_seconds=20)))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("task", [TOY, OddToy(samples=4, hidden=16)], ids=["toy", "odd"])
+def test_processes_agree_to_rounding(strategy: Strategy, task: ToyTask, pool: Pool) -> None:
+    experiment = Experiment(task, strategy, Budget(minibatches=61), Groups(), evaluate_every_epochs=0.3)
+    wanted = fit(experiment, VirtualWorld(3))
+    learners = [torch.tensor(w) for w in pool.call(fit_in_process, 3, experiment)]
+    assert all(torch.equal(w, learners[0]) for w in learners)
+    assert torch.allclose(learners[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("minibatches", [401, 402, 403])
+@pytest.mark.parametrize("learners", [1, 2, 3, 4])
+@pytest.mark.timeout(30)
+def test_every_budget_ends(strategy: Strategy, minibatches: int, learners: int) -> None:
+    factors = {i: 1.0 + i for i in range(learners)}
+    virtual = VirtualWorld(Cluster(learners=learners, compute=Constant(0.01, factors)))
+    experiment = Experiment(Quadratic(), strategy, Budget(minibatches=minibatches), SGD(0.1))
+    wanted = fit(experiment, virtual)
+    uneven = ThreadWorld(learners, timeout_seconds=20, delay=lambda learner: 2e-4 * learner)
+    assert torch.equal(fit(experiment, uneven), wanted)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("learners", [1, 2, 3, 4])
+@pytest.mark.timeout(60)
+def test_every_budget_ends_in_processes(strategy: Strategy, learners: int, pool: Pool) -> None:
+    for minibatches in (401, 402, 403):
+        experiment = Experiment(Uneven(), strategy, Budget(minibatches=minibatches), SGD(0.1))
+        wanted = fit(
+            Experiment(Quadratic(), strategy, Budget(minibatches=minibatches), SGD(0.1)), VirtualWorld(learners)
+        )
+        for weights in pool.call(fit_in_process, learners, experiment):
+            assert torch.allclose(torch.tensor(weights, dtype=torch.float64), wanted, rtol=1e-9)
+
+
+class Uneven(Quadratic):
+    """Every third minibatch takes longer."""
+
+    def minibatch(self, n: int) -> tuple[torch.Tensor, float]:
+        size = 120 if n % 3 == 0 else 4
+        torch.randn(size, size) @ torch.randn(size, size)
+        return super().minibatch(n)
+
+
+@pytest.mark.parametrize("learners", [2, 3, 4])
+def test_sync_sgd_is_the_large_minibatch(learners: int) -> None:
+    """L learners equal one learner with the L-fold minibatch, also when minibatches differ in samples."""
+    small = ToyTask(samples=9, ragged=True, hidden=16, per_epoch=12 * learners)
+    large = Joined(samples=9, ragged=True, hidden=16, per_epoch=12, of=learners)
+    optimizer = SGD(0.1, momentum=0.9)
+    together = fit(Experiment(small, SyncSGD(), Budget(epochs=2), optimizer), VirtualWorld(learners))
+    alone = plain_loop(Experiment(large, SyncSGD(), Budget(epochs=2), optimizer))
+    assert torch.allclose(together, alone, rtol=1e-4, atol=1e-6)
+
+
+class Joined(ToyTask):
+    """Minibatch n holds the samples of minibatches n L, n L + 1, ... of the toy."""
+
+    def __init__(self, of: int, **fields: object) -> None:
+        super().__init__(**fields)  # type: ignore[arg-type]
+        object.__setattr__(self, "of", of)
+
+    def minibatch(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        of: int = self.of  # type: ignore[attr-defined]
+        small = ToyTask(self.samples, self.ragged, self.hidden, self.dropout, self.per_epoch * of, self.seed)
+        parts = [small.minibatch(n * of + i) for i in range(of)]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def test_kavg_of_one_step_is_sync_sgd() -> None:
+    budget, optimizer = Budget(minibatches=60), SGD(0.1)
+    task = Quadratic(ragged=True)
+    one = fit(Experiment(task, KAVG(1), budget, optimizer), VirtualWorld(3))
+    assert torch.allclose(one, fit(Experiment(task, SyncSGD(), budget, optimizer), VirtualWorld(3)), rtol=1e-12)

@@ -1,0 +1,62 @@
+"""Every strategy against its equation on the stacked matrix W (a row a learner), in known time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tasks import Quadratic, fit
+from torch import Tensor
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.strategies import KAVG, SyncSGD
+from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.world import VirtualWorld
+
+ALPHA = 0.1
+
+
+def gradient(task: Quadratic, w: Tensor, n: int) -> Tensor:
+    return task.curvature * (w - task.centre(n))
+
+
+def world(learners: int) -> VirtualWorld:
+    return VirtualWorld(Cluster(learners=learners, compute=Lognormal(sigma=0.8)))
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3, 5])
+@pytest.mark.parametrize("minibatches", [1, 7, 40, 41])
+def test_sync_sgd(learners: int, minibatches: int) -> None:
+    task = Quadratic(ragged=True)
+    w = torch.zeros(task.size, dtype=torch.float64)
+    for first in range(0, minibatches, learners):
+        ns = range(first, min(first + learners, minibatches))
+        total = sum(task.weight(n) for n in ns)
+        w = w - ALPHA * sum((task.weight(n) * gradient(task, w, n) for n in ns), torch.zeros_like(w)) / total
+    got = fit(Experiment(task, SyncSGD(), Budget(minibatches=minibatches), SGD(ALPHA)), world(learners))
+    assert torch.allclose(got, w, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize("minibatches", [3, 40, 43])
+def test_kavg(learners: int, k: int, minibatches: int) -> None:
+    task = Quadratic(ragged=True)
+    consensus = torch.zeros(task.size, dtype=torch.float64)
+    for first in range(0, minibatches, k * learners):
+        ends, samples = [], []
+        for learner in range(learners):
+            w, used = consensus, 0.0
+            for n in range(first + learner, min(first + k * learners, minibatches), learners):
+                w, used = w - ALPHA * gradient(task, w, n), used + task.weight(n)
+            ends.append(w)
+            samples.append(used)
+        consensus = sum((s * w for s, w in zip(samples, ends, strict=True)), torch.zeros_like(consensus)) / sum(samples)
+    got = fit(Experiment(task, KAVG(k), Budget(minibatches=minibatches), SGD(ALPHA)), world(learners))
+    assert torch.allclose(got, consensus, rtol=1e-12, atol=1e-12)
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="K >= 1, got 0"):
+        KAVG(0)

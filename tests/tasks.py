@@ -1,0 +1,142 @@
+"""Small problems whose gradients can be written down, and the plain loops they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from murmur.engine.experiment import Experiment
+from murmur.engine.seeds import seed_of
+from murmur.engine.task import Loss, Score
+from murmur.engine.trainer import Trainer
+from murmur.flat import Layout
+from murmur.recipes.toy import ToyTask
+from murmur.world import World
+from murmur.worlds.torch.environment import Place
+from murmur.worlds.torch.store import connect
+from murmur.worlds.torch.world import TorchWorld
+
+
+class Point(nn.Module):
+    """A model that is nothing but its weights."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """Minibatch n: loss 1/2 h (w - c_n)^2 per sample with its own centre c_n, so that g_n(w) = h (w - c_n)."""
+
+    size: int = 5
+    per_epoch: int = 1000
+    ragged: bool = False
+    curvature: float = 1.0
+
+    @property
+    def samples_per_epoch(self) -> float:
+        return float(sum(self.weight(n) for n in range(self.per_epoch)))
+
+    def prepare(self) -> None:
+        pass
+
+    def model(self) -> nn.Module:
+        return Point(self.size)
+
+    def weight(self, n: int) -> float:
+        return float(1 + n % 3) if self.ragged else 2.0
+
+    def centre(self, n: int) -> Tensor:
+        draw = torch.Generator().manual_seed(seed_of("centre", n))
+        return torch.randn(self.size, dtype=torch.float64, generator=draw)
+
+    def minibatch(self, n: int) -> tuple[Tensor, float]:
+        return self.centre(n), self.weight(n)
+
+    def loss(self, model: nn.Module, minibatch: tuple[Tensor, float]) -> Loss:
+        centre, weight = minibatch
+        assert isinstance(model, Point)
+        return Loss(weight * 0.5 * self.curvature * ((model.w - centre) ** 2).sum(), weight)
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        assert isinstance(model, Point)
+        return {"loss": float((model.w**2).sum())}
+
+    def test(self, model: nn.Module) -> Score:
+        return Score(self.evaluate(model))
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return Layout.trainable(model).gather()
+
+
+def fit(experiment: Experiment, world: World) -> Tensor:
+    """The consensus weights that an experiment ends with."""
+    return weights_of(Trainer(experiment, world).fit().model)
+
+
+def fit_in_process(place: Place, experiment: Experiment, threads: int = 1) -> list[float]:
+    """For the pool: train at one seat of a torch world; the weights as plain numbers."""
+    torch.set_num_threads(threads)
+    world = TorchWorld(place, timeout_seconds=20, store=connect(place, 20))
+    weights: list[float] = fit(experiment, world).tolist()
+    return weights
+
+
+def plain_loop(experiment: Experiment) -> Tensor:
+    """What anybody would write: one learner, no library."""
+    task = experiment.task
+    torch.manual_seed(seed_of(experiment.seed, "model"))
+    model = task.model()
+    optimizer = experiment.optimizer(model)
+    for n in range(experiment.budget.total(task)):
+        minibatch = task.minibatch(n)
+        torch.manual_seed(seed_of(experiment.seed, "minibatch", n))  # names the dropout of minibatch n
+        optimizer.zero_grad()
+        loss = task.loss(model, minibatch)
+        (loss.total / loss.samples).backward()
+        optimizer.step()
+    return weights_of(model)
+
+
+@dataclass(frozen=True)
+class OddToy(ToyTask):
+    """A toy model with everything that breaks naive averaging: a frozen part, an unused one, an often absent one."""
+
+    def model(self) -> nn.Module:
+        return Odd(self.hidden)
+
+
+class Odd(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, hidden)
+        self.frozen = nn.Linear(hidden, hidden)
+        self.frozen.requires_grad_(False)
+        self.unused = nn.Linear(3, 3)
+        self.sometimes = nn.Linear(hidden, 10)
+        self.outer = nn.Linear(hidden, 10)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(torch.relu(self.frozen(torch.relu(self.inner(x)))))
+        return self.outer(h) + self.sometimes(h) if x[0, 0] > 0 else self.outer(h)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """An optimizer with several parameter groups, momentum and weight decay in one of them."""
+
+    lr: float = 0.05
+
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
+        params = [p for p in model.parameters() if p.requires_grad]
+        first, second = params[: len(params) // 2], params[len(params) // 2 :]
+        return torch.optim.SGD(
+            [{"params": first, "lr": self.lr * 2}, {"params": second, "momentum": 0.9, "weight_decay": 0.01}],
+            lr=self.lr,
+        )
