@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from threading import Thread
+
+import pytest
+
+from murmur.worlds.torch.environment import Place
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, Missing, listen
+from murmur.worlds.torch.store import NetStore, connect
+
+
+@pytest.fixture
+def server() -> Iterator[KeyValueServer]:
+    running = KeyValueServer(listen())
+    yield running
+    running.close()
+
+
+def store_of(server: KeyValueServer, prefix: str = "") -> NetStore:
+    return NetStore(KeyValueClient(*server.address, timeout_seconds=5), prefix)
+
+
+def test_it_listens_on_loopback_only(server: KeyValueServer) -> None:
+    assert server.address[0] == "127.0.0.1"
+
+
+def test_values(server: KeyValueServer) -> None:
+    store = store_of(server)
+    store.set("a", b"\x00\xff")
+    assert store.get("a") == b"\x00\xff"
+    assert store.check(["a"])
+    assert not store.check(["a", "b"])
+    assert store.delete_key("a")
+    assert not store.delete_key("a")
+    assert store.compare_set("c", "", "first") == b"first"
+    assert store.compare_set("c", "", "second") == b"first"
+    assert store.compare_set("c", "first", "second") == b"second"
+
+
+def test_prefixes_keep_launches_apart(server: KeyValueServer) -> None:
+    store_of(server, "generation-0/").set("key", "old")
+    assert not store_of(server, "generation-1/").check(["key"])
+
+
+def test_counters_lose_nothing(server: KeyValueServer) -> None:
+    totals: list[int] = []
+
+    def count() -> None:
+        store = store_of(server)
+        totals.extend(store.add("n", 1) for _ in range(100))
+
+    threads = [Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(totals) == list(range(1, 401))
+
+
+def test_a_waiting_clone_blocks_nobody(server: KeyValueServer) -> None:
+    store = store_of(server)
+    got: list[bytes] = []
+    waiting = store.clone()
+    thread = Thread(target=lambda: got.append(waiting.get("late")))
+    thread.start()
+    assert store.add("n", 1) == 1  # would block on a shared connection
+    store.set("late", "here")
+    thread.join(5)
+    assert got == [b"here"]
+
+
+def test_what_is_missing_is_named(server: KeyValueServer) -> None:
+    with pytest.raises(Missing, match="has no never"):
+        store_of(server).wait(["never"], timedelta(seconds=0.05))
+
+
+def test_strangers_do_no_harm(server: KeyValueServer) -> None:
+    for garbage in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, b"\x02\x00\x00\x00\x00\x00\x00\x00[]"):
+        with socket.create_connection(server.address) as line:
+            line.sendall(garbage)
+    store = store_of(server)
+    store.set("a", "b")
+    assert store.get("a") == b"b"
+
+
+def test_nobody_there() -> None:
+    free = listen()
+    port = free.getsockname()[1]
+    free.close()
+    with pytest.raises(ConnectionError, match=f"no store answers at 127.0.0.1:{port}"):
+        connect(Place(0, 2, 0, "127.0.0.1", port), 0.2)

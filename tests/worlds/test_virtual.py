@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from murmur.group import PeerLost
+from murmur.trace import COMMUNICATING, COMPUTE, WAITING, Span
+from murmur.world import Seat
+from murmur.worlds.virtual import clock as clocks
+from murmur.worlds.virtual.clock import Clock, Deadlock, Livelock
+from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Stop
+from murmur.worlds.virtual.network import Network
+from murmur.worlds.virtual.world import VirtualWorld
+
+
+async def averages(seat: Seat) -> float:
+    for _ in range(3):
+        await seat.work(lambda: None)
+        await seat.group.mean(torch.zeros(1))
+    return seat.now
+
+
+def test_time_is_that_of_the_slowest_learner() -> None:
+    link = Link(latency_seconds=0.0, bytes_per_second=1e12)
+    cluster = Cluster(3, Constant(0.1, {2: 4.0}), link)
+    assert VirtualWorld(cluster).run(averages) == pytest.approx([1.2] * 3)
+
+
+def test_spans_say_where_time_went() -> None:
+    spans: list[Span] = []
+    cluster = Cluster(2, Constant(0.1, {1: 3.0}), Link(0.0, 1000.0), message_bytes=100.0)
+    VirtualWorld(cluster, spans.append).run(averages)
+    spent = {
+        (learner, kind): sum(s.end_seconds - s.start_seconds for s in spans if (s.learner, s.kind) == (learner, kind))
+        for learner in (0, 1)
+        for kind in (COMPUTE, WAITING, COMMUNICATING)
+    }
+    assert spent[0, COMPUTE] == pytest.approx(0.3)
+    assert spent[1, COMPUTE] == pytest.approx(0.9)
+    assert spent[0, WAITING] == pytest.approx(0.6)
+    assert spent[1, WAITING] == 0.0
+    assert spent[0, COMMUNICATING] == spent[1, COMMUNICATING] == pytest.approx(3 * 0.1)  # 2 (L-1)/L b / B a round
+
+
+def test_deadlock_names_who_waits_for_what() -> None:
+    async def program(seat: Seat) -> None:
+        if seat.group.rank == 2:
+            await seat.group.recv(0, "answer")
+        await seat.group.mean(torch.zeros(1))
+
+    with pytest.raises(Deadlock) as stuck:
+        VirtualWorld(3).run(program)
+    assert "learner 0 (training): waiting since t=0.000s for mean #1 of world" in str(stuck.value)
+    assert "learner 2 (training): waiting since t=0.000s for a message 'answer' from learner 0 in world" in str(
+        stuck.value
+    )
+
+
+def test_livelock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "STILL_EVENTS", 100)
+
+    async def program(seat: Seat) -> None:
+        while True:
+            seat.group.post(torch.zeros(1), seat.group.rank)
+            await seat.group.recv()
+
+    with pytest.raises(Livelock, match="100 events without time passing at t=0"):
+        VirtualWorld(1).run(program)
+
+
+def test_a_killed_learner_is_named() -> None:
+    with pytest.raises(PeerLost, match=r"learner 1 was killed at t=0\.150s") as lost:
+        VirtualWorld(Cluster(3, faults=(Kill(1, 0.15),))).run(averages)
+    assert lost.value.learner == 1
+
+
+def test_a_stopped_learner_goes_on_later() -> None:
+    link = Link(latency_seconds=0.0, bytes_per_second=1e12)
+    cluster = Cluster(2, Constant(0.1), link, faults=(Stop(1, 0.15, 5.0),))
+    assert VirtualWorld(cluster).run(averages) == pytest.approx([5.15 + 0.1] * 2)
+
+
+def test_awaiting_inside_no_grad_is_refused() -> None:
+    async def program(seat: Seat) -> None:
+        with torch.no_grad():
+            await seat.group.mean(torch.zeros(1))
+
+    with pytest.raises(RuntimeError, match="awaited something inside no_grad"):
+        VirtualWorld(2).run(program)
+    assert torch.is_grad_enabled()
+
+
+def test_the_first_error_ends_the_run() -> None:
+    async def program(seat: Seat) -> None:
+        await seat.work(lambda: None)
+        if seat.group.rank == 1:
+            raise ValueError("planted")
+        await seat.group.mean(torch.zeros(1))
+
+    with pytest.raises(ValueError, match="planted"):
+        VirtualWorld(3).run(program)
+
+
+def arrivals(cluster: Cluster, messages: list[tuple[float, int, int, int]]) -> list[float]:
+    """When each message (time of sending, source, to, bytes) has arrived."""
+    clock = Clock()
+    network = Network(clock, cluster)
+    came = [0.0] * len(messages)
+
+    def send(i: int) -> None:
+        _, source, to, size = messages[i]
+
+        def arrive() -> None:
+            came[i] = clock.now
+
+        network.send(source, to, size, arrive)
+
+    async def wait() -> None:
+        await clock.sleep(1000.0, "the end")
+
+    for i, message in enumerate(messages):
+        clock.after(message[0], lambda i=i: send(i))  # type: ignore[misc]
+    clock.start(wait(), "waiting", 0)
+    clock.run()
+    return came
+
+
+def test_one_message_takes_latency_and_transfer() -> None:
+    assert arrivals(Cluster(2, link=Link(0.5, 100.0)), [(0.0, 0, 1, 200)]) == pytest.approx([0.5 + 2.0])
+
+
+def test_a_slow_sender_does_not_block_a_fast_one() -> None:
+    """Two senders of unequal speed to one receiver: the fast one's message is through long before the slow one's."""
+    cluster = Cluster(3, link=Link(0.0, 100.0), links={0: Link(0.0, 1.0)})
+    slow, fast = arrivals(cluster, [(0.0, 0, 2, 100), (0.0, 1, 2, 100)])
+    assert fast == pytest.approx(1.0)
+    assert slow == pytest.approx(100.0)
+
+
+def test_incast_shares_the_receiver() -> None:
+    """n equal messages at once to one receiver: the last is there when the card has taken all of them in."""
+    came = arrivals(Cluster(5, link=Link(0.0, 100.0)), [(0.0, i, 4, 100) for i in range(4)])
+    assert max(came) == pytest.approx(4.0)
+
+
+@given(st.integers(2, 64), st.floats(1.0, 1e9), st.floats(0.0, 1.0), st.floats(1.0, 1e9))
+def test_ring_allreduce_by_its_closed_form(learners: int, size: float, latency: float, bandwidth: float) -> None:
+    cluster = Cluster(learners, link=Link(latency, bandwidth), message_bytes=size)
+    seconds = Network(Clock(), cluster).allreduce_seconds(range(learners), 4)
+    assert seconds == pytest.approx(2 * (learners - 1) * latency + 2 * (learners - 1) / learners * size / bandwidth)
+
+
+def test_impossible_clusters_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Link.bytes_per_second must be positive and finite, got 0"):
+        Link(bytes_per_second=0)
+    with pytest.raises(ValueError, match=r"Constant.seconds must be positive and finite, got -1"):
+        Constant(-1)
+    with pytest.raises(ValueError, match=r"learner 4 is named"):
+        Cluster(4, links={4: Link()})
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        Cluster(0)
+
+
+def test_random_compute_times_repeat() -> None:
+    times = Lognormal(0.1, 0.5, seed=3)
+    draws = [times(learner, step) for learner in range(20) for step in range(50)]
+    assert draws == [times(learner, step) for learner in range(20) for step in range(50)]
+    assert sorted(draws)[len(draws) // 2] == pytest.approx(0.1, rel=0.1)  # the median
