@@ -29,7 +29,7 @@ class Decoded:
         empty: utterances without any word (no frames, or nothing but silence found).
         partial: utterances whose search ended outside a final state; their words are the best up to there.
         frames: of all utterances together.
-        search_seconds: time inside the decoder, summed over processes.
+        search_seconds: processor time of the search, summed over processes; other load does not lengthen it.
         wall_seconds: from the first utterance handed out to the last result, reading of graphs included.
     """
 
@@ -46,7 +46,7 @@ class Decoded:
         return {name: found.text for name, found in self.hypotheses.items()}
 
     def real_time_factor(self, frames_per_second: float = 100.0) -> float:
-        """Seconds of one core in the decoder per second of audio; nan for no audio."""
+        """Processor seconds of the search per second of audio; nan for no audio."""
         return self.search_seconds * frames_per_second / self.frames if self.frames else float("nan")
 
     def summary(self, frames_per_second: float = 100.0) -> str:
@@ -76,12 +76,12 @@ class _Worker:
     decoder: Decoder
 
     def run(self, name: str, scores_TC: np.ndarray) -> _Result:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         try:
             found = self.decoder.decode(scores_TC)
         except ValueError as error:
             raise ValueError(f"utterance {name}: {error}") from error
-        return _Result(name, found, len(scores_TC), time.perf_counter() - begin)
+        return _Result(name, found, len(scores_TC), time.thread_time() - begin)
 
 
 def decode_set(
