@@ -18,7 +18,6 @@ from murmur.weights import Weights
 from murmur.world import Seat
 
 T = TypeVar("T")
-Strategy = Callable[["Learner"], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -204,3 +203,6 @@ def _join(g: Tensor, flags: Tensor) -> Tensor:
     joined[: g.numel()] = g
     joined[g.numel() :] = flags
     return joined
+
+
+Strategy = Callable[[Learner], Coroutine[Any, Any, None]]

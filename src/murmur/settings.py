@@ -165,5 +165,6 @@ def _known(word: str, name: str, names: Mapping[str, Any]) -> Any:
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    close = get_close_matches(word, known, n=1, cutoff=0.4)
-    return f"; did you mean {close[0]!r}?" if close else (f"; there are {', '.join(known)}" if known else "")
+    by_lower = {k.lower(): k for k in known}
+    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.4)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else (f"; there are {', '.join(known)}" if known else "")

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from murmur.engine.budget import Budget
+from murmur.engine.optimizer import Adam
+from murmur.recipes.toy import ToyTask
+from murmur.settings import SettingError, configure, load
+from murmur.strategies import KAVG, SyncSGD
+
+
+def test_settings_are_typed() -> None:
+    changed = configure(
+        load("toy"),
+        ["budget.minibatches=7", "task.hidden=32", "task.ragged=True", "optimizer=Adam(lr=0.01)", "schedule.times=2"],
+        "SyncSGD()",
+    )
+    assert changed.budget == Budget(minibatches=7)
+    assert changed.task == ToyTask(hidden=32, ragged=True)
+    assert changed.optimizer == Adam(lr=0.01)
+    assert changed.strategy == SyncSGD()
+
+
+def test_strategy_by_name_and_arguments() -> None:
+    assert configure(load("toy"), strategy="KAVG(K=3)").strategy == KAVG(3)
+    assert configure(load("toy"), ["strategy=KAVG(5)"]).strategy == KAVG(5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("task.hiden=3", "ToyTask has no field 'hiden'; did you mean 'hidden'?"),
+        ("budgt.epochs=3", "Experiment has no field 'budgt'; did you mean 'budget'?"),
+        ("task.hidden=wide", "'wide' is not a value of type int"),
+        ("task.hidden=1.5", "'1.5' is not a value of type int"),
+        ("task.hidden", "--set needs name=value"),
+        ("budget.epochs=-1", "finite and not negative"),
+        ("strategy=KAVGG(K=3)", "there is no 'KAVGG'; did you mean 'KAVG'?"),
+        ("strategy=KAVG(k=3)", "KAVG has no field 'k'; did you mean 'K'?"),
+        ("strategy=KAVG(K=0)", "KAVG needs K >= 1, got 0"),
+        ("strategy=__import__('os').system('x')", "only names, literals and calls"),
+        ("strategy=KAVG(K=", "cannot be read"),
+    ],
+)
+def test_mistakes_are_explained(setting: str, says: str) -> None:
+    with pytest.raises(SettingError) as error:
+        configure(load("toy"), [setting])
+    assert says in str(error.value)
+
+
+def test_files(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from murmur.recipes.toy import experiment\n")
+    assert load(str(file)) == load("toy")
+    file.write_text("x = 1\n")
+    with pytest.raises(SettingError, match="has no function experiment"):
+        load(str(file))
+    with pytest.raises(SettingError, match="there is no file"):
+        load("nowhere.py")
+    with pytest.raises(SettingError, match="did you mean 'toy'"):
+        load("toyy")
