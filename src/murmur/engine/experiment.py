@@ -28,6 +28,7 @@ class Experiment:
         cluster: a simulated cluster, for `murmur simulate`.
         seed: names every random number of the run.
         evaluate_every_epochs: how often held-out data is looked at and a checkpoint written.
+        max_gradient_norm: gradients are scaled down to this length before a step; None leaves them alone.
     """
 
     task: Task
@@ -38,10 +39,14 @@ class Experiment:
     cluster: Any = None
     seed: int = 0
     evaluate_every_epochs: float = 1.0
+    max_gradient_norm: float | None = None
 
     def __post_init__(self) -> None:
         if not self.evaluate_every_epochs > 0:
             raise ValueError(f"evaluate_every_epochs must be positive, got {self.evaluate_every_epochs}")
+
+        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
+            raise ValueError(f"max_gradient_norm must be positive or None, got {self.max_gradient_norm}")
 
     def digest(self) -> str:
         """Sixteen hexadecimal digits that are equal exactly if the described experiments are."""

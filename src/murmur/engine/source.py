@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from murmur.engine.experiment import Experiment
 from murmur.engine.record import Observer, Record
@@ -92,6 +92,8 @@ class TaskSource:
             group["lr"] = rate * factor
         self._rate = self._rates[0] * factor
         self.layout.hand_gradients(g, present)
+        if self.experiment.max_gradient_norm is not None:
+            nn.utils.clip_grad_norm_(self.layout.tensors, self.experiment.max_gradient_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.observers:

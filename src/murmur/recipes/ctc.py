@@ -1,5 +1,8 @@
 """CTC training of an LSTM acoustic model, as a task for the engine: the embedded digits, or any folder of data sets.
 
+    murmur train ctc --learners 2                                    (digits spoken by espeak-ng; a minute on two cores)
+    murmur train ctc --learners 2 --set task.corpus=path/to/an4_mfcc --set task.units=char --set budget.epochs=36 ...
+
 A folder holds `data/train`, `data/test` and perhaps `data/dev` in Kaldi's layout, with audio or with features.
 """
 
@@ -14,6 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import Adam
+from murmur.engine.schedule import Cosine
 from murmur.engine.task import Loss, Score
 from murmur.recipes.ctc_data import Data, Split, load
 from murmur.speech import ctc
@@ -23,6 +30,7 @@ from murmur.speech.cmvn import Scope
 from murmur.speech.digits import Digits, make_digits
 from murmur.speech.models import Blstm, Network
 from murmur.speech.wer import score
+from murmur.strategies import KAVG
 
 EVALUATION_SIZE = 32
 
@@ -49,7 +57,7 @@ class CtcTask:
         dropout: behind every layer, while training.
         stack: frames joined into one network input (3 frames of 10 ms give 30 ms).
         minibatch_size: utterances.
-        augment: SpecAugment on training minibatches; `SpecAugment(0, 0, 0, 0, 0)` leaves them alone.
+        augment: SpecAugment on training minibatches; `SpecAugment(time_masks=0, bin_masks=0)` leaves them alone.
         cmvn: whose statistics normalise the features.
         seed: of the order of the data and of the augmentation.
         digits: size of the synthetic corpus.
@@ -91,6 +99,11 @@ class CtcTask:
     def per_epoch(self) -> int:
         """Minibatches in one pass over the training utterances."""
         return self._order.per_epoch
+
+    @property
+    def samples_per_epoch(self) -> float:
+        """Utterances in one pass; a minibatch weighs what it holds of them."""
+        return float(len(self.data.train.names))
 
     def model(self) -> nn.Module:
         """A fresh BLSTM, feats_NTF and lengths_N to logits_NUC."""
@@ -165,3 +178,16 @@ class CtcTask:
 def _batch(feats: Sequence[np.ndarray], split: Split, names: Sequence[str]) -> Batch:
     feats_NTF, lengths_N = pad(feats)
     return Batch(feats_NTF, lengths_N, tuple(split.targets.get(name, ()) for name in names), tuple(names))
+
+
+def experiment() -> Experiment:
+    """The digits with K-step averaging. Expected: a word error rate of 4 % on unseen voices."""
+    return Experiment(
+        CtcTask(),
+        KAVG(K=4),
+        Budget(epochs=14),
+        Adam(lr=3e-3),
+        Cosine(warm=0.1),
+        evaluate_every_epochs=2.0,
+        max_gradient_norm=5.0,
+    )
