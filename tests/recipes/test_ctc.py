@@ -72,7 +72,7 @@ def test_an_epoch_covers_every_training_utterance_once(task):
 
 
 def test_the_loss_is_a_sum_over_utterances(task):
-    plain = replace(task, augment=SpecAugment(0, 0, 0, 0, 0))
+    plain = replace(task, augment=SpecAugment(time_masks=0, bin_masks=0))
     model = plain.model().eval()
     batch = plain.minibatch(1)
     single = replace(plain, minibatch_size=1)

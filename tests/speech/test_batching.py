@@ -98,7 +98,7 @@ def test_targets_of_another_length_are_refused():
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**20))
 @settings(deadline=None)
 def test_spec_augment_only_writes_zeros_within_its_limits(frames, bins, seed):
-    augment, ones = SpecAugment(0.0, 2, 10, 1, 4), np.ones((frames, bins), np.float32)
+    augment, ones = SpecAugment(time_masks=2, time_frames=10, bin_masks=1, bins=4), np.ones((frames, bins), np.float32)
     masked = augment(ones, np.random.default_rng(seed))
     assert set(np.unique(masked)) <= {0.0, 1.0}
     assert (ones == 1).all()
@@ -121,6 +121,15 @@ def test_a_chunk_batch_is_augmented_by_its_number():
 @settings(deadline=None)
 def test_tempo_resamples_a_straight_line_to_a_straight_line(frames, seed):
     line = np.arange(frames, dtype=np.float32)[:, None]
-    changed = SpecAugment(0.2, 0, 0, 0, 0)(line, np.random.default_rng(seed))
+    changed = SpecAugment(tempo=0.2, time_masks=0, bin_masks=0)(line, np.random.default_rng(seed))
     assert 0.8 * frames - 1 <= len(changed) <= 1.2 * frames + 1
     np.testing.assert_allclose(changed[:, 0], np.linspace(0, frames - 1, len(changed)), atol=1e-4)
+
+
+@given(st.integers(2, 40), st.integers(0, 2**20))
+@settings(deadline=None)
+def test_warp_stretches_the_bin_axis_about_its_low_end(bins, seed):
+    line = np.tile(np.arange(bins, dtype=np.float32), (3, 1))
+    warped = SpecAugment(warp=0.2, time_masks=0, bin_masks=0)(line, np.random.default_rng(seed))
+    factor = 1 + np.random.default_rng(seed).uniform(-0.2, 0.2)
+    np.testing.assert_allclose(warped, np.tile(np.minimum(np.arange(bins) * factor, bins - 1), (3, 1)), atol=1e-4)

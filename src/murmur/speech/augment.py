@@ -1,4 +1,4 @@
-"""Making training data more varied, on features: masks (SpecAugment) and tempo.
+"""Making training data more varied, on features: masks (SpecAugment), tempo, vocal tract length.
 
 Speed perturbation of the audio is a property of the analysis: `LogMel(speed=0.9)` and `Mfcc(speed=1.1)` in
 `features.py`; the tempo change here serves corpora that come without audio, and leaves the pitch alone.
@@ -15,7 +15,11 @@ import numpy as np
 class SpecAugment:
     """Masks of zero (the mean, after CMVN) over random stretches of frames and of feature bins, Park et al. 2019.
 
+    Before the masks come, where wanted, a change of tempo and of vocal tract length (Jaitly & Hinton 2013, here on the
+    mel axis: bin b takes the value of position b (1 + w), w ~ U(-warp, warp), linearly interpolated).
+
     Attributes:
+        warp: largest relative change of the bin axis; 0 for none, and for anything but log-mel features.
         tempo: the frames are first resampled, linearly, to a length drawn from (1 - tempo .. 1 + tempo) T; 0 for none.
         time_masks: number of time masks.
         time_frames: longest time mask; never more than a fifth of the utterance.
@@ -23,6 +27,7 @@ class SpecAugment:
         bins: widest frequency mask.
     """
 
+    warp: float = 0.0
     tempo: float = 0.0
     time_masks: int = 2
     time_frames: int = 20
@@ -31,7 +36,13 @@ class SpecAugment:
 
     def __call__(self, feats_TF: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A masked copy of feats_TF; width ~ U{0..longest}, position uniform."""
-        masked = np.array(feats_TF) if self.tempo == 0 else _at_tempo(feats_TF, rng.uniform(-self.tempo, self.tempo))
+        masked = np.array(feats_TF)
+        if self.tempo:
+            frames = max(1, round(len(masked) * (1 + rng.uniform(-self.tempo, self.tempo))))
+            masked = _resampled(masked, np.linspace(0, len(masked) - 1, frames))
+        if self.warp:
+            bins = np.arange(masked.shape[1]) * (1 + rng.uniform(-self.warp, self.warp))
+            masked = np.ascontiguousarray(_resampled(masked.T, np.minimum(bins, masked.shape[1] - 1)).T)
         frames, columns = masked.shape
         for _ in range(self.time_masks):
             first, last = _stretch(frames, min(self.time_frames, frames // 5), rng)
@@ -42,13 +53,12 @@ class SpecAugment:
         return masked
 
 
-def _at_tempo(feats_TF: np.ndarray, change: float) -> np.ndarray:
-    frames = max(1, round(len(feats_TF) * (1 + change)))
-    at_U = np.linspace(0, len(feats_TF) - 1, frames)
+def _resampled(rows_TF: np.ndarray, at_U: np.ndarray) -> np.ndarray:
+    """Rows at fractional positions, linearly interpolated."""
     before_U = np.floor(at_U).astype(int)
-    after_U = np.minimum(before_U + 1, len(feats_TF) - 1)
+    after_U = np.minimum(before_U + 1, len(rows_TF) - 1)
     share_U1 = (at_U - before_U)[:, None].astype(np.float32)
-    return (1 - share_U1) * feats_TF[before_U] + share_U1 * feats_TF[after_U]
+    return (1 - share_U1) * rows_TF[before_U] + share_U1 * rows_TF[after_U]
 
 
 def _stretch(length: int, longest: int, rng: np.random.Generator) -> tuple[int, int]:
