@@ -138,3 +138,14 @@ def test_shuffled_transcripts_ruin_the_word_error_rate(tmp_path):
     leaky = replace(honest)
     object.__setattr__(leaky, "data", replace(honest.data, train=shuffled(honest.data.train)))
     assert leaky.test(train(leaky, 8)).figures["wer"] > 60
+
+
+def test_only_mel_bins_are_warped(tmp_path, task):
+    warp = SpecAugment(warp=0.3, time_masks=0, bin_masks=0)
+    brought = CtcTask(
+        corpus=make_feature_set(tmp_path, {"train": 8, "dev": 4, "test": 4}), cache=tmp_path, augment=warp
+    )
+    for some, same in ((brought, True), (replace(task, augment=warp), False)):
+        batch = some.minibatch(0)
+        frames = int(batch.lengths[0])
+        assert np.array_equal(batch.feats[0, :frames].numpy(), some.data.train.feats[batch.names[0]]) == same

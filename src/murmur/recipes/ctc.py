@@ -9,7 +9,7 @@ A folder holds `data/train`, `data/test` and perhaps `data/dev` in Kaldi's layou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from murmur.speech.wer import score
 from murmur.strategies import KAVG
 
 EVALUATION_SIZE = 32
+AUGMENT = SpecAugment(warp=0.1, tempo=0.1, time_masks=1, time_frames=12, bin_masks=1, bins=6)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class CtcTask:
         dropout: behind every layer, while training.
         stack: frames joined into one network input (3 frames of 10 ms give 30 ms).
         minibatch_size: utterances.
-        augment: SpecAugment on training minibatches; `SpecAugment(time_masks=0, bin_masks=0)` leaves them alone.
+        augment: on training minibatches; `SpecAugment(time_masks=0, bin_masks=0)` leaves them alone. The warp of the
+            bin axis is left out for features that the corpus brings along, whose columns need not be frequencies.
         cmvn: whose statistics normalise the features.
         seed: of the order of the data and of the augmentation.
         digits: size of the synthetic corpus.
@@ -71,7 +73,7 @@ class CtcTask:
     dropout: float = 0.1
     stack: int = 3
     minibatch_size: int = 8
-    augment: SpecAugment = field(default_factory=SpecAugment)
+    augment: SpecAugment = AUGMENT
     cmvn: Scope = "utterance"
     seed: int = 0
     digits: Digits = field(default_factory=Digits)
@@ -143,7 +145,8 @@ class CtcTask:
 
     def _augmented(self, name: str, rng: np.random.Generator) -> np.ndarray:
         train = self.data.train
-        changed = self.augment(train.feats[name], rng)
+        augment = self.augment if self.data.log_mel else replace(self.augment, warp=0.0)
+        changed = augment(train.feats[name], rng)
         needed = ctc.frames_needed(train.targets[name]) * self.stack
         return changed if len(changed) >= needed else train.feats[name]  # a fast tempo must not undo alignability
 

@@ -28,12 +28,16 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """The output units and the three splits; `train` holds only utterances that CTC can align."""
+    """The output units and the three splits; `train` holds only utterances that CTC can align.
+
+    `log_mel` tells whether the columns of the features are mel bins, computed here from audio.
+    """
 
     units: ctc.Units
     train: Split
     dev: Split
     test: Split
+    log_mel: bool
 
 
 def load(root: Path, kind: ctc.Kind, stack: int, cmvn: Scope, cache: Path) -> Data:
@@ -57,7 +61,7 @@ def load(root: Path, kind: ctc.Kind, stack: int, cmvn: Scope, cache: Path) -> Da
     ]
     train = train.without(problems)
     aligned = replace(parts[0], names=tuple(name for name in parts[0].names if name in usable))
-    return Data(units, aligned, parts[1], parts[2])
+    return Data(units, aligned, parts[1], parts[2], log_mel=isinstance(front, LogMel))
 
 
 def _split(store: FeatureStore, units: ctc.Units, stack: int, cmvn: Scope) -> Split:
