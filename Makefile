@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := speech,synth,viz
-.PHONY: demo test check bench results clean
+.PHONY: demo test check bench peers results clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
 .venv/installed: pyproject.toml constraints.txt
@@ -27,10 +27,16 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 
 bench: .venv/installed-dev
-	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out benchmarks/measure.py benchmarks/results.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+
+# Other systems for side-by-side benchmarks, in an environment of their own.
+peers:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt accelerate==1.15.0 torchft-nightly==2026.10.26
 
 results: .venv/installed-dev
 	$(BIN)/python benchmarks/results.py
 
 clean:
-	rm -rf .venv runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-peers runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,47 @@
+"""What the benchmarks share: interleaved repeats, medians, and the closing line of JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from murmur.worlds.torch.environment import cores_here
+
+
+def interleave(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Run the sides in turn, `repeats` times, in alternating order; prints and returns every value."""
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    for repeat in range(repeats):
+        order = list(sides) if repeat % 2 == 0 else list(sides)[::-1]
+        for name in order:
+            values[name].append(sides[name]())
+        print(f"repeat {repeat}: " + "  ".join(f"{name} {values[name][-1]:.6g}" for name in sides), flush=True)
+    return values
+
+
+def median_ratio(values: Mapping[str, list[float]], ours: str, theirs: str) -> float:
+    """Median over repeats of ours / theirs, each pair from the same repeat."""
+    return statistics.median(a / b for a, b in zip(values[ours], values[theirs], strict=True))
+
+
+def bar(what: str, value: float, limit: float, at_most: bool = True) -> dict[str, Any]:
+    """One bar: the value, the limit, whether it holds."""
+    return {"what": what, "value": value, "bar": limit, "holds": value <= limit if at_most else value >= limit}
+
+
+def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]]) -> None:
+    """Print where this ran, and the result as the last line."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    print(f"{platform.machine()}, {cores_here()} cores, torch {torch.__version__}, commit {commit or 'unknown'}")
+    for b in bars:
+        print(f"{'holds ' if b['holds'] else 'MISSED'}  {b['what']}: {b['value']:.4g} (bar {b['bar']:g})")
+    print(json.dumps({"benchmark": name, "figures": dict(figures), "bars": bars}))

@@ -1,0 +1,100 @@
+"""SyncSGD against DistributedDataParallel: seconds of a step with two processes, same model, same bucket size, in turn.
+
+Both run in the same two processes, alternating; each repeat times a burst of steps after a barrier. Two learners of one
+thread each.
+
+    python benchmarks/sync_vs_ddp.py
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from measure import bar, close, interleave, median_ratio
+from overhead import Chunks
+from torch.nn.parallel import DistributedDataParallel
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.engine.trainer import Trainer
+from murmur.strategies import SyncSGD
+from murmur.worlds.torch.environment import Place, place_of
+from murmur.worlds.torch.launch import Launch
+from murmur.worlds.torch.store import connect
+from murmur.worlds.torch.world import TorchWorld
+
+STEPS, REPEATS = 5, 9
+TIMES: list[float] = []
+
+
+class Timed(SGD):
+    def __call__(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer = super().__call__(model)
+        optimizer.register_step_post_hook(lambda *_: TIMES.append(time.perf_counter()))
+        return optimizer
+
+
+def per_step() -> float:
+    """Seconds of a step, without the first, which warms up, as the slower learner sees it."""
+    mine = torch.tensor([(TIMES[-1] - TIMES[0]) / (len(TIMES) - 1)])
+    dist.all_reduce(mine, dist.ReduceOp.MAX)
+    return float(mine)
+
+
+def ddp(task: Chunks, rank: int) -> float:
+    TIMES.clear()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(task.model())
+    optimizer = Timed(0.1, momentum=0.9)(model)
+    for step in range(STEPS + 1):
+        loss = task.loss(model, task.minibatch(step * 2 + rank))
+        optimizer.zero_grad()
+        (loss.total / loss.samples).backward()
+        optimizer.step()
+        float(loss.total.detach())
+    return per_step()
+
+
+def ours(task: Chunks, place: Place, run: int) -> float:
+    TIMES.clear()
+    experiment = Experiment(task, SyncSGD(), Budget(minibatches=2 * (STEPS + 1)), Timed(0.1, momentum=0.9))
+    own = Place(place.rank, place.size, place.local_rank, place.host, place.port, generation=run)
+    Trainer(experiment, TorchWorld(own, store=connect(own, 60))).fit()
+    return per_step()
+
+
+def learner(place: Place) -> None:
+    torch.set_num_threads(1)
+    store = connect(Place(place.rank, place.size, 0, place.host, place.port, generation=10_000), 60)
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=timedelta(seconds=60))
+    task = Chunks()
+    runs = iter(range(1, 1000))
+    sides = {"SyncSGD": lambda: ours(task, place, next(runs)), "DDP": lambda: ddp(task, place.rank)}
+    for side in sides.values():
+        side()
+    values = interleave(sides, REPEATS)
+    if place.rank == 0:
+        ratio = median_ratio(values, "SyncSGD", "DDP")
+        close(
+            "sync_vs_ddp", {"seconds_per_step": values, "ratio": ratio}, [bar("SyncSGD step / DDP step", ratio, 1.05)]
+        )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    place = place_of()
+    if place is None:
+        raise SystemExit(Launch(lambda place, resume: [sys.executable, *sys.argv], learners=2).run())
+    if place.rank > 0:
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - one voice is enough
+    learner(place)
+
+
+if __name__ == "__main__":
+    main()
