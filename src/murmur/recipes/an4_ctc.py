@@ -26,7 +26,7 @@ def experiment() -> Experiment:
         hidden=128,
         dropout=0.3,
         cmvn="speaker",
-        augment=SpecAugment(0.15, 2, 15, 1, 4),
+        augment=SpecAugment(tempo=0.15, time_masks=2, time_frames=15, bin_masks=1, bins=4),
     )
     return Experiment(
         task,
