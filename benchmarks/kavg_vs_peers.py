@@ -17,10 +17,10 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from measure import bar, close
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from measure import bar, close
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD

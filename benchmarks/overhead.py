@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from measure import bar, close
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.functional import cross_entropy
 
+from measure import bar, close
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD

@@ -14,10 +14,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from measure import bar, close, interleave, median_ratio
-from overhead import Chunks
 from torch.nn.parallel import DistributedDataParallel
 
+from measure import bar, close, interleave, median_ratio
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
@@ -27,6 +26,7 @@ from murmur.worlds.torch.environment import Place, place_of
 from murmur.worlds.torch.launch import Launch
 from murmur.worlds.torch.store import connect
 from murmur.worlds.torch.world import TorchWorld
+from overhead import Chunks
 
 STEPS, REPEATS = 5, 9
 TIMES: list[float] = []

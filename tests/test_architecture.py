@@ -29,7 +29,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 300, 40, 6
 
 def layer(module: str) -> str:
     """The layer of a dotted module of murmur, without the leading `murmur.`."""
-    first = module.split(".")[0]
+    first = module.split(".", maxsplit=1)[0]
     return "vocabulary" if first in VOCABULARY else "glue" if first in GLUE else first
 
 

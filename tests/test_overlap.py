@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
-from pool import Pool, PooledWorld
 from torch import nn
 
 from murmur.flat import Layout
@@ -13,6 +14,7 @@ from murmur.overlap import MeanBehindBackward
 from murmur.world import Seat
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.world import VirtualWorld
+from pool import Pool, PooledWorld
 
 WEIGHTS = [3.0, 0.0, 5.0]
 
@@ -75,7 +77,7 @@ def test_buckets_cover_the_buffer_once_from_its_end() -> None:
     buckets = VirtualWorld(1).run(plan)[0]
     assert len(buckets) > 3
     assert buckets[-1][0] == 0
-    assert all(a[0] == b[1] for a, b in zip(buckets[:-1], buckets[1:], strict=True))
+    assert all(a[0] == b[1] for a, b in pairwise(buckets))
 
 
 def test_two_gradients_in_one_backward_are_refused() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tasks import Groups, OddToy, Quadratic, fit, weights_of
 from torch import Tensor, nn
 
 from murmur.engine.budget import Budget
@@ -27,6 +26,7 @@ from murmur.world import Seat
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant
 from murmur.worlds.virtual.world import VirtualWorld
+from tasks import Groups, OddToy, Quadratic, fit, weights_of
 
 TOY = ToyTask(samples=8, hidden=16, dropout=0.2, per_epoch=40)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pool import Pool
-from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, plain_loop
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
@@ -16,6 +14,8 @@ from murmur.strategies import ALL, KAVG, SyncSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
+from pool import Pool
+from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, plain_loop
 
 STRATEGIES = [pytest.param(make(), id=name) for name, make in ALL.items()]
 EXACT_ALONE = [pytest.param(s, id=type(s).__name__) for s in (SyncSGD(), KAVG(8))]

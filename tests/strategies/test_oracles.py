@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tasks import Quadratic, fit
 from torch import Tensor
 
 from murmur.engine.budget import Budget
@@ -13,6 +12,7 @@ from murmur.engine.optimizer import SGD
 from murmur.strategies import KAVG, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
+from tasks import Quadratic, fit
 
 ALPHA = 0.1
 

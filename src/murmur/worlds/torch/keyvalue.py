@@ -1,8 +1,8 @@
 """A key-value server through which learners find each other: a process of its own, hosted by no learner.
 
-Own, and not PyTorch's TCPStore, because that listens on all interfaces, looks every caller's name up in the DNS (seconds
-where that is slow), and lets one waiting thread block all others of the same client. Standard library only, so that the
-process starts at once.
+Own, and not PyTorch's TCPStore, because that listens on all interfaces, looks every caller's name up in the DNS
+(seconds where that is slow), and lets one waiting thread block all others of the same client. Standard library only, so
+that the process starts at once.
 
 A request is one frame: the length of a JSON header, the header {"do", "key", ...}, the value's bytes. So is the answer.
 """
@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from threading import Condition, Lock, Thread
 from typing import Any
 
@@ -61,40 +62,43 @@ class KeyValueServer:
                     return  # a caller that hung up, or who does not speak this language
 
     def _answer(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
-        do, key = head["do"], head.get("key", "")
+        verbs: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
+            "set": self._set,
+            "add": self._add,
+            "wait": self._wait,
+            "swap": self._swap,
+            "check": lambda h, _: ({"there": all(k in self._values for k in h["keys"])}, b""),
+            "delete": lambda h, _: ({"there": self._values.pop(h["key"], None) is not None}, b""),
+            "size": lambda _, __: ({"total": len(self._values)}, b""),
+        }
         with self._changed:
-            if do == "set":
-                self._put(key, value)
-            elif do == "add":
-                total = int(self._values.get(key, b"0")) + int(head["amount"])
-                self._put(key, str(total).encode())
-                return {"total": total}, b""
-            elif do == "wait":
-                return {"missing": self._wait(head["keys"], head["seconds"])}, self._values.get(head["keys"][0], b"")
-            elif do == "swap":
-                if self._values.get(key, b"") == bytes.fromhex(head["expected"]):
-                    self._put(key, value)
-                return {}, self._values.get(key, bytes.fromhex(head["expected"]))
-            elif do == "check":
-                return {"there": all(k in self._values for k in head["keys"])}, b""
-            elif do == "delete":
-                return {"there": self._values.pop(key, None) is not None}, b""
-            elif do == "size":
-                return {"total": len(self._values)}, b""
-            else:
-                raise ValueError(do)
+            return verbs[head["do"]](head, value)
+
+    def _set(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
+        self._put(head["key"], value)
         return {}, b""
+
+    def _add(self, head: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+        total = int(self._values.get(head["key"], b"0")) + int(head["amount"])
+        self._put(head["key"], str(total).encode())
+        return {"total": total}, b""
+
+    def _swap(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
+        expected = bytes.fromhex(head["expected"])
+        if self._values.get(head["key"], b"") == expected:
+            self._put(head["key"], value)
+        return {}, self._values.get(head["key"], expected)
+
+    def _wait(self, head: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+        deadline = time.monotonic() + head["seconds"]
+        while missing := [k for k in head["keys"] if k not in self._values]:
+            if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                return {"missing": missing}, b""
+        return {"missing": []}, self._values[head["keys"][0]]
 
     def _put(self, key: str, value: bytes) -> None:
         self._values[key] = value
         self._changed.notify_all()
-
-    def _wait(self, keys: list[str], seconds: float) -> list[str]:
-        deadline = time.monotonic() + seconds
-        while missing := [k for k in keys if k not in self._values]:
-            if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                return missing
-        return []
 
 
 class KeyValueClient:

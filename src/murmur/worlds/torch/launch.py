@@ -92,7 +92,7 @@ class Launch:
                 [sys.executable, "-m", "murmur.worlds.torch.keyvalue", str(listener.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
-                preexec_fn=die_with_parent(),
+                preexec_fn=die_with_parent(),  # noqa: PLW1509 - one thread here, and prctl takes no lock
             )
 
     def _start(self, unit: Unit, port: int, resume: bool) -> None:
@@ -102,7 +102,7 @@ class Launch:
             list(self.command(place, resume)),
             env=child_variables(place, self.threads),
             stdin=subprocess.DEVNULL,
-            preexec_fn=die_with_parent(),
+            preexec_fn=die_with_parent(),  # noqa: PLW1509 - one thread here, and prctl takes no lock
         )
 
     def _watch(self, port: int, store: subprocess.Popen[bytes]) -> int:

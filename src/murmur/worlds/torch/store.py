@@ -91,7 +91,9 @@ def connect(place: Place, timeout_seconds: float) -> Store:
         theirs = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
     except RuntimeError as error:
         where = f"{place.host}:{place.port}"
-        raise ConnectionError(f"learner {place.rank} found no store at {where}: is torchrun alive? ({error})") from error
+        raise ConnectionError(
+            f"learner {place.rank} found no store at {where}: is torchrun alive? ({error})"
+        ) from error
     return PrefixStore(prefix, theirs)
 
 
