@@ -1,0 +1,235 @@
+"""Hybrid HMM and network, from audio to a word error rate: Gaussian systems align, a network learns their states.
+
+    murmur train digits_hybrid                               (digits spoken by espeak-ng)
+    murmur train librispeech --set task.corpus=FOLDER        (and yesno, fsdd, an4: see the recipes of these names)
+
+Any folder in Kaldi's layout with lexicon.txt works: `murmur train hybrid --set task.corpus=FOLDER`. Every stage is
+kept in `task.cache`: a run that was killed goes on where it was. Bourlard and Morgan, "Connectionist speech
+recognition" (1994); Hinton et al., "Deep neural networks for acoustic modeling in speech recognition" (2012).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from murmur.engine.budget import Budget
+from murmur.engine.checkpoint import read_pair
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import Adam
+from murmur.engine.schedule import Cosine
+from murmur.engine.task import Loss, Score
+from murmur.flat import Layout
+from murmur.recipes import corpora
+from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages
+from murmur.recipes.hybrid_data import HybridData, Targets, make_targets, realigned
+from murmur.recipes.hybrid_decode import DecodeHalf, Result, Scorer, System
+from murmur.recipes.hybrid_hmm import HmmHalf, Stage
+from murmur.speech import hybrid
+from murmur.speech.augment import SpecAugment
+from murmur.speech.chunks import ChunkBatch, ChunkTable
+from murmur.speech.corpus import Corpus
+from murmur.speech.digits import Digits
+from murmur.speech.models import Network, Tdnn
+from murmur.strategies import SyncSGD
+
+Loader = Literal["an4", "folder", "fsdd_official", "fsdd_unseen", "librispeech", "yesno"]
+
+
+@dataclass(frozen=True)
+class HybridTask:
+    """Frame classification into the tied states of a Gaussian system, and decoding with HCLG.
+
+    Attributes:
+        corpus: folder of the set; None synthesises the digits corpus with espeak-ng.
+        loader: which set the folder holds, see `murmur.recipes.corpora`.
+        digits: size of the synthetic corpus.
+        front: features.
+        hmm: Gaussian systems, the last of which aligns.
+        network: what is trained.
+        chunks: how utterances are cut.
+        augment: on every training chunk; without a change of tempo, which would move frames away from their targets.
+        precision: of the network's matrix products in training; decoding is in float32.
+        decoding: grammars and tuning.
+        realigned_by: a network of this task trained before (its folder's `model`), whose alignments take the place of
+            the Gaussian ones.
+        seed: of the order of chunks and of the masks.
+        jobs: processes for features, alignment and decoding.
+        cache: folder for everything that is made once.
+    """
+
+    corpus: Path | None = None
+    loader: Loader = "folder"
+    digits: Digits = field(default_factory=Digits)
+    front: FrontEnd = field(default_factory=FrontEnd)
+    hmm: HmmStages = field(default_factory=HmmStages)
+    network: Network = field(default_factory=Tdnn)
+    chunks: Chunks = field(default_factory=Chunks)
+    augment: SpecAugment = field(default_factory=SpecAugment)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    decoding: Decoding = field(default_factory=Decoding)
+    realigned_by: Path | None = None
+    seed: int = 0
+    jobs: int = 1
+    cache: Path = Path("runs/cache")
+
+    def __post_init__(self) -> None:
+        if self.augment.tempo:
+            raise ValueError(f"augment.tempo = {self.augment.tempo}: targets are per frame; use task.front.speeds")
+        if self.network.stack != 1:
+            raise ValueError(f"network.stack = {self.network.stack}: every frame has a target, so it must be 1")
+
+    def __getstate__(self) -> dict[str, object]:
+        """The fields alone: data already loaded stays out of pickles, every process reads its own."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def material(self) -> corpora.SpeechSet:
+        """The utterances, lexicon and language models.
+
+        Raises:
+            CorpusError: the folder cannot be used; the message says why.
+        """
+        if self.corpus is None:
+            return corpora.digits(self.cache, self.digits)
+        return corpora.LOADERS[self.loader](Path(self.corpus))
+
+    @cached_property
+    def hmms(self) -> HmmHalf:
+        """The Gaussian half."""
+        own = None if self.corpus is None else Path(self.corpus) / "lexicon.txt"
+        lexicon = own if own is not None and own.is_file() else self.material.lexicon
+        return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs)
+
+    def prepare(self) -> HybridData:
+        """Features, Gaussian systems and alignments, where they are not there yet.
+
+        Raises:
+            CorpusError, ValueError: data that cannot be used; the message names file and utterance.
+        """
+        return self.data
+
+    @cached_property
+    def targets(self) -> Targets:
+        """The pdf of every frame, and how frequent each is."""
+        stage = self.hmms.trained[-1]
+        if self.realigned_by is None:
+            return make_targets(self.hmms, stage)
+        first = make_targets(self.hmms, stage)
+        model = self._read_model(self.realigned_by, first)
+        scorers = {part: self._network_scorer(model, first, part) for part in ("train", "dev")}
+        _, facts = read_pair(self.realigned_by)
+        return realigned(self.hmms, stage, scorers, facts["digest"])
+
+    @cached_property
+    def data(self) -> HybridData:
+        """What training and evaluation read, in memory."""
+        return HybridData.load(self.hmms, self.targets)
+
+    @cached_property
+    def _table(self) -> ChunkTable:
+        lengths = {name: len(feats_TF) for name, feats_TF in self.data.feats.items()}
+        cut = self.chunks
+        return ChunkTable(lengths, cut.frames, cut.left_frames, cut.right_frames, cut.size, self.seed)
+
+    @property
+    def per_epoch(self) -> int:
+        """Minibatches in one pass over the training frames, copies at other speeds included."""
+        return self._table.per_epoch
+
+    @property
+    def samples_per_epoch(self) -> float:
+        """Frames in one pass."""
+        return float(sum(self._table.lengths.values()))
+
+    def model(self) -> nn.Module:
+        """A fresh network, feats_NTF to logits_NTC over the pdfs."""
+        return self._model(self.targets)
+
+    def minibatch(self, n: int) -> ChunkBatch:
+        """Minibatch n with its masks: a pure function of the task's fields and n."""
+        return self._table.batch(n, self.data.feats, self.data.targets, self.augment)
+
+    def loss(self, model: nn.Module, minibatch: ChunkBatch) -> Loss:
+        """Cross-entropy, summed over the frames that have a target."""
+        kind = next(model.parameters()).device.type
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
+            total, frames = hybrid.batch_loss(model, minibatch)
+        return Loss(total, float(frames))
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """On dev, per frame: "loss" (cross-entropy, nats), "logprob" (its negative) and "frame accuracy"."""
+        found = hybrid.frame_figures(model, self.data.dev_feats, self.data.dev_targets)
+        return {"loss": found["loss"], "logprob": -found["loss"], "frame accuracy": found["accuracy"]}
+
+    def test(self, model: nn.Module) -> Score:
+        """Error rates of the Gaussian systems and of the network on dev and test, all settings tuned on dev."""
+        results = self.gaussian_results() + self.network_results(model)
+        figures = {name: value for result in results for name, value in result.figures.items()}
+        return Score(figures, tuple(str(result) for result in results))
+
+    def gaussian_results(self) -> list[Result]:
+        """Error rates of the Gaussian systems that `decoding.scored` asks for."""
+        stages = {"all": self.hmms.trained, "last": self.hmms.trained[-1:], "none": ()}[self.decoding.scored]
+        return [result for stage in stages for result in self._decoder.evaluate(self._gaussians(stage), self._parts)]
+
+    def network_results(self, model: nn.Module) -> list[Result]:
+        """Error rates of a network."""
+        stage = self.hmms.trained[-1]
+        scorers = {part: self._network_scorer(model, self.targets, part) for part in self._parts}
+        system = System("network", stage.model, self.decoding.network, scorers)
+        return self._decoder.evaluate(system, self._parts)
+
+    @property
+    def _parts(self) -> dict[str, Corpus]:
+        return {"dev": self.material.dev, "test": self.material.test}
+
+    @property
+    def _decoder(self) -> DecodeHalf:
+        return DecodeHalf(self.material, self.decoding, self.cache, self.jobs)
+
+    def _gaussians(self, stage: Stage) -> System:
+        feats = {name: self.hmms.features(part) for name, part in self._parts.items()}
+        scorers = {part: partial(_gaussian_scores, stage, feats[part]) for part in feats}
+        return System(stage.name, stage.model, self.decoding.gmm, scorers)
+
+    def _network_scorer(self, model: nn.Module, targets: Targets, part: str) -> Scorer:
+        feats = self.hmms.network_features(getattr(self.material, part))
+        return partial(_network_scores, model, feats, targets)
+
+    def _model(self, targets: Targets) -> nn.Module:
+        return self.network.build(self.hmms.network_dims, targets.pdfs)
+
+    def _read_model(self, stem: Path, targets: Targets) -> nn.Module:
+        tensors, _ = read_pair(stem)
+        model = self._model(targets)
+        Layout.trainable(model).scatter(tensors["weights"])
+        return model
+
+
+def _gaussian_scores(stage: Stage, feats: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    return stage.model.loglikes(feats[name])
+
+
+def _network_scores(model: nn.Module, feats: Mapping[str, np.ndarray], targets: Targets, name: str) -> np.ndarray:
+    return hybrid.log_likelihoods(model, feats[name], targets.log_prior)
+
+
+def experiment() -> Experiment:
+    """A TDNN on triphone states of any folder; of the synthetic digits without one."""
+    return Experiment(
+        HybridTask(),
+        SyncSGD(),
+        Budget(epochs=8),
+        Adam(lr=2e-3),
+        Cosine(warm=0.1),
+        evaluate_every_epochs=2.0,
+        max_gradient_norm=5.0,
+    )

@@ -1,0 +1,124 @@
+"""Settings of the hybrid recipe: front ends, HMM stages, chunks, decoding. All of them frozen, all of them settable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from murmur.speech.cmvn import Scope
+from murmur.speech.decode import DecodeOptions
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.lda_mllt import LdaMlltConfig
+from murmur.speech.hmm.triphone import TriphoneConfig
+
+LOOP, ONE_WORD = "loop", "one word"
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """What HMMs and network see of the speech, at 100 frames a second.
+
+    Attributes:
+        cepstra: MFCC of the Gaussian mixtures, with two orders of deltas; the mean of a speaker is taken off.
+        bins: log-mel bins of the network, normalised by mean and variance.
+        cmvn: whose mean and variance normalise the network's input.
+        speeds: the network also trains on copies played at these speeds (Ko et al. 2015); 1.0 must be among them.
+
+    Sets that bring features along use those, with deltas, for both.
+    """
+
+    cepstra: int = 13
+    bins: int = 40
+    cmvn: Scope = "speaker"
+    speeds: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
+            raise ValueError(f"speeds {self.speeds} must hold 1.0 and no speed twice: alignments are made at speed 1")
+
+
+@dataclass(frozen=True)
+class HmmStages:
+    """The Gaussian systems that are trained one after the other; the last one gives the network its targets.
+
+    Attributes:
+        silence_probability: of a silence between words, in training.
+        monophone: of the first stage.
+        triphone: of the second; None stops before.
+        lda: of the third, on LDA+MLLT features; None stops before.
+    """
+
+    silence_probability: float = 0.5
+    monophone: EmConfig = field(default_factory=EmConfig)
+    triphone: TriphoneConfig | None = field(default_factory=TriphoneConfig)
+    lda: LdaMlltConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.lda is not None and self.triphone is None:
+            raise ValueError("LDA+MLLT starts from the alignments of triphones: give a triphone stage too")
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How utterances are cut for training.
+
+    Attributes:
+        frames: longest chunk.
+        left_frames: context before it, not trained.
+        right_frames: context after it, not trained.
+        size: chunks per minibatch.
+    """
+
+    frames: int = 100
+    left_frames: int = 12
+    right_frames: int = 12
+    size: int = 24
+
+
+@dataclass(frozen=True)
+class Search:
+    """Grammar and tuning of one kind of system.
+
+    Attributes:
+        grammar: "loop" (any number of words, all alike), "one word", or the name of a language model of the set.
+        scales: acoustic scales to try on dev.
+        beams: (beam, most states) to try on dev, of which the fastest within 0.2 % of the widest is taken.
+    """
+
+    grammar: str = LOOP
+    scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14, 0.2)
+    beams: tuple[tuple[float, int], ...] = ((13.0, 7000),)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """From scores to words.
+
+    Attributes:
+        gmm: grammar and tuning of the Gaussian systems.
+        network: grammar and tuning of the network.
+        tune_every: tuning looks at every so manyth dev utterance; figures are of all of them.
+        silence_probability: of a silence between words, in the decoding graph.
+        scored: Gaussian systems whose error rates are wanted: "last" is the one that aligned for the network.
+    """
+
+    gmm: Search = field(default_factory=Search)
+    network: Search = field(default_factory=Search)
+    tune_every: int = 1
+    silence_probability: float = 0.5
+    scored: Literal["all", "last", "none"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.tune_every < 1:
+            raise ValueError(f"tune_every = {self.tune_every}: at least every utterance, 1, can be looked at")
+
+
+TOLERANCE_PERCENT = 0.2
+
+
+def first_options(search: Search) -> DecodeOptions:
+    """Where tuning of the scale starts: the widest beam that is to be tried."""
+    if not search.beams or not search.scales:
+        raise ValueError("give at least one acoustic scale and one (beam, most states) to decode with")
+    beam, most = max(search.beams)
+    return DecodeOptions(acoustic_scale=search.scales[0], beam=beam, max_active=most)

@@ -1,0 +1,53 @@
+"""Read English (part of LibriSpeech, 1.5 h of 20 speakers) with a vocabulary of 20,000 words.
+
+    murmur train librispeech --set task.corpus=FOLDER --threads 1
+
+FOLDER holds data/{train,dev,test}, lexicon.txt, and lm/{bg.arpa.gz,tg.arpa.gz,lexicon.txt}.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import Adam
+from murmur.engine.schedule import Cosine
+from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.hybrid_config import Decoding, FrontEnd, HmmStages, Search
+from murmur.speech.augment import SpecAugment
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.lda_mllt import LdaMlltConfig
+from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.models import Tdnn
+from murmur.strategies import SyncSGD
+
+TRIPHONE = EmConfig(gaussians=4000, passes=14, grow_passes=10, align_passes=(4, 7, 10), min_gaussian_frames=15.0)
+LDA = EmConfig(gaussians=4000, passes=16, grow_passes=12, align_passes=(3, 5, 7, 10, 13), min_gaussian_frames=20.0)
+
+
+def experiment() -> Experiment:
+    """Monophones, triphones, LDA+MLLT; a TDNN in bfloat16 on three speeds, masked; bigram and trigram graphs."""
+    task = HybridTask(
+        corpus=Path("corpora/librispeech"),
+        loader="librispeech",
+        front=FrontEnd(speeds=(0.9, 1.0, 1.1)),
+        hmm=HmmStages(monophone=EmConfig(), triphone=TriphoneConfig(em=TRIPHONE), lda=LdaMlltConfig(em=LDA)),
+        network=Tdnn(hidden=320),
+        augment=SpecAugment(warp=0.08, time_frames=15, bins=6),
+        precision="bfloat16",
+        decoding=Decoding(
+            gmm=Search("bg", scales=(0.05, 0.065, 0.08, 0.1), beams=((11.0, 2500),)),
+            network=Search("tg", scales=(0.07, 0.09, 0.11, 0.14), beams=((11.0, 2500),)),
+            tune_every=3,
+        ),
+    )
+    return Experiment(
+        task,
+        SyncSGD(),
+        Budget(epochs=4),
+        Adam(lr=2e-3),
+        Cosine(warm=0.1),
+        evaluate_every_epochs=1.0,
+        max_gradient_norm=5.0,
+    )

@@ -1,0 +1,44 @@
+"""Yes and no in Hebrew (60 recordings of one speaker, OpenSLR 1): the smallest set on which a whole system can be made.
+
+    murmur train yesno --set task.corpus=FOLDER
+
+FOLDER holds data/{train,test} and lexicon.txt.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import Adam
+from murmur.engine.schedule import Cosine
+from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages
+from murmur.speech.augment import SpecAugment
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.models import Tdnn
+from murmur.strategies import SyncSGD
+
+
+def experiment() -> Experiment:
+    """Monophones of 60 Gaussians, and a small TDNN on their 11 states."""
+    task = HybridTask(
+        corpus=Path("corpora/yesno"),
+        loader="yesno",
+        front=FrontEnd(cmvn="utterance", speeds=(0.9, 1.0, 1.1)),
+        hmm=HmmStages(monophone=EmConfig(gaussians=60, min_gaussian_frames=15.0), triphone=None),
+        network=Tdnn(hidden=64),
+        chunks=Chunks(size=8),
+        augment=SpecAugment(bins=4),
+        decoding=Decoding(),
+    )
+    return Experiment(
+        task,
+        SyncSGD(),
+        Budget(epochs=6),
+        Adam(lr=3e-3),
+        Cosine(warm=0.1),
+        evaluate_every_epochs=2.0,
+        max_gradient_norm=5.0,
+    )
