@@ -14,7 +14,7 @@ from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.lda import LdaConfig
 from murmur.speech.hmm.lda_mllt import LdaMlltConfig, train_lda_mllt
 from murmur.speech.hmm.material import check_material
-from murmur.speech.hmm.monophone import train_monophone
+from murmur.speech.hmm.monophone import MonophoneConfig, train_monophone
 from murmur.speech.hmm.phone_times import phone_times, write_ctm
 from murmur.speech.hmm.storage import load_alignments, load_model, save_alignments, save_model
 from murmur.speech.hmm.triphone import TriphoneConfig, train_triphone
@@ -235,3 +235,17 @@ def test_without_a_seed_per_utterance_silences_would_coincide(corpus):
     passes.align_flat(block, seed=0)
     shapes = {tuple(t.phone for t in phone_times(model, tids)) for tids in block.tids.values()}
     assert len(shapes) >= 4, "optional silences fall differently in different utterances"
+
+
+def test_of_several_flat_starts_the_likeliest_goes_on(corpus):
+    few = {u: corpus.texts[u] for u in sorted(corpus.texts)[:6]}
+    feats = {u: corpus.feats[u] for u in few}
+    settings = {"gaussians": 1, "passes": 1, "grow_passes": 1, "align_passes": ()}
+    single = [
+        train_monophone(corpus.lang, feats, few, MonophoneConfig(**settings, seed=seed, flat_starts=1, trial_passes=4))
+        for seed in range(3)
+    ]
+    several = train_monophone(corpus.lang, feats, few, MonophoneConfig(**settings, flat_starts=3, trial_passes=4))
+    likelihoods = [t.history[0].log_likelihood_per_frame for t in single]
+    assert max(likelihoods) > min(likelihoods)
+    assert several.history[0].log_likelihood_per_frame == max(likelihoods)

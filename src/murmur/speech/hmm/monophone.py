@@ -5,7 +5,9 @@ Shapes: T frames, F features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
@@ -26,6 +28,25 @@ from murmur.speech.lexicon import Lang
 FLAT_START_SEARCH = AlignOptions(acoustic_scale=0.3, beam=10.0, retry_beam=40.0)
 
 
+@dataclass(frozen=True)
+class MonophoneConfig(EmConfig):
+    """The EM loop with several flat starts.
+
+    Attributes:
+        flat_starts: so many random starts are tried, and the one whose single Gaussians explain the data best after
+            `trial_passes` goes on. A large corpus needs only one; with few utterances starts differ a lot.
+        trial_passes: passes of each try, where there are several.
+    """
+
+    flat_starts: int = 1
+    trial_passes: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.flat_starts < 1 or self.trial_passes < 1:
+            raise ValueError(f"flat_starts and trial_passes must be positive, got {self}")
+
+
 def train_monophone(
     lang: Lang,
     feats: Features,
@@ -40,7 +61,7 @@ def train_monophone(
         lang: phones and words.
         feats: {utterance: (T, F) float32}, e.g. 13 MFCC with deltas and speaker mean normalisation.
         texts: {utterance: transcript}.
-        config: the EM loop; None for the defaults.
+        config: the EM loop; a MonophoneConfig chooses among several flat starts; None for the defaults.
         jobs: processes.
         progress: called after each pass.
 
@@ -55,11 +76,35 @@ def train_monophone(
         log_probs = make_transitions(lang, tree).log_probs
         model = HmmGmm(lang, tree, log_probs, one_gaussian_each(mean_F, variance_F, tree.num_pdfs))
         workers.map(passes.compile_graphs, model)
-        workers.map(passes.align_flat, config.seed)
         loop = EmLoop("monophone", workers, material, config, progress)
-        model = loop.maximise(model, loop.accumulate(model), variance_F)
+        if isinstance(config, MonophoneConfig):
+            model = choose_start(loop, model, variance_F, config)
+        else:
+            model = flat_start(loop, model, variance_F, config.seed)
         failed = loop.realign(model, FLAT_START_SEARCH, MAX_LOST_EARLY)
         return loop.run(model, variance_F, failed)
+
+
+def flat_start(loop: EmLoop, model: HmmGmm, variance_F: FloatArray, seed: int) -> HmmGmm:
+    """Single Gaussians from random paths with about equally long states."""
+    loop.workers.map(passes.align_flat, seed)
+    return loop.maximise(model, loop.accumulate(model), variance_F)
+
+
+def choose_start(loop: EmLoop, model: HmmGmm, variance_F: FloatArray, config: MonophoneConfig) -> HmmGmm:
+    """The flat start of several whose single Gaussians explain the data best after some passes."""
+    best, best_log_likelihood = model, -math.inf
+    for number in range(config.flat_starts):
+        # The product keeps the starts of consecutive seeds apart.
+        tried = flat_start(loop, model, variance_F, config.seed * config.flat_starts + number)
+        for _ in range(config.trial_passes):
+            loop.realign(tried, FLAT_START_SEARCH, MAX_LOST_EARLY)
+            stats = loop.accumulate(tried)
+            tried = loop.maximise(tried, stats, variance_F)
+        log_likelihood = stats.mixtures.log_likelihood / max(1, stats.mixtures.frames)
+        if log_likelihood > best_log_likelihood:
+            best, best_log_likelihood = tried, log_likelihood
+    return best
 
 
 def usable(lang: Lang, feats: Features, texts: Mapping[str, str]) -> Material:
