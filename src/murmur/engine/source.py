@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from murmur.engine.experiment import Experiment
 from murmur.engine.record import Observer, Record
-from murmur.engine.seeds import seed_of
+from murmur.engine.seeds import seed_of, seed_torch
 from murmur.engine.task import Task
 from murmur.flat import Layout
 from murmur.learner import Gradient, Learner, Progress
@@ -38,7 +38,7 @@ class TaskSource:
         self.first = 0
         self.total = experiment.budget.total(self.task)
         with seat.exclusive():
-            torch.manual_seed(seed_of(experiment.seed, "model"))
+            seed_torch(seed_of(experiment.seed, "model"), seat.device)
             self.model = self.task.model().to(seat.device)
         self.layout = Layout.trainable(self.model)
         self.buffers = Layout.buffers(self.model)
@@ -67,7 +67,7 @@ class TaskSource:
         """
         with self.seat.trace.span(DATA, f"minibatch {n}"):
             minibatch = to_device(self.task.minibatch(n), self.seat.device)
-        torch.manual_seed(seed_of(self.experiment.seed, "minibatch", n))
+        seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
         self.model.train()
         loss = self.task.loss(self.model, minibatch)
         mean = loss.total / loss.samples

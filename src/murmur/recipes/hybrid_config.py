@@ -103,7 +103,7 @@ class Decoding:
     """
 
     gmm: Search = field(default_factory=Search)
-    network: Search = field(default_factory=Search)
+    network: Search = field(default_factory=lambda: Search(scales=(0.1, 0.14, 0.2, 0.3, 0.4, 0.6, 0.8)))
     tune_every: int = 1
     silence_probability: float = 0.5
     scored: Literal["all", "last", "none"] = "all"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon import split_known
 
 NETWORK_SCALE = 0.3  # posteriors of a network are flatter than likelihoods of Gaussians
+SMALLEST_SHARE = 0.1  # of the mean prior: rarer pdfs are taken to be as frequent as this
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -61,7 +63,16 @@ def realigned(half: HmmHalf, stage: Stage, scorers: Mapping[str, Scorer], model_
 def _targets(stage: Stage, train: Arrays, dev: Arrays) -> Targets:
     pdfs = stage.model.pdf_ids(train)
     prior = hybrid.log_prior(pdfs.values(), stage.model.num_pdfs)
-    return Targets(pdfs, stage.model.pdf_ids(dev), prior)
+    return Targets(pdfs, stage.model.pdf_ids(dev), floored(prior))
+
+
+def floored(log_prior_C: Tensor) -> Tensor:
+    """ln p(pdf), none below a tenth of 1 / pdfs.
+
+    A pdf that train hardly holds (silence has states that may be skipped) would get the largest scores of all wherever
+    the network is not sure, since its tiny posterior is divided by a still tinier prior.
+    """
+    return log_prior_C.clamp(min=math.log(SMALLEST_SHARE / len(log_prior_C)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,13 +103,18 @@ class DecodeHalf:
         return [self._result(system, graph, options, name, part) for name, part in parts.items()]
 
     def tune(self, system: System, graph: Path, dev: Corpus) -> DecodeOptions:
-        """The scale with the fewest errors on dev, and the fastest beam that is as good as the widest."""
+        """The scale with the fewest errors on dev, and the fastest beam that is as good as the widest.
+
+        Of several scales with the fewest errors the middle one is taken: on small sets many are alike, and the ends
+        of such a range are next to worse ones.
+        """
         names = list(dev.texts)[:: self.decoding.tune_every]
         scores = {name: system.scores["dev"](name) for name in names}
         references = {name: dev.texts[name] for name in names}
         development = DevelopmentSet(graph, scores, references, self.jobs)
         search = system.search
-        best, trials = tune_acoustic_scale(development, search.scales, first_options(search))
+        _, trials = tune_acoustic_scale(development, search.scales, first_options(search))
+        best = middle_of_best(trials)
         self._tell(system, trials)
         if len(search.scales) > 2 and best.options.acoustic_scale in (min(search.scales), max(search.scales)):
             log.warning("%s: scale %g is the edge of what was tried", system.name, best.options.acoustic_scale)
@@ -172,6 +177,13 @@ class DecodeHalf:
     def _tell(self, system: System, trials: Iterable[Trial]) -> None:
         for trial in trials:
             log.info("%s, dev: %s", system.name, trial)
+
+
+def middle_of_best(trials: Sequence[Trial]) -> Trial:
+    """The middle one of the trials with the fewest errors."""
+    fewest = min(trial.rate.errors for trial in trials)
+    alike = [trial for trial in trials if trial.rate.errors == fewest]
+    return alike[len(alike) // 2]
 
 
 def pairs(names: Iterable[str], scores: Scorer) -> Iterator[tuple[str, np.ndarray]]:

@@ -27,11 +27,13 @@ def experiment() -> Experiment:
         corpus=Path("corpora/yesno"),
         loader="yesno",
         front=FrontEnd(cmvn="utterance", speeds=(0.9, 1.0, 1.1)),
-        hmm=HmmStages(monophone=EmConfig(gaussians=60, min_gaussian_frames=15.0), triphone=None),
+        hmm=HmmStages(
+            silence_probability=0.9, monophone=EmConfig(gaussians=60, min_gaussian_frames=15.0), triphone=None
+        ),
         network=Tdnn(hidden=64),
         chunks=Chunks(size=8),
         augment=SpecAugment(bins=4),
-        decoding=Decoding(),
+        decoding=Decoding(silence_probability=0.9),
     )
     return Experiment(
         task,
