@@ -20,7 +20,11 @@ from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mllt import apply_mllt, estimate_mllt, mllt_stats
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.monophone import usable
-from murmur.speech.hmm.triphone import TriphoneConfig, grow_model
+from murmur.speech.hmm.triphone import grow_model
+
+
+def _default_em() -> EmConfig:
+    return EmConfig(gaussians=4000, passes=16, grow_passes=12, align_passes=(3, 5, 7, 10, 13), min_gaussian_frames=20.0)
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,13 @@ class LdaMlltConfig:
         lda: what to splice and keep.
         mllt_passes: after these passes the MLLT is estimated anew.
         tree: as for triphones.
-        em: as for triphones.
+        em: the EM loop.
     """
 
     lda: LdaConfig = field(default_factory=LdaConfig)
     mllt_passes: tuple[int, ...] = (2, 4, 6, 10)
     tree: TreeConfig = field(default_factory=TreeConfig)
-    em: EmConfig = field(default_factory=lambda: TriphoneConfig().em)
+    em: EmConfig = field(default_factory=_default_em)
 
 
 def train_lda_mllt(

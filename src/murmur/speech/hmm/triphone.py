@@ -31,7 +31,7 @@ VARIANCE_FLOOR = 0.01
 
 
 def _default_em() -> EmConfig:
-    return EmConfig(gaussians=6000, passes=24, grow_passes=18, align_passes=(6, 11, 16, 20))
+    return EmConfig(gaussians=4000, passes=14, grow_passes=10, align_passes=(4, 7, 10), min_gaussian_frames=15.0)
 
 
 @dataclass(frozen=True)
