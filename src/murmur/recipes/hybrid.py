@@ -191,9 +191,12 @@ class HybridTask:
     def _parts(self) -> dict[str, Corpus]:
         return {"dev": self.material.dev, "test": self.material.test}
 
-    @property
+    @cached_property
     def _decoder(self) -> DecodeHalf:
-        return DecodeHalf(self.material, self.decoding, self.cache, self.jobs)
+        silence = self.decoding.silence_probability
+        if silence is None:
+            silence = self.hmms.trained[-1].silence_share(self.material.train.texts)
+        return DecodeHalf(self.material, self.decoding, silence, self.cache, self.jobs)
 
     def _gaussians(self, stage: Stage) -> System:
         feats = {name: self.hmms.features(part) for name, part in self._parts.items()}

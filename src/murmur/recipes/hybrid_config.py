@@ -98,14 +98,15 @@ class Decoding:
         gmm: grammar and tuning of the Gaussian systems.
         network: grammar and tuning of the network.
         tune_every: tuning looks at every so manyth dev utterance; figures are of all of them.
-        silence_probability: of a silence between words, in the decoding graph.
+        silence_probability: of a silence before the first word and behind each word, in the decoding graph; None
+            takes the share of such places that hold one in the alignments of train.
         scored: Gaussian systems whose error rates are wanted: "last" is the one that aligned for the network.
     """
 
     gmm: Search = field(default_factory=Search)
     network: Search = field(default_factory=lambda: Search(scales=(0.1, 0.14, 0.2, 0.3, 0.4, 0.6, 0.8)))
     tune_every: int = 1
-    silence_probability: float = 0.5
+    silence_probability: float | None = None
     scored: Literal["all", "last", "none"] = "all"
 
     def __post_init__(self) -> None:

@@ -87,12 +87,14 @@ class DecodeHalf:
     Attributes:
         material: the set; nothing is ever tuned on its test part.
         decoding: settings.
+        silence_probability: of the decoding graphs.
         cache: folder of graphs and error reports.
         jobs: processes.
     """
 
     material: SpeechSet
     decoding: Decoding
+    silence_probability: float
     cache: Path
     jobs: int = 1
 
@@ -148,7 +150,7 @@ class DecodeHalf:
     def language(self, trained: Lang) -> Lang:
         """The vocabulary of decoding over the phones of training."""
         lang = trained.with_lexicon(read_lexicon(self.material.lexicon))
-        return lang.with_silence_probability(self.decoding.silence_probability)
+        return lang.with_silence_probability(self.silence_probability)
 
     def grammar(self, lang: Lang, name: str) -> Grammar:
         """A word loop, one word, or a language model of the set by name."""

@@ -26,9 +26,10 @@ from murmur.speech.hmm.em_loop import PassReport, Trained
 from murmur.speech.hmm.lda_mllt import train_lda_mllt
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.monophone import train_monophone
+from murmur.speech.hmm.phone_times import phone_times
 from murmur.speech.hmm.storage import load_alignments, load_model, save_alignments, save_model
 from murmur.speech.hmm.triphone import train_triphone
-from murmur.speech.lexicon import Lang, make_lang, read_lexicon, split_known
+from murmur.speech.lexicon import SILENCE, Lang, make_lang, read_lexicon, split_known
 from murmur.speech.shards import FeatureStore, prepare
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,14 @@ class Stage:
     model: HmmGmm
     tids: Mapping[str, np.ndarray]
     key: str
+
+    def silence_share(self, texts: Mapping[str, str]) -> float:
+        """Silences per place that may hold one (before the first word, behind each word), within 0.01 and 0.99."""
+        places = sum(len(texts[name].split()) + 1 for name in self.tids)
+        silences = sum(
+            time.phone == SILENCE for tids_T in self.tids.values() for time in phone_times(self.model, tids_T)
+        )
+        return min(max(silences / places, 0.01), 0.99)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def experiment() -> Experiment:
             gmm=Search("bg", scales=(0.05, 0.065, 0.08, 0.1), beams=((11.0, 2500),)),
             network=Search("tg", scales=(0.07, 0.09, 0.11, 0.14), beams=((11.0, 2500),)),
             tune_every=3,
+            silence_probability=0.5,
         ),
     )
     return Experiment(

@@ -14,7 +14,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
 from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages
+from murmur.recipes.hybrid_config import Chunks, FrontEnd, HmmStages
 from murmur.speech.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Tdnn
@@ -22,18 +22,17 @@ from murmur.strategies import SyncSGD
 
 
 def experiment() -> Experiment:
-    """Monophones of 60 Gaussians, and a small TDNN on their 11 states."""
+    """Monophones of 250 Gaussians, and a small TDNN on their 11 states."""
     task = HybridTask(
         corpus=Path("corpora/yesno"),
         loader="yesno",
         front=FrontEnd(cmvn="utterance", speeds=(0.9, 1.0, 1.1)),
         hmm=HmmStages(
-            silence_probability=0.9, monophone=EmConfig(gaussians=60, min_gaussian_frames=15.0), triphone=None
+            silence_probability=0.9, monophone=EmConfig(gaussians=250, min_gaussian_frames=15.0), triphone=None
         ),
         network=Tdnn(hidden=64),
         chunks=Chunks(size=8),
         augment=SpecAugment(bins=4),
-        decoding=Decoding(silence_probability=0.9),
     )
     return Experiment(
         task,

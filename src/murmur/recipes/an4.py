@@ -1,0 +1,51 @@
+"""AN4 (spelled names, addresses, dates; 0.7 h of 74 speakers) from its published cepstra, by the hybrid recipe.
+
+    murmur train an4 --set task.corpus=FOLDER
+
+FOLDER holds feats.npz, data/{train,test}, an4.dic and an4.ug.lm; dev is every eighth training speaker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import Adam
+from murmur.engine.schedule import Cosine
+from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.hybrid_config import Chunks, Decoding, HmmStages, Search
+from murmur.speech.augment import SpecAugment
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.models import Tdnn
+from murmur.strategies import SyncSGD
+
+TRIPHONE = EmConfig(gaussians=2000, passes=16, grow_passes=12, align_passes=(3, 5, 7, 10, 13), min_gaussian_frames=10.0)
+
+
+def experiment() -> Experiment:
+    """Monophones, triphones of 400 states, a TDNN; unigram graph."""
+    task = HybridTask(
+        corpus=Path("corpora/an4"),
+        loader="an4",
+        hmm=HmmStages(monophone=EmConfig(), triphone=TriphoneConfig(TreeConfig(leaves=400), TRIPHONE)),
+        network=Tdnn(hidden=256, dropout=0.2),
+        chunks=Chunks(size=16),
+        augment=SpecAugment(time_frames=12, bin_masks=0),
+        precision="bfloat16",
+        decoding=Decoding(
+            gmm=Search("ug", scales=(0.05, 0.065, 0.08, 0.1, 0.12, 0.15)),
+            network=Search("ug", scales=(0.08, 0.11, 0.14, 0.18, 0.24, 0.3)),
+        ),
+    )
+    return Experiment(
+        task,
+        SyncSGD(),
+        Budget(epochs=16),
+        Adam(lr=2e-3),
+        Cosine(warm=0.1),
+        evaluate_every_epochs=4.0,
+        max_gradient_norm=5.0,
+    )

@@ -1,0 +1,47 @@
+"""Free Spoken Digit Dataset: isolated digits of six speakers, 8 kHz.
+
+    murmur train fsdd --set task.corpus=FOLDER                                      (an unseen speaker in dev and test)
+    murmur train fsdd --set task.corpus=FOLDER --set task.loader=fsdd_official      (all speakers on both sides)
+
+FOLDER holds data/<split> and lexicon.txt.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import Adam
+from murmur.engine.schedule import Cosine
+from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.hybrid_config import Chunks, FrontEnd, HmmStages
+from murmur.speech.augment import SpecAugment
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.models import Tdnn
+from murmur.strategies import SyncSGD
+
+MONOPHONE = EmConfig(gaussians=600, passes=20, grow_passes=15, align_passes=(*range(2, 11), 12, 14, 16, 18))
+
+
+def experiment() -> Experiment:
+    """Monophones, and a TDNN on masked features at three speeds; any number of digits may be recognised."""
+    task = HybridTask(
+        corpus=Path("corpora/fsdd"),
+        loader="fsdd_unseen",
+        front=FrontEnd(speeds=(0.9, 1.0, 1.1)),
+        hmm=HmmStages(silence_probability=0.2, monophone=MONOPHONE, triphone=None),
+        network=Tdnn(hidden=192, dropout=0.2),
+        chunks=Chunks(size=24),
+        augment=SpecAugment(warp=0.12, time_frames=8, bins=6),
+        precision="bfloat16",
+    )
+    return Experiment(
+        task,
+        SyncSGD(),
+        Budget(epochs=6),
+        Adam(lr=3e-3),
+        Cosine(warm=0.1),
+        evaluate_every_epochs=2.0,
+        max_gradient_norm=5.0,
+    )

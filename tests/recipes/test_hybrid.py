@@ -1,0 +1,227 @@
+"""The hybrid task: pure minibatches, stages that survive kills, figures, tuning that never sees test."""
+
+import logging
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from murmur.engine.checkpoint import write_pair
+from murmur.flat import Layout
+from murmur.recipes import hybrid_hmm
+from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.recipes.hybrid_data import floored
+from murmur.recipes.hybrid_decode import middle_of_best
+from murmur.speech.augment import SpecAugment
+from murmur.speech.chunks import IGNORED
+from murmur.speech.decode import DecodeOptions
+from murmur.speech.decode_tuning import Trial
+from murmur.speech.digits import Digits
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.kaldi_dir import write_table
+from murmur.speech.models import Lstm, Tdnn
+from murmur.speech.wer import ErrorRate
+
+LEXICON = {"ANNA": "A N A", "BOB": "B O B", "NOB": "N O B"}
+SMALL = EmConfig(gaussians=40, passes=6, grow_passes=4, align_passes=(2, 3, 4, 5, 6))
+
+
+def make_set(root: Path) -> Path:
+    """Words of phones that are three short plateaus in 13 values each, with silence before, between and after."""
+    rng = np.random.default_rng(3)
+    plateaus = {phone: rng.standard_normal((3, 13)) for phone in "ABNO"}
+    quiet, feats = rng.standard_normal(13) * 0.2, {}
+
+    def noisy(value, frames):
+        return np.tile(value, (frames, 1)) + 0.25 * rng.standard_normal((frames, 13))
+
+    for split, count in {"train": 40, "dev": 8, "test": 8}.items():
+        texts = {}
+        for i in range(count):
+            name = f"{split}{i % 4}-{i:03}"
+            words = [list(LEXICON)[k] for k in rng.integers(3, size=2 + i % 3)]
+            parts = [noisy(quiet, 12)]
+            for word in words:
+                parts += [noisy(p, int(rng.integers(2, 5))) for phone in LEXICON[word].split() for p in plateaus[phone]]
+                parts.append(noisy(quiet, int(rng.integers(8, 14))))
+            texts[name], feats[name] = " ".join(words), np.concatenate(parts).astype(np.float32)
+        folder = root / "data" / split
+        write_table(folder / "text", texts)
+        write_table(folder / "utt2spk", {n: n.partition("-")[0] for n in texts})
+        write_table(folder / "feats.scp", {n: f"feats.npz:{n}" for n in texts})
+    np.savez(root / "feats.npz", **feats)
+    write_table(root / "lexicon.txt", LEXICON)
+    return root
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    root = make_set(tmp_path_factory.mktemp("set"))
+    return HybridTask(
+        corpus=root,
+        hmm=HmmStages(monophone=SMALL, triphone=None),
+        network=Tdnn(hidden=32, dropout=0.0),
+        chunks=Chunks(frames=20, size=8),
+        augment=SpecAugment(time_frames=3, time_masks=1, bin_masks=0),
+        decoding=Decoding(network=Search(scales=(0.3, 1.0))),
+        cache=tmp_path_factory.mktemp("cache"),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(task):
+    torch.manual_seed(0)
+    model = task.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for n in range(10 * task.per_epoch):
+        loss = task.loss(model, task.minibatch(n))
+        optimizer.zero_grad()
+        (loss.total / loss.samples).backward()
+        optimizer.step()
+    return model
+
+
+def test_a_minibatch_is_a_pure_function_of_its_number(task):
+    fresh = pickle.loads(pickle.dumps(task))  # carries no data, reads the cache again
+    for n in (2, 0, 2, task.per_epoch):
+        mine, theirs = task.minibatch(n), fresh.minibatch(n)
+        assert torch.equal(mine.feats, theirs.feats)
+        assert torch.equal(mine.targets, theirs.targets)
+    assert not torch.equal(task.minibatch(0).feats, task.minibatch(1).feats)
+    assert len(pickle.dumps(task)) < 4000
+
+
+def test_an_epoch_trains_every_frame_once(task):
+    for epoch in range(2):
+        batches = [task.minibatch(epoch * task.per_epoch + n) for n in range(task.per_epoch)]
+        assert sum(batch.frames for batch in batches) == task.samples_per_epoch
+        pdfs = torch.cat([batch.targets[batch.targets != IGNORED] for batch in batches]).bincount()
+        expected = torch.from_numpy(np.concatenate(list(task.targets.train.values()))).long().bincount()
+        assert torch.equal(pdfs, expected)
+
+
+def test_figures_of_a_trained_network(task, trained):
+    figures = task.evaluate(trained)
+    assert figures["loss"] == -figures["logprob"]
+    assert figures["frame accuracy"] > 0.75
+    assert task.evaluate(task.model())["frame accuracy"] < 0.4
+    score = task.test(trained)
+    assert all(line.startswith("%WER") for line in score.lines)
+    assert len(score.lines) == 4
+    for name in ("monophone dev", "monophone test", "network dev", "network test"):
+        assert score.figures[f"{name} wer"] <= 5
+        assert score.figures[f"{name} low"] <= score.figures[f"{name} wer"] <= score.figures[f"{name} high"]
+    assert score.figures["network test acoustic scale"] in (0.3, 1.0)
+    assert (task.cache / "errors" / "network-test.txt").read_text().startswith("%WER")
+
+
+def test_tuning_looks_at_dev_only(task):
+    system = task._gaussians(task.hmms.trained[-1])
+
+    def closed(name):
+        raise AssertionError(f"tuning asked for {name} of test")
+
+    shut = replace(system, scores={**system.scores, "test": closed})
+    graph = task._decoder.graph(system.model, "loop")
+    assert task._decoder.tune(shut, graph, task.material.dev).acoustic_scale in system.search.scales
+    with pytest.raises(AssertionError, match="of test"):
+        task._decoder.evaluate(shut, task._parts)
+
+
+def test_stages_are_read_and_made_again_only_where_they_are_not_whole(task, tmp_path, monkeypatch, caplog):
+    own = replace(task, cache=tmp_path)
+    first = own.hmms.trained[0]
+    path = next(p for p in tmp_path.glob("monophone-*.npz") if "alignment" not in p.name)
+    beside = path.with_name(f"{path.stem}-alignment.npz")
+    (tmp_path / f".{path.name}.999").write_bytes(b"what a killed writer leaves")
+    calls, train = [], hybrid_hmm.train_monophone
+    monkeypatch.setattr(hybrid_hmm, "train_monophone", lambda *a: calls.append(1) or train(*a))
+    again = replace(own).hmms.trained[0]
+    assert not calls
+    assert np.array_equal(again.model.mixtures.means, first.model.mixtures.means)
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-200]), beside.unlink):
+        calls.clear()
+        damage()
+        with caplog.at_level(logging.WARNING):
+            redone = replace(own).hmms.trained[0]
+        assert len(calls) == 1
+        assert np.array_equal(redone.model.mixtures.means, first.model.mixtures.means)
+        assert all(np.array_equal(redone.tids[u], first.tids[u]) for u in first.tids)
+    assert "damaged" in caplog.text
+    calls.clear()
+    other = replace(own, hmm=replace(own.hmm, silence_probability=0.7))
+    assert other.hmms.trained[0].key != first.key
+    assert calls
+
+
+def test_triphones_follow_monophones(task):
+    config = TriphoneConfig(TreeConfig(leaves=30, min_frames=10.0), replace(SMALL, gaussians=60))
+    more = replace(task, hmm=replace(task.hmm, triphone=config))
+    mono, tri = more.hmms.trained
+    assert mono.key == task.hmms.trained[0].key
+    assert mono.model.num_pdfs < tri.model.num_pdfs <= 30
+    assert more.targets.pdfs == tri.model.num_pdfs
+    assert {u: len(t) for u, t in mono.tids.items()} == {u: len(t) for u, t in tri.tids.items()}
+
+
+def test_realignment_by_the_network(task, trained, tmp_path):
+    write_pair(tmp_path / "model", {"weights": Layout.trainable(trained).gather()}, {})
+    second = replace(task, realigned_by=tmp_path / "model")
+    old, new = task.targets, second.targets
+    assert old.train.keys() == new.train.keys()
+    assert old.dev.keys() == new.dev.keys()
+    agree = np.mean(np.concatenate([old.train[u] == new.train[u] for u in old.train]))
+    assert 0.75 < agree < 1.0
+
+
+def test_silence_share(task):
+    stage = task.hmms.trained[-1]
+    texts = task.material.train.texts
+    assert stage.silence_share(texts) > 0.95  # the set has a silence in every place
+    assert stage.silence_share({u: f"{text} BOB BOB" for u, text in texts.items()}) < 0.75
+
+
+def test_rare_pdfs_get_no_tiny_prior():
+    prior = torch.tensor([0.8, 0.2 - 1e-6, 1e-6]).log()
+    assert torch.allclose(floored(prior).exp(), torch.tensor([0.8, 0.2, 0.1 / 3]), atol=1e-4)
+
+
+@pytest.mark.parametrize(("errors", "chosen"), [((5, 2, 2, 2, 4), 2), ((0, 0, 0), 1), ((3, 1), 1), ((1, 4, 1), 2)])
+def test_the_middle_of_equally_good_scales(errors, chosen):
+    trials = [
+        Trial(DecodeOptions(acoustic_scale=0.1 * (k + 1)), ErrorRate(10, insertions=e), 0.1)
+        for k, e in enumerate(errors)
+    ]
+    assert middle_of_best(trials) is trials[chosen]
+
+
+def test_refusals(task):
+    with pytest.raises(ValueError, match="targets are per frame"):
+        replace(task, augment=SpecAugment(tempo=0.1))
+    with pytest.raises(ValueError, match="every frame has a target"):
+        replace(task, network=Lstm(stack=3))
+    with pytest.raises(ValueError, match=r"must hold 1\.0"):
+        FrontEnd(speeds=(0.9, 1.1))
+    with pytest.raises(ValueError, match="alignments of triphones"):
+        HmmStages(triphone=None, lda=object())
+    with pytest.raises(ValueError, match="needs audio"):
+        replace(task, front=FrontEnd(speeds=(1.0, 1.1))).minibatch(0)
+    with pytest.raises(ValueError, match="no grammar 'trigram'"):
+        task._decoder.graph(task.hmms.trained[0].model, "trigram")
+
+
+def test_speed_copies_of_synthetic_digits(tmp_path):
+    pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")
+    task = HybridTask(digits=Digits(train=4, dev=2, test=2), cache=tmp_path)
+    plain = task.hmms.network_features(task.material.train)
+    fast = task.hmms.network_features(task.material.train, 1.25)
+    assert plain.keys() == fast.keys()
+    for name, feats_TF in plain.items():
+        assert feats_TF.shape[1] == task.hmms.network_dims == 40
+        assert len(fast[name]) == pytest.approx(len(feats_TF) / 1.25, abs=1)
