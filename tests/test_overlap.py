@@ -43,7 +43,8 @@ def gradient(learner: int) -> tuple[torch.Tensor, list[bool]]:
 
 async def behind(seat: Seat) -> tuple[list[float], list[bool], float]:
     rank = seat.group.rank
-    model = Skips(rank)
+    with seat.exclusive():
+        model = Skips(rank)
     mean = MeanBehindBackward(Layout.trainable(model), seat.group, bucket_bytes=7000)
     for _ in range(2):  # buffers are used again
         mean.start(WEIGHTS[rank])
