@@ -7,6 +7,7 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,18 @@ def bar(what: str, value: float, limit: float, at_most: bool = True) -> dict[str
 
 
 def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]]) -> None:
-    """Print where this ran, and the result as the last line."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    print(f"{platform.machine()}, {cores_here()} cores, torch {torch.__version__}, commit {commit or 'unknown'}")
+    """Say where this ran, keep the record for RESULTS.md, and print the result as the last line."""
+    root = Path(__file__).parents[1]
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    hardware = f"{platform.machine()}, {cores_here()} cores, torch {torch.__version__}"
+    print(f"{hardware}, commit {commit}")
     for b in bars:
         print(f"{'holds ' if b['holds'] else 'MISSED'}  {b['what']}: {b['value']:.4g} (bar {b['bar']:g})")
-    print(json.dumps({"benchmark": name, "figures": dict(figures), "bars": bars}))
+    result = {"benchmark": name, "figures": dict(figures), "bars": bars}
+    facts = {"command": f"python benchmarks/{name}.py", "commit": commit, "hardware": hardware}
+    record = {**result, **facts, "date": datetime.now(UTC).date().isoformat()}
+    kept = root / "results" / "bench" / f"{name}.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(result))
