@@ -12,7 +12,6 @@ Without DATA_DIR 300 utterances of the embedded digits are synthesised first.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import lhotse
 import torch
 
+from measure import bar, close
 from murmur.speech.corpus import Corpus
 from murmur.speech.digits import Digits, make_digits
 from murmur.speech.features import LogMel, sample_rate_hz
@@ -66,9 +66,8 @@ def main() -> None:
             print(f"round {number}: murmur {ours:.0f} x real time, lhotse {theirs:.0f} x, ratio {ours / theirs:.2f}")
     ratios = sorted(ours / theirs for ours, theirs in speeds)
     median = ratios[len(ratios) // 2]
-    bar = {"what": "features to disk, murmur / lhotse kaldi-fbank", "value": median, "bar": 1.0, "holds": median >= 1.0}
     figures = {"audio_seconds": audio_seconds, "murmur_and_lhotse_times_real_time": speeds, "median_ratio": median}
-    print(json.dumps({"benchmark": NAME, "figures": figures, "bars": [bar]}))
+    close(NAME, figures, [bar("features to disk, murmur / lhotse kaldi-fbank", median, 1.0, at_most=False)])
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 HEAD = """# Results
 
-Made by `make results` from the records in `results/`; never edited by hand. Every row names its command, commit, hardware
-and date. Machines are shared: ratios are medians over repeats with both sides in turn.
+Made by `make results` from the records in `results/`; never edited by hand. Every row names its command, commit,
+hardware and date. Machines are shared: ratios are medians over repeats with both sides in turn.
 """
 
 
@@ -31,10 +31,19 @@ def main() -> None:
 
 def rates(rows: list[dict[str, Any]]) -> str:
     """One table of error rates, in the order of the records."""
-    lines = [
-        "| set | system | split | WER % | errors / words | 95 % interval | seed | command | commit | hardware, date |"
+    heads = [
+        "set",
+        "system",
+        "split",
+        "WER %",
+        "errors / words",
+        "95 % interval",
+        "seed",
+        "command",
+        "commit",
+        "where and when",
     ]
-    lines.append("|" + "---|" * 10)
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for r in rows:
         low, high = r.get("interval") or (None, None)
         interval = "" if low is None else f"{low:.2f} to {high:.2f}"
