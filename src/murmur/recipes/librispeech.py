@@ -14,25 +14,18 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
 from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Decoding, FrontEnd, HmmStages, Search
+from murmur.recipes.hybrid_config import Decoding, FrontEnd, Search
 from murmur.speech.augment import SpecAugment
-from murmur.speech.hmm.em_loop import EmConfig
-from murmur.speech.hmm.lda_mllt import LdaMlltConfig
-from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
 
-TRIPHONE = EmConfig(gaussians=4000, passes=14, grow_passes=10, align_passes=(4, 7, 10), min_gaussian_frames=15.0)
-LDA = EmConfig(gaussians=4000, passes=16, grow_passes=12, align_passes=(3, 5, 7, 10, 13), min_gaussian_frames=20.0)
-
 
 def experiment() -> Experiment:
-    """Monophones, triphones, LDA+MLLT; a TDNN in bfloat16 on three speeds, masked; bigram and trigram graphs."""
+    """Monophones, triphones; a TDNN in bfloat16 on three speeds, masked; bigram and trigram graphs."""
     task = HybridTask(
         corpus=Path("corpora/librispeech"),
         loader="librispeech",
         front=FrontEnd(speeds=(0.9, 1.0, 1.1)),
-        hmm=HmmStages(monophone=EmConfig(), triphone=TriphoneConfig(em=TRIPHONE), lda=LdaMlltConfig(em=LDA)),
         network=Tdnn(hidden=320),
         augment=SpecAugment(warp=0.08, time_frames=15, bins=6),
         precision="bfloat16",

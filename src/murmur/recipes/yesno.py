@@ -16,9 +16,11 @@ from murmur.engine.schedule import Cosine
 from murmur.recipes.hybrid import HybridTask
 from murmur.recipes.hybrid_config import Chunks, FrontEnd, HmmStages
 from murmur.speech.augment import SpecAugment
-from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.monophone import MonophoneConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
+
+MONOPHONE = MonophoneConfig(gaussians=250, min_gaussian_frames=15.0, flat_starts=6)
 
 
 def experiment() -> Experiment:
@@ -27,9 +29,7 @@ def experiment() -> Experiment:
         corpus=Path("corpora/yesno"),
         loader="yesno",
         front=FrontEnd(cmvn="utterance", speeds=(0.9, 1.0, 1.1)),
-        hmm=HmmStages(
-            silence_probability=0.9, monophone=EmConfig(gaussians=250, min_gaussian_frames=15.0), triphone=None
-        ),
+        hmm=HmmStages(silence_probability=0.9, monophone=MONOPHONE, triphone=None),
         network=Tdnn(hidden=64),
         chunks=Chunks(size=8),
         augment=SpecAugment(bins=4),
