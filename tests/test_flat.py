@@ -32,6 +32,11 @@ def test_tied_tensors_stand_once_and_frozen_ones_not_at_all() -> None:
     assert Layout.trainable(model).numel == 9 + 6
 
 
+def test_a_tensor_given_twice_stands_once() -> None:
+    tensor = torch.ones(3)
+    assert Layout([tensor, torch.zeros(2), tensor]).numel == 5
+
+
 def test_mixed_types_survive_exactly() -> None:
     tensors = [torch.randn(5).bfloat16(), torch.randn(5).double(), torch.randn(2, 3).t()]
     layout = Layout(tensors)

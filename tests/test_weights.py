@@ -28,6 +28,12 @@ def test_a_gradient_keeps_the_weights_it_began_with() -> None:
     assert model.weight.tolist() == [[24.0, 24.0]]
 
 
+def test_between_gradients_the_model_holds_the_live_weights() -> None:
+    model, weights = make([1.0])
+    weights.add_(torch.tensor([2.0]))
+    assert model.weight.item() == 3.0
+
+
 def test_set_replaces_what_is_ahead() -> None:
     model, weights = make([1.0])
     with weights.held():

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from threading import Thread
+
+from murmur.engine.record import JsonLines, ProgressLine, Record
+
+
+def record(n: int, loss: float = 1.5, kind: str = "step") -> Record:
+    figures = {"wer": 3.5} if kind == "evaluation" else {}
+    return Record(kind, 0, n, 2 * n, 64.0 * n, n / 10, n * 0.5, loss, 0.1, 1, compute_seconds=0.4, figures=figures)
+
+
+def test_lines_are_json_whatever_the_numbers() -> None:
+    parsed = json.loads(record(3, math.nan).line(), parse_constant=lambda c: pytest_fail(c))
+    assert parsed["loss"] is None
+    assert json.loads(record(3, math.inf).line())["loss"] is None
+    assert json.loads(record(3).line())["samples"] == 192.0
+
+
+def pytest_fail(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_learners_share_a_file_without_mixing_lines(tmp_path: Path) -> None:
+    def write() -> None:
+        observer = JsonLines(tmp_path / "records.jsonl")
+        for n in range(200):
+            observer(record(n))
+
+    threads = [Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["step"] for line in lines) == sorted(list(range(200)) * 4)
+
+
+def test_the_progress_line_has_units() -> None:
+    out = io.StringIO()
+    line = ProgressLine(total=20, learners=2, stream=out, every_seconds=0.0)
+    for n in range(10):
+        line(record(n))
+    line(record(10, kind="evaluation"))
+    last, heldout = out.getvalue().splitlines()[-2:]
+    assert "minibatch      20/20" in last
+    assert "128 samples/s" in last
+    assert "compute 0.400" in last
+    assert heldout == "epoch   1.00  held-out  wer 3.5"
