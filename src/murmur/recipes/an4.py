@@ -43,9 +43,9 @@ def experiment() -> Experiment:
     return Experiment(
         task,
         SyncSGD(),
-        Budget(epochs=16),
+        Budget(epochs=10),
         Adam(lr=2e-3),
         Cosine(warm=0.1),
-        evaluate_every_epochs=4.0,
+        evaluate_every_epochs=2.0,
         max_gradient_norm=5.0,
     )

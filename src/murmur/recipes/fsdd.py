@@ -39,9 +39,9 @@ def experiment() -> Experiment:
     return Experiment(
         task,
         SyncSGD(),
-        Budget(epochs=6),
+        Budget(epochs=3),
         Adam(lr=3e-3),
         Cosine(warm=0.1),
-        evaluate_every_epochs=2.0,
+        evaluate_every_epochs=1.0,
         max_gradient_norm=5.0,
     )
