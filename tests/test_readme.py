@@ -38,6 +38,7 @@ def test_toy_commands_run(command: str, tmp_path: Path) -> None:
     done = subprocess.run([*start, *words[1:], *short], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
+    assert (tmp_path / words[words.index("--out") + 1] / "run.json").is_file()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

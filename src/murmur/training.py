@@ -106,8 +106,10 @@ def share_threads(request: Request) -> int:
 
 def run_learner(request: Request, place: Place) -> int:
     """Be one learner; learner 0 also tests the consensus model and writes score.json."""
-    torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.size))
+    torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
     experiment = request.experiment()
+    if place.store != "murmur" and place.rank == 0:  # started by somebody else, who has not written it
+        write_run(replace(request, learners=place.size), experiment)
     alone = HashStore() if place.size == 1 else None
     world = TorchWorld(place, device_of(place), store=alone)
 

@@ -99,6 +99,15 @@ def test_resuming_with_more_learners_covers_the_rest(tmp_path: Path) -> None:
     assert max(float(str(r["learner"])) for r in steps) == 2
 
 
+def test_a_new_run_forgets_the_old_one(tmp_path: Path) -> None:
+    long = Experiment(TOY, KAVG(4), Budget(minibatches=80), evaluate_every_epochs=0.5)
+    Trainer(long, VirtualWorld(2), tmp_path).fit()
+    with pytest.raises(ArithmeticError):  # a new run that dies before its first checkpoint
+        Trainer(replace(long, task=Breaks(TOY, 5)), VirtualWorld(2), tmp_path).fit()
+    Trainer(long, VirtualWorld(2), tmp_path, resume=True).fit()
+    assert len([r for r in records_of(tmp_path) if r["kind"] == "step"]) == 80
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     Trainer(Experiment(TOY, SyncSGD(), Budget(minibatches=5)), VirtualWorld(1), tmp_path).fit()
     other = Experiment(replace(TOY, hidden=17), SyncSGD(), Budget(minibatches=9))

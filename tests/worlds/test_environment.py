@@ -20,6 +20,7 @@ PLACES = st.builds(
     host=st.just("127.0.0.1"),
     port=st.integers(1, 65535),
     generation=st.integers(0, 9),
+    local_size=st.integers(1, 8),
     store=st.sampled_from(["murmur", "torchrun", "learner 0"]),
 )
 

@@ -112,6 +112,11 @@ class Checkpoints:
             return parts[learner % learners]
         return None
 
+    def clear(self) -> None:
+        """Delete all: a run that starts from the beginning must never continue from an earlier one's."""
+        for folder in self.folder.glob("[0-9]*"):
+            shutil.rmtree(folder)
+
     def prune(self) -> None:
         """Delete all but the newest few."""
         for folder in sorted(self.folder.glob("[0-9]*"))[:-KEEP]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from murmur.engine.checkpoint import write_pair
+from murmur.engine.checkpoint import Checkpoints, write_pair
 from murmur.engine.experiment import Experiment
 from murmur.engine.marks import Marks, consensus_tensors
 from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, finish_trace
@@ -72,7 +72,7 @@ class Trainer:
         if not resumed:
             everything = Layout.everything(source.model)
             everything.scatter(await seat.group.broadcast(everything.gather()))
-        trace = await self._open(seat, source)
+        trace = await self._open(seat, source, resumed)
         me = Learner(seat, Weights(source.layout), source)
         if source.first < source.total:
             await self.experiment.strategy(me)
@@ -80,12 +80,14 @@ class Trainer:
         await self._close(seat, trace)
         return outcome
 
-    async def _open(self, seat: Seat, source: TaskSource) -> ChromeTrace | None:
+    async def _open(self, seat: Seat, source: TaskSource, resumed: bool) -> ChromeTrace | None:
         """Files of this run; learner 0 prepares them before the others write."""
         if self.out is None:
             return None
         records, trace = self.out / "records.jsonl", self.out / "trace.json"
         if seat.group.rank == 0:
+            if not resumed:
+                Checkpoints(self.out / "checkpoints").clear()
             _forget_after(records, source.first)
             if trace.exists():
                 trace.replace(self.out / f"trace-until-{source.first}.json")

@@ -20,6 +20,7 @@ class Place:
         local_rank: position among the learners of this host.
         host, port: where the store listens.
         generation: how many times the launch was restarted; keys of earlier ones are not seen again.
+        local_size: number of learners of this host.
         store: whose store listens there: our launcher's ("murmur"), torchrun's, or one that learner 0 has to open.
     """
 
@@ -29,6 +30,7 @@ class Place:
     host: str
     port: int
     generation: int = 0
+    local_size: int = 1
     store: Literal["murmur", "torchrun", "learner 0"] = "murmur"
 
     def variables(self) -> dict[str, str]:
@@ -37,6 +39,7 @@ class Place:
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
             "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
             "MASTER_ADDR": self.host,
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RESTART_COUNT": str(self.generation),
@@ -69,6 +72,7 @@ def place_of(variables: Mapping[str, str] | None = None) -> Place | None:
         host=given["MASTER_ADDR"],
         port=int(given["MASTER_PORT"]),
         generation=int(given.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        local_size=int(given.get("LOCAL_WORLD_SIZE", size)),
         store=_store_of(given),
     )
 

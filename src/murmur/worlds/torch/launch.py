@@ -96,7 +96,7 @@ class Launch:
             )
 
     def _start(self, unit: Unit, port: int, resume: bool) -> None:
-        place = Place(unit.rank, self.learners, unit.rank, self.host, port, self.generation)
+        place = Place(unit.rank, self.learners, unit.rank, self.host, port, self.generation, self.learners)
         unit.code = None
         unit.process = subprocess.Popen(
             list(self.command(place, resume)),
