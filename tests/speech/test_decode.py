@@ -95,11 +95,13 @@ def test_acoustic_scale_multiplies_the_scores():
 def test_word_frames_rise_and_lie_inside():
     _, graph, _, _ = system(monophone_tree, 2)
     scores_TP = np.random.default_rng(9).normal(size=(60, graph.num_columns)).astype(np.float32) * 5
-    found = Decoder(graph, WIDE).decode(scores_TP)
-    assert len(found.word_frames) == len(found.words) > 3
-    assert list(found.word_frames) == sorted(found.word_frames)
-    assert found.word_frames[0] >= 0
-    assert found.word_frames[-1] <= 60
+    decoder = Decoder(graph, WIDE)
+    found, word_frames = decoder.decode_timed(scores_TP)
+    assert found.words == decoder.decode(scores_TP).words
+    assert len(word_frames) == len(found.words) > 3
+    assert list(word_frames) == sorted(word_frames)
+    assert word_frames[0] >= 0
+    assert word_frames[-1] <= 60
 
 
 def test_too_few_frames_give_a_partial_hypothesis_and_none_an_empty_one():

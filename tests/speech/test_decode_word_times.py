@@ -51,15 +51,15 @@ def test_the_last_word_reaches_to_the_last_phone(parts):
     for t, (phone, state) in enumerate(itertools.product((2, 3, 3), range(3))):
         scores_TP[4 * t : 4 * t + 4, roots[phone, state]] = 0
     found = Decoder(graph, DecodeOptions(acoustic_scale=1.0)).decode(scores_TP)
-    as_one = Hypothesis(("A",), found.labels, (), 0.0, True)
+    as_one = Hypothesis(("A",), found.labels, 0.0, True)
     assert word_times(lang, transitions, as_one) == [("A", 0, 36)]
-    as_three = Hypothesis(("A", "B", "B"), found.labels, (), 0.0, True)
+    as_three = Hypothesis(("A", "B", "B"), found.labels, 0.0, True)
     assert word_times(lang, transitions, as_three) == [("A", 0, 12), ("B", 12, 12), ("B", 24, 12)]
 
 
 def test_words_that_do_not_spell_the_path_are_refused(parts):
     lang, transitions, graph = parts
     found = Decoder(graph, DecodeOptions(acoustic_scale=1.0)).decode(np.zeros((30, graph.num_columns), np.float32))
-    wrong = Hypothesis((*found.words, "B", "B", "B"), found.labels, (), 0.0, True)
+    wrong = Hypothesis((*found.words, "B", "B", "B"), found.labels, 0.0, True)
     with pytest.raises(ValueError, match="do not spell its phones"):
         word_times(lang, transitions, wrong)

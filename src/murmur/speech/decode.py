@@ -45,15 +45,12 @@ class Hypothesis:
         words: the recognised words.
         labels: (T,) graph input labels (transition-ids, or CTC token + 1) of the best path; shorter than T only if
             the search died.
-        word_frames: for each word the frame at which the path emits it: between its start and its end, for words with
-            a beginning of their own close to the start.
         cost: - (graph weight + acoustic_scale * score) of the path, natural log.
         complete: whether the path ends in a final state; otherwise the words are a partial hypothesis.
     """
 
     words: tuple[str, ...]
     labels: np.ndarray
-    word_frames: tuple[int, ...]
     cost: float
     complete: bool
 
@@ -85,15 +82,31 @@ class Decoder:
         A search that ends outside a final state gives its best partial path, with `complete` False; no frames give an
         empty one. Raises ValueError for another number of columns than the graph's, or scores that are nan or +inf.
         """
+        path, complete = self._best(scores_TC)
+        if path is None:
+            return Hypothesis((), np.zeros(0, dtype=np.int32), float("inf") if len(scores_TC) else 0.0, False)
+        return _hypothesis(path, self.graph, complete)
+
+    def decode_timed(self, scores_TC: np.ndarray) -> tuple[Hypothesis, tuple[int, ...]]:
+        """`decode`, and for each word the frame at which the path emits it.
+
+        That is between the word's start and its end; close to the start for words with a beginning of their own. It
+        costs more than the search of a small graph; `word_times` has exact times for HCLG graphs.
+        """
+        path, complete = self._best(scores_TC)
+        if path is None:
+            return self.decode(scores_TC), ()
+        return _hypothesis(path, self.graph, complete), _word_frames(path)
+
+    def _best(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
+        """The best path, None if there is none, and whether it ends in a final state."""
         scores_TL = self._by_label(scores_TC)
         if not len(scores_TL):
-            return Hypothesis((), np.zeros(0, dtype=np.int32), (), 0.0, False)
+            return None, False
         self._search.decode(kaldi_decoder.DecodableCtc(scores_TL))
         complete = self._search.reached_final()
         found, path = self._search.get_best_path(use_final_probs=complete)
-        if not found or path.num_states == 0:
-            return Hypothesis((), np.zeros(0, dtype=np.int32), (), float("inf"), False)
-        return _hypothesis(path, self.graph, complete)
+        return (path, complete) if found and path.num_states else (None, complete)
 
     def nbest(self, scores_TC: np.ndarray, n: int) -> list[Hypothesis]:
         """Up to n hypotheses with different words, best first, from a lattice pruned at `options.lattice_beam`.
@@ -134,8 +147,8 @@ class Decoder:
                 f"scores of shape {scores_TC.shape}, but the graph reads {self.graph.num_columns} columns: "
                 "model and graph do not belong together"
             )
-        # One sum finds nan and +inf without a temporary matrix; -inf (an impossible state) is allowed.
-        if np.isnan(scores_TC.max(initial=-np.inf)) or scores_TC.max(initial=-np.inf) == np.inf:
+        # The maximum finds nan and +inf without a temporary matrix; -inf (an impossible state) is allowed.
+        if not scores_TC.max(initial=-np.inf) < np.inf:
             raise ValueError("scores hold nan or +inf: look at the model's output and its features")
         scaled_TC = np.multiply(scores_TC, self.options.acoustic_scale, dtype=np.float32)
         if self._is_identity:
@@ -150,7 +163,7 @@ def _hypothesis(path: kaldifst.Lattice, graph: DecodingGraph, complete: bool) ->
         raise RuntimeError("the decoder's best path has branches; this is a fault of the library's version: see pins")
     words = tuple(graph.words[label] for label in word_ids)
     cost = weight.value1 + weight.value2
-    return Hypothesis(words, np.array(labels, dtype=np.int32), _word_frames(path), cost, complete)
+    return Hypothesis(words, np.array(labels, dtype=np.int32), cost, complete)
 
 
 def _word_frames(path: kaldifst.Lattice) -> tuple[int, ...]:
