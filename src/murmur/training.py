@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +158,14 @@ def write_run(request: Request, experiment: Experiment) -> None:
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Versions of installed packages."""
-    return {name: version(name) for name in names}
+    """Versions of packages; "source" for one that runs from its source folder without being installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "source"
+    return found
 
 
 def commit() -> str | None:
