@@ -29,13 +29,12 @@ class Wiring:
     Attributes:
         store: keys of this launch.
         rank: the learner's position in the world.
-        address: the interface it listens on.
         device: gloo's device, one for all groups: it owns a thread and descriptors.
         mail: its post office.
         hosts, devices: of all learners, in order of rank.
         timeout_seconds: how long a collective may take before its group is given up. Never infinite: an operation on
             a stopped learner can be neither aborted nor dropped.
-        compute_device: where this learner's vectors live.
+        trace: where this learner's seconds go.
     """
 
     store: c10d.Store

@@ -35,21 +35,11 @@ class KeyValueServer:
         self._listener = listener
         self._values: dict[str, bytes] = {}
         self._changed = Condition()
-        Thread(target=self._accept, name="store door", daemon=True).start()
+        accept_all(listener, self._serve, "store")
 
     def close(self) -> None:
         """Stop taking connections."""
-        with contextlib.suppress(OSError):  # not connected: nothing to shut down on some systems
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                line, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            Thread(target=self._serve, args=(line,), name="store line", daemon=True).start()
+        close_listener(self._listener)
 
     def _serve(self, line: socket.socket) -> None:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -197,6 +187,27 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     listener.bind((host, port))
     listener.listen(1024)
     return listener
+
+
+def accept_all(listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
+    """Let `serve` run in a thread of its own for every connection, until the listener is closed."""
+
+    def accept() -> None:
+        while True:
+            try:
+                line, _ = listener.accept()
+            except OSError:
+                return  # closed
+            Thread(target=serve, args=(line,), name=f"{name} line", daemon=True).start()
+
+    Thread(target=accept, name=f"{name} door", daemon=True).start()
+
+
+def close_listener(listener: socket.socket) -> None:
+    """Close a listening socket; closing alone would not wake the thread that accepts."""
+    with contextlib.suppress(OSError):  # some systems do not shut down what is not connected
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Store
 
 from murmur.group import PeerLost
 from murmur.worlds.mailbox import Mailbox
-from murmur.worlds.torch.keyvalue import exactly, listen
+from murmur.worlds.torch.keyvalue import accept_all, close_listener, exactly, listen
 from murmur.worlds.torch.store import clone
 
 TYPES = {str(t): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)}
@@ -40,7 +40,7 @@ class Mail:
         self._listener = listen(address)
         host, port = self._listener.getsockname()[:2]
         store.set(f"mail/{rank}", f"{host}:{port}")
-        Thread(target=self._accept, name="mail door", daemon=True).start()
+        accept_all(self._listener, self._receive, "mail")
 
     def post(self, x: Tensor, to: int, tag: str) -> None:
         """Queue a copy of x for learner `to`; returns at once."""
@@ -62,8 +62,7 @@ class Mail:
             queue.put(None)
         for thread in self._threads:
             thread.join(self._timeout)
-        self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread that accepts
-        self._listener.close()
+        close_listener(self._listener)
 
     def _send(self, to: int, queue: SimpleQueue[tuple[str, Tensor] | None]) -> None:
         try:
@@ -78,14 +77,6 @@ class Mail:
                     line.sendall(x.contiguous().view(torch.uint8).numpy().data if x.numel() else b"")
         except (OSError, RuntimeError) as error:
             self.box.lose(to, PeerLost(f"learner {to} cannot be reached by mail: {error}", to))
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                line, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            Thread(target=self._receive, args=(line,), name="mail in", daemon=True).start()
 
     def _receive(self, line: socket.socket) -> None:
         source = -1
