@@ -84,6 +84,7 @@ class Learner:
         weights: its live model w_i.
         steps: gradients drawn so far (turns, for a learner that had none left).
         fresh_samples: samples of the gradients drawn since the latest `gradients()` or `gradient()` began.
+        outer: vectors of the strategy's own that a checkpoint must hold (block momentum); empty at a first start.
     """
 
     def __init__(self, seat: Seat, weights: Weights, source: Source) -> None:
@@ -91,6 +92,7 @@ class Learner:
         self.group: Group = seat.group
         self.steps = 0
         self.fresh_samples = 0.0
+        self.outer: dict[str, Tensor] = {}
         self._version = 0
         self._present: list[bool] = [True] * len(weights.layout.tensors)
         self._behind: dict[str, MeanBehindBackward] = {}

@@ -21,7 +21,7 @@ from murmur.engine.trainer import Trainer
 from murmur.group import WorldMismatch
 from murmur.learner import Strategy
 from murmur.recipes.toy import ToyTask
-from murmur.strategies import KAVG, SyncSGD
+from murmur.strategies import BMUF, KAVG, SyncSGD
 from murmur.world import Seat
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant
@@ -55,7 +55,7 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     assert best == min(losses)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4)], ids=repr)
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), BMUF(4)], ids=repr)
 @pytest.mark.parametrize("task", [TOY, OddToy(samples=4, hidden=16, per_epoch=40)], ids=["toy", "odd"])
 @pytest.mark.parametrize("optimizer", [Groups(), Adam(0.01)], ids=repr)
 def test_resumed_runs_end_with_the_same_bits(

@@ -9,7 +9,7 @@ from torch import Tensor
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
-from murmur.strategies import KAVG, SyncSGD
+from murmur.strategies import BMUF, KAVG, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Quadratic, fit
@@ -57,6 +57,39 @@ def test_kavg(learners: int, k: int, minibatches: int) -> None:
     assert torch.allclose(got, consensus, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("minibatches", [40, 43])
+def test_bmuf(nesterov: bool, minibatches: int) -> None:
+    task, learners, k, eta, zeta = Quadratic(ragged=True), 3, 4, 0.6, 0.9
+    w = start = torch.zeros(task.size, dtype=torch.float64)
+    delta = torch.zeros_like(w)
+    for first in range(0, minibatches, k * learners):
+        ends, samples = [], []
+        for learner in range(learners):
+            own, used = start, 0.0
+            for n in range(first + learner, min(first + k * learners, minibatches), learners):
+                own, used = own - ALPHA * gradient(task, own, n), used + task.weight(n)
+            ends.append(own)
+            samples.append(used)
+        mean = sum((s * x for s, x in zip(samples, ends, strict=True)), torch.zeros_like(w)) / sum(samples)
+        delta = eta * delta + zeta * (mean - start)
+        w = w + delta
+        start = w + eta * delta if nesterov else w
+    strategy = BMUF(k, eta, zeta, nesterov)
+    got = fit(Experiment(task, strategy, Budget(minibatches=minibatches), SGD(ALPHA)), world(learners))
+    assert torch.allclose(got, start, rtol=1e-12, atol=1e-12)
+
+
+def test_bmuf_without_momentum_is_kavg() -> None:
+    task, budget = Quadratic(ragged=True), Budget(minibatches=50)
+    plain = fit(Experiment(task, KAVG(4), budget, SGD(ALPHA)), world(3))
+    for nesterov in (False, True):
+        filtered = fit(Experiment(task, BMUF(4, 0.0, 1.0, nesterov), budget, SGD(ALPHA)), world(3))
+        assert torch.allclose(filtered, plain, rtol=1e-12, atol=1e-14)
+
+
 def test_errors() -> None:
+    with pytest.raises(ValueError, match="0 <= eta < 1"):
+        BMUF(eta=1.0)
     with pytest.raises(ValueError, match="K >= 1, got 0"):
         KAVG(0)

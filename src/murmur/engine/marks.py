@@ -27,6 +27,7 @@ class Marks:
         self.source, self.out = source, out
         self.checkpoints = Checkpoints(out / "checkpoints") if out else None
         self.best = math.inf
+        self.outer: dict[str, Tensor] = {}  # the strategy's vectors in the checkpoint that was restored
         every = source.experiment.evaluate_every_epochs * source.task.per_epoch
         self._every = max(1, round(every))
         self._next = self._every
@@ -81,6 +82,7 @@ class Marks:
         tensors["weights"] = me.weights.snapshot()
         if self.source.buffers.tensors:
             tensors["buffers"] = self.source.buffers.gather()
+        tensors.update({f"outer.{name}": vector for name, vector in me.outer.items()})
         facts = {
             "learners": me.group.size,
             "seconds": self.source.clock.seconds,
@@ -129,6 +131,8 @@ class Marks:
         if source.buffers.tensors:
             source.buffers.scatter(tensors["buffers"].to(source.buffers.device))
         unpack_optimizer(source.optimizer, tensors, facts["optimizer"])
+        device = source.layout.device
+        self.outer = {k.removeprefix("outer."): t.to(device) for k, t in tensors.items() if k.startswith("outer.")}
         source.first = facts["minibatches"]
         source.clock.before = facts["seconds"]
         self.best = math.inf if facts["best"] is None else facts["best"]

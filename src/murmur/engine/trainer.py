@@ -74,6 +74,7 @@ class Trainer:
             everything.scatter(await seat.group.broadcast(everything.gather()))
         trace = await self._open(seat, source, resumed)
         me = Learner(seat, Weights(source.layout), source)
+        me.outer = marks.outer
         if source.first < source.total:
             await self.experiment.strategy(me)
         outcome = await self._finish(me, source, marks)

@@ -1,8 +1,9 @@
 """One file, one algorithm, one equation. `ALL` is the registry that the command line and the invariant tests walk."""
 
+from murmur.strategies.bmuf import BMUF
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.sync_sgd import SyncSGD
 
-ALL = {"SyncSGD": SyncSGD, "KAVG": KAVG}
+ALL = {"SyncSGD": SyncSGD, "KAVG": KAVG, "BMUF": BMUF}
 
-__all__ = ["ALL", "KAVG", "SyncSGD"]
+__all__ = ["ALL", "BMUF", "KAVG", "SyncSGD"]

@@ -1,0 +1,43 @@
+"""Blockwise model-update filtering: K-step averaging whose step from average to average has momentum.
+
+    G(t)     = mean_i W_i - W_g(t-1)          after K local steps of every learner from W_g(t-1), weighted by samples
+    Delta(t) = eta Delta(t-1) + zeta G(t)
+    W(t)     = W(t-1) + Delta(t)
+    W_g(t)   = W(t)  (classical)   or   W(t) + eta Delta(t)  (Nesterov)
+
+Chen & Huo, ICASSP 2016. The gain zeta / (1 - eta) undoes the shrink of averaging: eta = 1 - 1/L and zeta = 1 give L.
+eta = 0, zeta = 1 is plain averaging. This is the mean form; codes that sum over learners or scale by 1 - eta differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from murmur.learner import Learner
+
+
+@dataclass(frozen=True)
+class BMUF:
+    """Block momentum eta, block rate zeta, a block of K steps a learner."""
+
+    K: int = 8
+    eta: float = 0.5
+    zeta: float = 1.0
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        if self.K < 1 or not 0 <= self.eta < 1 or not self.zeta > 0:
+            raise ValueError(f"BMUF needs K >= 1, 0 <= eta < 1 and zeta > 0, got {self}")
+
+    async def __call__(self, me: Learner) -> None:
+        W = me.outer.setdefault("W", me.weights.snapshot())
+        W_g, delta = me.weights.snapshot(), me.outer.setdefault("Delta", W.new_zeros(W.shape))
+        while me.training:
+            async for g in me.gradients(at_most=self.K):
+                me.descend(g)
+            mean = await me.group.mean(me.weights.snapshot(), weight=me.fresh_samples)
+            if me.training:
+                delta.mul_(self.eta).add_(mean - W_g, alpha=self.zeta)
+                W.add_(delta)
+                W_g = W + self.eta * delta if self.nesterov else W.clone()
+                me.weights.set_(W_g)
