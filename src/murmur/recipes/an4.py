@@ -31,7 +31,7 @@ def experiment() -> Experiment:
         corpus=Path("corpora/an4"),
         loader="an4",
         hmm=HmmStages(monophone=EmConfig(), triphone=TriphoneConfig(TreeConfig(leaves=400), TRIPHONE)),
-        network=Tdnn(hidden=256, dropout=0.2),
+        network=Tdnn(hidden=320, dropout=0.2),
         chunks=Chunks(size=16),
         augment=SpecAugment(time_frames=12, bin_masks=0),
         precision="bfloat16",
@@ -43,7 +43,7 @@ def experiment() -> Experiment:
     return Experiment(
         task,
         SyncSGD(),
-        Budget(epochs=10),
+        Budget(epochs=18),
         Adam(lr=2e-3),
         Cosine(warm=0.1),
         evaluate_every_epochs=2.0,

@@ -15,7 +15,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
 from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, FrontEnd, HmmStages
+from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages, Search
 from murmur.speech.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Tdnn
@@ -31,15 +31,16 @@ def experiment() -> Experiment:
         loader="fsdd_unseen",
         front=FrontEnd(speeds=(0.9, 1.0, 1.1)),
         hmm=HmmStages(silence_probability=0.2, monophone=MONOPHONE, triphone=None),
-        network=Tdnn(hidden=192, dropout=0.2),
+        network=Tdnn(hidden=256),
         chunks=Chunks(size=24),
-        augment=SpecAugment(warp=0.12, time_frames=8, bins=6),
+        augment=SpecAugment(warp=0.06, time_frames=8, bin_masks=1, bins=6),
         precision="bfloat16",
+        decoding=Decoding(network=Search(scales=(0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3))),
     )
     return Experiment(
         task,
         SyncSGD(),
-        Budget(epochs=3),
+        Budget(epochs=7),
         Adam(lr=3e-3),
         Cosine(warm=0.1),
         evaluate_every_epochs=1.0,
