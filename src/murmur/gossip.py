@@ -147,8 +147,7 @@ class Flock:
 
     def _post(self, j: int, edge: Edge, x: Tensor, weight: float) -> None:
         edge.posted, edge.weight = x, weight
-        own = self._seen.incarnations.get(self.group.rank, -1)
-        self.group.post(x, j, GOSSIP, (SWAP, own, edge.incarnation, weight))
+        self.group.post(x, j, GOSSIP, (SWAP, self._incarnation(self.group.rank), edge.incarnation, weight))
 
     def _take(self, letter: Letter) -> None:
         kind = letter.note[0]
@@ -161,10 +160,10 @@ class Flock:
 
     def _swap(self, letter: Letter) -> None:
         _, theirs, ours, weight = letter.note
-        if theirs > self._seen.incarnations.get(letter.source, -1) or ours > self._seen.incarnations[self.group.rank]:
+        if theirs > self._incarnation(letter.source) or ours > self._incarnation(self.group.rank):
             self._refresh(fresh=True)
         edge = self._edge(letter.source)
-        if edge is None or theirs != edge.incarnation or ours != self._seen.incarnations.get(self.group.rank):
+        if edge is None or theirs != edge.incarnation or ours != self._incarnation(self.group.rank):
             self.dropped += 1
             return
         if edge.posted is None:
@@ -176,12 +175,15 @@ class Flock:
         edge.posted = None
         self.exchanges += 1
 
+    def _incarnation(self, j: int) -> int:
+        """Of a live learner; -1 for one that is thought dead, which this one itself may be after a long stop."""
+        return self._seen.incarnations.get(j, -1)
+
     def _edge(self, j: int) -> Edge | None:
-        incarnation = self._seen.incarnations.get(j)
-        if incarnation is None or j == self.group.rank:
+        if j == self.group.rank or j not in self._seen.incarnations:
             return None
         if j not in self._edges:
-            self._edges[j] = Edge(incarnation)
+            self._edges[j] = Edge(self._incarnation(j))
         return self._edges[j]
 
     def _refresh(self, fresh: bool = False) -> View:
@@ -189,9 +191,9 @@ class Flock:
         view, before, me = self.group.roll.view(fresh), self._seen, self.group.rank
         if view is not before:
             self._seen = view
-            if view.incarnations.get(me) != before.incarnations.get(me):
-                self._edges.clear()
-            self._edges = {j: e for j, e in self._edges.items() if view.incarnations.get(j) == e.incarnation}
+            same = view.incarnations.get(me) == before.incarnations.get(me)
+            kept = {j: e for j, e in self._edges.items() if view.incarnations.get(j) == e.incarnation}
+            self._edges = kept if same else {}
         return view
 
     async def _settle(self) -> None:

@@ -66,14 +66,25 @@ class Marks:
         buffers = self.source.buffers
         weights = await self._beside(me.group).mean(me.weights.snapshot())
         averaged = await self._beside(me.group).mean(buffers.gather()) if buffers.tensors else buffers.gather()
+        return self._conclude(me, start, done, (weights, averaged) if me.leads else None)
+
+    def _conclude(
+        self,
+        me: Learner,
+        start: float,
+        done: int,
+        consensus: tuple[Tensor, Tensor] | None,
+        distance: float | None = None,
+    ) -> dict[str, float]:
+        """Evaluate and keep the consensus (weights, buffers) where one is given, save this learner's state."""
         figures: dict[str, float] = {}
-        if me.group.rank == 0:
-            figures = dict(self.source.evaluate_with(weights, averaged))
-            self._keep(weights, averaged, figures, done)
+        if consensus is not None:
+            figures = dict(self.source.evaluate_with(*consensus))
+            self._keep(*consensus, figures, done)
         self._save(me, done)
         self.source.clock.leave_out(start)
-        if me.group.rank == 0:
-            self._observe(figures, done, me.steps)
+        if consensus is not None:
+            self._observe(figures, done, me.steps, distance)
         return figures
 
     async def _pass_alone(self, me: Learner) -> None:
@@ -87,17 +98,13 @@ class Marks:
             return
         self._next = done + self._every
         start = me.seat.now
-        self._save(me, done)
-        if me.leads:
-            vectors = torch.stack(list((await me.flock.snapshots()).values()))
-            mean = vectors.mean(0)
-            distance = float((vectors - mean).square().sum(1).mean().sqrt())
-            figures = dict(self.source.evaluate_with(mean, self.source.buffers.gather()))
-            self._keep(mean, self.source.buffers.gather(), figures, done)
-            self.source.clock.leave_out(start)
-            self._observe(figures, done, me.steps, distance)
-        else:
-            self.source.clock.leave_out(start)
+        if not me.leads:
+            self._conclude(me, start, done, None)
+            return
+        vectors = torch.stack(list((await me.flock.snapshots()).values()))
+        mean = vectors.mean(0)
+        distance = float((vectors - mean).square().sum(1).mean().sqrt())
+        self._conclude(me, start, done, (mean, self.source.buffers.gather()), distance)
 
     async def finish(self, me: Learner) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The consensus at the end of a run without lock-step: its weights, buffers, and figures where it leads."""
@@ -107,14 +114,7 @@ class Marks:
         if source.buffers.tensors:
             buffers = await me.flock.consensus(buffers, "buffers")
             source.buffers.scatter(buffers)
-        figures: dict[str, float] = {}
-        if me.leads:
-            figures = dict(source.evaluate_with(weights, buffers))
-            self._keep(weights, buffers, figures, source.total)
-        self._save(me, source.total)
-        source.clock.leave_out(start)
-        if me.leads:
-            self._observe(figures, source.total, me.steps, 0.0)
+        figures = self._conclude(me, start, source.total, (weights, buffers) if me.leads else None, 0.0)
         return weights, buffers, figures
 
     def _keep(self, weights: Tensor, buffers: Tensor, figures: Mapping[str, float], done: int) -> None:

@@ -1,0 +1,59 @@
+"""Letters that do not fit: of learners that are gone, to learners that were thought dead."""
+
+from __future__ import annotations
+
+import torch
+
+from murmur.flat import Layout
+from murmur.gossip import GOSSIP, SWAP, Flock
+from murmur.weights import Weights
+from murmur.world import Seat
+from murmur.worlds.virtual.group import VirtualGroup
+from murmur.worlds.virtual.world import VirtualWorld
+from tasks import Point
+
+
+def flock_of(seat: Seat) -> Flock:
+    return Flock(seat.group, Weights(Layout.trainable(Point(2))), lambda: seat.now)
+
+
+async def letters_to_somebody_thought_dead(seat: Seat) -> tuple[int, int]:
+    """Learner 0 is lost to the register while a snapshot is on its way to it."""
+    flock = flock_of(seat)
+    if seat.group.rank == 1:
+        seat.group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, 0.0, 0.0, 0.5))
+        await seat.sleep(5.0)  # the sender stays in the view all along
+        return 0, 0
+    letter = await seat.group.hear(GOSSIP, 1.0)
+    assert letter is not None
+    assert isinstance(seat.group, VirtualGroup)
+    seat.group.hub.register.lose(0)
+    flock._take(letter)  # after the register has been asked, nothing is known of this learner itself
+    flock.gossip({0: 0.5, 1: 0.5})
+    flock._take(letter)
+    return flock.dropped, flock.exchanges
+
+
+def test_a_learner_that_was_thought_dead_drops_letters_and_lives() -> None:
+    dropped, exchanges = VirtualWorld(2).run(letters_to_somebody_thought_dead)[0]
+    assert (dropped, exchanges) == (1, 1)
+
+
+async def letters_of_an_earlier_incarnation(seat: Seat) -> tuple[int, list[float]]:
+    flock = flock_of(seat)
+    if seat.group.rank == 1:
+        for incarnation in (0.0, 5.0):
+            seat.group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, incarnation, 0.0, 0.5))
+        return 0, []
+    assert isinstance(seat.group, VirtualGroup)
+    seat.group.hub.register.join(1)  # the second incarnation is number 1: neither of the letters is of it
+    assert flock.live == (0, 1)  # what every round looks at first
+    for _ in range(2):
+        letter = await seat.group.hear(GOSSIP, 1.0)
+        assert letter is not None
+        flock._take(letter)
+    return flock.dropped, flock.weights.snapshot().tolist()
+
+
+def test_letters_of_other_incarnations_change_nothing() -> None:
+    assert VirtualWorld(2).run(letters_of_an_earlier_incarnation)[0] == (2, [0.0, 0.0])
