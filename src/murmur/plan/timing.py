@@ -18,7 +18,9 @@ from torch import Tensor
 
 from murmur.flat import Layout
 from murmur.learner import Learner, Strategy
+from murmur.roll import RunOver
 from murmur.source import Gradient, Progress
+from murmur.trace import COMMUNICATING, COMPUTE, WAITING
 from murmur.weights import Weights
 from murmur.world import Seat
 from murmur.worlds.virtual.cluster import Cluster
@@ -134,7 +136,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a timed run showed.
+    """What a timed run showed; of a learner that was started again, both lives together.
 
     Attributes:
         seconds: virtual seconds until the last gradient had been taken, not counting the end of the protocol.
@@ -143,6 +145,10 @@ class Timing:
         exchanges: completed edge-wise exchanges of each learner; 0 in lock-step.
         staleness: of every step, by learner.
         sent_bytes: by each learner.
+        card_bytes: out through the card of each node.
+        compute_seconds, waiting_seconds, communicating_seconds: of each learner.
+        last_seconds: when each learner took its last step.
+        killed: learners that did not live to the end.
         events: of the virtual clock.
     """
 
@@ -152,6 +158,12 @@ class Timing:
     exchanges: tuple[int, ...]
     staleness: tuple[tuple[int, ...], ...]
     sent_bytes: tuple[float, ...]
+    card_bytes: tuple[float, ...]
+    compute_seconds: tuple[float, ...]
+    waiting_seconds: tuple[float, ...]
+    communicating_seconds: tuple[float, ...]
+    last_seconds: tuple[float, ...]
+    killed: tuple[int, ...]
     events: int
 
     @property
@@ -159,32 +171,68 @@ class Timing:
         """Seconds of the cluster for one minibatch of anybody."""
         return self.seconds / self.minibatches
 
+    @property
+    def tail_seconds(self) -> float:
+        """From the moment when the first learner had no minibatch left until the last gradient was taken."""
+        return self.seconds - min(self.last_seconds)
+
+
+class Timed:
+    """The sources and seats of a timed run, gathered while it goes on."""
+
+    def __init__(self, strategy: Strategy, minibatches: int, learners: int) -> None:
+        self.strategy, self.minibatches = strategy, minibatches
+        self.lives: list[list[tuple[Idle, Seat]]] = [[] for _ in range(learners)]
+        self.exchanges = [0] * learners
+
+    async def __call__(self, seat: Seat) -> None:
+        """The program of one learner."""
+        source, rank = Idle(seat, self.minibatches), seat.group.rank
+        self.lives[rank].append((source, seat))
+        me = Learner(seat, NoWeights(), source)
+        try:
+            await self.strategy(me)
+        except RunOver:
+            return
+        self.exchanges[rank] += 0 if me.in_step else me.flock.exchanges
+
+    def seconds_of(self, kind: str) -> tuple[float, ...]:
+        """Of each learner."""
+        return tuple(sum(seat.trace.totals().get(kind, 0.0) for _, seat in lives) for lives in self.lives)
+
+    def timing(self, world: VirtualWorld) -> Timing:
+        """What was found, once the world has run."""
+        learners = range(world.size)
+        sources = [[source for source, _ in lives] for lives in self.lives]
+        last = tuple(max(source.last_seconds for source in lives) for lives in sources)
+        return Timing(
+            seconds=max(last),
+            minibatches=self.minibatches,
+            gradients=tuple(sum(source.taken for source in lives) for lives in sources),
+            exchanges=tuple(self.exchanges),
+            staleness=tuple(tuple(s for source in lives for s in source.staleness) for lives in sources),
+            sent_bytes=tuple(world.network.sent_bytes[i] for i in learners),
+            card_bytes=tuple(world.network.card_bytes[n] for n in world.cluster.places(learners)),
+            compute_seconds=self.seconds_of(COMPUTE),
+            waiting_seconds=self.seconds_of(WAITING),
+            communicating_seconds=self.seconds_of(COMMUNICATING),
+            last_seconds=last,
+            killed=tuple(world.killed),
+            events=world.clock.events,
+        )
+
 
 def time_strategy(strategy: Strategy, cluster: Cluster, minibatches: int) -> Timing:
     """Run a strategy on a cluster for so many minibatches in all, timing only.
 
     Raises:
         ValueError: the cluster does not say how large a message is, or there is nothing to do.
+        PeerLost: the cluster's faults ended the run.
     """
     if cluster.message_bytes is None:
         raise ValueError("timing needs Cluster.message_bytes, the size of the model in bytes")
     if minibatches < 1:
         raise ValueError(f"timing needs at least 1 minibatch, got {minibatches}")
-
-    async def program(seat: Seat) -> tuple[Idle, int]:
-        source = Idle(seat, minibatches)
-        me = Learner(seat, NoWeights(), source)
-        await strategy(me)
-        return source, 0 if me.in_step else me.flock.exchanges
-
-    world = VirtualWorld(cluster)
-    found = world.run(program)
-    return Timing(
-        seconds=max(source.last_seconds for source, _ in found),
-        minibatches=minibatches,
-        gradients=tuple(source.taken for source, _ in found),
-        exchanges=tuple(exchanges for _, exchanges in found),
-        staleness=tuple(tuple(source.staleness) for source, _ in found),
-        sent_bytes=tuple(world.network.sent_bytes[i] for i in range(cluster.learners)),
-        events=world.clock.events,
-    )
+    world, timed = VirtualWorld(cluster), Timed(strategy, minibatches, cluster.learners)
+    world.run(timed)
+    return timed.timing(world)

@@ -54,11 +54,15 @@ class Places:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one allreduce: seconds, bytes and messages that a learner sends (the busiest one of a tree)."""
+    """Of one allreduce: seconds, bytes and messages that a learner sends, bytes that leave through a node's card.
+
+    Of a tree they are those of the busiest learner and card.
+    """
 
     seconds: float
     sent_bytes: float
     messages: float
+    card_bytes: float
 
 
 def ring(size: float, places: Places) -> Cost:
@@ -67,7 +71,8 @@ def ring(size: float, places: Places) -> Cost:
     part = size / count
     hops = [places.inside.seconds(part)] * (places.widest > 1) + [places.card.seconds(part)] * (nodes > 1)
     adding = (count - 1) * part / places.reduce_bytes_per_second
-    return Cost(2 * (count - 1) * max(hops) + adding, 2 * (count - 1) * part, 2 * (count - 1))
+    sent = 2 * (count - 1) * part
+    return Cost(2 * (count - 1) * max(hops) + adding, sent, 2 * (count - 1), sent if nodes > 1 else 0.0)
 
 
 def tree(size: float, places: Places) -> Cost:
@@ -76,7 +81,7 @@ def tree(size: float, places: Places) -> Cost:
     moving = inside * places.inside.seconds(size) + between * places.card.seconds(size)
     adding = (inside + between) * size / places.reduce_bytes_per_second
     deepest = inside + between  # the root sends so often
-    return Cost(2 * moving + adding, deepest * size, deepest)
+    return Cost(2 * moving + adding, deepest * size, deepest, between * size)
 
 
 def hierarchical(size: float, places: Places) -> Cost:
@@ -85,9 +90,10 @@ def hierarchical(size: float, places: Places) -> Cost:
     within = 2 * (width - 1) * places.inside.seconds(size / width) if width > 1 else 0.0
     between = 2 * (nodes - 1) * places.card.seconds(size / nodes) if nodes > 1 else 0.0  # width rings share a card
     added = (width - 1) / width + (nodes - 1) / (nodes * width)
-    sent = 2 * (width - 1) / width * size + 2 * (nodes - 1) / (nodes * width) * size
+    over_card = 2 * (nodes - 1) / nodes * size
+    sent = 2 * (width - 1) / width * size + over_card / width
     seconds = within + between + added * size / places.reduce_bytes_per_second
-    return Cost(seconds, sent, 2 * (width - 1) + 2 * (nodes - 1))
+    return Cost(seconds, sent, 2 * (width - 1) + 2 * (nodes - 1), over_card)
 
 
 def _levels(count: int) -> int:

@@ -182,12 +182,13 @@ def _after(s: float, message: tuple[float, float, float]) -> float:
 
 
 class Network:
-    """Delivers messages on a clock and keeps the ledger of bytes."""
+    """Delivers messages on a clock; keeps a ledger of what learners sent and what left through nodes' cards."""
 
     def __init__(self, clock: Clock, cluster: Cluster) -> None:
         self.clock, self.cluster = clock, cluster
         self.sent_bytes: dict[int, float] = defaultdict(float)
         self.sent_messages: dict[int, int] = defaultdict(int)
+        self.card_bytes: dict[int, float] = defaultdict(float)
         self._out: dict[tuple[str, int], WayOut] = {}
         self._in: dict[tuple[str, int], WayIn] = {}
         self._lines: dict[tuple[int, int], deque[tuple[float, Done]]] = {}  # what waits behind a message of its pair
@@ -209,6 +210,8 @@ class Network:
         if source == to:
             self.clock.after(0.0, deliver)
             return
+        if self.cluster.node_of(source) != self.cluster.node_of(to):
+            self.card_bytes[self.cluster.node_of(source)] += size
         begin = self._copied(self._copied_out, source, self.clock.now, size)
         if begin > self.clock.now:
             self.clock.after(begin - self.clock.now, partial(self._leave, source, to, size, deliver))
@@ -280,6 +283,8 @@ class Network:
         for learner in learners:
             self.sent_bytes[learner] += cost.sent_bytes
             self.sent_messages[learner] += int(cost.messages)
+        for node in self.cluster.places(learners):
+            self.card_bytes[node] += cost.card_bytes
         return cost.seconds + 2 * size / self.cluster.copy_bytes_per_second
 
     def allreduce_cost(self, learners: Sequence[int], size: float) -> Cost:
