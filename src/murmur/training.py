@@ -7,13 +7,13 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -27,7 +27,8 @@ from murmur.group import PeerLost, WorldMismatch
 from murmur.settings import SettingError, configure, load
 from murmur.strategies.facts import FACTS
 from murmur.trained import Choice, Initialised, choose, find_model, read_into
-from murmur.world import Seat
+from murmur.world import Seat, World
+from murmur.worlds.mpi.world import MpiWorld
 from murmur.worlds.torch.environment import Place, cores_here, place_of, threads_per_learner
 from murmur.worlds.torch.launch import Launch, Restart
 from murmur.worlds.torch.world import TorchWorld, device_of
@@ -51,6 +52,7 @@ class Request:
         threads: compute threads a learner; None shares the cores out.
         init: a run's folder or a model's file whose weights training starts from; None starts from random ones.
         tested: which of the run's models test.
+        world: what moves vectors between learners.
     """
 
     source: str
@@ -63,6 +65,7 @@ class Request:
     threads: int | None = None
     init: Path | None = None
     tested: Choice = "lowest"
+    world: Literal["torch", "mpi"] = "torch"
 
     def experiment(self) -> Experiment:
         """The resolved experiment.
@@ -99,6 +102,8 @@ def train(request: Request) -> int:
     Returns:
         The exit status.
     """
+    if request.world == "mpi":
+        return run_in_mpi(request)
     place = place_of()
     if place is not None:
         return run_learner(request, place)
@@ -130,14 +135,30 @@ def share_threads(request: Request) -> int:
     return threads
 
 
-def run_learner(request: Request, place: Place) -> int:
-    """Be one learner; learner 0 also tests the consensus model and writes score.json."""
+def run_in_mpi(request: Request) -> int:
+    """Be one of the learners that an MPI launcher has started.
+
+    Raises:
+        SettingError: this process was started alone, or as one of another number than was asked for.
+    """
+    world = MpiWorld()
+    if world.size == 1 or request.learners not in (1, world.size):
+        learners = max(2, request.learners)
+        raise SettingError(
+            f"MPI has started {world.size} learner{'s' * (world.size > 1)}; their number is the launcher's:"
+            f" mpiexec -n {learners} murmur train {request.source} --world mpi, without --learners"
+        )
+    return run_learner(request, world.place, world)
+
+
+def run_learner(request: Request, place: Place, world: World | None = None) -> int:
+    """Be one learner of a world (None: on torch.distributed); learner 0 also tests the model and writes score.json."""
     torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
     experiment = request.experiment()
     if place.store != "murmur" and place.rank == 0:  # started by somebody else, who has not written it
         write_run(replace(request, learners=place.size), experiment)
-    alone = HashStore() if place.size == 1 else None
-    world = TorchWorld(place, device_of(place), store=alone)
+    if world is None:
+        world = TorchWorld(place, device_of(place), store=HashStore() if place.size == 1 else None)
 
     def observers(seat: Seat) -> tuple[Observer, ...]:
         if seat.group.rank > 0:
@@ -179,8 +200,11 @@ def report(request: Request, experiment: Experiment, model: nn.Module) -> None:
     write_whole(request.out / "score.json", json.dumps(kept, indent=1).encode())
 
 
-def write_run(request: Request, experiment: Experiment) -> None:
-    """run.json: all that is needed to run the same thing again; written before the first step."""
+def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:
+    """run.json: all that is needed to run the same thing again; written before the first step.
+
+    `simulated`: the virtual cluster of a run that is not a real one.
+    """
     facts = {
         "command": ["murmur", *sys.argv[1:]],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -194,6 +218,7 @@ def write_run(request: Request, experiment: Experiment) -> None:
         "versions": versions(("murmur", "torch", "numpy")),
         "commit": commit(),
         "python": sys.version.split()[0],
+        **({} if simulated is None else {"simulated": simulated}),
     }
     write_whole(request.out / "run.json", json.dumps(facts, indent=1).encode())
 

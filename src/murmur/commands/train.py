@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,6 +33,10 @@ TestModel = Annotated[
 Dry = Annotated[
     bool, typer.Option("--dry-run", help="Only show shapes, the first minibatch, memory and time; train nothing.")
 ]
+World = Annotated[
+    Literal["torch", "mpi"],
+    typer.Option(help="What moves vectors between learners: gloo or NCCL under any launcher, or MPI under mpiexec."),
+]
 
 
 @app.command("train")
@@ -48,6 +52,7 @@ def train_command(
     init: Init = None,
     test_model: TestModel = "lowest",
     dry: Dry = False,
+    world: World = "torch",
 ) -> None:
     """Train an experiment with one or more learners.
 
@@ -62,9 +67,16 @@ def train_command(
     A run leaves model (the last consensus), best (of the lowest held-out loss) and averaged (the mean of the
     averaged_marks best evaluation marks), each as .safetensors and .json, and score.json with the test figures of one.
 
-    The same file runs under torchrun: torchrun --nproc-per-node 2 -m murmur train FILE
+    The same file runs under torchrun, srun and mpiexec:
+
+    torchrun --nproc-per-node 2 -m murmur train FILE
+
+    mpiexec -n 2 murmur train FILE
+
+    Vectors then travel by gloo or NCCL all the same; --world mpi lets MPI itself move them (extra `mpi`). That pays
+    where MPI knows a network which gloo does not; but MPI does not outlive a lost learner, so the run then ends.
     """
     request = Request(
-        source, tuple(settings or ()), strategy, learners, out, resume, restarts, threads, init, test_model
+        source, tuple(settings or ()), strategy, learners, out, resume, restarts, threads, init, test_model, world
     )
     raise typer.Exit(dry_run(request) if dry else train(request))

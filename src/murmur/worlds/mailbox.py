@@ -7,10 +7,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from threading import Condition
+from typing import Protocol
 
 from torch import Tensor
 
 from murmur.group import Letter
+
+
+class PostOffice(Protocol):
+    """One learner's way to send vectors to others, and the mailbox of what they send."""
+
+    box: Mailbox
+
+    def post(self, x: Tensor, to: int, tag: str, note: Sequence[float] = ()) -> None:
+        """Queue a copy of x, and the numbers beside it, for the learner at position `to`; returns at once."""
 
 
 class Mailbox:

@@ -192,6 +192,23 @@ def address_towards(host: str) -> str:
         return address
 
 
+def meeting_host(hosts: Sequence[str]) -> str:
+    """Where learner 0 of processes that know each other's host names should listen, from its own point of view.
+
+    Raises:
+        ValueError: this host's name leads nowhere but to itself.
+    """
+    if len(set(hosts)) == 1:
+        return "127.0.0.1"
+    host = socket.gethostbyname(os.environ.get("MASTER_ADDR") or hosts[0])
+    if host.startswith("127."):
+        raise ValueError(
+            f"the name of learner 0's host, {hosts[0]}, is {host} there, which others cannot reach: set MASTER_ADDR to"
+            " an address of that host that they can"
+        )
+    return host
+
+
 def cores_here() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

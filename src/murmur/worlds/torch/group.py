@@ -17,8 +17,8 @@ from torch._C import _distributed_c10d as c10d
 from murmur.group import Group, Letter, PeerLost, WorldMismatch
 from murmur.roll import Roll
 from murmur.trace import COMMUNICATING, WAITING, Trace
+from murmur.worlds.mailbox import PostOffice
 from murmur.worlds.torch.environment import Backend, backend_of
-from murmur.worlds.torch.mail import Mail
 from murmur.worlds.torch.rollcall import CountedRoll, NetRoll
 from murmur.worlds.torch.store import NetStore, clone
 
@@ -46,7 +46,7 @@ class Wiring:
     store: c10d.Store
     rank: int
     device: Any
-    mail: Mail
+    mail: PostOffice
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
     timeout_seconds: float
@@ -197,7 +197,7 @@ class TorchGroup(Group):
         self._splits += 1
         for number, part in enumerate(parts):
             if self.rank in part:
-                return TorchGroup(self.wiring, f"{self.name}/{self._splits}.{number}", [self.members[r] for r in part])
+                return type(self)(self.wiring, f"{self.name}/{self._splits}.{number}", [self.members[r] for r in part])
         return None
 
     def count(self, counter: str, amount: int = 0) -> int:

@@ -1,0 +1,161 @@
+"""The one thread of a process that speaks MPI: it starts operations, looks whether they are done, and sleeps between.
+
+MPI moves nothing unless it is called, and a call that waits for others holds a core. So nobody waits inside MPI:
+every operation is one that returns at once, this thread tests it again and again with short sleeps, and whoever needs
+the result waits for an event. Sums so also move while the learner computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from threading import Event, Lock, Thread
+from typing import Any
+
+from murmur.group import PeerLost
+
+Request = Any  # mpi4py.MPI.Request
+FIRST_PAUSE_SECONDS = 2e-5
+LONGEST_PAUSE_SECONDS = 1e-3
+
+
+class Operation:
+    """An operation under way; `wait` is for the thread that needs the result.
+
+    Attributes:
+        holds: what must live until it is done (buffers that MPI reads or writes).
+    """
+
+    def __init__(self, start: Callable[[], Request], finish: Callable[[], None], timeout_seconds: float) -> None:
+        self.start, self.finish, self.timeout_seconds = start, finish, timeout_seconds
+        self.request: Request = None
+        self._done = Event()
+        self._error: Exception | None = None
+
+    def end(self, error: Exception | None = None) -> None:
+        """It is done, or will never be."""
+        self._error = error
+        self._done.set()
+
+    def wait(self) -> None:
+        """Wait until it is done.
+
+        Raises:
+            PeerLost: another learner has failed, or it took longer than the timeout.
+        """
+        if not self._done.wait(self.timeout_seconds):
+            raise PeerLost(f"not all took part within {self.timeout_seconds:g} s")
+        if self._error is not None:
+            raise PeerLost(str(self._error)) from self._error
+
+
+class Progress:
+    """The thread.
+
+    Args:
+        polls: called in every turn; each says whether something moved, and raises what ends everything.
+        failed: told why nothing will move any more.
+    """
+
+    def __init__(self, polls: Sequence[Callable[[], bool]], failed: Callable[[Exception], None]) -> None:
+        self._polls, self._failed = list(polls), failed
+        self._lock: AbstractContextManager[object] = Lock()
+        self._asked: deque[Operation] = deque()
+        self._running: list[Operation] = []
+        self._failure: Exception | None = None
+        self._woken, self._stopping = Event(), Event()
+        self._thread = Thread(target=self._run, name="MPI", daemon=True)
+        self._thread.start()
+
+    def submit(self, start: Callable[[], Request], finish: Callable[[], None], timeout_seconds: float) -> Operation:
+        """Have an operation started and finished by the thread. Never waits, never fails.
+
+        Args:
+            start: calls MPI and returns its request; None where the call has done everything.
+            finish: called when the request is complete.
+            timeout_seconds: how long `wait` waits.
+        """
+        operation = Operation(start, finish, timeout_seconds)
+        with self._lock:
+            if self._failure is None:
+                self._asked.append(operation)
+            else:
+                operation.end(self._failure)
+        self._woken.set()
+        return operation
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was submitted is done."""
+        with self._lock:
+            return not (self._asked or self._running)
+
+    def check(self) -> None:
+        """Whether operations can still end.
+
+        Raises:
+            PeerLost: another learner has failed.
+        """
+        if self._failure is not None:
+            raise PeerLost(str(self._failure)) from self._failure
+
+    def stop(self) -> None:
+        """Let the thread end; what is not done will never be."""
+        self._stopping.set()
+        self._woken.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        try:
+            while not self._stopping.is_set():
+                self._woken.clear()
+                if self._turn():
+                    pause = FIRST_PAUSE_SECONDS
+                else:
+                    self._woken.wait(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        except Exception as error:
+            self._fail(error)
+
+    def _turn(self) -> bool:
+        moved = False
+        with self._lock:
+            fresh = list(self._asked)
+            self._running += fresh
+            self._asked.clear()
+        for operation in fresh:
+            operation.request = operation.start()
+        for operation in list(self._running):
+            if operation.request is None or operation.request.Test():
+                operation.finish()
+                operation.end()
+                with self._lock:
+                    self._running.remove(operation)
+                moved = True
+        for poll in self._polls:
+            moved = poll() or moved
+        return moved
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._failure = error
+            left = [*self._running, *self._asked]
+        for operation in left:
+            operation.end(error)
+        self._failed(error)
+
+
+def settle(request: Request, timeout_seconds: float) -> None:
+    """Wait for an operation before there is a progress thread, without holding a core.
+
+    Raises:
+        PeerLost: it took too long.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise PeerLost(f"not all processes of the MPI launch came within {timeout_seconds:g} s")
+        time.sleep(LONGEST_PAUSE_SECONDS)

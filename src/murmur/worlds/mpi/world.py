@@ -1,0 +1,248 @@
+"""A world of processes that an MPI launcher has started: this process holds one learner, MPI moves the vectors.
+
+    mpiexec -n 4 murmur train ctc --world mpi
+
+MPI does not outlive a lost process. So a learner that fails says why to the others, who give up at once, and the
+launch is aborted when the first of their programs ends: nobody is left waiting, nobody goes on without the one lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from murmur.group import PeerLost
+from murmur.roll import ENDED
+from murmur.trace import Span
+from murmur.world import Program, drive
+from murmur.worlds.mpi.group import MpiGroup, MpiWiring
+from murmur.worlds.mpi.mail import MpiMail
+from murmur.worlds.mpi.progress import Progress, settle
+from murmur.worlds.torch.environment import Place, meeting_host
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, listen
+from murmur.worlds.torch.rollcall import NetRoll
+from murmur.worlds.torch.store import NetStore
+from murmur.worlds.torch.world import POLL_SECONDS, TIMEOUT_SECONDS, TorchSeat, device_of
+
+T = TypeVar("T")
+LEASE_SECONDS = 30.0  # longer than elsewhere: a learner that is thought dead ends the run
+FAREWELL_SECONDS = 2.0  # how long a learner that fails waits for the others to hear of it
+LOST_STATUS = 75  # a temporary failure, as everywhere where a learner is lost
+NAME_BYTES = 256
+
+
+def open_mpi() -> Any:
+    """mpi4py's MPI, begun so that one thread at a time may call it.
+
+    Raises:
+        ValueError: mpi4py or an MPI library is missing, or the library allows only its first thread to call it.
+    """
+    try:
+        from mpi4py import MPI  # noqa: PLC0415 - an optional dependency, and importing it begins MPI
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(
+            f"no MPI world without mpi4py and an MPI library ({error}): pip install 'murmur[mpi]'"
+        ) from None
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise ValueError(
+            "this MPI library lets only its first thread call it, murmur needs MPI_THREAD_SERIALIZED: take another"
+            " library, or leave mpi4py.rc.thread_level alone"
+        )
+    return MPI
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Signs of life of all processes, and why one has failed."""
+
+    store: NetStore
+    roll: NetRoll
+    size: int
+
+    @classmethod
+    def begin(cls, store: NetStore, place: Place, lease_seconds: float) -> Watch:
+        """Enter the register of processes."""
+        roll = NetRoll(store.line, store.name_of("processes"), place.rank, place.size, lease_seconds)
+        return cls(store, roll, place.size)
+
+    def poll(self) -> bool:
+        """Nothing moves here.
+
+        Raises:
+            PeerLost: a learner has failed or is gone.
+            ConnectionError: learner 0, which keeps the register, is gone.
+        """
+        view = self.roll.view()
+        if len(view.live) + view.left < self.size:
+            why = self.store.get("fault").decode() if self.store.check(["fault"]) else None
+            lost = sorted(set(range(self.size)) - set(view.live))
+            raise PeerLost(why or f"learners {lost} give no signs of life, and MPI cannot go on without them")
+        return False
+
+    def tell(self, why: str) -> None:
+        """This learner has failed: let the others hear of it, and give them a moment to."""
+        with suppress(ConnectionError):  # learner 0 is gone, with the store: nobody can be told
+            self.store.compare_set("fault", "", why)
+            self.roll.leave()
+            deadline = time.monotonic() + FAREWELL_SECONDS
+            self.store.add("told", 1)
+            while int(self.store.add("told", 0)) < self.size and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+
+
+class MpiWorld:
+    """All learners of an MPI launch, one a process. Made by all of them together.
+
+    Args:
+        device: where this learner's model lives; None: a GPU of its own where the host has one for it, else the CPU.
+        timeout_seconds: how long a collective may take before it is given up; must be finite.
+        sink: receives the spans of the trace.
+        lease_seconds: silence after which a learner counts as dead, and the run is given up.
+        comm: communicator of the learners; None: of all processes of the launch.
+
+    Attributes:
+        place: this process's place.
+
+    Raises:
+        ValueError: there is no MPI here.
+        PeerLost: not all processes came in time.
+    """
+
+    def __init__(
+        self,
+        device: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        sink: Callable[[Span], None] | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        comm: Any = None,
+    ) -> None:
+        if not 0 < timeout_seconds < float("inf"):
+            raise ValueError(f"timeout_seconds must be positive and finite, got {timeout_seconds}")
+        self.timeout_seconds, self.sink, self.lease_seconds = timeout_seconds, sink, lease_seconds
+        self._mpi = open_mpi()
+        self._owed: Callable[[], None] | None = None
+        self._owe(1)
+        # Messages of ours and of whoever else uses MPI in this process never meet on a communicator of our own.
+        self._comm, made = (self._mpi.COMM_WORLD if comm is None else comm).Idup()
+        settle(made, timeout_seconds)
+        self._hosts = self._all(socket.gethostname())
+        rank, size = self._comm.rank, self._comm.size
+        local = [r for r in range(size) if self._hosts[r] == self._hosts[rank]]
+        self.place = Place(rank, size, local.index(rank), "", 0, local_size=len(local), store="learner 0")
+        self.device = device_of(self.place) if device is None else device
+        self._devices = self._all(self.device)
+
+    @property
+    def size(self) -> int:
+        return self.place.size
+
+    def run(self, program: Program[T]) -> list[T]:
+        """Run the program at this process's seat; ends together with the other learners.
+
+        Raises:
+            PeerLost: a learner has failed or is gone, or took longer than `timeout_seconds`.
+        """
+        with self.seated() as seat:
+            return [drive(program(seat))]
+
+    @contextmanager
+    def seated(self) -> Iterator[TorchSeat]:
+        """This process's seat, for whoever runs a program piece by piece; the end is together with the others.
+
+        After an error the process must not use MPI any more; the launch is aborted when its program ends.
+
+        Raises:
+            PeerLost: as `run`.
+        """
+        self._owe(1)
+        server, store = self._open_store()
+        watch = Watch.begin(store.clone(), self.place, self.lease_seconds)
+        mail = MpiMail(self._mpi, self._comm)
+        progress = mail.progress = Progress([mail.poll, watch.poll], mail.box.fail)
+        seat = TorchSeat(self.place.rank, time.monotonic(), self.sink)
+        seat.device = self.device
+        try:
+            group = MpiGroup(self._wire(store, mail, progress, seat), "world", range(self.size))
+            seat.group = group
+            yield seat
+            self._part(seat, group.wiring, watch)
+            self._owe(0)
+        except BaseException as error:
+            self._owe(LOST_STATUS if isinstance(error, PeerLost | ConnectionError) else 1)
+            watch.tell(f"learner {self.place.rank} failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            progress.stop()
+            if server is not None:
+                server.close()
+
+    def _owe(self, status: int) -> None:
+        """Have the launch aborted when this program ends, with a status; 0: all is well, the launch ends by itself.
+
+        Owed from the start to a good end: a process that left in between would wait in MPI's own end for the others,
+        and they for it.
+        """
+        if self._owed is not None:
+            atexit.unregister(self._owed)
+        self._owed = partial(self._mpi.COMM_WORLD.Abort, status) if status else None
+        if self._owed is not None:
+            atexit.register(self._owed)
+
+    def _open_store(self) -> tuple[KeyValueServer | None, NetStore]:
+        """The store of claims and membership: a thread of learner 0, whose address MPI carries to the others."""
+        server = None
+        if self.place.rank == 0:
+            server = KeyValueServer(listen(meeting_host(self._hosts)))
+        address = self._all("" if server is None else "{}:{}".format(*server.address))[0]
+        host, port = address.rsplit(":", 1)
+        store = NetStore(KeyValueClient(host, int(port), self.timeout_seconds), "")
+        store.set_timeout(timedelta(seconds=self.timeout_seconds))
+        return server, store
+
+    def _all(self, text: str) -> tuple[str, ...]:
+        """A short text of every learner, in order of rank."""
+        mine = np.frombuffer(text.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), np.uint8)
+        found = np.empty((self._comm.size, NAME_BYTES), np.uint8)
+        settle(self._comm.Iallgather(mine, found), self.timeout_seconds)
+        return tuple(row.tobytes().rstrip(b"\0").decode() for row in found)
+
+    def _wire(self, store: NetStore, mail: MpiMail, progress: Progress, seat: TorchSeat) -> MpiWiring:
+        return MpiWiring(
+            store=store,
+            rank=self.place.rank,
+            device=None,
+            mail=mail,
+            hosts=self._hosts,
+            devices=self._devices,
+            timeout_seconds=self.timeout_seconds,
+            trace=seat.trace,
+            lease_seconds=self.lease_seconds,
+            mpi=self._mpi,
+            comm=self._comm,
+            progress=progress,
+        )
+
+    def _part(self, seat: TorchSeat, wiring: MpiWiring, watch: Watch) -> None:
+        """All end together, also those who need not wait elsewhere: MPI ends for everybody at once."""
+        for roll in wiring.rolls:
+            self._wait_until(lambda roll=roll: not seat.waits or roll.reach(ENDED), wiring.progress)  # type: ignore[misc]
+            roll.leave()
+        self._wait_until(lambda: wiring.progress.idle, wiring.progress)
+        self._wait_until(lambda: watch.roll.reach(ENDED), wiring.progress)
+        wiring.progress.stop()
+        watch.roll.leave()
+        settle(self._comm.Ibarrier(), self.timeout_seconds)  # nobody needs learner 0's store any more
+
+    def _wait_until(self, come: Callable[[], bool], progress: Progress) -> None:
+        while not come():
+            progress.check()
+            time.sleep(POLL_SECONDS)
