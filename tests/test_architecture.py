@@ -26,9 +26,19 @@ VOCABULARY = {
     "weights",
     "world",
 }
-GLUE = {"recipes", "cli", "commands", "joined", "settings", "trained", "training", "demo", "__main__", "__init__"} | {
-    "conformance"
-}
+GLUE = {
+    "recipes",
+    "cli",
+    "commands",
+    "joined",
+    "settings",
+    "simulated",
+    "trained",
+    "training",
+    "demo",
+    "__main__",
+    "__init__",
+} | {"conformance"}
 MAY_IMPORT = {  # package -> other packages of murmur; its own files always
     "strategies": {"vocabulary"},
     "worlds": {"vocabulary"},

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "score": "Word or character error rate with its interval, by speaker; compare two systems.",
     "lm": "Language models: train, prune, perplexity.",
     "plan": "Hours, bottleneck and cost of strategies on a cluster, before it is bought.",
+    "simulate": "Train on a cluster on paper: loss against virtual hours, stragglers, failures.",
     "report": "One HTML page from the records of runs.",
     "doctor": "Check libraries, store, network between learners, cores, disk, memory.",
 }

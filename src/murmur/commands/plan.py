@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from murmur.commands.cluster_options import KINDS, Chosen, Jitter, ModelBytes, Step, Stragglers
 from murmur.commands.dry_run import first_steps
 from murmur.commands.options import Settings, resolved
 from murmur.commands.timed import timed
@@ -24,9 +25,10 @@ from murmur.plan.table import Row, ranked, scaled, shown
 from murmur.plan.work import FRAMES_PER_SECOND, Work, step_seconds
 from murmur.recipes.toy import ToyTask
 from murmur.settings import SettingError, configure
+from murmur.simulated.words import compute_times, kind_of
 from murmur.strategies import SyncSGD
-from murmur.worlds.virtual.cluster import ComputeTime, Constant, Link, Lognormal
-from murmur.worlds.virtual.presets import PRESETS, Preset, preset
+from murmur.worlds.virtual.cluster import ComputeTime, Link
+from murmur.worlds.virtual.presets import Preset
 
 app = typer.Typer(add_completion=False)
 USUAL = ("SyncSGD", "KAVG(K=8)", "BMUF(K=8)", "DelayByOne", "ADPSGD", "ASGD")
@@ -35,17 +37,12 @@ Source = Annotated[
     str | None, typer.Argument(metavar="[EXPERIMENT]", help="With --measure: the experiment whose steps are timed.")
 ]
 Measure = Annotated[bool, typer.Option("--measure", help="Time EXPERIMENT's steps, sums and the loopback, here.")]
-Chosen = Annotated[list[str] | None, typer.Option("--strategy", help="Such as 'KAVG(K=16)'; repeatable.")]
 Learners = Annotated[int, typer.Option(min=1, help="How many.")]
-Kind = Annotated[str, typer.Option("--cluster", help=f"One of {', '.join(PRESETS)}.")]
-Step = Annotated[float | None, typer.Option("--step-seconds", help="Of one learner's gradient.")]
+Kind = Annotated[str, typer.Option("--cluster", help=KINDS)]
 Flops = Annotated[float | None, typer.Option("--flops-per-frame", help="Of a gradient, in place of --step-seconds.")]
 Utilisation = Annotated[float, typer.Option(help="Share of the device's peak that is reached, with --flops-per-frame.")]
-ModelBytes = Annotated[float | None, typer.Option(help="Of the weights.")]
 Hours = Annotated[float | None, typer.Option(help="Audio of an epoch.")]
 Frames = Annotated[float | None, typer.Option("--frames-per-minibatch", help="Of one learner.")]
-Jitter = Annotated[float, typer.Option(min=0.0, help="Spread (sigma of the logarithm) of compute times.")]
-Stragglers = Annotated[list[str] | None, typer.Option("--straggler", help="0=10x: learner 0 is 10 times slower.")]
 Price = Annotated[float, typer.Option(min=0.0, help="Of a device hour, for the column of costs.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Show each formula with its numbers.")]
 Plot = Annotated[Path | None, typer.Option(help="Write a picture of the speed-up at 1 to 1024 learners to this file.")]
@@ -79,7 +76,7 @@ def plan(
 
     From an experiment, timed here: murmur plan toy --measure --cluster ethernet-1g --learners 8
     """
-    hardware = preset(kind)
+    hardware = kind_of(kind)
     given: Given = {"model_bytes": model_bytes, "corpus_hours": corpus_hours, "frames_per_minibatch": frames}
     if measure or source is not None:
         given, step, hardware = measured(source, settings or (), given, hardware)
@@ -109,24 +106,6 @@ def needed(name: str, value: float | None) -> float:
 def strategy_of(text: str) -> Strategy:
     """The strategy that a text such as KAVG(K=8) names."""
     return configure(Experiment(ToyTask(), SyncSGD()), strategy=text).strategy
-
-
-def compute_times(seconds: float, jitter: float, stragglers: Sequence[str], learners: int) -> ComputeTime:
-    """Compute times of a cluster from the command line's words.
-
-    Raises:
-        SettingError: a straggler is not written as LEARNER=FACTORx, or is no learner of the cluster.
-    """
-    factors = {}
-    for text in stragglers:
-        learner, equals, factor = text.removesuffix("x").partition("=")
-        try:
-            factors[int(learner)] = float(factor)
-        except ValueError:
-            raise SettingError(f"--straggler {text!r}: write LEARNER=FACTORx, such as 0=10x") from None
-        if not equals or not 0 <= int(learner) < learners:
-            raise SettingError(f"--straggler {text!r}: there are learners 0..{learners - 1}")
-    return Lognormal(seconds, jitter, factors=factors) if jitter else Constant(seconds, factors)
 
 
 def measured(

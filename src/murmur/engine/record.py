@@ -135,7 +135,7 @@ class ProgressLine:
         return (
             f"minibatch {min(r.minibatches + self._learners, self._total):7d}/{self._total}  epoch {r.epoch:6.2f}  "
             f"loss {r.loss:8.4f}  {speed:9.0f} samples/s  step {busy + idle:6.3f} s (compute {busy:.3f}, "
-            f"waiting {idle:.3f})  staleness {r.staleness}  {_duration(left)} left"
+            f"waiting {idle:.3f})  staleness {r.staleness}  {duration(left)} left"
         )
 
     def _write(self, text: str, final: bool) -> None:
@@ -143,7 +143,8 @@ class ProgressLine:
         self._out.flush()
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds for people: 4 s, 1 min 03 s, 2 h 05 min."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

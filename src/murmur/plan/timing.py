@@ -148,6 +148,7 @@ class Timing:
         card_bytes: out through the card of each node.
         compute_seconds, waiting_seconds, communicating_seconds: of each learner.
         last_seconds: when each learner took its last step.
+        clock_seconds: until the last event.
         killed: learners that did not live to the end.
         events: of the virtual clock.
     """
@@ -163,6 +164,7 @@ class Timing:
     waiting_seconds: tuple[float, ...]
     communicating_seconds: tuple[float, ...]
     last_seconds: tuple[float, ...]
+    clock_seconds: float
     killed: tuple[int, ...]
     events: int
 
@@ -217,6 +219,7 @@ class Timed:
             waiting_seconds=self.seconds_of(WAITING),
             communicating_seconds=self.seconds_of(COMMUNICATING),
             last_seconds=last,
+            clock_seconds=world.clock.now,
             killed=tuple(world.killed),
             events=world.clock.events,
         )

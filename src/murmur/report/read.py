@@ -24,12 +24,16 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out figures of the consensus, and where the run stood then: samples and seconds of training."""
+    """Held-out figures of the consensus, and where the run stood then: samples and seconds of training.
+
+    `consensus_distance` is the root of the mean square distance of the learners from it, where it is known.
+    """
 
     samples: float
     seconds: float
     epoch: float
     figures: Mapping[str, float]
+    consensus_distance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,14 @@ class Records:
         self.last_seconds = max(self.last_seconds, float(row["seconds"]))
         if row["kind"] == "evaluation":
             figures = {name: float(x) for name, x in row["figures"].items() if _is_number(x)}
-            found = Evaluation(float(row["samples"]), float(row["seconds"]), float(row["epoch"]), figures)
+            distance = row.get("consensus_distance")
+            found = Evaluation(
+                float(row["samples"]),
+                float(row["seconds"]),
+                float(row["epoch"]),
+                figures,
+                float(distance) if isinstance(distance, int | float) and _is_number(distance) else None,
+            )
             if self.evaluations and self.evaluations[-1].samples == found.samples:
                 self.evaluations.pop()
             self.evaluations.append(found)

@@ -1,0 +1,206 @@
+"""`murmur simulate`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+from rich.console import Console
+
+from murmur.commands.cluster_options import KINDS, Chosen, Jitter, Step, Stragglers
+from murmur.commands.dry_run import first_steps
+from murmur.commands.options import Settings, Source
+from murmur.commands.timed import timed
+from murmur.engine.seeds import seed_of, seed_torch
+from murmur.report.page import check_installed
+from murmur.report.read import ReportError
+from murmur.settings import SettingError
+from murmur.simulated.account import Account
+from murmur.simulated.picture import draw_accounts
+from murmur.simulated.run import Failure, side_by_side
+from murmur.simulated.scenario import KIND, LEARNERS, Scenario, Simulation
+from murmur.simulated.tables import cards_table, learners_table, marks_table, speed_table, traffic_table
+from murmur.worlds.torch.environment import cores_here, threads_per_learner
+
+app = typer.Typer(add_completion=False)
+CLUSTER, TROUBLE, HOW = "The cluster", "What goes wrong", "How it is run"
+
+Learners = Annotated[
+    int | None,
+    typer.Option(min=1, help=f"How many; {LEARNERS} where EXPERIMENT says nothing.", rich_help_panel=CLUSTER),
+]
+Kind = Annotated[
+    str | None,
+    typer.Option("--cluster", help=f"{KINDS} Otherwise EXPERIMENT's own, or {KIND}.", rich_help_panel=CLUSTER),
+]
+Nodes = Annotated[
+    int | None, typer.Option(min=1, help="How many there are; as many as learners need.", rich_help_panel=CLUSTER)
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(help="A real run's folder: replay its compute times, learner by learner.", rich_help_panel=CLUSTER),
+]
+ModelBytes = Annotated[
+    float | None,
+    typer.Option(help="Of a vector on the wire, in place of the model's own size.", rich_help_panel=CLUSTER),
+]
+Kills = Annotated[
+    list[str] | None, typer.Option("--kill", help="5@30s: learner 5 dies; repeatable.", rich_help_panel=TROUBLE)
+]
+Stops = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="3@10s+20s: learner 3 stands still for 20 s.", rich_help_panel=TROUBLE),
+]
+Rejoins = Annotated[
+    list[str] | None,
+    typer.Option("--rejoin", help="5@60s: the killed learner 5 is started again.", rich_help_panel=TROUBLE),
+]
+Lease = Annotated[
+    float | None,
+    typer.Option("--lease-seconds", help="A learner silent for so long counts as dead.", rich_help_panel=TROUBLE),
+]
+TimingOnly = Annotated[
+    bool, typer.Option("--timing-only", help="No gradients, no loss: for large flocks.", rich_help_panel=HOW)
+]
+Jobs = Annotated[int, typer.Option(min=1, help="Strategies simulated at the same time.", rich_help_panel=HOW)]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Compute threads a job; the cores are shared out.", rich_help_panel=HOW)
+]
+Out = Annotated[
+    Path, typer.Option(help="Folder for records, trace, models, pictures; a folder a strategy.", rich_help_panel=HOW)
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.", rich_help_panel=HOW)
+]
+Tested = Annotated[
+    Literal["lowest", "last", "best", "averaged", "none"],
+    typer.Option(
+        "--test-model", help="Which is tested at the end, as by murmur train; none: none.", rich_help_panel=HOW
+    ),
+]
+HELP = """Train an experiment on a cluster on paper: real gradients, modelled seconds and bytes, the same bits always.
+
+Example: murmur simulate ctc --learners 16 --cluster v100-ethernet --straggler 0=10x
+--strategy 'KAVG(K=8)' --strategy 'ADPSGD(mixing=randomized_ring)' --jobs 2 --out runs/sixteen
+
+How long a gradient takes comes from --step-seconds, from --trace RUN of a real run, or is measured here. The
+simulation itself takes as long as all learners' gradients one after another; --timing-only leaves them out.
+
+A learner that dies and comes back: murmur simulate toy --strategy ADPSGD --step-seconds 1 --lease-seconds 5
+--kill 5@30s --rejoin 5@60s
+
+It leaves what murmur train leaves, with virtual seconds, and simulated.json and simulated.png beside it: loss against
+virtual hours, staleness, consensus distance, idle learners, bytes. murmur report reads it like a real run.
+"""
+
+
+@app.command("simulate", help=HELP)
+def simulate_command(
+    source: Source,
+    settings: Settings = None,
+    chosen: Chosen = None,
+    learners: Learners = None,
+    kind: Kind = None,
+    nodes: Nodes = None,
+    step: Step = None,
+    trace: Trace = None,
+    jitter: Jitter = 0.0,
+    model_bytes: ModelBytes = None,
+    straggler: Stragglers = None,
+    kill: Kills = None,
+    stop: Stops = None,
+    rejoin: Rejoins = None,
+    lease: Lease = None,
+    timing_only: TimingOnly = False,
+    jobs: Jobs = 1,
+    threads: Threads = None,
+    out: Out = Path("runs/simulated"),
+    resume: Resume = False,
+    tested: Tested = "lowest",
+) -> None:
+    """Train on a cluster on paper; see HELP."""
+    slow, kills, stops, rejoins = (tuple(given or ()) for given in (straggler, kill, stop, rejoin))
+    scenario = Scenario(learners, kind, nodes, step, trace, jitter, slow, kills, stops, rejoins, lease, model_bytes)
+    cores = threads or threads_per_learner(cores_here(), jobs)
+    what = None if tested == "none" else tested
+    one = Simulation(source, tuple(settings or ()), None, scenario, out, resume, cores, what, timing_only)
+    raise typer.Exit(compare(one, chosen or [None], jobs))
+
+
+def compare(one: Simulation, strategies: Sequence[str | None], jobs: int) -> int:
+    """Simulate an experiment with each of the strategies, and show them side by side.
+
+    Returns:
+        The exit status: 1 where one came to no end.
+    """
+    places = zip(strategies, folders(one.out, strategies), strict=True)
+    simulations = ready([replace(one, strategy=strategy, out=out) for strategy, out in places])
+    found = side_by_side(simulations, jobs)
+    show([account for account in found if isinstance(account, Account)], one.out)
+    failures = [failure for failure in found if isinstance(failure, Failure)]
+    for failure in failures:
+        typer.echo(f"murmur: {failure.strategy}: {failure.why}", err=True)
+    return 1 if failures else 0
+
+
+def folders(out: Path, strategies: Sequence[str | None]) -> list[Path]:
+    """Where each strategy's run goes: `out` itself, or folders in it named after the strategies.
+
+    Raises:
+        SettingError: the same strategy is named twice.
+    """
+    if len(strategies) == 1:
+        return [out]
+    names = [re.sub(r"[^\w.]+", "-", str(strategy)).strip("-") for strategy in strategies]
+    for name, strategy in zip(names, strategies, strict=True):
+        if names.count(name) > 1:
+            raise SettingError(f"--strategy {strategy!r} is named twice")
+    return [out / name for name in names]
+
+
+def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
+    """Check all before any is run; prepare the data, and measure a step where nothing says how long it takes."""
+    first, experiment = simulations[0], simulations[0].experiment()
+    assumed = 1.0 if first.scenario.unknown_step(experiment) else first.scenario.step_seconds
+    for simulation in simulations:
+        replace(simulation.scenario, step_seconds=assumed).cluster(simulation.experiment())
+    experiment.task.prepare()
+    if not first.scenario.unknown_step(experiment):
+        return list(simulations)
+    torch.set_num_threads(first.threads)
+    with timed("a step of one learner, on this machine"):
+        seed_torch(seed_of(experiment.seed, "model"), "cpu")
+        seconds = first_steps(experiment, experiment.task.model(), "cpu").step_seconds
+    typer.echo(f"a gradient takes {seconds:.6f} s, as here; --step-seconds or --trace takes another machine's")
+    return [replace(s, scenario=replace(s.scenario, step_seconds=seconds)) for s in simulations]
+
+
+def show(accounts: Sequence[Account], out: Path) -> None:
+    """Tables on the terminal, the picture in the folder."""
+    if not accounts:
+        return
+    console = Console()
+    for account in accounts:
+        if account.marks:
+            console.print(marks_table(account))
+    if len(accounts) == 1:
+        console.print(learners_table(accounts[0]))
+        console.print(cards_table(accounts[0]))
+    title = f"simulated: {accounts[0].learners} learners"
+    console.print(speed_table(accounts, title))
+    console.print(traffic_table(accounts, title))
+    real = sum(account.real_seconds for account in accounts)
+    console.print(f"{real:.1f} real seconds of simulation; all hours are virtual", highlight=False)
+    try:
+        check_installed()
+    except ReportError:
+        console.print("no picture: pip install 'murmur[viz]'")
+        return
+    named: Mapping[str, Account] = {account.strategy: account for account in accounts}
+    draw_accounts(named, out / "simulated.png", f"{title}, virtual time")
+    console.print(f"{out / 'simulated.png'}", highlight=False, soft_wrap=True)
