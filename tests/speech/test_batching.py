@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from murmur.speech.augment import SpecAugment
 from murmur.speech.batching import UtteranceBatches, pad
-from murmur.speech.chunks import IGNORED, ChunkTable
+from murmur.speech.chunks import IGNORED, ChunkTable, FramesInMemory
 
 lengths = st.lists(st.integers(1, 90), min_size=1, max_size=40)
 
@@ -38,6 +38,8 @@ def test_groups_hold_similar_lengths():
     batches = UtteranceBatches(tuple(frames.tolist()), 8)
     padding = [1 - frames[list(g)].mean() / frames[list(g)].max() for g in (batches[n] for n in range(50))]
     assert np.mean(padding) < 0.08
+    first, second = ({frozenset(batches[n]) for n in range(50 * e, 50 * e + 50)} for e in range(2))
+    assert not first & second
 
 
 @pytest.mark.parametrize(("frames", "size"), [((), 4), ((3,), 0)])
@@ -53,36 +55,64 @@ def test_padding_is_zero_and_lengths_are_told():
     assert feats[0, 2:].abs().sum() == 0
 
 
-@given(lengths, st.integers(1, 30), st.integers(1, 7), st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
-def test_every_frame_is_trained_once_per_epoch_with_its_own_context(frames, longest, size, epoch):
-    table = ChunkTable({f"u{i}": n for i, n in enumerate(frames)}, longest, 3, 2, size, seed=1)
+def numbered(frames):
+    """Frames that say where they stand: [frame, utterance], targets 1000 utterance + frame."""
     feats = {f"u{i}": np.stack([np.arange(n), np.full(n, i)], 1).astype(np.float32) for i, n in enumerate(frames)}
-    targets = {f"u{i}": 1000 * i + np.arange(n) for i, n in enumerate(frames)}
+    return FramesInMemory(feats, {f"u{i}": 1000 * i + np.arange(n) for i, n in enumerate(frames)})
+
+
+@given(lengths, st.integers(1, 30), st.integers(1, 7), st.integers(0, 3), st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_every_frame_is_trained_once_per_epoch_with_its_own_context(frames, longest, size, epoch, parts):
+    parts = min(parts, ChunkTable(frames, longest).chunks)
+    table, corpus = ChunkTable(frames, longest, 3, 2, size, seed=1, parts=parts), numbered(frames)
     trained = []
     for n in range(epoch * table.per_epoch, (epoch + 1) * table.per_epoch):
-        batch = table.batch(n, feats, targets)
+        batch = table.batch(n, corpus)
+        assert 1 <= len(batch.feats) <= size + (parts > 1)
         for feats_TF, targets_T in zip(batch.feats, batch.targets, strict=True):
             own = torch.nonzero(targets_T != IGNORED).flatten()
+            assert 1 <= len(own) <= longest
             trained += targets_T[own].tolist()
             utterance, last = int(feats_TF[0, 1]), frames[int(feats_TF[0, 1])] - 1
             assert (feats_TF[own, 0] + 1000 * utterance).long().tolist() == targets_T[own].tolist()
             first = int(feats_TF[own[0], 0])
-            window = [min(max(t, 0), last) for t in range(first - 3, first + len(own) + 2)]
-            assert feats_TF[: len(window), 0].tolist() == window
-    assert sorted(trained) == sorted(t for values in targets.values() for t in values.tolist())
+            window = [min(max(t, 0), last) for t in range(first - 3, first - 3 + len(feats_TF))]
+            assert feats_TF[:, 0].tolist() == window
+    assert sorted(trained) == sorted(t for values in corpus.labels.values() for t in values.tolist())
+
+
+def test_a_part_of_the_chunks_belongs_to_one_learner_for_all_epochs():
+    table = ChunkTable([100] * 37, frames=20, size=4, parts=3)
+    seen = {learner: [set(), set()] for learner in range(3)}
+    for n in range(2 * table.per_epoch):
+        seen[n % 3][n // table.per_epoch] |= {(c.utterance, c.first) for c in table[n]}
+    assert all(first == second for first, second in seen.values())
+    assert sum(len(first) for first, _ in seen.values()) == table.chunks
+    assert {len(first) for first, _ in seen.values()} == {61, 62}
+    neighbours = [sorted(u for u, _ in first) for first, _ in seen.values()]
+    assert all(own[0] < 5 and own[-1] > 31 for own in neighbours)  # dealt out, not cut off
 
 
 def test_chunks_are_even_and_their_order_is_seeded():
-    table = ChunkTable({"a": 101}, frames=40)
-    assert sorted(chunk.last - chunk.first for chunk in table.chunks) == [33, 34, 34]
-    many = {f"u{i}": 100 for i in range(50)}
+    table = ChunkTable([101], frames=40)
+    assert [c.last - c.first for c in table.cut(np.arange(3))] == [33, 34, 34]
+    many = [100] * 50
     assert ChunkTable(many, seed=1)[0] == ChunkTable(many, seed=1)[0] != ChunkTable(many, seed=2)[0]
     assert ChunkTable(many, seed=1)[0] != ChunkTable(many, seed=1)[ChunkTable(many).per_epoch]
 
 
 @pytest.mark.parametrize(
-    ("frames", "changes"), [({}, {}), ({"a": 0}, {}), ({"a": 3}, {"frames": 0}), ({"a": 3}, {"size": 0})]
+    ("frames", "changes"),
+    [
+        ([], {}),
+        ([0], {}),
+        ([3, 0], {}),
+        ([3], {"frames": 0}),
+        ([3], {"size": 0}),
+        ([3], {"parts": 2}),
+        ([3], {"parts": 0}),
+    ],
 )
 def test_impossible_tables_are_refused(frames, changes):
     with pytest.raises(ValueError, match=r"chunks"):
@@ -90,9 +120,8 @@ def test_impossible_tables_are_refused(frames, changes):
 
 
 def test_targets_of_another_length_are_refused():
-    table = ChunkTable({"a": 3})
     with pytest.raises(ValueError, match="a has 3 frames and 4 targets"):
-        table.batch(0, {"a": np.zeros((3, 1))}, {"a": np.zeros(4, int)})
+        FramesInMemory({"a": np.zeros((3, 1))}, {"a": np.zeros(4, int)})
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**20))
@@ -109,9 +138,10 @@ def test_spec_augment_only_writes_zeros_within_its_limits(frames, bins, seed):
 
 
 def test_a_chunk_batch_is_augmented_by_its_number():
-    table, feats = ChunkTable({"a": 40, "b": 40}, size=2), {n: np.ones((40, 8), np.float32) for n in "ab"}
-    targets = dict.fromkeys("ab", np.zeros(40, int))
-    masked = [table.batch(n, feats, targets, SpecAugment()).feats for n in (0, 0, 1)]
+    feats = {n: np.ones((40, 8), np.float32) for n in "ab"}
+    table, corpus = ChunkTable([40, 40], size=2), FramesInMemory(feats, dict.fromkeys("ab", np.zeros(40, int)))
+    masked = [table.batch(n, corpus, SpecAugment()).feats for n in (0, 0, 1)]
+    assert (feats["a"] == 1).all()
     assert torch.equal(masked[0], masked[1])
     assert not torch.equal(masked[0], masked[2])
     assert (masked[0] == 0).any()

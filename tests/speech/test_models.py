@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from murmur.speech.chunks import IGNORED, ChunkTable
+from murmur.speech.chunks import IGNORED, ChunkTable, FramesInMemory
 from murmur.speech.hybrid import (
     at_speed,
     batch_loss,
@@ -16,7 +16,7 @@ from murmur.speech.hybrid import (
     frame_loss,
     log_likelihoods,
     log_prior,
-    speed_copies,
+    speed_copy,
 )
 from murmur.speech.models import Blstm, Lstm, Tdnn
 from murmur.speech.models.tdnn import splice
@@ -103,12 +103,13 @@ def test_stretched_targets_keep_order_and_proportion(aligned, frames):
     np.testing.assert_array_equal(at_speed(np.arange(aligned), aligned), np.arange(aligned))
 
 
-def test_speed_copies_have_names_features_and_targets_of_their_own():
-    stores = {1.0: {"a": np.zeros((10, 2)), "b": np.zeros((4, 2))}, 0.5: {"a": np.ones((20, 2)), "b": np.zeros((8, 2))}}
-    feats, labels = speed_copies(stores, {"a": np.arange(10)})
-    assert list(feats) == list(labels) == ["a", "sp0.5-a"]
-    assert labels["sp0.5-a"].tolist() == np.repeat(np.arange(10), 2).tolist()
-    assert feats["sp0.5-a"].sum() == 40
+def test_a_copy_at_another_speed_has_a_name_and_targets_of_its_own():
+    slow = speed_copy("a", 0.5, np.ones((20, 2)), np.arange(10))
+    assert slow.name == "sp0.5-a"
+    assert slow.targets.tolist() == np.repeat(np.arange(10), 2).tolist()
+    assert slow.feats.sum() == 40
+    plain = speed_copy("a", 1.0, np.ones((10, 2)), np.arange(10))
+    assert (plain.name, plain.targets.tolist()) == ("a", list(range(10)))
     with pytest.raises(ValueError, match="cannot stretch"):
         at_speed(np.zeros(0, int), 3)
 
@@ -160,10 +161,11 @@ def test_chunk_training_learns_what_the_context_shows(config):
     targets = {name: np.concatenate([c[:1], c[:-1]]) for name, c in classes.items()}
     torch.manual_seed(0)
     model = config.build(3, 3)
-    table = ChunkTable({name: 60 for name in feats}, frames=20, left_frames=3, right_frames=3, size=8)
+    corpus = FramesInMemory(feats, targets)
+    table = ChunkTable(corpus.lengths, frames=20, left_frames=3, right_frames=3, size=8)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for n in range(12 * table.per_epoch):
-        total, frames = batch_loss(model, table.batch(n, feats, targets))
+        total, frames = batch_loss(model, table.batch(n, corpus))
         optimizer.zero_grad()
         (total / frames).backward()
         optimizer.step()

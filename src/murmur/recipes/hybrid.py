@@ -11,7 +11,7 @@ recognition" (1994); Hinton et al., "Deep neural networks for acoustic modeling 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -114,7 +114,7 @@ class HybridTask:
         Raises:
             CorpusError, ValueError: data that cannot be used; the message names file and utterance.
         """
-        return self.data
+        return HybridData.prepare(self.hmms, self.targets)
 
     @cached_property
     def targets(self) -> Targets:
@@ -130,14 +130,12 @@ class HybridTask:
 
     @cached_property
     def data(self) -> HybridData:
-        """What training and evaluation read, in memory."""
+        """What training and evaluation read."""
         return HybridData.load(self.hmms, self.targets)
 
     @cached_property
     def _table(self) -> ChunkTable:
-        lengths = {name: len(feats_TF) for name, feats_TF in self.data.feats.items()}
-        cut = self.chunks
-        return ChunkTable(lengths, cut.frames, cut.left_frames, cut.right_frames, cut.size, self.seed)
+        return ChunkTable(self.data.train.lengths, **asdict(self.chunks), seed=self.seed)
 
     @property
     def per_epoch(self) -> int:
@@ -147,7 +145,7 @@ class HybridTask:
     @property
     def samples_per_epoch(self) -> float:
         """Frames in one pass."""
-        return float(sum(self._table.lengths.values()))
+        return float(self._table.total_frames)
 
     def model(self) -> nn.Module:
         """A fresh network, feats_NTF to logits_NTC over the pdfs."""
@@ -155,7 +153,7 @@ class HybridTask:
 
     def minibatch(self, n: int) -> ChunkBatch:
         """Minibatch n with its masks: a pure function of the task's fields and n."""
-        return self._table.batch(n, self.data.feats, self.data.targets, self.augment)
+        return self._table.batch(n, self.data.train, self.augment)
 
     def loss(self, model: nn.Module, minibatch: ChunkBatch) -> Loss:
         """Cross-entropy, summed over the frames that have a target."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from murmur.speech.cmvn import Scope
 from murmur.speech.decode import DecodeOptions
+from murmur.speech.frame_store import Storage
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.lda_mllt import LdaMlltConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
@@ -23,6 +24,7 @@ class FrontEnd:
         bins: log-mel bins of the network, normalised by mean and variance.
         cmvn: whose mean and variance normalise the network's input.
         speeds: the network also trains on copies played at these speeds (Ko et al. 2015); 1.0 must be among them.
+        storage: of the network's training features on disk, 4, 2 or 1 bytes a value.
 
     Sets that bring features along use those, with deltas, for both.
     """
@@ -31,6 +33,7 @@ class FrontEnd:
     bins: int = 40
     cmvn: Scope = "speaker"
     speeds: tuple[float, ...] = (1.0,)
+    storage: Storage = "float32"
 
     def __post_init__(self) -> None:
         if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
@@ -67,12 +70,14 @@ class Chunks:
         left_frames: context before it, not trained.
         right_frames: context after it, not trained.
         size: chunks per minibatch.
+        parts: with as many learners in step as parts, each trains on its own share of the chunks and on no other.
     """
 
     frames: int = 100
     left_frames: int = 12
     right_frames: int = 12
     size: int = 24
+    parts: int = 1
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
@@ -13,11 +15,14 @@ from torch import Tensor
 from murmur.recipes.hybrid_decode import Scorer
 from murmur.recipes.hybrid_hmm import HmmHalf, Stage, stored_alignment
 from murmur.speech import hybrid
-from murmur.speech.corpus import Corpus
+from murmur.speech.corpus import Corpus, CorpusError
+from murmur.speech.frame_shards import UTTERANCES_PER_SHARD, Aligned, make
+from murmur.speech.frame_store import FORMAT, FrameStore, open_store
 from murmur.speech.hmm.align import align_scores
 from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon import split_known
 
+log = logging.getLogger(__name__)
 NETWORK_SCALE = 0.3  # posteriors of a network are flatter than likelihoods of Gaussians
 SMALLEST_SHARE = 0.1  # of the mean prior: rarer pdfs are taken to be as frequent as this
 
@@ -75,21 +80,58 @@ def floored(log_prior_C: Tensor) -> Tensor:
     return log_prior_C.clamp(min=math.log(SMALLEST_SHARE / len(log_prior_C)))
 
 
-@dataclass(frozen=True, eq=False)
-class HybridData:
-    """Features and targets of train, at all speeds, and of dev, of equally many frames each."""
+@dataclass(frozen=True)
+class SpeedPart:
+    """A stretch of the training utterances at one speed: what a shard is made of."""
 
     feats: Arrays
     targets: Arrays
+    speed: float
+    names: tuple[str, ...]
+
+    def utterances(self) -> Iterator[Aligned]:
+        """The copies in order."""
+        for name in self.names:
+            yield hybrid.speed_copy(name, self.speed, self.feats[name], self.targets[name])
+
+
+@dataclass(frozen=True, eq=False)
+class HybridData:
+    """Frames and targets of train, at all speeds, mapped from disk, and of dev, of equally many frames each."""
+
+    train: FrameStore
     dev_feats: Arrays
     dev_targets: Arrays
 
     @staticmethod
+    def prepare(half: HmmHalf, targets: Targets) -> HybridData:
+        """Make what is not there or damaged; utterances without an alignment are left out."""
+        parts: list[SpeedPart] = []
+        for speed in half.front.speeds:
+            feats = half.network_features(half.material.train, speed)
+            names = [name for name in feats if name in targets.train]
+            stretches = (names[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(names), UTTERANCES_PER_SHARD))
+            parts += [SpeedPart(feats, targets.train, speed, tuple(stretch)) for stretch in stretches]
+        make(_folder(half, targets), parts, half.front.storage)
+        return HybridData.load(half, targets)
+
+    @staticmethod
     def load(half: HmmHalf, targets: Targets) -> HybridData:
-        """Read features into memory; utterances without an alignment are left out."""
-        train, dev = half.material.train, half.material.dev
-        at_speeds = {speed: half.network_features(train, speed) for speed in half.front.speeds}
-        feats, labels = hybrid.speed_copies(at_speeds, targets.train)
-        dev_feats = half.network_features(dev)
+        """Open what was prepared; where it was not, or a file has another size than it should, prepare it."""
+        try:
+            train = open_store(_folder(half, targets))
+        except CorpusError as error:
+            log.info("%s", error)
+            return HybridData.prepare(half, targets)
+        dev_feats = half.network_features(half.material.dev)
         dev_targets = {u: hybrid.fit_targets(pdfs_T, len(dev_feats[u])) for u, pdfs_T in targets.dev.items()}
-        return HybridData(feats, labels, {u: dev_feats[u] for u in dev_targets}, dev_targets)
+        return HybridData(train, {u: dev_feats[u] for u in dev_targets}, dev_targets)
+
+
+def _folder(half: HmmHalf, targets: Targets) -> Path:
+    """Where the frames of exactly these features and targets lie."""
+    content = hashlib.sha256(repr((FORMAT, half.front, half.material.train.digest())).encode())
+    for name, pdfs_T in targets.train.items():
+        content.update(name.encode())
+        content.update(np.ascontiguousarray(pdfs_T, "<i4").data)
+    return half.cache / f"frames-{content.hexdigest()[:16]}"

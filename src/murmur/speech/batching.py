@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 import torch
+
+from murmur.speech.permutation import Permutation
+
+BLOCK = 2  # minibatches of similar length whose utterances change places
 
 
 @dataclass(frozen=True)
 class UtteranceBatches:
     """Whole utterances, grouped by similar length; every utterance once per epoch.
 
-    In each epoch the lengths are jittered by up to a tenth before they are sorted and cut into groups, so that the
-    groups differ between epochs, and the groups are permuted.
+    Sorted by length, two minibatches at a time are shuffled among themselves, in each epoch anew, and the groups are
+    then taken in an order that is computed place by place (`Permutation`).
 
     Attributes:
         frames: length of each utterance.
@@ -45,21 +49,21 @@ class UtteranceBatches:
     def __getitem__(self, n: int) -> tuple[int, ...]:
         """Indices into `frames` of minibatch n, n = 0, 1, 2, ..."""
         epoch, place = divmod(n, self.per_epoch)
-        return _groups(self, epoch)[place]
+        group = int(Permutation(self.per_epoch, (self.seed, epoch))([place])[0])
+        block, inside = divmod(group, BLOCK)
+        first = block * BLOCK * self.size
+        count = min(BLOCK * self.size, len(self.frames) - first)
+        places = range(inside * self.size, min((inside + 1) * self.size, count))
+        return tuple(self._by_length[first + Permutation(count, (self.seed, epoch, block, 1))(places)].tolist())
 
     def in_order(self) -> tuple[tuple[int, ...], ...]:
         """All utterances once, in groups of similar length without any randomness: for evaluation."""
-        order = np.argsort(np.asarray(self.frames), kind="stable")
+        order = self._by_length
         return tuple(tuple(order[i : i + self.size].tolist()) for i in range(0, len(order), self.size))
 
-
-@lru_cache(maxsize=8)
-def _groups(batches: UtteranceBatches, epoch: int) -> tuple[tuple[int, ...], ...]:
-    rng = np.random.default_rng([batches.seed, epoch])
-    jittered = np.asarray(batches.frames) * rng.uniform(0.95, 1.05, len(batches.frames))
-    order = np.argsort(jittered, kind="stable")
-    groups = [tuple(order[i : i + batches.size].tolist()) for i in range(0, len(order), batches.size)]
-    return tuple(groups[i] for i in rng.permutation(len(groups)))
+    @cached_property
+    def _by_length(self) -> np.ndarray:
+        return np.argsort(np.asarray(self.frames), kind="stable")
 
 
 def pad(many_TF: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,6 +39,26 @@ def statistics(many_TF: Iterable[np.ndarray], *, variance: bool = True) -> tuple
     return mean_F.astype(np.float32), deviation_F.astype(np.float32)
 
 
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def statistics_of_all(
+    feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope, *, variance: bool = True
+) -> dict[str, Pair]:
+    """{utterance: mean and deviation of its speaker, or its own}; utterances of a speaker share the arrays.
+
+    Raises:
+        ValueError: an unknown scope, or "none", which has no statistics.
+    """
+    if scope not in ("speaker", "utterance"):
+        raise ValueError(f"unknown CMVN scope {scope!r}: use speaker, utterance or none")
+    groups: dict[str, list[str]] = {}
+    for name in feats:
+        groups.setdefault(speakers[name] if scope == "speaker" else name, []).append(name)
+    pairs = {group: statistics((feats[n] for n in names), variance=variance) for group, names in groups.items()}
+    return {name: pairs[group] for group, names in groups.items() for name in names}
+
+
 def normalise_all(
     feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope, *, variance: bool = True
 ) -> dict[str, np.ndarray]:
@@ -49,13 +69,5 @@ def normalise_all(
     """
     if scope == "none":
         return dict(feats)
-    if scope not in ("speaker", "utterance"):
-        raise ValueError(f"unknown CMVN scope {scope!r}: use speaker, utterance or none")
-    groups: dict[str, list[str]] = {}
-    for name in feats:
-        groups.setdefault(speakers[name] if scope == "speaker" else name, []).append(name)
-    normal = {}
-    for names in groups.values():
-        mean_F, deviation_F = statistics((feats[n] for n in names), variance=variance)
-        normal.update({n: normalise(feats[n], mean_F, deviation_F) for n in names})
-    return {name: normal[name] for name in feats}
+    pairs = statistics_of_all(feats, speakers, scope, variance=variance)
+    return {name: normalise(feats[name], *pairs[name]) for name in feats}

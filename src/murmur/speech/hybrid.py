@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from murmur.speech.chunks import IGNORED, ChunkBatch
+from murmur.speech.frame_shards import Aligned
 
 
 def fit_targets(pdfs_T: np.ndarray, frames: int, tolerance_frames: int = 4) -> np.ndarray:
@@ -46,23 +47,13 @@ def at_speed(pdfs_T: np.ndarray, frames: int) -> np.ndarray:
     return pdfs_T[((np.arange(frames) + 0.5) * len(pdfs_T) / frames).astype(int)]
 
 
-def speed_copies(
-    stores: Mapping[float, Mapping[str, np.ndarray]], targets: Mapping[str, np.ndarray]
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Features and targets of a training set at several speeds (Ko et al. 2015), the copies named `sp1.1-UTTERANCE`.
+def speed_copy(name: str, speed: float, feats_TF: np.ndarray, targets_T: np.ndarray) -> Aligned:
+    """An utterance analysed at some speed (`LogMel(speed=...)`) with its alignment at speed 1 (Ko et al. 2015).
 
-    Args:
-        stores: {speed: {utterance: feats_TF}}, each analysed with `LogMel(speed=...)`; 1.0 keeps its names.
-        targets: alignments at speed 1; utterances without one are left out.
+    The copy is named `sp1.1-UTTERANCE`; at speed 1 the name stays.
     """
-    feats, labels = {}, {}
-    for speed, store in stores.items():
-        for name in store:
-            if name in targets:
-                copy = name if speed == 1.0 else f"sp{speed:g}-{name}"
-                feats[copy] = store[name]
-                labels[copy] = at_speed(targets[name], len(store[name]))
-    return feats, labels
+    copy = name if speed == 1.0 else f"sp{speed:g}-{name}"
+    return Aligned(copy, feats_TF, at_speed(targets_T, len(feats_TF)))
 
 
 def log_prior(alignments: Iterable[np.ndarray], pdfs: int) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import multiprocessing
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from murmur.speech.corpus import Corpus, CorpusError, Problem, Utterance
 from murmur.speech.features import Front, digest, features_of
 from murmur.speech.orphans import end_with_parent
 
+log = logging.getLogger(__name__)
 UTTERANCES_PER_SHARD = 256
 
 
@@ -118,7 +120,10 @@ def shard_is_whole(folder: Path, number: int) -> bool:
     array, index = folder / f"{number:05}.npy", folder / f"{number:05}.json"
     if not array.is_file() or not index.is_file():
         return False
-    return bool(json.loads(index.read_text(encoding="utf-8"))["sha256"] == _sha256(array))
+    if json.loads(index.read_text(encoding="utf-8"))["sha256"] == sha256_of(array):
+        return True
+    log.warning("%s is damaged: its checksum is not the one in %s; the shard is made again", array, index.name)
+    return False
 
 
 def _made(folder: Path, parts: Sequence, missing: Sequence[int], front: Front, processes: int) -> Iterator[None]:
@@ -128,14 +133,15 @@ def _made(folder: Path, parts: Sequence, missing: Sequence[int], front: Front, p
             yield
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=_begin_worker) as pool:
+    with ProcessPoolExecutor(processes, context, initializer=begin_worker) as pool:
         jobs = [pool.submit(make_shard, folder, n, parts[n], front) for n in missing]
         for job in as_completed(jobs):
             job.result()
             yield
 
 
-def _begin_worker() -> None:
+def begin_worker() -> None:
+    """What a preparing process does first: one thread, and an end together with its parent."""
     torch.set_num_threads(1)
     end_with_parent()
 
@@ -152,10 +158,9 @@ def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front
         frames.append((utterance.id, len(feats_TF)))
         arrays.append(feats_TF)
     array = folder / f"{number:05}.npy"
-    checksum = hashlib.sha256()
-    _write_then_rename(array, _npy_parts(arrays, front.dims), checksum)
-    content = json.dumps({"frames": frames, "problems": problems, "sha256": checksum.hexdigest()}, ensure_ascii=False)
-    _write_then_rename(array.with_suffix(".json"), [content.encode()], hashlib.sha256())
+    _, checksum = write_then_rename(array, _npy_parts(arrays, front.dims))
+    content = json.dumps({"frames": frames, "problems": problems, "sha256": checksum}, ensure_ascii=False)
+    write_then_rename(array.with_suffix(".json"), [content.encode()])
 
 
 def _place(utterance: Utterance) -> str:
@@ -165,23 +170,32 @@ def _place(utterance: Utterance) -> str:
 
 def _npy_parts(arrays: Sequence[np.ndarray], dims: int) -> Iterator[bytes | memoryview]:
     """An .npy file of all arrays one below the other, in pieces, so that they need not be joined in memory."""
-    header = io.BytesIO()
-    shape = (sum(len(feats_TF) for feats_TF in arrays), dims)
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    yield header.getvalue()
+    yield npy_header("<f4", (sum(len(feats_TF) for feats_TF in arrays), dims))
     for feats_TF in arrays:
         yield np.ascontiguousarray(feats_TF, "<f4").data
 
 
-def _write_then_rename(path: Path, parts: Iterable[bytes | memoryview], checksum: hashlib._Hash) -> None:
+def npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
+    """What an .npy file of a little-endian array in C order begins with."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    return header.getvalue()
+
+
+def write_then_rename(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Write a file under another name and rename it when it is whole; its bytes and its SHA-256."""
+    checksum = hashlib.sha256()
     # A name of its own: several learners may prepare the same store at the same time.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".unfinished", delete=False) as file:
         for part in parts:
             checksum.update(part)
             file.write(part)
+        size = file.tell()
     Path(file.name).replace(path)
+    return size, checksum.hexdigest()
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,168 @@
+"""A prepared corpus: frames with their targets on disk, memory-mapped, at 4, 2 or 1 bytes a value, with checksums.
+
+    manifest.json        storage, columns, every shard's files with their sizes and SHA-256
+    00000.feats.npy      frames of the shard's utterances, one after the other, (frames, F)
+    00000.scales.npy     uint8 only: least value and step of every column of every utterance, (utterances, 2, F)
+    00000.targets.npy    a target a frame, (frames,)
+    00000.lengths.npy    frames of each utterance, (utterances,)
+    00000.names.txt      their names, one a line
+    00000.json           the shard's line of the manifest; written last, so that a shard without it is not whole
+
+What is held in memory is the lengths and their running sum, 12 bytes an utterance. How a store is made: `frame_shards`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from murmur.speech.chunks import copy_with_edges
+from murmur.speech.corpus import CorpusError, Problem
+from murmur.speech.shards import sha256_of
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+Storage = Literal["float32", "float16", "uint8"]
+
+
+@dataclass(frozen=True, eq=False)
+class FrameStore:
+    """A prepared corpus, opened by `open_store`: `Frames` for a `ChunkTable`.
+
+    Attributes:
+        folder: where it lies.
+        manifest: content of manifest.json.
+        lengths: frames of each utterance, (U,) int32.
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    lengths: npt.NDArray[np.int32]
+
+    @property
+    def dims(self) -> int:
+        """Values per frame."""
+        return int(self.manifest["columns"])
+
+    @property
+    def storage(self) -> Storage:
+        """How values are kept."""
+        found: Storage = self.manifest["storage"]
+        return found
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What was left out when it was made, and why."""
+        return tuple(Problem(**problem) for shard in self.manifest["shards"] for problem in shard["problems"])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __reduce__(self) -> tuple[Callable[[Path], FrameStore], tuple[Path]]:
+        """Another process opens the files itself."""
+        return open_store, (self.folder,)
+
+    def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
+        """Frames first, first + 1, ... decoded into `out_TF` (float32), edge frames repeated beyond the ends."""
+        shard, own, start = self._place(utterance)
+        feats_TF = self._map(shard, "feats")[start : start + int(self.lengths[utterance])]
+        copy_with_edges(feats_TF, first, out_TF)
+        if self.storage == "uint8":
+            least_F, step_F = self._map(shard, "scales")[own]
+            out_TF *= step_F
+            out_TF += least_F
+
+    def feats(self, utterance: int) -> np.ndarray:
+        """All frames of an utterance, float32 (T, F)."""
+        out_TF = np.empty((int(self.lengths[utterance]), self.dims), np.float32)
+        self.read(utterance, 0, out_TF)
+        return out_TF
+
+    def targets(self, utterance: int, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Targets of the frames [first, last)."""
+        shard, _, start = self._place(utterance)
+        last = int(self.lengths[utterance]) if last is None else last
+        return self._map(shard, "targets")[start + first : start + last]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of all utterances, read when first asked for: training needs none."""
+        return tuple(
+            name
+            for shard in self.manifest["shards"]
+            for name in (self.folder / f"{shard['name']}.names.txt").read_text(encoding="utf-8").splitlines()
+        )
+
+    @cached_property
+    def _firsts(self) -> npt.NDArray[np.int64]:
+        """The first utterance of each shard."""
+        return np.cumsum([0, *(shard["utterances"] for shard in self.manifest["shards"])])
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """Frames of the whole store before each utterance, and before each shard."""
+        return np.cumsum(np.concatenate([[0], self.lengths]), dtype=np.int64)
+
+    @cached_property
+    def _maps(self) -> dict[tuple[int, str], np.ndarray]:
+        return {}
+
+    def _place(self, utterance: int) -> tuple[int, int, int]:
+        """Shard, place in it, and first frame in it."""
+        shard = int(np.searchsorted(self._firsts, utterance, side="right")) - 1
+        first = int(self._firsts[shard])
+        return shard, utterance - first, int(self._starts[utterance] - self._starts[first])
+
+    def _map(self, shard: int, what: str) -> np.ndarray:
+        found = self._maps.get((shard, what))
+        if found is None:
+            path = self.folder / f"{self.manifest['shards'][shard]['name']}.{what}.npy"
+            found = self._maps[shard, what] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        return found
+
+
+def open_store(folder: Path) -> FrameStore:
+    """A prepared corpus; sizes of all files are checked, checksums are not (`damages` does).
+
+    Raises:
+        CorpusError: there is none, its preparation was not finished, or a file is missing or has another size.
+    """
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        raise CorpusError(f"{folder} has no {MANIFEST}: it is no prepared corpus, or its preparation was not finished")
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    if manifest.get("format") != FORMAT:
+        raise CorpusError(f"{path} is of format {manifest.get('format')!r}, this version reads {FORMAT}: prepare again")
+    for shard in manifest["shards"]:
+        for name, (size, _) in shard["files"].items():
+            file = Path(folder) / name
+            if not file.is_file() or file.stat().st_size != size:
+                raise CorpusError(f"{file} is missing or does not have its {size} bytes: prepare the corpus again")
+    lengths = [np.load(Path(folder) / f"{s['name']}.lengths.npy", allow_pickle=False) for s in manifest["shards"]]
+    return FrameStore(Path(folder), manifest, np.concatenate(lengths))
+
+
+def damages(folder: Path, number: int) -> list[str]:
+    """What is wrong with a shard, a line a file; nothing where every checksum is right. Reads the whole shard."""
+    marker = folder / f"{number:05}.json"
+    try:
+        files = json.loads(marker.read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return [f"{marker.name} cannot be read ({error})"]
+    found = []
+    for name, (size, checksum) in files.items():
+        file = folder / name
+        if not file.is_file():
+            found.append(f"{name} is missing")
+        elif file.stat().st_size != size:
+            found.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
+        elif sha256_of(file) != checksum:
+            found.append(f"{name} has another checksum than when it was written")
+    return found
