@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -56,7 +56,7 @@ class Register:
     _next: int | None = None
     _total: int = 0
     _returned: list[int] = field(default_factory=list)
-    _open: dict[int, int] = field(default_factory=dict)
+    _open: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     _stages: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     @classmethod
@@ -85,9 +85,12 @@ class Register:
         if rank in self.view.incarnations:
             self._without(rank, left=int(rank in self._stages[ENDED]))
 
-    def claim(self, rank: int, first: int, total: int) -> int | None:
-        """The next number in first .. total - 1 that nobody has done or is doing; the rank's earlier one is done."""
-        self._open.pop(rank, None)
+    def claim(self, rank: int, first: int, total: int, doing: Collection[int] = ()) -> int | None:
+        """The next number in first .. total - 1 that nobody has done or is doing.
+
+        The rank's earlier ones are done, but for those it says it is still `doing` (it asks ahead).
+        """
+        self._open[rank] &= set(doing)
         if self._next is None:
             self._next = first
         self._total = total
@@ -99,13 +102,18 @@ class Register:
             number, self._next = self._next, self._next + 1
         else:
             return None
-        self._open[rank] = number
+        self._open[rank].add(number)
         return number
+
+    def done(self, rank: int, number: int) -> None:
+        """The rank has done this one."""
+        self._open[rank].discard(number)
 
     @property
     def spent(self) -> bool:
         """Whether every number has been done: none is left, none is under way."""
-        return self._next is not None and self._next >= self._total and not self._returned and not self._open
+        handed_out = self._next is not None and self._next >= self._total and not self._returned
+        return handed_out and not any(self._open.values())
 
     def reach(self, rank: int, stage: str) -> bool:
         """The learner has come to a stage; whether all that are alive have."""
@@ -113,8 +121,8 @@ class Register:
         return self._stages[stage] >= set(self.view.incarnations)
 
     def _give_back(self, rank: int) -> None:
-        if rank in self._open:
-            heapq.heappush(self._returned, self._open.pop(rank))
+        for number in self._open.pop(rank, ()):
+            heapq.heappush(self._returned, number)
 
     def _without(self, rank: int, left: int) -> None:
         rest = {r: i for r, i in self.view.incarnations.items() if r != rank}
@@ -131,6 +139,9 @@ class Roll(ABC):
     @abstractmethod
     def claim(self, first: int, total: int) -> int | None:
         """The number of this learner's next minibatch; None when at present none is left. The one before is done."""
+
+    def expect(self, seconds: float) -> None:  # noqa: B027 - where claims cost no time there is nothing to prepare
+        """The gradient of the latest claim has begun; the next claim comes in about so many seconds (0: not known)."""
 
     @property
     @abstractmethod

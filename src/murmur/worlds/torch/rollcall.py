@@ -10,22 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from threading import Condition, Event, Thread
-from typing import Any, Protocol
+from typing import Any
 
 from murmur.roll import Register, Roll, View
+from murmur.worlds.torch.claims import ClaimsAhead, Line
 
 BEAT_SECONDS = 1.0
 ENTRY_SECONDS = 120.0  # learners that have never given a sign of life are waited for longer: they are still starting
-
-
-class Line(Protocol):
-    """A connection to the server."""
-
-    def call(self, head: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """One request and its answer."""
-
-    def close(self) -> None:
-        """Hang up."""
 
 
 class Rollcall:
@@ -87,9 +78,16 @@ class Rollcall:
         return {}
 
     def _claim(self, head: dict[str, Any]) -> dict[str, Any]:
-        register = self._registers[head["roll"]]
-        number = register.claim(head["rank"], head["first"], head["total"])
-        return {"number of minibatch": number, "spent": register.spent}
+        """Numbers for a learner that is still at some (`doing`, all others of its own are done), and those it names."""
+        register, rank, found = self._registers[head["roll"]], head["rank"], list[int]()
+        for number in head["done"]:
+            register.done(rank, number)
+        for _ in range(head["count"]):
+            number = register.claim(rank, head["first"], head["total"], [*head["doing"], *found])
+            if number is None:
+                break
+            found.append(number)
+        return {"numbers": found}
 
     def _leave(self, head: dict[str, Any]) -> dict[str, Any]:
         self._registers[head["roll"]].leave(head["rank"])
@@ -122,6 +120,9 @@ class NetRoll(Roll):
         self._left = Event()
         self._failure: Exception | None = None
         self._view = _view(self._ask("enter", size=size, lease=lease_seconds))
+        self._latest: tuple[int, tuple[int, int]] | None = None  # and the limits it was made in
+        head = {"do": "roll", "act": "claim", "roll": name, "rank": rank}
+        self._ahead = ClaimsAhead(connect, head, lambda: self._view.incarnations.get(rank))
         self._thread = Thread(target=self._beat, name=f"signs of life in {name}", daemon=True)
         self._thread.start()
 
@@ -133,8 +134,18 @@ class NetRoll(Roll):
         return self._view
 
     def claim(self, first: int, total: int) -> int | None:
-        number: int | None = self._ask("claim", first=first, total=total)["number of minibatch"]
+        number = self._ahead.take()
+        if number is None:
+            began = time.monotonic()
+            numbers = self._ask("claim", first=first, total=total, doing=[], done=[], count=1)["numbers"]
+            self._ahead.took(time.monotonic() - began)
+            number = numbers[0] if numbers else None
+        self._latest = None if number is None else (number, (first, total))
         return number
+
+    def expect(self, seconds: float) -> None:
+        if self._latest is not None:
+            self._ahead.expect(*self._latest, seconds)
 
     @property
     def spent(self) -> bool:
@@ -146,6 +157,7 @@ class NetRoll(Roll):
     def leave(self) -> None:
         if not self._left.is_set():
             self._left.set()
+            self._ahead.close()
             self._ask("leave")
             self._line.close()
 
