@@ -1,0 +1,166 @@
+"""Minibatches asked for before they are due, so that no gradient waits for the server. Standard library only."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from typing import Any, Protocol
+
+TRIPS = 5  # round trips that are remembered; the slowest of them counts
+WORTH = 0.01  # of a gradient: where a round trip takes less, the learner asks when it needs to
+MOST_AHEAD = 16
+
+
+class Line(Protocol):
+    """A connection to the server."""
+
+    def call(self, head: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """One request and its answer."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+@dataclass
+class Holdings:
+    """What one learner has from the server, and when it needs more. Times are of the monotonic clock.
+
+    Attributes:
+        doing: the number whose gradient is under way.
+        held: asked for ahead and not begun.
+        done: not yet told to the server.
+        due: when the next number is needed; None while no gradient is under way.
+        pace_seconds: between numbers.
+        trips: latest round trips, seconds.
+        none_left: the server had fewer than were asked for.
+    """
+
+    doing: int | None = None
+    held: deque[int] = field(default_factory=deque)
+    done: list[int] = field(default_factory=list)
+    due: float | None = None
+    pace_seconds: float = 0.0
+    trips: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=TRIPS))
+    none_left: bool = False
+
+    @property
+    def seconds_ahead(self) -> float:
+        """How long before it is due a number is asked for: two round trips, as what is held nobody else can do."""
+        return 2 * max(self.trips)
+
+    def wanted(self, now: float) -> int:
+        """How many numbers are to be asked for at present."""
+        if self.due is None or self.none_left or now + self.seconds_ahead < self.due:
+            return 0
+        needed = 1 + math.floor((now + self.seconds_ahead - self.due) / self.pace_seconds)
+        return max(0, min(needed, MOST_AHEAD) - len(self.held))
+
+    def seconds_until_wanted(self, now: float) -> float | None:
+        """None: not before something else happens."""
+        if self.due is None or self.none_left:
+            return None
+        return max(0.0, self.due + len(self.held) * self.pace_seconds - self.seconds_ahead - now)
+
+
+class ClaimsAhead:
+    """Asks in a thread and on a line of its own.
+
+    Args:
+        connect: opens a line; it is opened when it is first needed.
+        head: of every request, to which {"first", "total", "doing", "done", "count"} are added.
+        incarnation: this learner's, as far as is known: what an earlier one held is another's by now.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Line], head: dict[str, Any], incarnation: Callable[[], int | None]
+    ) -> None:
+        self._connect, self._head, self._incarnation = connect, head, incarnation
+        self._has, self._of = Holdings(), incarnation()
+        self._limits = (0, 0)
+        self._changed = Condition()
+        self._asking = self._closed = False
+        self._failure: Exception | None = None
+        self._thread: Thread | None = None
+
+    def expect(self, number: int, limits: tuple[int, int], seconds: float) -> None:
+        """The gradient of `number` has begun; it will take about so long."""
+        with self._changed:
+            if max(self._has.trips) < WORTH * seconds or seconds <= 0:
+                return
+            self._has.doing, self._limits, self._has.none_left = number, limits, False
+            self._has.due, self._has.pace_seconds = time.monotonic() + seconds, seconds
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="claims ahead", daemon=True)
+            self._thread.start()
+
+    def took(self, seconds: float) -> None:
+        """A round trip took so long."""
+        with self._changed:
+            self._has.trips.append(seconds)
+
+    def take(self) -> int | None:
+        """The next number that is held, once what has been asked for is here; None: ask the server.
+
+        Raises:
+            ConnectionError: the server is gone.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._has.held or not self._asking)
+            if self._failure is not None:
+                raise ConnectionError(f"the line for claims is broken: {self._failure}") from self._failure
+            has, now = self._has, self._incarnation()
+            if now != self._of:
+                has.held.clear()
+                has.done.clear()
+            has.due, self._of = None, now
+            if not has.held:
+                return None
+            if has.doing is not None:
+                has.done.append(has.doing)
+            has.doing = has.held.popleft()
+            self._changed.notify_all()
+            return has.doing
+
+    def close(self) -> None:
+        """Ask no more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            line = self._connect()
+            while (request := self._next()) is not None:
+                began = time.monotonic()
+                numbers = line.call({**self._head, **request})[0]["numbers"]
+                with self._changed:
+                    self._has.trips.append(time.monotonic() - began)
+                    self._has.held.extend(numbers)
+                    self._has.none_left |= len(numbers) < request["count"]
+                    self._asking = False
+                    self._changed.notify_all()
+            line.close()
+        except (ConnectionError, KeyError) as error:
+            with self._changed:
+                self._failure, self._asking = error, False
+                self._changed.notify_all()
+
+    def _next(self) -> dict[str, Any] | None:
+        """The next request, when it is time for it; None at the end."""
+        with self._changed:
+            has = self._has
+            while not self._closed:
+                count = has.wanted(time.monotonic())
+                if count or has.done:
+                    done, has.done = has.done, []
+                    self._asking = count > 0
+                    first, total = self._limits
+                    doing = [n for n in (has.doing, *has.held) if n is not None]
+                    return {"first": first, "total": total, "doing": doing, "done": done, "count": count}
+                self._changed.wait(has.seconds_until_wanted(time.monotonic()))
+            return None

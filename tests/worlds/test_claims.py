@@ -1,0 +1,191 @@
+"""Minibatches asked for before they are due: when, how many, and that none is lost or done twice."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from threading import Thread
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from murmur.worlds.torch.claims import MOST_AHEAD, Holdings
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, listen
+from murmur.worlds.torch.rollcall import NetRoll
+
+seconds = st.floats(0.001, 10.0)
+
+
+@given(pace=seconds, trip=seconds, elapsed=seconds, held=st.integers(0, 20))
+def test_no_number_is_asked_for_before_two_round_trips_ahead(
+    pace: float, trip: float, elapsed: float, held: int
+) -> None:
+    has = Holdings(0, deque(range(1, 1 + held)), due=pace, pace_seconds=pace, trips=deque([trip]))
+    wanted = has.wanted(elapsed)
+    last_needed_at = pace + (held + wanted - 1) * pace
+    if wanted:
+        assert last_needed_at <= elapsed + 2 * trip + 1e-6
+    assert held + wanted <= max(held, MOST_AHEAD)
+    if held + wanted < MOST_AHEAD:  # and nothing that is needed by then has been forgotten
+        assert last_needed_at + pace > elapsed + 2 * trip - 1e-6
+    until = has.seconds_until_wanted(elapsed)
+    assert until is not None
+    assert (until > 0) == (wanted == 0) or held >= MOST_AHEAD or until < 1e-6
+
+
+def test_nothing_is_asked_for_where_none_are_left_or_no_gradient_is_under_way() -> None:
+    for has in (Holdings(due=None, pace_seconds=1.0), Holdings(due=0.0, pace_seconds=1.0, none_left=True)):
+        assert (has.wanted(100.0), has.seconds_until_wanted(100.0)) == (0, None)
+
+
+class SlowLine:
+    """A line over which every request takes a while; remembers what was asked."""
+
+    def __init__(self, server: KeyValueServer, trip_seconds: float) -> None:
+        self._line, self._trip_seconds = KeyValueClient(*server.address), trip_seconds
+        self.acts: list[str] = []
+
+    def call(self, head: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        self.acts.append(head["act"])
+        time.sleep(self._trip_seconds)
+        return self._line.call(head, value)
+
+    def close(self) -> None:
+        self._line.close()
+
+
+class Member:
+    """A learner's line to a register, and the lines it opened: the second is that of its signs of life."""
+
+    def __init__(self, server: KeyValueServer, rank: int, size: int, trip_seconds: float) -> None:
+        self.lines: list[SlowLine] = []
+        self.roll = NetRoll(lambda: self.open(server, trip_seconds), "flock", rank, size, 60.0)
+
+    def open(self, server: KeyValueServer, trip_seconds: float) -> SlowLine:
+        self.lines.append(SlowLine(server, 0.0 if len(self.lines) == 1 else trip_seconds))
+        return self.lines[-1]
+
+    def work(self, total: int, gradient_seconds: float, at_most: int) -> list[int]:
+        """Numbers in the order they were done."""
+        done: list[int] = []
+        while len(done) < at_most and (n := self.roll.claim(0, total)) is not None:
+            self.roll.expect(gradient_seconds)
+            time.sleep(gradient_seconds)
+            done.append(n)
+        return done
+
+    @property
+    def direct_claims(self) -> int:
+        return self.lines[0].acts.count("claim")
+
+
+@pytest.fixture
+def server() -> Any:
+    serving = KeyValueServer(listen())
+    yield serving
+    serving.close()
+
+
+@pytest.mark.parametrize("trip_seconds", [0.01, 0.06])  # less and more than a gradient
+def test_a_far_learner_waits_for_its_first_claim_and_its_last(server: KeyValueServer, trip_seconds: float) -> None:
+    far = Member(server, 0, 1, trip_seconds)
+    assert far.work(30, 0.03, at_most=100) == list(range(30))
+    assert far.roll.spent
+    assert far.direct_claims <= 4  # each other one was there when it was needed, or on its way
+    far.roll.leave()
+
+
+def test_a_near_learner_asks_when_it_needs_to(server: KeyValueServer) -> None:
+    near = Member(server, 0, 1, 0.0)
+    near.roll.claim(0, 5)
+    near.roll.expect(100.0)
+    assert near.roll._ahead._thread is None
+    near.roll.leave()
+
+
+def test_a_straggler_holds_nothing_that_others_could_do(server: KeyValueServer) -> None:
+    slow, quick = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
+    assert slow.roll.claim(0, 20) == 0
+    slow.roll.expect(4.0)
+    assert quick.work(20, 0.001, at_most=100) == list(range(1, 20))
+    assert not quick.roll.spent
+    assert (slow.roll.claim(0, 20), quick.roll.spent) == (None, True)
+    for member in (slow, quick):
+        member.roll.leave()
+
+
+def test_what_a_lost_learner_held_is_done_by_another(server: KeyValueServer) -> None:
+    far, other = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
+    finished = far.work(40, 0.01, at_most=6)
+    assert far.roll._ahead._has.held, "it holds some ahead"
+    far.lines[1]._line._line.shutdown(2)  # what the system does for a process that was killed
+    while other.roll.view().live != (1,):
+        time.sleep(0.01)
+    rest = other.work(40, 0.001, at_most=100)
+    assert other.roll.spent
+    assert set(finished) | set(rest) == set(range(40))
+    assert len(rest) == len(set(rest))
+    other.roll.leave()
+
+
+def test_who_was_thought_dead_drops_what_it_held(server: KeyValueServer) -> None:
+    far, other = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
+    far.work(40, 0.01, at_most=6)
+    held = list(far.roll._ahead._has.held)
+    assert held
+    server._rollcall._registers["flock"].lose(0)
+    assert set(held) <= set(other.work(40, 0.0, at_most=100))
+    while 0 not in far.roll.view(fresh=True).live:  # its next sign of life brings it back
+        time.sleep(0.01)
+    assert far.roll.claim(0, 40) is None
+    for member in (far, other):
+        member.roll.leave()
+
+
+def test_the_server_hears_what_is_done(server: KeyValueServer) -> None:
+    far = Member(server, 0, 1, 0.02)
+    far.work(40, 0.01, at_most=5)
+    latest = far.roll.claim(0, 40)
+    assert latest is not None
+    register = server._rollcall._registers["flock"]
+    deadline = time.monotonic() + 10.0
+    while (still := min(register._open[0])) < latest and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert still == latest
+    far.roll.leave()
+
+
+def test_nothing_is_asked_ahead_while_the_learner_asks_itself(server: KeyValueServer) -> None:
+    far = Member(server, 0, 1, 0.02)
+    assert far.work(5, 0.01, at_most=100) == list(range(5))  # the last claim went to the server directly
+    assert far.roll._ahead._has.due is None
+    far.roll.leave()
+
+
+def test_a_broken_line_for_claims_is_told(server: KeyValueServer) -> None:
+    far = Member(server, 0, 1, 0.05)
+    far.work(100, 0.02, at_most=4)
+    far.lines[2]._line._line.shutdown(2)
+    with pytest.raises(ConnectionError, match="line for claims"):
+        far.work(100, 0.02, at_most=100)
+    far.roll.leave()
+
+
+def test_two_far_learners_cover_the_budget(server: KeyValueServer) -> None:
+    both = [Member(server, rank, 2, 0.04) for rank in range(2)]
+    done: list[list[int]] = [[], []]
+
+    def run(rank: int) -> None:
+        done[rank] = both[rank].work(50, 0.01 * (1 + rank), at_most=100)
+
+    threads = [Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done[0] + done[1]) == list(range(50))
+    for member in both:
+        assert member.roll.spent
+        member.roll.leave()
