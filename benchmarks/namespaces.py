@@ -60,9 +60,11 @@ class Network:
 
     Attributes:
         tag: part of all names: the process that made them.
+        mtu: bytes of the largest packet; 9000 (jumbo frames) where packets would cost more than the network itself.
     """
 
     tag: int
+    mtu: int = 1500
 
     @property
     def bridge(self) -> str:
@@ -88,7 +90,7 @@ class Network:
 
     def limit(self, host: int, bits_per_second: float) -> None:
         """Set the bandwidth of a host's cable, out of the host and into it."""
-        burst = int(max(3_200, bits_per_second / 8 * 0.002))
+        burst = int(max(self.mtu + 1_700, bits_per_second / 8 * 0.002))  # less than a packet, and none would pass
         queue = int(max(LEAST_QUEUE_BYTES, bits_per_second / 8 * QUEUE_SECONDS)) + burst
         shape = f"root tbf rate {bits_per_second:.0f}bit burst {burst} limit {queue}"
         run(f"ip netns exec {self.space(host)} tc qdisc replace dev eth0 {shape}")
@@ -98,14 +100,14 @@ class Network:
         space, port = self.space(host), self.port(host)
         run(f"ip netns add {space}")
         run(f"ip link add {port} type veth peer name eth0 netns {space}")
-        run(f"ip link set {port} master {self.bridge} up")
+        run(f"ip link set {port} mtu {self.mtu} master {self.bridge} up")
         run(f"ip -n {space} addr add {self.address(host)}/24 dev eth0")
-        run(f"ip -n {space} link set eth0 up")
+        run(f"ip -n {space} link set eth0 mtu {self.mtu} up")
         run(f"ip -n {space} link set lo up")
         for end in (f"-n {space} link set eth0", f"link set {port}"):
             run(f"ip {end} gso_max_segs 1")  # tbf would cut large segments up and drop their tails
         # As network cards do: what a host has not sent yet stays in its sockets, not in a queue that overflows.
-        run(f"ip netns exec {space} sysctl -qw net.ipv4.tcp_limit_output_bytes=6000")
+        run(f"ip netns exec {space} sysctl -qw net.ipv4.tcp_limit_output_bytes={4 * self.mtu}")
 
     def tear_down(self) -> None:
         for line in run("ip netns list", check=False).splitlines():
@@ -115,8 +117,8 @@ class Network:
 
 
 @contextmanager
-def hosts(number: int, bits_per_second: float) -> Iterator[Network]:
-    """`number` hosts whose cables carry so much in each direction.
+def hosts(number: int, bits_per_second: float, mtu: int = 1500) -> Iterator[Network]:
+    """`number` hosts whose cables carry so much in each direction, in packets of at most `mtu` bytes.
 
     Raises:
         OSError: this machine does not let us.
@@ -124,10 +126,10 @@ def hosts(number: int, bits_per_second: float) -> Iterator[Network]:
     for line in run("ip netns list").splitlines():
         if line.startswith(MARK) and not Path(f"/proc/{(left := int(line.split('-')[1]))}").exists():
             Network(left).tear_down()
-    network = Network(os.getpid())
+    network = Network(os.getpid(), mtu)
     previous = signal.signal(signal.SIGTERM, _leave)
     try:
-        run(f"ip link add {network.bridge} type bridge")
+        run(f"ip link add {network.bridge} mtu {mtu} type bridge")
         run(f"ip addr add {network.store_address}/24 dev {network.bridge}")
         run(f"ip link set {network.bridge} up")
         for host in range(number):
