@@ -2,15 +2,17 @@
 
     python benchmarks/equal_samples.py [--cache FOLDER] [--set budget.epochs=4] [--learners 2 --learners 4] [RECIPE]
 
-Real gradients on a virtual cluster of slightly jittering learners, one thread. The rate is scaled by sqrt(L) for all
-strategies alike, fixed beforehand. One learner with an L-fold minibatch is SyncSGD on L learners, to rounding (tested).
-Every finished cell is a line of results/equal_samples.jsonl; the script goes on where it was and takes a row for done
-if its experiment has the same digest.
+Real gradients on a virtual cluster of slightly jittering learners, one thread. The rate is scaled by sqrt(L), fixed
+beforehand; not for block momentum, whose gain eta = 1 - 1/L stands in its place, as its authors have it. One learner
+with an L-fold minibatch is SyncSGD on L learners, to rounding (tested). Every finished cell is a line of
+results/equal_samples.jsonl, with the word errors of each test utterance; the script goes on where it was and takes a
+row for done if its experiment has the same digest.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,7 +28,10 @@ from murmur.engine.trainer import Trainer
 from murmur.learner import Strategy
 from murmur.mixing import randomized_ring
 from murmur.settings import configure, load
+from murmur.speech.bootstrap import Comparison, compare
+from murmur.speech.wer import ErrorRate
 from murmur.strategies import ADPSGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, SuperLearners, SyncSGD
+from murmur.strategies.adaptive_rules import Geometric
 from murmur.strategies.facts import FACTS
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
@@ -41,7 +46,9 @@ def strategies(learners: int) -> dict[str, Strategy]:
     if learners > 1:
         found |= {
             "KAVG(8)": KAVG(8),
-            "AdaptiveKAVG": AdaptiveKAVG(),
+            "KAVG(2)": KAVG(2),
+            "AdaptiveKAVG(AdaComm(16))": AdaptiveKAVG(),
+            "AdaptiveKAVG(8 to 1)": AdaptiveKAVG(K=Geometric(8, 1)),
             "BMUF(8)": BMUF(8, eta=1 - 1 / learners),
             "DelayByOne": DelayByOne(),
             "ADPSGD(randomized_ring)": ADPSGD(randomized_ring),
@@ -56,7 +63,8 @@ def cells(base: Experiment, learners: list[int]) -> Iterator[tuple[str, int, int
     for seed in SEEDS:
         for count in learners:
             for name, strategy in strategies(count).items():
-                schedule = replace(base.schedule, times=base.schedule.times * count**0.5)  # type: ignore[type-var]
+                scale = 1.0 if isinstance(strategy, BMUF) else count**0.5
+                schedule = replace(base.schedule, times=base.schedule.times * scale)  # type: ignore[type-var]
                 task = replace(base.task, seed=seed)  # type: ignore[type-var]
                 yield name, count, seed, replace(base, task=task, strategy=strategy, schedule=schedule, seed=seed)
 
@@ -66,20 +74,50 @@ def train(experiment: Experiment, learners: int) -> dict[str, Any]:
     world = VirtualWorld(Cluster(learners=learners, compute=Lognormal(0.1, 0.1)))
     outcome = Trainer(experiment, world).fit()
     score = experiment.task.test(outcome.model)
-    return {"heldout": outcome.figures, "test": dict(score.figures), "virtual_seconds": world.clock.now}
+    errors = errors_of(experiment.task.cache / "errors" / "network-test.txt")  # type: ignore[attr-defined]
+    found = {"heldout": outcome.figures, "test": dict(score.figures), "virtual_seconds": world.clock.now}
+    return {**found, "errors": errors}
+
+
+def errors_of(report: Path) -> dict[str, tuple[int, int]]:
+    """(errors, words) of each utterance of an error report."""
+    lines = re.finditer(r"^(\S+) %WER \S+ \[ (\d+) / (\d+),", report.read_text(encoding="utf-8"), re.MULTILINE)
+    return {line[1]: (int(line[2]), int(line[3])) for line in lines}
+
+
+def difference(alone: list[dict[str, Any]], cell: list[dict[str, Any]]) -> Comparison:
+    """Paired bootstrap of the word error rate against one learner's over the seeds of the cell, utterances drawn."""
+    seeds = {row["seed"] for row in cell}
+    first, second = (
+        {
+            f"{name} {row['seed']}": ErrorRate(words, substitutions=errors)
+            for row in rows
+            if row["seed"] in seeds
+            for name, (errors, words) in row["errors"].items()
+        }
+        for rows in (alone, cell)
+    )
+    return compare(first, second, {name: name.rpartition(" ")[0] for name in first})
 
 
 def table(rows: Mapping[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any]:
-    """Mean held-out loss over seeds, and its ratio to one learner's, by strategy and number of learners."""
-    alone = statistics.mean(r["heldout"]["loss"] for r in rows["SyncSGD", 1])
+    """Mean held-out loss over seeds and its ratio to one learner's, word errors, by strategy and number of learners."""
     found = {}
     for (name, learners), cell in sorted(rows.items(), key=lambda item: (item[0][1], item[0][0])):
-        losses = [r["heldout"]["loss"] for r in cell]
-        rates = [100 * r["test"][key] for r in cell for key in r["test"] if key.endswith("test wer")]
-        mean = statistics.mean(losses)
-        found[f"{name} at {learners}"] = {"loss": mean, "ratio": mean / alone, "seeds": len(cell), "wer": rates}
+        alone = [row for row in rows["SyncSGD", 1] if row["seed"] in {r["seed"] for r in cell}]
+        mean = statistics.mean(r["heldout"]["loss"] for r in cell)
+        ratios = [a["heldout"]["loss"] / b["heldout"]["loss"] for a, b in zip(cell, alone, strict=True)]
+        wer = difference(alone, cell)
+        found[f"{name} at {learners}"] = {
+            "loss": mean,
+            "ratio": statistics.mean(ratios),
+            "ratios": ratios,
+            "wer": wer.second.percent,
+            "wer_difference": [wer.difference.value, wer.difference.low, wer.difference.high],
+        }
         print(
-            f"{name:28} {learners} learners  loss {mean:.4f} ({mean / alone - 1:+.1%}, {len(cell)} seeds)  wer {rates}"
+            f"{name:28} {learners} learners  loss {mean:.4f} ({statistics.mean(ratios) - 1:+.1%}, {len(cell)} seeds)"
+            f"  wer {wer.second.percent:.2f} (difference {wer.difference})"
         )
     return found
 
@@ -133,7 +171,7 @@ def main(
             print(f"seed {seed}: {name} at {count} learners: {by_digest[key]['heldout']}", flush=True)
         rows.setdefault((name, count), []).append(by_digest[key])
     found = table(rows)
-    close("equal_samples", found, bars_of(found, counts))
+    close(f"equal_samples_{recipe}", found, bars_of(found, counts))
 
 
 if __name__ == "__main__":
