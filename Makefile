@@ -12,7 +12,7 @@ EXTRAS := speech,synth,viz
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS),dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS),mpi,dev]"
 	touch $@
 
 demo: .venv/installed

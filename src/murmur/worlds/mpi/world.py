@@ -83,15 +83,18 @@ class Watch:
         """
         view = self.roll.view()
         if len(view.live) + view.left < self.size:
-            why = self.store.get("fault").decode() if self.store.check(["fault"]) else None
             lost = sorted(set(range(self.size)) - set(view.live))
-            raise PeerLost(why or f"learners {lost} give no signs of life, and MPI cannot go on without them")
+            raise PeerLost(self._why(f"learners {lost} give no signs of life, and MPI cannot go on without them"))
         return False
 
+    def _why(self, why: str) -> str:
+        """What ended the run: what the first said who knew."""
+        return self.store.compare_set("fault", "", why).decode()
+
     def tell(self, why: str) -> None:
-        """This learner has failed: let the others hear of it, and give them a moment to."""
+        """This learner gives up: let the others hear of it, and give them a moment to."""
         with suppress(ConnectionError):  # learner 0 is gone, with the store: nobody can be told
-            self.store.compare_set("fault", "", why)
+            self._why(why)
             self.roll.leave()
             deadline = time.monotonic() + FAREWELL_SECONDS
             self.store.add("told", 1)
