@@ -64,7 +64,7 @@ def cells(base: Experiment, learners: list[int]) -> Iterator[tuple[str, int, int
         for count in learners:
             for name, strategy in strategies(count).items():
                 scale = 1.0 if isinstance(strategy, BMUF) else count**0.5
-                schedule = replace(base.schedule, times=base.schedule.times * scale)  # type: ignore[type-var]
+                schedule = replace(base.schedule, times=base.schedule.times * scale)  # type: ignore[type-var, attr-defined]
                 task = replace(base.task, seed=seed)  # type: ignore[type-var]
                 yield name, count, seed, replace(base, task=task, strategy=strategy, schedule=schedule, seed=seed)
 
@@ -149,7 +149,7 @@ def bars_of(found: Mapping[str, Any], learners: list[int]) -> list[dict[str, Any
 
 
 def main(
-    recipe: str = "digits_demo",
+    recipe: Annotated[str, typer.Argument(help="Of murmur's recipes.")] = "digits_demo",
     cache: Annotated[Path, typer.Option(help="Folder of the recipe's features and alignments.")] = Path("runs/cache"),
     settings: Annotated[list[str] | None, typer.Option("--set", help="Change a field of the recipe.")] = None,
     learners: Annotated[list[int] | None, typer.Option(help="Numbers of learners; repeatable.")] = None,
