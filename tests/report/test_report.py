@@ -218,3 +218,39 @@ def test_nothing_overflows_in_a_browser(width: int, tmp_path: Path) -> None:
     assert inner == width
     assert max(scrolled) <= width
     assert "CONSOLE" not in done.stderr
+
+
+def make_simulated(folder: Path, tested: bool = False) -> Path:
+    """A run of murmur simulate: an hour of virtual time, no score where nothing was tested."""
+    run = make_run(folder, learners=2, wer=2.0 if tested else None)
+    facts = json.loads((run / "run.json").read_text())
+    kill = {"type": "murmur.worlds.virtual.cluster.Kill", "learner": 1, "at_seconds": 30.0}
+    cluster = {"learners_per_node": 8, "faults": [kill]}
+    facts["simulated"] = {"kind": "v100-ethernet", "cluster": cluster, "compute": None, "tested": tested}
+    (run / "run.json").write_text(json.dumps(facts))
+    mark = STEP | {"kind": "evaluation", "learner": 0, "figures": {"loss": 1.5}, "samples": 9e3, "seconds": 7200.0}
+    with (run / "records.jsonl").open("a") as file:
+        file.write(json.dumps(mark | {"consensus_distance": 0.25}) + "\n")
+    return run
+
+
+def test_a_simulated_run_says_so_and_shows_virtual_hours(tmp_path: Path) -> None:
+    page = write_report([make_simulated(tmp_path / "paper")], tmp_path / "r.html").read_text()
+    said = html.unescape(re.sub(r"<[^>]+>", " ", page))
+    assert "Simulated: gradients are real" in said
+    assert "2 learners, v100-ethernet" in said
+    assert "2 virtual h" in said
+    assert "against virtual hours" in said
+    assert "Distance of the learners from the consensus" in said
+    assert "Kill(learner=1, at_seconds=30.0)" in said
+    assert "Not finished" not in said  # nobody asked for a test
+    assert "Time by phase" not in said  # virtual and real seconds do not add up
+
+
+def test_virtual_and_real_runs_side_by_side_are_told_apart(tmp_path: Path) -> None:
+    runs = [make_simulated(tmp_path / "paper", tested=True), make_run(tmp_path / "real")]
+    said = html.unescape(write_report(runs, tmp_path / "r.html").read_text())
+    assert "paper (virtual)" in said
+    assert "Simulated (paper)" in said
+    assert "real (virtual)" not in said
+    assert "against virtual hours" not in said

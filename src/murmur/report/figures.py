@@ -21,6 +21,7 @@ DASHES: tuple[tuple[int, tuple[float, ...]], ...] = ((0, ()), (0, (5, 2)), (0, (
 KIND_COLOURS = {"compute": "#0072b2", "data": "#56b4e9", "waiting": "#e69f00", "communicating": "#d55e00"}
 INK, GREY = "#1b1b1b", "#b8b8b8"
 WIDTH_INCHES, HEIGHT_INCHES, BAR_INCHES = 4.8, 3.1, 0.34
+MOST_BARS = 24
 ACCURACIES = ("frame accuracy", "accuracy")
 
 
@@ -42,6 +43,7 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
         accuracy(runs),
         phases(runs),
         spent(runs),
+        consensus(runs),
         rates(runs),
         staleness(runs),
     )
@@ -70,14 +72,45 @@ def error_rates(runs: Sequence[Run]) -> Drawing | None:
 
 def heldout(runs: Sequence[Run], against: str) -> Drawing | None:
     """Held-out log-probability against "samples" or "seconds" of all runs."""
+    seconds, axis = time_axis(runs)
+    per = seconds if against == "seconds" else 1.0
     curves = {
-        run.name: [(getattr(e, against), y) for e in run.records.evaluations if (y := logprob(e)) is not None]
+        legend(run, runs): [
+            (getattr(e, against) / per, y) for e in run.records.evaluations if (y := logprob(e)) is not None
+        ]
         for run in runs
     }
     per_frame = any("logprob" in e.figures for run in runs for e in run.records.evaluations)
     unit = "frame" if per_frame else "sample"
-    axis = f"{unit}s" if against == "samples" else "seconds of training"
-    return _curves(f"Held-out log-probability per {unit} against {against}", axis, f"nats per {unit}", curves)
+    what = f"{unit}s" if against == "samples" else axis
+    shown = against if against == "samples" or per == 1.0 else axis
+    return _curves(f"Held-out log-probability per {unit} against {shown}", what, f"nats per {unit}", curves)
+
+
+def time_axis(runs: Sequence[Run]) -> tuple[float, str]:
+    """Seconds of a unit of the time axis and its label: virtual hours where all runs are simulated."""
+    if runs and all(run.simulated for run in runs):
+        return 3600.0, "virtual hours"
+    return 1.0, "seconds of training"
+
+
+def legend(run: Run, runs: Sequence[Run]) -> str:
+    """A run's name, and that its seconds are virtual where those of others are not."""
+    return f"{run.name} (virtual)" if run.simulated and not all(r.simulated for r in runs) else run.name
+
+
+def consensus(runs: Sequence[Run]) -> Drawing | None:
+    """How far learners were from their mean, where they were."""
+    per, axis = time_axis(runs)
+    curves = {
+        legend(run, runs): [
+            (e.seconds / per, e.consensus_distance) for e in run.records.evaluations if e.consensus_distance is not None
+        ]
+        for run in runs
+    }
+    if not any(y > 0 for points in curves.values() for _, y in points):
+        return None
+    return _curves("Distance of the learners from the consensus", axis, "root mean square", curves)
 
 
 def logprob(evaluation: Evaluation) -> float | None:
@@ -120,9 +153,12 @@ def spent(runs: Sequence[Run]) -> Drawing | None:
     rows = [(run, learner) for run in runs for learner in sorted(run.records.seconds_of)]
     if not rows:
         return None
+    if len(rows) > MOST_BARS:  # an even choice: a bar for each of hundreds of learners could not be read
+        rows = [rows[place * len(rows) // MOST_BARS] for place in range(MOST_BARS)]
     names = [f"{run.name}: {learner}" if len(runs) > 1 else f"learner {learner}" for run, learner in rows]
     parts = {kind: [run.records.seconds_of[learner][kind] for run, learner in rows] for kind in KINDS}
-    return _bars("What each learner's time went into", names, parts, KIND_COLOURS)
+    virtual = " (virtual seconds)" if any(run.simulated for run in runs) else ""
+    return _bars(f"What each learner's time went into{virtual}", names, parts, KIND_COLOURS)
 
 
 def staleness(runs: Sequence[Run]) -> Drawing | None:

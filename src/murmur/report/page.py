@@ -157,7 +157,14 @@ def notes(ranked: Sequence[Run]) -> list[str]:
         said.append(
             f"The interval overlaps with that of {', '.join(close)}: on this test set the order is not certain."
         )
-    unfinished = [run.name for run in ranked if not run.score]
+    simulated = [run for run in ranked if run.simulated]
+    if simulated:
+        which = "" if len(simulated) == len(ranked) else f" ({', '.join(run.name for run in simulated)})"
+        kinds = ", ".join(dict.fromkeys(f"{run.learners} learners, {run.simulated.get('kind')}" for run in simulated))
+        said.append(
+            f"Simulated{which}: gradients are real, seconds and bytes are those of a modelled cluster: {kinds}."
+        )
+    unfinished = [run.name for run in ranked if not run.score and run.simulated.get("tested", True)]
     if unfinished:
         said.append(f"Not finished, so without an error rate: {', '.join(unfinished)}.")
     return said
@@ -173,10 +180,16 @@ def row(run: Run) -> tuple[str, ...]:
         NOTHING if rate is None or rate.low is None or rate.high is None else f"{rate.low:.2f} to {rate.high:.2f}",
         NOTHING if found is None else f"{found:.4f}",
         NOTHING if accuracy is None else f"{100 * accuracy:.1f} %",
-        NOTHING if not run.records.last_seconds else f"{run.records.last_seconds:.1f}",
+        NOTHING if not run.records.last_seconds else training_time(run),
         str(run.learners),
         strategy_of(run.facts),
     )
+
+
+def training_time(run: Run) -> str:
+    """Seconds of training; virtual hours of a simulated run."""
+    seconds = run.records.last_seconds
+    return f"{seconds / 3600:.4g} virtual h" if run.simulated else f"{seconds:.1f}"
 
 
 def strategy_of(facts: Mapping[str, Any]) -> str:
@@ -208,6 +221,7 @@ def about(run: Run) -> About:
         "seed": experiment.get("seed"),
         "strategy": strategy_of(facts),
         "learners": _learners(run),
+        "simulated": _cluster(run),
         "commit": facts.get("commit"),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "Python": facts.get("python"),
@@ -225,6 +239,18 @@ def write_text(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)
+
+
+def _cluster(run: Run) -> str:
+    """The virtual cluster of a simulated run: what differs from one learner a node, and what went wrong."""
+    cluster, compute = run.simulated.get("cluster"), run.simulated.get("compute")
+    if not isinstance(cluster, Mapping):
+        return ""
+    parts = [f"cluster {run.simulated.get('kind')}, {cluster.get('learners_per_node')} learners a node"]
+    parts += [f"compute times {_written(compute)}"] if compute else []
+    faults = cluster.get("faults")
+    parts += [_written(fault) for fault in faults] if isinstance(faults, Sequence) else []
+    return "; ".join(parts)
 
 
 def _learners(run: Run) -> str:

@@ -137,6 +137,12 @@ class Run:
         return int(self.facts.get("learners") or len(self.records.steps_of) or 1)
 
     @property
+    def simulated(self) -> Mapping[str, Any]:
+        """What run.json says of the virtual cluster of a simulated run; empty for a real one."""
+        found = self.facts.get("simulated")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def headline(self) -> Headline | None:
         """The word error rate on test: of several systems the one named last, which is the run's own model."""
         figures = {k: float(v) for k, v in (self.score.get("test") or {}).items() if _is_number(v)}
@@ -169,15 +175,9 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     facts = _object(folder / "run.json", problems, needed=True)
     records = _records(folder / "records.jsonl", problems)
     score = _object(folder / "score.json", problems, needed=False)
-    return Run(
-        folder,
-        name or folder.name,
-        facts,
-        records,
-        score,
-        _phases(folder, records, score, problems),
-        tuple(problems),
-    )
+    # Virtual seconds of training and real ones of decoding do not add up.
+    phases = {} if "simulated" in facts else _phases(folder, records, score, problems)
+    return Run(folder, name or folder.name, facts, records, score, phases, tuple(problems))
 
 
 def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
