@@ -60,6 +60,11 @@ class Seat(ABC):
         return nullcontext()
 
     @property
+    def works_beside(self) -> bool:
+        """Whether seconds pass here as outside, so that a thread beside training saves some."""
+        return False
+
+    @property
     def overlaps(self) -> bool:
         """Whether sums started by `Group.start_sum` move while this learner computes."""
         return False

@@ -17,8 +17,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from murmur.engine.experiment import Experiment
+from murmur.engine.prefetch import to_device
 from murmur.engine.seeds import seed_of, seed_torch
-from murmur.engine.source import to_device
 from murmur.engine.task import Loss
 from murmur.training import Request, share_threads
 from murmur.worlds.torch.environment import Place

@@ -29,6 +29,7 @@ class Experiment:
         seed: names every random number of the run.
         evaluate_every_epochs: how often held-out data is looked at and a checkpoint written.
         max_gradient_norm: gradients are scaled down to this length before a step; None leaves them alone.
+        prefetch: how many minibatches each learner has prepared in the background; 0: none. Changes no bit.
         averaged_marks: how many evaluation marks, those of the lowest held-out loss, make the averaged model; 0: none.
     """
 
@@ -42,10 +43,14 @@ class Experiment:
     evaluate_every_epochs: float = 1.0
     max_gradient_norm: float | None = None
     averaged_marks: int = 5
+    prefetch: int = field(default=2, repr=False)  # not part of what is learnt: a run may be resumed with another
 
     def __post_init__(self) -> None:
         if self.averaged_marks < 0:
             raise ValueError(f"averaged_marks must not be negative, got {self.averaged_marks}")
+
+        if self.prefetch < 0:
+            raise ValueError(f"prefetch must not be negative, got {self.prefetch}")
 
         if not self.evaluate_every_epochs > 0:
             raise ValueError(f"evaluate_every_epochs must be positive, got {self.evaluate_every_epochs}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from murmur.engine.experiment import Experiment
+from murmur.engine.prefetch import Prefetch, lane_to
 from murmur.engine.record import Observer, Record
 from murmur.engine.seeds import seed_of, seed_torch
 from murmur.engine.task import Task
@@ -53,9 +53,17 @@ class TaskSource:
         self._probe: Any = None
         self.boundary_hook: Boundary | None = None
         self.clock = TrainingClock(seat)
+        ahead = experiment.prefetch if seat.works_beside else 0
+        self._minibatches = Prefetch(self.task.minibatch, ahead, lane_to(seat.device))
+        self._foreseen: list[int] = []
 
     def next_index(self, steps: int) -> int | None:
         self._turn = steps
+        later = (self._index(steps + k) for k in range(1, self._minibatches.ahead + 1))
+        self._foreseen = [n for n in later if n is not None]
+        return self._index(steps)
+
+    def _index(self, steps: int) -> int | None:
         among = self.seat.group.size if self._deal is None else self._deal[2]
         n = self.reached(steps) + self.seat.group.rank
         return n if n < self.total and self.seat.group.rank < among else None
@@ -96,7 +104,8 @@ class TaskSource:
             FloatingPointError: the loss is not a finite number.
         """
         with self.seat.trace.span(DATA, f"minibatch {n}"):
-            minibatch = to_device(self.task.minibatch(n), self.seat.device)
+            minibatch = self._minibatches.get(n)
+        self._minibatches.expect(self._foreseen)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
         self.model.train()
         loss = self.task.loss(self.model, minibatch)
@@ -112,6 +121,10 @@ class TaskSource:
             self.layout.gather_gradients(self._g)
         self.optimizer.zero_grad(set_to_none=True)
         return Gradient(self._g, present, loss.samples, self._loss)
+
+    def close(self) -> None:
+        """Nothing will be drawn any more."""
+        self._minibatches.close()
 
     def nothing(self) -> Gradient:
         return Gradient(torch.zeros_like(self._g), [False] * len(self.layout.tensors), 0.0, math.nan)
@@ -214,19 +227,3 @@ class TrainingClock:
         self._off += now - start_seconds
         self._seat.trace.add(EVALUATION, start_seconds, now, "evaluation")
         self._last = self._seat.trace.totals()
-
-
-def to_device(value: Any, device: str) -> Any:
-    """A minibatch with its tensors on a device: tensors, tuples, lists, dicts and dataclasses of them."""
-    if device == "cpu":
-        return value
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, list | tuple):
-        moved = [to_device(v, device) for v in value]
-        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
-    if isinstance(value, dict):
-        return {k: to_device(v, device) for k, v in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: to_device(getattr(value, f.name), device) for f in fields(value)})
-    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,10 @@ class Trainer:
         if not seat.late:
             await agree(seat.group, self.experiment.digest())
         source = TaskSource(self.experiment, seat, self.observers(seat))
+        with closing(source):
+            return await self._run(seat, source)
+
+    async def _run(self, seat: Seat, source: TaskSource) -> Outcome:
         marks = Marks(source, self.out)
         source.boundary_hook = marks.boundary
         resumed = self.resume and not seat.late and marks.restore(seat.group.rank)

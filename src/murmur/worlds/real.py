@@ -59,6 +59,10 @@ class RealSeat(Seat):
     def now(self) -> float:
         return time.monotonic() - self._began
 
+    @property
+    def works_beside(self) -> bool:
+        return True
+
     def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
         running = Activity(activity, what, self.failed)
         self._spawned.append(running)

@@ -1,0 +1,140 @@
+"""Minibatches made in the background: numbers that will be asked for soon, a bounded few, their bits the same.
+
+A minibatch is a pure function of its number, so it does not matter who makes it, when, or whether it was foreseen: what
+was foreseen wrongly is dropped, and what was not foreseen is made when it is asked for. On a GPU the background also
+copies: from pinned memory, on a stream of its own, so that neither the host nor the device waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Lane(Protocol):
+    """How a minibatch comes to the learner's device."""
+
+    def send(self, minibatch: Any) -> Any:
+        """Begin; called by whoever made the minibatch, in its thread."""
+
+    def receive(self, sent: Any) -> Any:
+        """The minibatch on the device, ready for the stream that computes; called in the learner's thread."""
+
+
+class HostLane:
+    """The device is the processor: nothing moves."""
+
+    def send(self, minibatch: Any) -> Any:
+        """As it is."""
+        return minibatch
+
+    def receive(self, sent: Any) -> Any:
+        """As it is."""
+        return sent
+
+
+class CudaLane:
+    """Pinned memory and a stream of its own."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def send(self, minibatch: Any) -> Any:
+        """Start the copies; the event says when they are done."""
+        with torch.cuda.stream(self._stream):
+            moved = each_tensor(minibatch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+        return moved, done
+
+    def receive(self, sent: Any) -> Any:
+        """Let the computing stream, not the host, wait for the copies; it keeps their memory until it has used them."""
+        moved, done = sent
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(done)
+
+        def keep(tensor: Tensor) -> Tensor:
+            tensor.record_stream(computing)
+            return tensor
+
+        return each_tensor(moved, keep)
+
+
+def lane_to(device: str) -> Lane:
+    """The lane to a device."""
+    return CudaLane(device) if device.startswith("cuda") else HostLane()
+
+
+class Prefetch:
+    """Makes minibatches ahead, one thread, at most `ahead` of them at a time.
+
+    Args:
+        make: minibatch n; called in the background and in the learner's thread, perhaps at the same time.
+        ahead: how many may be under way or wait to be asked for; 0 makes everything when it is asked for.
+        lane: how they come to the device.
+
+    Raises:
+        ValueError: `ahead` is negative.
+    """
+
+    def __init__(self, make: Callable[[int], Any], ahead: int, lane: Lane) -> None:
+        if ahead < 0:
+            raise ValueError(f"at least 0 minibatches can be prepared ahead, not {ahead}")
+        self._make, self.ahead, self._lane = make, ahead, lane
+        self._coming: dict[int, Future[Any]] = {}
+        self._thread = ThreadPoolExecutor(1, "minibatches ahead") if ahead else None
+
+    def get(self, n: int) -> Any:
+        """Minibatch n on the device; waits where it is not ready, and makes it here where nobody has begun it.
+
+        Raises:
+            Exception: what making it raised, now and not before: it was not asked for until now.
+        """
+        waiting = self._coming.pop(n, None)
+        sent = self._sent(n) if waiting is None or waiting.cancel() else waiting.result()
+        return self._lane.receive(sent)
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """These will be asked for next, in this order; what else was foreseen is dropped, all beyond `ahead` too."""
+        if self._thread is None:
+            return
+        wanted = numbers[: self.ahead]
+        for n in [n for n in self._coming if n not in wanted]:
+            self._coming.pop(n).cancel()
+        for n in wanted:
+            if n not in self._coming:
+                self._coming[n] = self._thread.submit(self._sent, n)
+
+    def close(self) -> None:
+        """End the thread; what is under way is finished first."""
+        self._coming.clear()
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _sent(self, n: int) -> Any:
+        return self._lane.send(self._make(n))
+
+
+def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A minibatch with all its tensors changed: tensors, tuples, lists, dicts and dataclasses of them."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        changed = [each_tensor(v, change) for v in value]
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+    if isinstance(value, dict):
+        return {k: each_tensor(v, change) for k, v in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: each_tensor(getattr(value, f.name), change) for f in fields(value) if f.init})
+    return value
+
+
+def to_device(value: Any, device: str) -> Any:
+    """A minibatch with its tensors on a device, copied here and now."""
+    return value if device == "cpu" else each_tensor(value, lambda t: t.to(device, non_blocking=True))
