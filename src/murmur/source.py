@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+SKIPPED_SAMPLES = 2.0**-40  # counts for nothing beside real samples; 0 from everybody would be the end of the run
+
 
 @dataclass(frozen=True)
 class Progress:
