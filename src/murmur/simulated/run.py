@@ -67,7 +67,7 @@ def simulate(simulation: Simulation, label: str = "") -> Account:
         SettingError: words that cannot be read, or a strategy that cannot be timed without gradients.
         ValueError: a cluster that cannot be.
         PeerLost: a fault ended the run.
-        FloatingPointError: a loss was not finite.
+        FloatingPointError: losses are no numbers any more.
     """
     torch.set_num_threads(simulation.threads)
     began = time.monotonic()

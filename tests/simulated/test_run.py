@@ -1,0 +1,171 @@
+"""Simulated runs against the trainer in the virtual world, hand calculations and the network's ledger."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from murmur.engine.trainer import Trainer
+from murmur.group import PeerLost
+from murmur.learner import Strategy
+from murmur.plan.timing import time_strategy
+from murmur.recipes import toy
+from murmur.settings import SettingError
+from murmur.simulated.account import Account
+from murmur.simulated.run import Failure, behind, side_by_side, simulate, with_message
+from murmur.simulated.scenario import Scenario, Simulation
+from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
+from murmur.worlds.virtual.cluster import Cluster, Constant, Link
+from murmur.worlds.virtual.world import VirtualWorld
+
+SMALL = ("budget.minibatches=24", "task.hidden=8", "task.per_epoch=12")
+STRATEGIES = ["SyncSGD", "KAVG(K=2)", "DelayByOne", "ADPSGD", "ASGD", "SuperLearners(ADPSGD(), 2)"]
+
+
+def simulation(out: Path, strategy: str, settings: tuple[str, ...] = SMALL, **scenario: object) -> Simulation:
+    given = {"learners": 4, "step_seconds": 0.1, "jitter": 0.2, "kind": "ethernet-1g"} | scenario
+    return Simulation("toy", settings, strategy, Scenario(**given), out, tested=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_simulated_run_is_the_trainer_in_the_virtual_world(strategy: str, tmp_path: Path) -> None:
+    """The same model to the bit, the same records to the byte; the staleness of every step is counted once."""
+    asked = simulation(tmp_path / "a", strategy)
+    account = simulate(asked)
+    experiment = asked.experiment()
+    Trainer(experiment, VirtualWorld(asked.scenario.cluster(experiment)), tmp_path / "b").fit()
+    records = (tmp_path / "a" / "records.jsonl").read_bytes()
+    assert records == (tmp_path / "b" / "records.jsonl").read_bytes()
+    assert (tmp_path / "a" / "trace.json").read_bytes() == (tmp_path / "b" / "trace.json").read_bytes()
+    ours, theirs = (load_file(tmp_path / folder / "model.safetensors")["weights"] for folder in "ab")
+    assert ours.equal(theirs)
+    steps = [r for r in map(json.loads, records.splitlines()) if r["kind"] == "step"]
+    assert sum(account.staleness.values()) == len(steps)
+    if strategy != "ASGD":  # whose steps are the server's
+        assert len(steps) == 24
+    assert len(account.marks) == 2
+    assert (
+        account.marks[-1].figures["loss"] == json.loads((tmp_path / "a" / "model.json").read_text())["figures"]["loss"]
+    )
+    assert json.loads((tmp_path / "a" / "simulated.json").read_text())["hours"] == account.seconds / 3600
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Also where learners die and come back; another seed gives other ones."""
+    faults = {"kills": ("1@0.4s",), "rejoins": ("1@0.9s",), "stops": ("2@0.2s+0.3s",), "lease_seconds": 0.2}
+    seeds = {"a": 0, "b": 0, "c": 1}
+    records = {}
+    for name, seed in seeds.items():
+        simulate(simulation(tmp_path / name, "ADPSGD(mixing=randomized_ring)", (*SMALL, f"seed={seed}"), **faults))
+        records[name] = (tmp_path / name / "records.jsonl").read_bytes()
+    assert records["a"] == records["b"] != records["c"]
+
+
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2), BMUF(2), DelayByOne()])
+def test_idle_shares_by_hand(strategy: Strategy) -> None:
+    """In lock-step on a network that takes no time everybody waits for a learner ten times slower: 9 of 10 seconds."""
+    cluster = Cluster(4, Constant(0.1, {2: 10.0}), Link(0.0, 1e15), message_bytes=1.0)
+    timing = time_strategy(strategy, cluster, 40)
+    idle = [1 - busy / timing.seconds for busy in timing.compute_seconds]
+    assert timing.seconds == pytest.approx(10.0)
+    assert idle == pytest.approx([0.9, 0.9, 0.0, 0.9])
+
+
+def test_nobody_waits_for_a_straggler_without_lock_step(tmp_path: Path) -> None:
+    """31 minibatches: ten of each of three fast learners, one of the slow one, in the same second."""
+    asked = simulation(
+        tmp_path, "ADPSGD", ("budget.minibatches=31", "task.hidden=8"), jitter=0.0, stragglers=("3=10x",)
+    )
+    timed = simulate(replace(asked, timing_only=True))
+    assert timed.seconds == pytest.approx(1.0, rel=0.01)
+    assert timed.idle == pytest.approx((0.0,) * 4, abs=0.02)
+    trained = simulate(asked)
+    assert trained.compute_seconds == pytest.approx(timed.compute_seconds)
+    assert timed.seconds < trained.seconds < 2  # until the end of the protocol
+    assert trained.binds == "compute"
+    assert simulate(replace(asked, strategy="SyncSGD")).binds == "slowest learner"
+
+
+def test_what_bound_a_run_is_the_network_where_it_is_slow(tmp_path: Path) -> None:
+    asked = simulation(tmp_path, "SyncSGD", model_bytes=1e9)
+    assert simulate(asked).binds == "network"
+    assert simulate(replace(asked, strategy="ASGD")).binds == "network"
+    assert simulate(replace(asked, strategy="ADPSGD", timing_only=True)).binds == "compute"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from([SyncSGD(), KAVG(3), DelayByOne(), ADPSGD(), ASGD(), SuperLearners(KAVG(2), 2)]),
+    st.sampled_from(["ring", "hierarchical"]),
+)
+def test_bytes_of_links_are_the_ledgers(nodes: int, width: int, strategy: Strategy, allreduce: str) -> None:
+    """What left through cards and what stayed inside nodes is what learners sent; alone on a node, all of it left."""
+    cluster = Cluster(nodes * width, Constant(0.1), learners_per_node=width, allreduce=allreduce, message_bytes=1000.0)
+    timing = time_strategy(strategy, cluster, 3 * nodes * width)
+    assert len(timing.card_bytes) == nodes
+    sent = [sum(timing.sent_bytes[n * width : (n + 1) * width]) for n in range(nodes)]
+    for out, of_learners in zip(timing.card_bytes, sent, strict=True):
+        assert out <= of_learners * (1 + 1e-12)
+        if width == 1:
+            assert out == pytest.approx(of_learners)
+        if nodes == 1:
+            assert out == 0
+
+
+def test_bytes_of_a_mean_by_hand() -> None:
+    """Rings of b bytes through 2 nodes of 2: 2 (L - 1) / L b cross each card; hierarchical: 2 (N - 1) / N b."""
+    cluster = Cluster(4, Constant(0.1), learners_per_node=2, message_bytes=1000.0)
+    assert time_strategy(KAVG(1), cluster, 4).card_bytes == pytest.approx((1500.0, 1500.0))
+    assert time_strategy(KAVG(1), replace(cluster, allreduce="hierarchical"), 4).card_bytes == pytest.approx(
+        (1000.0,) * 2
+    )
+    assert time_strategy(KAVG(1), replace(cluster, allreduce="tree"), 4).card_bytes == pytest.approx((1000.0,) * 2)
+
+
+def test_a_run_that_is_cut_off_is_continued(tmp_path: Path) -> None:
+    """Half of the budget, then the rest: the model of the whole run, to the bit, in the same virtual time."""
+    whole = simulate(simulation(tmp_path / "whole", "KAVG(K=3)"))
+    first = simulation(tmp_path / "parts", "KAVG(K=3)", ("budget.minibatches=12", *SMALL[1:]))
+    simulate(first)
+    seconds, steps = behind(first.out)
+    assert dict(steps) == {0: 3, 1: 3, 2: 3, 3: 3}
+    parts = simulate(replace(simulation(first.out, "KAVG(K=3)"), resume=True))
+    assert seconds == parts.since_seconds > 0
+    assert parts.seconds == pytest.approx(whole.seconds, rel=0.01)  # one more mean in the middle
+    assert sum(parts.staleness.values()) == 24
+    ours, theirs = (load_file(tmp_path / folder / "model.safetensors")["weights"] for folder in ("parts", "whole"))
+    assert ours.equal(theirs)
+
+
+def test_a_flock_that_cannot_go_on_is_a_result(tmp_path: Path) -> None:
+    """Lock-step cannot do without a learner, ADPSGD can; the one does not take the other with it."""
+    faults = {"kills": ("1@0.35s",), "lease_seconds": 0.1}
+    asked = [simulation(tmp_path / name, name, **faults) for name in ("SyncSGD", "ADPSGD")]
+    lost, lived = side_by_side(asked, jobs=1)
+    assert isinstance(lost, Failure)
+    assert "learner 1 was killed at t=0.350s" in lost.why
+    assert isinstance(lived, Account)
+    assert lived.killed == (1,)
+    assert lived.idle[1] > 0.3 > lived.idle[0]
+    with pytest.raises(PeerLost):
+        simulate(asked[0])
+
+
+def test_strategies_that_look_at_values_need_gradients(tmp_path: Path) -> None:
+    asked = replace(simulation(tmp_path, "AdaptiveKAVG"), timing_only=True)
+    with pytest.raises(SettingError, match="AdaptiveKAVG decides by losses and progress"):
+        simulate(asked)
+
+
+def test_messages_are_as_large_as_the_model_without_gradients() -> None:
+    numbers = 64 * 128 + 128 + 128 * 10 + 10
+    assert with_message(Cluster(2), toy.experiment()).message_bytes == 4.0 * numbers
+    assert with_message(Cluster(2, message_bytes=7.0), toy.experiment()).message_bytes == 7.0

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from murmur.recipes import toy
+from murmur.settings import SettingError
+from murmur.simulated.scenario import Scenario, Simulation, continued
+from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Recorded, Rejoin, Stop
+from murmur.worlds.virtual.presets import preset
+
+TOY = toy.experiment()
+OWN = replace(TOY, cluster=Cluster(6, Constant(2.0), Link(0.25, 1e6), learners_per_node=3))
+
+
+def test_a_preset_with_a_straggler_and_a_kill() -> None:
+    scenario = Scenario(16, "v100-ethernet", step_seconds=0.5, stragglers=("3=10x",), kills=("5@30s",))
+    cluster = scenario.cluster(TOY)
+    kind = preset("v100-ethernet")
+    assert (cluster.learners, cluster.link, cluster.learners_per_node) == (16, kind.link, kind.learners_per_node)
+    assert cluster.compute == Constant(0.5, {3: 10.0})
+    assert cluster.faults == (Kill(5, 30.0),)
+    assert cluster.message_bytes is None  # the real vectors are sent
+    assert replace(scenario, model_bytes=165e6).cluster(TOY).message_bytes == 165e6
+
+
+def test_the_experiments_own_cluster_stays_where_nothing_else_is_said() -> None:
+    assert Scenario().cluster(OWN) == OWN.cluster
+    assert not Scenario().unknown_step(OWN)
+    changed = Scenario(4, stragglers=("1=2x",), lease_seconds=3.0).cluster(OWN)
+    assert changed == replace(OWN.cluster, learners=4, compute=Constant(2.0, {1: 2.0}), lease_seconds=3.0)
+    assert Scenario(kind="ethernet-1g", step_seconds=1.0).cluster(OWN).link == preset("ethernet-1g").link
+
+
+def test_what_cannot_be_is_refused_with_field_and_value() -> None:
+    with pytest.raises(ValueError, match=r"Cluster.learners=64 do not fit into Cluster.nodes=2 x .*=8 slots"):
+        Scenario(64, "v100-ethernet", nodes=2, step_seconds=1.0).cluster(TOY)
+    with pytest.raises(ValueError, match=r"Constant.seconds must be positive and finite, got -1"):
+        Scenario(step_seconds=-1.0).cluster(TOY)
+    with pytest.raises(ValueError, match=r"Cluster.lease_seconds must be positive and finite, got 0"):
+        Scenario(step_seconds=1.0, lease_seconds=0.0).cluster(TOY)
+    with pytest.raises(SettingError, match="nothing says how long a gradient takes"):
+        Scenario().cluster(TOY)
+    with pytest.raises(SettingError, match=r"--trace t\.json has times and jitter of its own"):
+        Scenario(trace=Path("t.json"), jitter=0.1)
+    with pytest.raises(SettingError, match="the experiment's own compute times take no factors"):
+        Scenario(stragglers=("0=2x",)).cluster(replace(OWN, cluster=replace(OWN.cluster, compute=min)))
+
+
+def test_a_real_runs_trace_is_replayed(tmp_path: Path) -> None:
+    spans = [
+        {"ph": "X", "cat": "compute", "pid": i, "ts": 9e6 * k, "dur": 1e6 * (i + 1)} for i in (0, 1) for k in (0, 1)
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps(spans))
+    for path in (tmp_path, tmp_path / "trace.json"):
+        compute = Scenario(2, trace=path, stragglers=("1=10x",)).cluster(TOY).compute
+        assert isinstance(compute, Recorded)
+        assert [compute(0, 0), compute(1, 0)] == [1.0, 20.0]
+    facts = Simulation("toy", scenario=Scenario(2, trace=tmp_path)).facts(Scenario(2, trace=tmp_path).cluster(TOY))
+    assert facts["compute"] == {"trace": str(tmp_path), "factors": {}}
+    json.dumps(facts, allow_nan=False)
+
+
+@given(st.floats(0, 100), st.integers(0, 50))
+def test_a_continued_run_meets_what_is_still_to_come(behind: float, steps: int) -> None:
+    """Every fault after the checkpoint happens at the same moment of the whole run; compute times go on."""
+    faults = (Kill(1, 20.0), Rejoin(1, 40.0), Stop(2, 50.0, 30.0), Kill(3, 90.0))
+    cluster = Cluster(4, Lognormal(0.1, 0.5), faults=faults)
+    now = continued(cluster, behind, {2: steps})
+    for fault in now.faults:
+        if isinstance(fault, Stop):
+            assert fault.at_seconds + fault.for_seconds + behind == pytest.approx(80.0)
+            assert fault.at_seconds + behind == pytest.approx(max(50.0, behind))
+        else:
+            assert type(fault)(fault.learner, round(fault.at_seconds + behind, 6)) in faults
+    kills = sum(isinstance(f, Kill) for f in now.faults)
+    assert kills == (behind <= 20) + (behind <= 90)
+    assert sum(isinstance(f, Rejoin) for f in now.faults) == (behind <= 20)  # nobody comes back who did not go
+    assert [now.compute(2, k) for k in range(3)] == [cluster.compute(2, steps + k) for k in range(3)]
+    assert now.compute(0, 0) == cluster.compute(0, 0)
