@@ -231,7 +231,7 @@ class Learner:
 
     async def draw(self, before_backward: Callable[[float], None] | None) -> Gradient | None:
         """The gradient of this learner's minibatch of the turn; None if it has none."""
-        await self.seat.ready(self.weights, self.group)
+        await self.seat.ready(self.weights, self.group, before_backward)
         n = self.source.next_index(self.steps)
         self.steps += 1
         return None if n is None else await self.compute(n, before_backward)
@@ -244,7 +244,7 @@ class Learner:
                 self._version = version
                 return self.source.draw(n, before_backward)
 
-        await self.seat.ready(self.weights, self.group)
+        await self.seat.ready(self.weights, self.group, before_backward)
         gradient = await self.seat.work(compute)
         self.fresh_samples += gradient.samples
         self._present = gradient.present

@@ -70,7 +70,11 @@ class MeanBehindBackward:
             return
         if self._seen[i]:
             raise RuntimeError("a tensor got two gradients in one backward pass: it cannot be averaged behind it")
-        torch.mul(tensor.grad, self._weight, out=self._views[i])
+        view = self._views[i]
+        if (tensor.dtype, tensor.device) == (view.dtype, view.device):
+            torch.mul(tensor.grad, self._weight, out=view)
+        else:  # widened first: the product in a narrow type would be rounded
+            view.copy_(tensor.grad).mul_(self._weight)
         self._seen[i] = True
         self._missing[self._bucket_of[i]] -= 1
         # The last bucket carries the flags and waits for finish(); the order of starts is the same on all learners.
@@ -83,6 +87,9 @@ class MeanBehindBackward:
 
     async def finish(self) -> tuple[Tensor, list[bool]]:
         """The mean gradient (P,), valid until the next start(), and which tensors have one on some learner."""
+        for i, tensor in enumerate(self.layout.tensors):
+            if not self._seen[i]:  # its gradient, if it has one, came in an earlier pass that this one was added to
+                self._arrived(i, tensor)
         self._armed = False
         for view, seen in zip(self._views, self._seen, strict=True):
             if not seen:

@@ -37,10 +37,13 @@ class Seat(ABC):
     def now(self) -> float:
         """Seconds since the world began, virtual or wall."""
 
-    async def ready(self, weights: Weights, group: Group) -> None:  # noqa: B027 - most seats have nothing to wait for
+    async def ready(  # noqa: B027 - most seats have nothing to wait for
+        self, weights: Weights, group: Group, before_backward: Callable[[float], None] | None = None
+    ) -> None:
         """Wait until it is known whether this learner, which holds `weights` in `group`, has another minibatch.
 
-        Only where somebody else's loop hands the gradients in is there anything to wait for.
+        Only where somebody else's loop hands the gradients in is there anything to wait for. That loop may tell
+        `before_backward` the number of samples by itself, before the backward pass that they are the gradient of.
         """
 
     @abstractmethod

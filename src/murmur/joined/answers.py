@@ -7,14 +7,18 @@ and wait in the end of their block. Nobody waits for anybody's next step, so not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from murmur.flat import Layout
-from murmur.group import Group, weighted_mean
+from murmur.group import Group, PeerLost, weighted_mean
 from murmur.joined.loop import Loop
+from murmur.joined.source import LoopSource
+from murmur.world import drive
 
 ASK, ANSWER = "ask for the model", "the model"
 STOP, QUESTION = 0.0, 1.0
@@ -41,11 +45,28 @@ class Answers:
     def _own(self) -> tuple[Tensor, Tensor]:
         return self.loop.weights.snapshot(), self.buffers.gather()
 
-    async def mean(self, live: Callable[[], Iterable[int]], still: Callable[[], None]) -> tuple[Tensor, Tensor]:
-        """The mean weights (P,) and buffers of the learners that are `live`, as they are just now.
+    @contextmanager
+    def in_place(self, source: LoopSource, live: Callable[[], Sequence[int]], timeout_seconds: float) -> Iterator[None]:
+        """Inside, the model holds the mean weights and buffers of the learners that are `live`, as they are just now.
 
-        `still` is called every now and then and raises when it has been waited long enough.
+        Raises:
+            PeerLost: not all told theirs in time.
         """
+        weights = self.loop.weights
+        with weights.held():
+            weights.add_(torch.zeros_like(source.layout.gather()))  # the live weights now stand beside the model
+            own = source.layout.gather(), self.buffers.gather()
+            mean = own if self.group.size == 1 else drive(self._mean(live, timeout_seconds))
+            try:
+                source.layout.scatter(mean[0])
+                self.buffers.scatter(mean[1])
+                yield
+            finally:
+                source.layout.scatter(own[0])
+                self.buffers.scatter(own[1])
+
+    async def _mean(self, live: Callable[[], Sequence[int]], timeout_seconds: float) -> tuple[Tensor, Tensor]:
+        deadline = time.monotonic() + timeout_seconds
         self._asked += 1
         for rank in live():
             if rank != self.group.rank:
@@ -53,10 +74,11 @@ class Answers:
         given: list[dict[int, Tensor]] = [{self.group.rank: x} for x in self._own()]
         while any(found.keys() < set(live()) for found in given):
             letter = await self.group.hear(ANSWER, POLL_SECONDS)
-            if letter is None:
-                still()
-            elif letter.note[0] == self._asked:
+            if letter is not None and letter.note[0] == self._asked:
                 given[int(letter.note[1])][letter.source] = letter.x
+            elif letter is None and time.monotonic() > deadline:
+                missing = sorted(set(live()) - given[1].keys())
+                raise PeerLost(f"learners {missing} did not tell their weights within {timeout_seconds:g} s")
         weights, buffers = ([found[rank] for rank in sorted(found)] for found in given)
         equal = [1.0] * len(weights)
         return weighted_mean(weights, equal), weighted_mean(buffers, equal[: len(buffers)])

@@ -12,7 +12,6 @@ only one. At the end of the block the model holds the mean of all learners' weig
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -23,12 +22,12 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from murmur.flat import Layout
-from murmur.group import PeerLost
 from murmur.joined.agreement import agree, check_joinable, terms
 from murmur.joined.answers import Answers
+from murmur.joined.ending import take_over
 from murmur.joined.group import JoinedGroup, Loops
 from murmur.joined.loop import Loop, LoopSeat, Offer, advance
-from murmur.joined.source import LoopSource, Plan
+from murmur.joined.source import LoopSource, Plan, positive
 from murmur.learner import Learner, Progress, Strategy
 from murmur.roll import ENDED
 from murmur.weights import Weights
@@ -135,27 +134,61 @@ class Joined:
         if not self._source.stepping:
             raise RuntimeError("the optimizer was stepped past the strategy: call me.step() (scaler.step(me)) instead")
 
-    def step(self, samples: float = 1.0, loss: float = float("nan")) -> None:
-        """Give the gradients of the model's .grad fields to the strategy; the model then has its next weights.
+    @contextmanager
+    def last_backward(self, samples: float = 1.0) -> Iterator[None]:
+        """Around the last backward pass of a step: gradients are averaged behind it, where the strategy averages any.
+
+            for part in parts[:-1]:
+                loss(part).backward()
+            with me.last_backward(samples=64):
+                loss(parts[-1]).backward()
+            me.step()
+
+        The result is that of a step without it, sooner. Gradients must not be changed between it and `step()`.
 
         Args:
-            samples: that they are the mean of; a learner with more of them counts for more.
+            samples: of the step, as for `step()`, which need not be told again.
+
+        Raises:
+            PeerLost: a learner is gone.
+            RuntimeError: this step has had one already.
+        """
+        if self._running is None:
+            self._advance()
+        start = None if self._ended else self._loop.before_backward
+        with self._source.behind.last(positive(samples), start):
+            yield
+
+    def step(self, samples: float | None = None, loss: float = float("nan")) -> None:
+        """Give the gradients of the model's .grad fields to the strategy; the model then has its next weights.
+
+        With a loss scaler: `scaler.unscale_(me)` before clipping, then `scaler.step(me)`; never with the optimizer, or
+        gradients are unscaled twice.
+
+        Args:
+            samples: that they are the mean of (1 if not told); a learner with more of them counts for more.
             loss: mean loss of those samples, for strategies that adapt to it.
 
         Raises:
             PeerLost: a learner is gone.
-            RuntimeError: a parameter has become trainable since the start, or an activity beside the loop has failed.
+            RuntimeError: a parameter has become trainable since the start, an activity beside the loop has failed, or
+                gradients were changed after `last_backward`.
         """
-        if not 0 < samples < float("inf"):
-            raise ValueError(f"samples must be positive and finite, got {samples}")
-        self._check_trainable()
+        behind = self._source.behind
+        told = behind.samples if samples is None else positive(samples)
+        if behind.samples not in (None, told):
+            raise ValueError(f"last_backward was told {behind.samples:g} samples, step {samples:g}: tell one of them")
+        samples = 1.0 if told is None else told
+        self._source.check_trainable()
         scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
+        behind.check(scaled=hasattr(self, "found_inf"))
         self._loop.offer = Offer(
-            float(samples), float(loss), scale=1.0 if scale is None else float(scale), skipped=float(overflows) > 0
+            samples, float(loss), scale=1.0 if scale is None else float(scale), skipped=float(overflows) > 0
         )
         self._advance()
         if self._ended and self._loop.take() is not None:
-            self.zero_grad()
+            behind.take()
+        self._source.clear()
 
     def _advance(self) -> None:
         if self._ended:
@@ -169,12 +202,6 @@ class Joined:
                 self.rank,
                 type(self.strategy).__name__,
             )
-
-    def _check_trainable(self) -> None:
-        known = {id(t) for t in self._source.layout.tensors}
-        for name, p in self.model.named_parameters():
-            if p.grad is not None and id(p) not in known:
-                raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: unfreeze it before")
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -196,26 +223,8 @@ class Joined:
 
         Any learner may ask at any time, alone or not; the others do not wait.
         """
-        source, weights = self._source, self._loop.weights
-        began = time.monotonic()
-
-        def still() -> None:
-            if time.monotonic() - began > self.plan.timeout_seconds:
-                raise PeerLost(f"learner {self.rank}: not all learners told their weights for a consensus")
-
-        with weights.held():
-            weights.add_(
-                torch.zeros_like(source.layout.empty())
-            )  # from here on the live weights stand beside the model
-            own = source.layout.gather(), source.buffers.gather()
-            mean = own if self.size == 1 else drive(self._answers.mean(self._live, still))
-            try:
-                source.layout.scatter(mean[0])
-                source.buffers.scatter(mean[1])
-                yield self.model
-            finally:
-                source.layout.scatter(own[0])
-                source.buffers.scatter(own[1])
+        with self._answers.in_place(self._source, self._live, self.plan.timeout_seconds):
+            yield self.model
 
     def _live(self) -> Sequence[int]:
         return range(self.size) if self._me.in_step else self._me.view
@@ -264,6 +273,7 @@ class Joined:
     def _finish(self) -> None:
         """Take part until the loops of all are over, then take over the consensus."""
         self._loop.over = True
+        self._source.clear()  # what was computed without a step behind it belongs to none
         try:
             self._all.loops.announce()
             self._advance()
@@ -273,25 +283,11 @@ class Joined:
             raise
 
     async def _settle(self) -> None:
-        me, world, source = self._me, self._seat.inner.group, self._source
+        me = self._me
+        await take_over(me, self._seat.inner.group, self._source)
         if me.follows:
-            weights, buffers = [(await world.recv(None, f"end {kind}")).x for kind in range(2)]
             self._seat.inner.waits = False
-        elif me.in_step:
-            weights = await me.group.mean(me.weights.snapshot())
-            buffers = await me.group.mean(source.buffers.gather()) if source.buffers.tensors else torch.empty(0)
-        else:
-            weights = me.weights.snapshot()  # the strategy has ended with the consensus
-            buffers = await me.flock.consensus(source.buffers.gather(), "buffers")
-        me.weights.set_(weights)
-        if source.buffers.tensors:
-            source.buffers.scatter(buffers)
-        if not me.follows:
-            keeper = me.keepers[me.group.rank]
-            for member in range(keeper + 1, min([world.size, *(k for k in me.keepers if k > keeper)])):
-                for kind, x in enumerate((weights, buffers)):
-                    world.post(x, member, f"end {kind}")
-        if not (me.in_step or me.follows):
+        elif not me.in_step:
             await me.flock.meet(ENDED)
         if self.size > 1:
             self._answers.stop()

@@ -44,12 +44,15 @@ class Loop:
         over: whether the loop has ended.
         weights: the live weights that the present gradient is taken at.
         group: in which the strategy uses them.
+        before_backward: told the samples of a step before its last backward pass, lets gradients leave behind it; None
+            where the strategy does not average gradients.
     """
 
     def __init__(self, weights: Weights, group: Group) -> None:
         self.offer: Offer | None = None
         self.over = False
         self.weights, self.group = weights, group
+        self.before_backward: Callable[[float], None] | None = None
 
     def take(self) -> Offer | None:
         """The step that is offered; it is taken once."""
@@ -69,8 +72,10 @@ class LoopSeat(Seat):
         self.inner, self.group, self.loop = inner, group, loop
         self.trace, self.device, self.late = inner.trace, inner.device, inner.late
 
-    async def ready(self, weights: Weights, group: Group) -> None:
-        self.loop.weights, self.loop.group = weights, group
+    async def ready(
+        self, weights: Weights, group: Group, before_backward: Callable[[float], None] | None = None
+    ) -> None:
+        self.loop.weights, self.loop.group, self.loop.before_backward = weights, group, before_backward
         while self.loop.offer is None and not self.loop.over:
             with weights.held():
                 await _Suspended()
@@ -90,6 +95,10 @@ class LoopSeat(Seat):
 
     def exclusive(self) -> AbstractContextManager[object]:
         return self.inner.exclusive()
+
+    @property
+    def overlaps(self) -> bool:
+        return self.inner.overlaps
 
 
 def advance(coroutine: Coroutine[Any, Any, None]) -> bool:

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from murmur.flat import Layout
 from murmur.group import Group
+from murmur.joined.behind import Behind
 from murmur.joined.group import JoinedGroup
-from murmur.joined.loop import Loop
+from murmur.joined.loop import Loop, Offer
 from murmur.learner import Gradient, Learner, Progress
+from murmur.source import SKIPPED_SAMPLES
 from murmur.world import drive
 
-SKIPPED_SAMPLES = 2.0**-40  # counts for nothing beside real samples; 0 from everybody would be the end of the run
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
@@ -46,16 +47,29 @@ class Plan:
             raise ValueError(f"samples_per_step and timeout_seconds must be positive and finite, got {self}")
 
 
+def positive(samples: float) -> float:
+    """A number of samples that a gradient can be the mean of.
+
+    Raises:
+        ValueError: it is not positive, or not finite.
+    """
+    if not 0 < samples < math.inf:
+        raise ValueError(f"samples must be positive and finite, got {samples}")
+    return float(samples)
+
+
 class LoopSource:
     """What stands behind `me` in somebody else's loop.
 
     Attributes:
         stepping: whether the optimizer is being stepped by the strategy just now.
+        behind: where the step's last backward pass stands.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.layout, self.buffers = Layout.trainable(model), Layout.buffers(model)
+        self.behind = Behind(self.layout)
         self.times = 1.0
         self.stepping = False
         self.loop: Loop
@@ -66,6 +80,17 @@ class LoopSource:
         self._loss = math.nan
         self._probe: Any = None
         self._together: dict[str, Group] = {}
+
+    def check_trainable(self) -> None:
+        """Whether only those parameters have gradients that had to be trained at the start.
+
+        Raises:
+            RuntimeError: another one has; names it.
+        """
+        known = {id(t) for t in self.layout.tensors}
+        for name, p in self.model.named_parameters():
+            if p.grad is not None and id(p) not in known:
+                raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: unfreeze it before")
 
     def next_index(self, steps: int) -> int | None:
         self._turn = steps
@@ -107,16 +132,25 @@ class LoopSource:
         self._loss = loss
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:  # noqa: ARG002
-        """The gradient that the loop offers; none to speak of where it is over or was skipped."""
+        """The gradient that the loop offers; none to speak of where it is over or was skipped.
+
+        With `before_backward` it stays in the .grad fields, from where it is carried away, or has been already.
+        """
         offer = self.loop.take()
         if offer is None or offer.skipped:
             self.optimizer.zero_grad(set_to_none=True)
-            return Gradient(self._g.zero_(), [False] * len(self.layout.tensors), SKIPPED_SAMPLES, self._loss)
+            offer = Offer(SKIPPED_SAMPLES, self._loss)
         self._loss = offer.loss
-        _, present = self.layout.gather_gradients(self._g)
-        if offer.scale != 1.0:
+        begun = self.behind.take()
+        present = [t.grad is not None for t in self.layout.tensors]
+        if before_backward is None:
+            self.layout.gather_gradients(self._g)
             self._g.div_(offer.scale)
-        self._clear()
+        elif not begun:
+            for tensor in self.layout.tensors:
+                if tensor.grad is not None and offer.scale != 1.0:
+                    tensor.grad.div_(offer.scale)
+            before_backward(offer.samples)
         return Gradient(self._g, present, offer.samples, offer.loss)
 
     def nothing(self) -> Gradient:
@@ -136,9 +170,10 @@ class LoopSource:
             if self.times != 1.0:  # the rates are the loop's, and its scheduler's
                 for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """The next step starts without gradients."""
         for tensor in self.layout.tensors:
             tensor.grad = None
 
