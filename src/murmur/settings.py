@@ -22,7 +22,7 @@ from murmur.learner import Strategy
 VALUES: Mapping[str, Any] = {
     **strategies.ALL,
     **strategies.PARTS,
-    **{name: getattr(optimizer, name) for name in ("SGD", "Adam")},
+    **{name: getattr(optimizer, name) for name in ("SGD", "Adam", "NaturalGradientSGD", "FisherConfig")},
     **{name: getattr(schedule, name) for name in ("Constant", "Exponential", "WarmUpAnneal", "Cosine")},
 }
 

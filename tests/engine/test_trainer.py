@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoint import read_pair
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD, Adam
+from murmur.engine.optimizer import SGD, Adam, NaturalGradientSGD
 from murmur.engine.record import Record
 from murmur.engine.schedule import Exponential
 from murmur.engine.task import Loss
@@ -21,7 +21,7 @@ from murmur.engine.trainer import Trainer
 from murmur.group import WorldMismatch
 from murmur.learner import Strategy
 from murmur.recipes.toy import ToyTask
-from murmur.strategies import BMUF, KAVG, SyncSGD
+from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
 from murmur.world import Seat
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant
@@ -157,14 +157,48 @@ def test_evaluation_is_off_the_time_axis(tmp_path: Path) -> None:
     assert times[0] == pytest.approx(times[1])
 
 
-def test_a_loss_that_is_no_number_stops_with_advice() -> None:
-    class Explodes(ToyTask):
-        def loss(self, model: nn.Module, minibatch: tuple[Tensor, Tensor]) -> Loss:
-            loss = super().loss(model, minibatch)
-            return Loss(loss.total * math.inf, loss.samples)
+@dataclass(frozen=True)
+class Explodes(ToyTask):
+    """A task the losses of whose minibatches in `bad` are no numbers; normalised, so that buffers see them too."""
 
-    with pytest.raises(FloatingPointError, match="minibatch 0: the loss is inf; try a lower learning rate"):
-        fit(Experiment(Explodes(samples=4), SyncSGD()), VirtualWorld(1))
+    bad: frozenset[int] = frozenset(range(1000))
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+    def minibatch(self, n: int) -> tuple[Tensor, Tensor]:
+        x, y = super().minibatch(n)
+        return (x * math.inf if n in self.bad else x), y
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), NaturalGradientSGD(0.1)], ids=repr)
+def test_losses_that_are_no_numbers_stop_training_with_advice(optimizer: SGD | NaturalGradientSGD) -> None:
+    with pytest.raises(
+        FloatingPointError, match="minibatch 9: the loss is nan, as it was of the 9 .* rate, warm it up"
+    ):
+        fit(Experiment(Explodes(samples=4), SyncSGD(), optimizer=optimizer), VirtualWorld(1))
+
+
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), ADPSGD()], ids=repr)
+@pytest.mark.parametrize("world", [VirtualWorld(2), ThreadWorld(2, timeout_seconds=20)], ids=["virtual", "threads"])
+def test_minibatches_without_a_finite_loss_are_skipped_and_counted(
+    strategy: Strategy, world: VirtualWorld, tmp_path: Path
+) -> None:
+    task = Explodes(samples=8, bad=frozenset({4, 5, 11, 12, 13, 30}))  # 4 and 5 are everybody's in lock-step
+    outcome = Trainer(Experiment(task, strategy, Budget(minibatches=60)), world, tmp_path).fit()
+    assert math.isfinite(outcome.figures["loss"])
+    assert all(bool(t.isfinite().all()) for t in outcome.model.state_dict().values())
+    steps = [r for r in records_of(tmp_path) if r["kind"] == "step"]
+    assert sum(max(int(str(r["skipped"])) for r in steps if r["learner"] == who) for who in (0, 1)) == 6
+    assert len(steps) == 60
+
+
+def test_a_skipped_minibatch_weighs_nothing_in_the_mean() -> None:
+    """Beside a learner that has skipped, the others' gradient is the whole one."""
+    task = Explodes(samples=8, bad=frozenset({1}))
+    pair = fit(Experiment(task, SyncSGD(), Budget(minibatches=2)), VirtualWorld(2))
+    alone = fit(Experiment(task, SyncSGD(), Budget(minibatches=1)), VirtualWorld(1))
+    assert torch.equal(pair, alone)
 
 
 def test_batchnorm_statistics_are_averaged() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
+
+from murmur.engine.natural_gradient import FisherConfig, Preconditioning
 
 OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -42,6 +45,38 @@ class Adam:
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
         betas = (self.beta1, self.beta2)
         return torch.optim.AdamW(_trainable(model), lr=self.lr, betas=betas, weight_decay=self.weight_decay)
+
+
+class PreconditionedSGD(torch.optim.SGD):
+    """SGD whose gradients are natural ones if they are computed within `preconditioning`.
+
+    The Fisher estimates are part of its state: a checkpoint holds them, and who clears the state restarts them too.
+
+    Attributes:
+        preconditioning: to be entered for the forward and the backward pass.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], fisher: FisherConfig, settings: dict[str, Any]) -> None:
+        super().__init__(parameters, **settings)
+        self.preconditioning = Preconditioning(parameters, lambda parameter: self.state[parameter], fisher)
+
+
+@dataclass(frozen=True)
+class NaturalGradientSGD:
+    """SGD with natural gradients (`natural_gradient.fisher` has equations and source), and momentum where wanted.
+
+    Every gradient is preconditioned by the learner that made it, with Fisher estimates of its own, before any mean
+    over learners. The step is torch's: Kaldi's (1 - momentum) has to be put into `lr`.
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    fisher: FisherConfig = field(default_factory=FisherConfig)
+
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
+        settings = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        return PreconditionedSGD(_trainable(model), self.fisher, settings)
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -27,6 +27,7 @@ class Record:
         seconds: of training so far, virtual or wall, evaluation left out.
         loss: mean per sample of the learner's minibatch, or of the held-out data.
         rate: learning rate of the step.
+        skipped: minibatches that the learner has skipped so far in this launch, their loss being no finite number.
         staleness: changes of the weights between the gradient's beginning and its step.
         compute_seconds, data_seconds, waiting_seconds, communicating_seconds: since the learner's previous record.
         consensus_distance: root of mean_j ||w_j - mean w||^2, where it is known.
@@ -42,6 +43,7 @@ class Record:
     seconds: float
     loss: float
     rate: float = math.nan
+    skipped: int = 0
     staleness: int = 0
     compute_seconds: float = 0.0
     data_seconds: float = 0.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -17,9 +19,12 @@ from murmur.engine.seeds import seed_of, seed_torch
 from murmur.engine.task import Task
 from murmur.flat import Layout
 from murmur.learner import Gradient, Learner, Progress
+from murmur.source import SKIPPED_SAMPLES
 from murmur.trace import COMMUNICATING, COMPUTE, DATA, EVALUATION, WAITING
 from murmur.world import Seat
 
+log = logging.getLogger(__name__)
+MOST_SKIPPED_IN_A_ROW = 10
 Boundary = Callable[[Learner], Any]
 
 
@@ -30,6 +35,7 @@ class TaskSource:
         model: this learner's model; its trainable tensors are the live weights.
         first: minibatches that the run had done when this launch began (0, or the checkpoint's).
         total: minibatches of the whole budget.
+        skipped: minibatches of this learner whose loss was not a finite number.
     """
 
     def __init__(self, experiment: Experiment, seat: Seat, observers: Sequence[Observer]) -> None:
@@ -50,6 +56,8 @@ class TaskSource:
         self._turn = 0
         self._claimed = 0  # minibatches handed out to all learners, as far as this one's claims tell
         self._loss = self._rate = math.nan
+        self.skipped = self._skipped_in_a_row = 0
+        self._natural = getattr(self.optimizer, "preconditioning", None)
         self._probe: Any = None
         self.boundary_hook: Boundary | None = None
         self.clock = TrainingClock(seat)
@@ -100,27 +108,52 @@ class TaskSource:
         Random numbers inside the model (dropout) are named by n too: a minibatch gives the same gradient at the same
         weights on whatever learner. With `before_backward` the vector stays empty: hooks carry the gradient away.
 
+        A minibatch whose loss is not a finite number is skipped: no gradient, and next to no weight in any mean.
+
         Raises:
-            FloatingPointError: the loss is not a finite number.
+            FloatingPointError: so many minibatches in a row were skipped that the model must be broken.
         """
         with self.seat.trace.span(DATA, f"minibatch {n}"):
             minibatch = self._minibatches.get(n)
         self._minibatches.expect(self._foreseen)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
         self.model.train()
-        loss = self.task.loss(self.model, minibatch)
-        mean = loss.total / loss.samples
-        self._loss = float(mean.detach())
-        if not math.isfinite(self._loss):
-            raise FloatingPointError(f"minibatch {n}: the loss is {self._loss}; try a lower learning rate or clipping")
-        if before_backward is not None:
-            before_backward(loss.samples)
-        mean.backward()  # type: ignore[no-untyped-call]
+        buffers = self.buffers.gather() if self.buffers.tensors else None
+        with self._natural or nullcontext():
+            loss = self.task.loss(self.model, minibatch)
+            mean = loss.total / loss.samples
+            value = float(mean.detach())
+            usable = self._usable(n, value)
+            samples = loss.samples if usable else SKIPPED_SAMPLES
+            if before_backward is not None:
+                before_backward(samples)
+            if usable:
+                self._loss = value
+                if self._natural is not None:
+                    self._natural.samples = samples
+                mean.backward()  # type: ignore[no-untyped-call]
+            elif buffers is not None:
+                self.buffers.scatter(buffers)  # running statistics that have seen it
         present = [t.grad is not None for t in self.layout.tensors]
         if before_backward is None:
             self.layout.gather_gradients(self._g)
         self.optimizer.zero_grad(set_to_none=True)
-        return Gradient(self._g, present, loss.samples, self._loss)
+        return Gradient(self._g, present, samples, self._loss)
+
+    def _usable(self, n: int, loss: float) -> bool:
+        """Whether a loss is a finite number; counts those that are not."""
+        if math.isfinite(loss):
+            self._skipped_in_a_row = 0
+            return True
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
+            raise FloatingPointError(
+                f"minibatch {n}: the loss is {loss}, as it was of the {MOST_SKIPPED_IN_A_ROW - 1} minibatches before:"
+                " training has diverged. Lower the learning rate, warm it up, or bound gradients with max_gradient_norm"
+            )
+        log.warning("minibatch %d is skipped: its loss is %s (%d skipped so far)", n, loss, self.skipped)
+        return False
 
     def close(self) -> None:
         """Nothing will be drawn any more."""
@@ -192,6 +225,7 @@ class TaskSource:
             seconds=self.clock.seconds,
             loss=at.loss,
             rate=at.rate,
+            skipped=self.skipped,
             staleness=staleness,
             compute_seconds=spent.get(COMPUTE, 0.0),
             data_seconds=spent.get(DATA, 0.0),
