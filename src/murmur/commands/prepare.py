@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections import Counter
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +20,10 @@ from murmur.engine.checkpoint import write_whole
 from murmur.settings import SettingError, nearest, recipe_names
 from murmur.speech.cmvn import Scope, statistics
 from murmur.speech.corpus import Corpus
-from murmur.speech.features import Front, LogMel, Mfcc, Ready, read_stored, sample_rate_hz
+from murmur.speech.features import Front, LogMel, Mfcc, Ready, digest, read_stored, sample_rate_hz
+from murmur.speech.frame_parts import aligned_parts, is_shar, on_demand, read_targets, shar_parts
+from murmur.speech.frame_shards import make
+from murmur.speech.frame_store import FORMAT, FrameStore, Storage
 from murmur.speech.kaldi_dir import read_data_dir
 from murmur.speech.lhotse_cuts import read_cuts
 from murmur.speech.shards import FeatureStore
@@ -33,7 +38,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="DATA|EXPERIMENT",
-        help="A Kaldi data directory, a lhotse cut manifest (.jsonl, .jsonl.gz), or an experiment.",
+        help="A Kaldi data directory, a lhotse cut manifest (.jsonl, .jsonl.gz) or Shar folder, or an experiment.",
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder of the feature store; data only.")]
@@ -42,7 +47,12 @@ KindOption = Annotated[
     typer.Option(help="Features: log-mel (default for audio), mfcc, or stored: those of feats.scp as they are."),
 ]
 Bins = Annotated[int | None, typer.Option(min=1, help="Mel bins; 80 for log-mel, 23 below mfcc.")]
-Cmvn = Annotated[Scope, typer.Option(help="Whose mean and deviation are written.")]
+Cmvn = Annotated[Scope, typer.Option(help="Whose mean and deviation are written, or taken off aligned frames.")]
+Alignments = Annotated[
+    Path | None,
+    typer.Option(help="Classes of all frames, .npz or folder of ali.*.gz: makes a corpus that `frames` trains on."),
+]
+StorageOption = Annotated[Storage, typer.Option(help="Bytes a value of aligned frames: 4, 2 or 1.")]
 
 
 @app.command()
@@ -52,35 +62,121 @@ def prepare(
     kind: KindOption = None,
     bins: Bins = None,
     cmvn: Cmvn = "speaker",
+    alignments: Alignments = None,
+    storage: StorageOption = "float16",
     jobs: Jobs = None,
     settings: Settings = None,
 ) -> None:
-    """Turn speech into feature shards with CMVN statistics and a summary, or make all that an experiment needs.
+    """Turn speech into feature shards, with alignments into a corpus to train on, or make all an experiment needs.
 
     Example: murmur prepare data/train --kind mfcc --cmvn speaker --jobs 4 --out runs/cache
 
+    Example: murmur prepare data/train --alignments exp/tri/pdfs --storage uint8 --jobs 4 --out runs/train
+
     Example: murmur prepare librispeech --set task.corpus=FOLDER
 
-    The name of a recipe or a .py file is an experiment; write ./NAME for a folder that is called like a recipe. Both
-    forms go on where they were cut off: what is on disk and whole (checksums) is not made again. Utterances that cannot
-    be used are left out and named; more than 1 % of them is an error.
+    A recipe's name or a .py file is an experiment; write ./NAME for a folder called like a recipe. What is on disk and
+    whole (checksums) is kept. What cannot be used is named and left out; more than 1 % of it is an error.
     """
+    wanted = Wanted(kind, bins, cmvn, alignments)
     if source in recipe_names() or source.endswith(".py"):
-        if kind is not None or bins is not None:
-            raise SettingError("--kind and --bins are for data; an experiment has its own: --set task.front.bins=...")
+        if wanted != Wanted(None, None, cmvn, None):
+            raise SettingError("--kind and --bins are for data, and so is --alignments; an experiment has settings")
         experiment = resolved(source, settings or (), jobs)
         with timed(f"preparing {source}"):
             experiment.task.prepare()
         return
     if settings:
         raise SettingError(f"--set is for experiments, and {source!r} is neither a recipe nor a .py file")
+    prepare_data(source, wanted, Making(out, storage, jobs or 1))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be made of the data: the features, whose statistics, and with which classes."""
+
+    kind: Kind | None
+    bins: int | None
+    scope: Scope
+    alignments: Path | None
+
+
+@dataclass(frozen=True)
+class Making:
+    """Where a store goes, at how many bytes a value, and by how many processes."""
+
+    out: Path
+    storage: Storage
+    jobs: int
+
+
+def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
+    """Make what is wanted of a directory, manifest or Shar folder, and say what there is."""
+    if is_shar(Path(source)):
+        if wanted != Wanted(None, None, wanted.scope, None):
+            raise SettingError("Shar shards bring features and targets: leave --kind, --bins and --alignments out")
+        tell_store(make_from_shar(Path(source), wanted.scope, how))
+        return
     corpus = read_corpus(source)
-    front = front_of(corpus, kind, bins)
-    store = make_features(corpus, front, out, jobs or 1, progress=True)
-    write_statistics(store, cmvn)
-    write_summary(store, source, cmvn)
-    typer.echo(store.summary())
+    front = front_of(corpus, wanted.kind, wanted.bins)
+    if wanted.alignments is not None:
+        tell_store(make_aligned(corpus, front, wanted.alignments, wanted.scope, how))
+        return
+    store = make_features(corpus, front, how.out, how.jobs, progress=True)
+    write_statistics(store, wanted.scope)
+    write_summary(store, source, wanted.scope)
+    typer.echo(f"{store.summary()}\n{store.folder}")
+
+
+def make_aligned(corpus: Corpus, front: Front, alignments: Path, scope: Scope, how: Making) -> FrameStore:
+    """Frames with classes. Stored features are read where they are; those of audio are computed first.
+
+    Raises:
+        CorpusError: alignments that cannot be read, or more than 1 % of the utterances without one that fits.
+    """
+    targets = read_targets(alignments)
+    feats: Mapping[str, np.ndarray] = on_demand(corpus, front)
+    jobs = how.jobs
+    if not isinstance(front, Ready):  # the work is in the features, and done by many; packing them is quick
+        feats, jobs = make_features(corpus, front, how.out, how.jobs, progress=True), 1
+    content = [corpus.digest(), digest(front), str(alignments.resolve()), *_stamps(alignments)]
+    folder = _frames_folder(how.out, *content, scope, how.storage)
+    return make(folder, aligned_parts(feats, corpus.speakers, targets, scope), how.storage, jobs, progress=True)
+
+
+def make_from_shar(source: Path, scope: Scope, how: Making) -> FrameStore:
+    """The frames and classes of Shar shards, a shard each.
+
+    Raises:
+        CorpusError: the shards lack something, or more than 1 % of the cuts cannot be used.
+    """
+    parts = shar_parts(source, scope)
+    stamps = [stamp for part in parts for _, path in part.files for stamp in _stamps(path)]
+    folder = _frames_folder(how.out, str(source.resolve()), *stamps, scope, how.storage)
+    return make(folder, parts, how.storage, how.jobs, progress=True)
+
+
+def tell_store(store: FrameStore) -> None:
+    """One line about a prepared corpus, one a problem, and its folder."""
+    size = sum(path.stat().st_size for path in store.folder.iterdir())
+    frames = int(store.lengths.sum())
+    typer.echo(
+        f"{frames} frames of {store.dims} values, {len(store)} utterances, {len(store.problems)} skipped, "
+        f"{store.storage}, {size / 1e6:.1f} MB"
+    )
+    for problem in store.problems:
+        typer.echo(f"skipped {problem}")
     typer.echo(str(store.folder))
+
+
+def _frames_folder(out: Path, *content: str) -> Path:
+    """A folder whose name stands for what a prepared corpus is made from."""
+    return out / f"frames-{hashlib.sha256(json.dumps([FORMAT, *content]).encode()).hexdigest()[:16]}"
+
+
+def _stamps(source: Path) -> list[str]:
+    files = sorted(source.glob("ali.*.gz")) if source.is_dir() else [source]
+    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files if file.exists()]
 
 
 def read_corpus(source: str) -> Corpus:
