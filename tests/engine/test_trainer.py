@@ -16,7 +16,6 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD, Adam, NaturalGradientSGD
 from murmur.engine.record import Record
 from murmur.engine.schedule import Exponential
-from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
 from murmur.group import WorldMismatch
 from murmur.learner import Strategy
@@ -174,7 +173,7 @@ class Explodes(ToyTask):
 @pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), NaturalGradientSGD(0.1)], ids=repr)
 def test_losses_that_are_no_numbers_stop_training_with_advice(optimizer: SGD | NaturalGradientSGD) -> None:
     with pytest.raises(
-        FloatingPointError, match="minibatch 9: the loss is nan, as it was of the 9 .* rate, warm it up"
+        FloatingPointError, match=r"minibatch 9: the loss is nan, as it was of the 9 .* rate, warm it up"
     ):
         fit(Experiment(Explodes(samples=4), SyncSGD(), optimizer=optimizer), VirtualWorld(1))
 
