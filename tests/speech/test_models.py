@@ -1,5 +1,7 @@
 """Acoustic models: shapes, padding, context, and the network half of a hybrid system."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from murmur.speech.hybrid import (
     log_prior,
     speed_copy,
 )
-from murmur.speech.models import Blstm, Lstm, Tdnn
+from murmur.speech.models import Blstm, Dnn, Lstm, Tdnn
 from murmur.speech.models.tdnn import splice
 
 SMALL = [
@@ -26,7 +28,10 @@ SMALL = [
     Lstm(hidden=8, layers=1, stack=3),
     Blstm(hidden=8, layers=2),
     Blstm(hidden=8, layers=2, stack=3),
+    Lstm(hidden=8, layers=2, projection=5, bottleneck=3),
+    Blstm(hidden=8, layers=2, projection=5),
     Tdnn(hidden=8, contexts=((-1, 0, 1), (-2, 0, 1), (0,))),
+    Dnn(hidden=8, layers=2, context=2),
 ]
 
 
@@ -59,6 +64,59 @@ def test_directions_of_context():
     assert (config.left_frames, config.right_frames) == (5, 2)
     reached = dependence(config.build(3, 2), 40, 20)
     assert (min(reached), max(reached)) == (15, 22)
+    dnn = Dnn(hidden=4, layers=2, context=3)
+    assert dependence(dnn.build(3, 2), 20, 9) == list(range(9 - dnn.left_frames, 10 + dnn.right_frames))
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_published_models_have_their_numbers_of_parameters():
+    """IBM's BLSTM as counted in its papers, Kaldi's LSTM of 4 x 800 with projections counted by hand, a sigmoid DNN."""
+    with torch.device("meta"):
+        assert parameters(Blstm(hidden=512, layers=6, bottleneck=256).build(260, 32_000)) == 43_154_944
+        lstm = Lstm(hidden=800, layers=4, projection=256).build(40, 5000)
+        first, others = 3200 * (40 + 256) + 6400 + 256 * 800, 3200 * (256 + 256) + 6400 + 256 * 800
+        assert parameters(lstm) == first + 3 * others + 256 * 5000 + 5000
+        dnn = Dnn(hidden=2048, layers=6, context=5).build(40, 9000)
+        assert parameters(dnn) == 440 * 2048 + 5 * 2048 * 2048 + 6 * 2048 + 2048 * 9000 + 9000
+
+
+@pytest.mark.parametrize("config", [*SMALL, Tdnn(8, dropout=0.3), Blstm(8, 2, dropout=0.3)], ids=str)
+def test_recomputing_activations_changes_no_bit(config):
+    feats, lengths = torch.randn(2, 20, 5), torch.tensor([20, 13])
+    found = []
+    for kept in ("activations", "inputs"):
+        torch.manual_seed(1)
+        model = replace(config, kept=kept).build(5, 4)
+        logits = model(feats, lengths)
+        logits.square().mean().backward()
+        found.append([logits, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    with pytest.raises(ValueError, match="'activations' or their 'inputs'"):
+        replace(config, kept="nothing").build(5, 4)(feats)
+
+
+@pytest.mark.parametrize("config", [c for c in SMALL if not getattr(c, "projection", None)], ids=str)
+def test_bfloat16_is_near_float32(config):
+    """Under autocast on a CPU; gradients arrive in float32."""
+    torch.manual_seed(0)
+    model, feats = config.build(5, 4), torch.randn(3, 20, 5)
+    exact = model(feats)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model(feats)
+        loss = low.float().square().mean()
+    loss.backward()
+    assert low.dtype == torch.bfloat16
+    assert float((low.float() - exact).detach().norm() / exact.detach().norm()) < 0.03
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_network_that_cannot_be_is_refused():
+    for config in (Dnn(layers=0), Dnn(context=-1), Dnn(nonlinearity="cubic")):
+        with pytest.raises(ValueError, match="at least one layer"):
+            config.build(3, 2)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(-4, 4), min_size=1, max_size=4, unique=True))
@@ -152,7 +210,9 @@ def test_frame_loss_passes_over_context():
     assert float(total) == pytest.approx(-float(log_probs[0, 1, 3] + log_probs[0, 2, 1] + log_probs[1, 2, 0]), rel=1e-5)
 
 
-@pytest.mark.parametrize("config", [Tdnn(16, ((-1, 0, 1), (0,)), 0.0), Blstm(12, 1), Lstm(12, 1)], ids=str)
+@pytest.mark.parametrize(
+    "config", [Tdnn(16, ((-1, 0, 1), (0,)), 0.0), Blstm(12, 1), Lstm(12, 1), Dnn(24, 2, 1)], ids=str
+)
 def test_chunk_training_learns_what_the_context_shows(config):
     """The target of frame t is the class of frame t - 1: only a model that sees context can tell."""
     rng = np.random.default_rng(0)

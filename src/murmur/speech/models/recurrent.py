@@ -12,22 +12,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from murmur.speech.models.memory import Kept, through
+
 
 @dataclass(frozen=True)
 class Lstm:
-    """Unidirectional LSTM layers (Sak et al. 2014) and one linear layer.
+    """Unidirectional LSTM layers and one linear layer (Sak, Senior and Beaufays 2014).
 
     Attributes:
         hidden: cells per layer.
         layers: LSTM layers.
         dropout: on the output of every layer, while training.
         stack: frames joined into one input, which lowers the frame rate by this factor.
+        projection: values to which every layer's output is projected, before it goes up and back; None: no projection.
+        bottleneck: width of a linear layer below the last one; None: none.
+        kept: of every layer for the backward pass.
     """
 
     hidden: int = 256
     layers: int = 3
     dropout: float = 0.0
     stack: int = 1
+    projection: int | None = None
+    bottleneck: int | None = None
+    kept: Kept = "activations"
 
     def build(self, inputs: int, outputs: int) -> AcousticLstm:
         """A module for F = inputs features and C = outputs columns."""
@@ -36,12 +44,19 @@ class Lstm:
 
 @dataclass(frozen=True)
 class Blstm:
-    """Bidirectional LSTM layers (Graves et al. 2013) and one linear layer; attributes as in `Lstm`, per direction."""
+    """Bidirectional LSTM layers (Graves et al. 2013) and one linear layer; attributes as in `Lstm`, per direction.
+
+    With hidden=512, layers=6, bottleneck=256 it is the model of IBM's papers on ADPSGD: 43,154,944 parameters for 260
+    features and 32,000 states.
+    """
 
     hidden: int = 256
     layers: int = 3
     dropout: float = 0.0
     stack: int = 1
+    projection: int | None = None
+    bottleneck: int | None = None
+    kept: Kept = "activations"
 
     def build(self, inputs: int, outputs: int) -> AcousticLstm:
         """A module for F = inputs features and C = outputs columns."""
@@ -50,7 +65,7 @@ class Blstm:
 
 def _sizes(config: Lstm | Blstm, inputs: int, directions: int) -> list[tuple[int, int]]:
     first = (inputs * config.stack, directions)
-    return [first] + [(config.hidden * directions, directions)] * (config.layers - 1)
+    return [first] + [((config.projection or config.hidden) * directions, directions)] * (config.layers - 1)
 
 
 class AcousticLstm(nn.Module):
@@ -63,12 +78,20 @@ class AcousticLstm(nn.Module):
     def __init__(self, sizes: list[tuple[int, int]], outputs: int, config: Lstm | Blstm) -> None:
         super().__init__()
         self.stack = config.stack
-        self.forwards = nn.ModuleList(nn.LSTM(size, config.hidden, batch_first=True) for size, _ in sizes)
+        self.kept: Kept = config.kept
+        projection = config.projection or 0
+        self.forwards = nn.ModuleList(
+            nn.LSTM(size, config.hidden, batch_first=True, proj_size=projection) for size, _ in sizes
+        )
         self.backwards = nn.ModuleList(
-            nn.LSTM(size, config.hidden, batch_first=True) for size, directions in sizes if directions == 2
+            nn.LSTM(size, config.hidden, batch_first=True, proj_size=projection)
+            for size, directions in sizes
+            if directions == 2
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.output = nn.Linear(config.hidden * sizes[0][1], outputs)
+        top = (projection or config.hidden) * sizes[0][1]
+        self.bottleneck = None if config.bottleneck is None else nn.Linear(top, config.bottleneck)
+        self.output = nn.Linear(config.bottleneck or top, outputs)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -87,14 +110,17 @@ class AcousticLstm(nn.Module):
         """logits_NUC; without `lengths_N` every utterance fills all T frames."""
         hidden_NUH = _stacked(feats_NTF, self.stack)
         reverse_NU1 = self._reversal(hidden_NUH, lengths_N) if len(self.backwards) else None
-        for number, layer in enumerate(self.forwards):
-            ahead = layer(hidden_NUH)[0]
-            if reverse_NU1 is not None:
-                flipped = _pick(hidden_NUH, reverse_NU1)
-                back = _pick(self.backwards[number](flipped)[0], reverse_NU1)
-                ahead = torch.cat((ahead, back), -1)
-            hidden_NUH = self.dropout(ahead)
-        return self.output(hidden_NUH)
+        for number in range(len(self.forwards)):
+            hidden_NUH = self.dropout(through(self.layer, self.kept, number, hidden_NUH, reverse_NU1))
+        return self.output(hidden_NUH if self.bottleneck is None else self.bottleneck(hidden_NUH))
+
+    def layer(self, number: int, hidden_NUH: Tensor, reverse_NU1: Tensor | None) -> Tensor:
+        """Both directions of a layer, 0 the lowest; `reverse_NU1` says which frame comes when in the backward one."""
+        ahead = self.forwards[number](hidden_NUH)[0]
+        if reverse_NU1 is None:
+            return ahead
+        back = _pick(self.backwards[number](_pick(hidden_NUH, reverse_NU1))[0], reverse_NU1)
+        return torch.cat((ahead, back), -1)
 
     def _reversal(self, hidden_NUH: Tensor, lengths_N: Tensor | None) -> Tensor:
         frames = torch.arange(hidden_NUH.shape[1], device=hidden_NUH.device)[None]

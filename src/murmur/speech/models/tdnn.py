@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from murmur.speech.models.memory import Kept, through
+
 
 @dataclass(frozen=True)
 class Tdnn:
@@ -24,11 +26,13 @@ class Tdnn:
         hidden: values per layer.
         contexts: frame offsets of each layer; the sums of the extremes are the context of the network.
         dropout: behind every layer, while training.
+        kept: of every layer for the backward pass.
     """
 
     hidden: int = 320
     contexts: tuple[tuple[int, ...], ...] = ((-2, -1, 0, 1, 2), (-1, 0, 1), (-3, 0, 3), (-3, 0, 3), (-3, 0, 3), (0,))
     dropout: float = 0.1
+    kept: Kept = "activations"
     stack = 1
 
     @property
@@ -51,7 +55,7 @@ class Tdnn:
             raise ValueError(f"contexts {self.contexts} need at least one layer and one offset in every layer")
         sizes = [inputs] + [self.hidden] * (len(self.contexts) - 1)
         layers = [TdnnLayer(size, self.hidden, offsets) for size, offsets in zip(sizes, self.contexts, strict=True)]
-        return AcousticTdnn(layers, outputs, self.dropout)
+        return AcousticTdnn(layers, outputs, self)
 
 
 class TdnnLayer(nn.Module):
@@ -71,10 +75,11 @@ class TdnnLayer(nn.Module):
 class AcousticTdnn(nn.Module):
     """The module behind `Tdnn`."""
 
-    def __init__(self, layers: list[TdnnLayer], outputs: int, dropout: float) -> None:
+    def __init__(self, layers: list[TdnnLayer], outputs: int, config: Tdnn) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.kept: Kept = config.kept
         self.output = nn.Linear(layers[-1].linear.out_features, outputs)
 
     def output_lengths(self, lengths_N: Tensor) -> Tensor:
@@ -85,7 +90,7 @@ class AcousticTdnn(nn.Module):
         """logits_NTC; with `lengths_N` the padding repeats the last frame of each utterance, as the edges do."""
         hidden = feats_NTF
         for layer in self.layers:
-            hidden = self.dropout(layer(_edges_repeated(hidden, lengths_N)))
+            hidden = self.dropout(through(layer, self.kept, edges_repeated(hidden, lengths_N)))
         return self.output(hidden)
 
 
@@ -99,7 +104,8 @@ def splice(x_NTF: Tensor, offsets: tuple[int, ...]) -> Tensor:
     return torch.cat([padded[:, before + o : before + o + frames] for o in offsets], dim=2)
 
 
-def _edges_repeated(x_NTF: Tensor, lengths_N: Tensor | None) -> Tensor:
+def edges_repeated(x_NTF: Tensor, lengths_N: Tensor | None) -> Tensor:
+    """Each utterance with its last frame in the place of the padding behind it."""
     if lengths_N is None:
         return x_NTF
     last_N1 = lengths_N.to(x_NTF.device)[:, None] - 1

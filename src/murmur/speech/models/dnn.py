@@ -1,0 +1,107 @@
+"""Fully connected networks on spliced frames (Hinton et al. 2012), the first hybrid acoustic models.
+
+Shapes: feats_NTF -> logits_NTC, the frame rate unchanged; legend: N utterances, T frames, F values per frame, H hidden
+values, C outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from murmur.speech.models.memory import Kept, through
+from murmur.speech.models.tdnn import edges_repeated, splice
+
+Nonlinearity = Literal["sigmoid", "relu", "tanh"]
+NONLINEARITIES: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+@dataclass(frozen=True)
+class Dnn:
+    """Layers dropout(f(W x + b)) on frames t - context .. t + context, and one linear layer.
+
+    Attributes:
+        hidden: values per layer.
+        layers: hidden layers.
+        context: frames on either side.
+        nonlinearity: f; "sigmoid" for networks that restricted Boltzmann machines have pre-trained.
+        dropout: behind every hidden layer, while training.
+        kept: of every hidden layer for the backward pass.
+    """
+
+    hidden: int = 512
+    layers: int = 4
+    context: int = 5
+    nonlinearity: Nonlinearity = "sigmoid"
+    dropout: float = 0.0
+    kept: Kept = "activations"
+    stack = 1
+
+    @property
+    def left_frames(self) -> int:
+        """Frames before t that output t depends on."""
+        return self.context
+
+    @property
+    def right_frames(self) -> int:
+        """Frames after t that output t depends on."""
+        return self.context
+
+    def build(self, inputs: int, outputs: int) -> AcousticDnn:
+        """A module for F = inputs features and C = outputs columns.
+
+        Raises:
+            ValueError: no hidden layer, a negative context, or an unknown nonlinearity.
+        """
+        if self.layers < 1 or self.context < 0 or self.nonlinearity not in NONLINEARITIES:
+            raise ValueError(
+                f"{self} needs at least one layer, a context of at least 0 and a nonlinearity of"
+                f" {', '.join(NONLINEARITIES)}"
+            )
+        return AcousticDnn(self, inputs, outputs)
+
+
+class AcousticDnn(nn.Module):
+    """The module behind `Dnn`. Sigmoid layers start as Glorot and Bengio (2010) advise.
+
+    Attributes:
+        hidden: the affine maps of the hidden layers, from the bottom up.
+    """
+
+    starts_without = ("visible",)  # what a pre-trained stack holds and this network has no use for
+
+    def __init__(self, config: Dnn, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.offsets = tuple(range(-config.context, config.context + 1))
+        self.kept: Kept = config.kept
+        sizes = [inputs * len(self.offsets)] + [config.hidden] * config.layers
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.nonlinearity = NONLINEARITIES[config.nonlinearity]()
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(config.hidden, outputs)
+        if config.nonlinearity == "sigmoid":
+            for layer in self.hidden:
+                assert isinstance(layer, nn.Linear)
+                nn.init.xavier_uniform_(layer.weight, gain=4.0)
+                nn.init.zeros_(layer.bias)
+
+    def output_lengths(self, lengths_N: Tensor) -> Tensor:
+        """Output frames of utterances of `lengths_N` input frames: as many."""
+        return lengths_N
+
+    def visible(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
+        """What the first layer sees, (N, T, (2 context + 1) F); past the edges of the input the edge frame repeats."""
+        return splice(edges_repeated(feats_NTF, lengths_N), self.offsets)
+
+    def layer(self, number: int, x: Tensor) -> Tensor:
+        """Output of hidden layer `number`, 0 the lowest, for its input."""
+        return self.dropout(self.nonlinearity(self.hidden[number](x)))
+
+    def forward(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
+        """logits_NTC; with `lengths_N` the padding repeats the last frame of each utterance, as the edges do."""
+        x = self.visible(feats_NTF, lengths_N)
+        for number in range(len(self.hidden)):
+            x = through(self.layer, self.kept, number, x)
+        return self.output(x)
