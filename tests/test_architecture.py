@@ -45,6 +45,7 @@ MAY_IMPORT = {  # package -> other packages of murmur; its own files always
     "engine": {"vocabulary"},
     "speech": set[str](),
     "plan": {"vocabulary", "worlds"},
+    "theory": {"vocabulary"},
     "report": set[str](),
     "vocabulary": set[str](),
 }

@@ -1,0 +1,129 @@
+"""How fast the mean gradient norm falls: a bound for decentralised SGD with stale gradients, and when L learners pay.
+
+    W_{k+1} = W_k T_k - alpha G(Phi_k),   k = 0 .. K - 1,   all learners from the same weights
+
+f has an M-Lipschitz gradient (M > 0), f(w_0) - min f <= Delta; gradients of all learners are unbiased, independent,
+with variance at most sigma^2; the T_k are symmetric, doubly stochastic, independent of the rest and leave on average at
+most rho < 1 of the squared disagreement; every snapshot Phi is at most tau rounds old and used once. If
+
+    (i)  4 alpha^2 M^2 (1 + rho) / (1 - rho)^2 <= 1/2      and      (ii)  M alpha + 8 M^2 alpha^2 tau^2 <= 1,      then
+
+    (1 / K) sum_k E |grad f(w-bar_k)|^2
+        <=  2 Delta / (alpha K)  +  M alpha sigma^2 / L  +  8 alpha^2 M^2 sigma^2 (tau / L + (L - 1) / (L (1 - rho))).
+
+`docs/theory.md` holds the proof. It has the form of the theorem of Lian et al. 2018 (arXiv 1710.06952), whose K counts
+single gradients (K L here), with constants of our own; `published_bound` is theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be minimised.
+
+    Attributes:
+        smoothness: M, the Lipschitz constant of the gradient.
+        variance: sigma^2 of one learner's gradient.
+        excess: Delta = f(w_0) - min f.
+    """
+
+    smoothness: float
+    variance: float
+    excess: float
+
+    def __post_init__(self) -> None:
+        for name in ("smoothness", "variance", "excess"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"Problem.{name} must be positive and finite, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Flock:
+    """Who minimises it.
+
+    Attributes:
+        learners: L.
+        contraction: rho, the share of the squared disagreement that a round of averaging leaves (`mixing.contraction`).
+        staleness: tau, in rounds.
+    """
+
+    learners: int
+    contraction: float = 0.0
+    staleness: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.learners < 1:
+            raise ValueError(f"Flock.learners must be at least 1, got {self.learners}")
+        if not 0 <= self.contraction < 1:
+            raise ValueError(
+                f"Flock.contraction must lie in [0, 1), got {self.contraction}: such a mixing agrees never"
+            )
+        if not 0 <= self.staleness < math.inf:
+            raise ValueError(f"Flock.staleness must be finite and not negative, got {self.staleness}")
+
+    @property
+    def apartness(self) -> float:
+        """tau + (L - 1) / (1 - rho): what staleness and slow mixing cost together, times L."""
+        return self.staleness + (self.learners - 1) / (1 - self.contraction)
+
+
+def largest_rate(problem: Problem, flock: Flock) -> float:
+    """The largest alpha that conditions (i) and (ii) of the bound allow."""
+    rho, tau = flock.contraction, flock.staleness
+    by_mixing = (1 - rho) / math.sqrt(8 * (1 + rho))
+    # The root of 8 tau^2 x^2 + x = 1, written so that tau = 0 is no special case.
+    by_staleness = 2 / (1 + math.sqrt(1 + 32 * tau**2))
+    return min(by_mixing, by_staleness) / problem.smoothness
+
+
+def bound(problem: Problem, flock: Flock, rounds: float, rate: float) -> float:
+    """The bound on the mean of |grad f(w-bar_k)|^2 over K rounds at a constant rate; infinity where it says nothing."""
+    if rate > largest_rate(problem, flock) * (1 + 1e-12):
+        return math.inf
+    M, variance, L = problem.smoothness, problem.variance, flock.learners
+    noise = M * rate * variance / L
+    return 2 * problem.excess / (rate * rounds) + noise + 8 * (rate * M) ** 2 * variance * flock.apartness / L
+
+
+def best_rate(problem: Problem, learners: int, rounds: float) -> float:
+    """sqrt(2 Delta L / (M K sigma^2)): the rate at which the first two terms of the bound are equal and least.
+
+    They then are 2 sqrt(2 Delta M sigma^2 / (L K)): it falls with the root of the number of gradients L K, whoever
+    computes them.
+    """
+    return math.sqrt(2 * problem.excess * learners / (problem.smoothness * rounds * problem.variance))
+
+
+def leading_term(problem: Problem, gradients: float) -> float:
+    """2 sqrt(2 Delta M sigma^2 / N) after N gradients of all learners together: what is left for large N."""
+    return 2 * math.sqrt(2 * problem.excess * problem.smoothness * problem.variance / gradients)
+
+
+def rounds_for_speedup(problem: Problem, flock: Flock) -> float:
+    """The number of rounds from which on L learners need 1/L of the rounds of one, up to a factor of 2 in the bound.
+
+    From there on `best_rate` fulfils (i) and (ii), and the third term is no larger than the other two together:
+    K >= 32 Delta M L (tau + (L - 1) / (1 - rho))^2 / sigma^2.
+    """
+    scale = problem.excess * problem.smoothness * flock.learners / problem.variance
+    allowed = 2 * problem.excess * flock.learners / (problem.smoothness * problem.variance)
+    return max(32 * scale * flock.apartness**2, allowed / largest_rate(problem, flock) ** 2)
+
+
+def published_rate(problem: Problem, learners: int, gradients: float) -> float:
+    """gamma = n / (10 M + sigma sqrt(K)) of Lian et al. 2018, one minibatch a gradient, the same data for all."""
+    return learners / (10 * problem.smoothness + math.sqrt(problem.variance * gradients))
+
+
+def published_bound(problem: Problem, gradients: float) -> float:
+    """20 Delta M / K + 8 (Delta + M) sigma / sqrt(K) of Lian et al. 2018 at `published_rate`, K single gradients.
+
+    For K above a threshold that grows with staleness, learners and 1 / gap. Their minibatch size is 1 and all learners
+    draw from the same data (varsigma = 0); Delta + M adds quantities of different units, as printed there.
+    """
+    first = 20 * problem.excess * problem.smoothness / gradients
+    return first + 8 * (problem.excess + problem.smoothness) * math.sqrt(problem.variance / gradients)

@@ -1,0 +1,128 @@
+"""The bound on the mean gradient norm: its shape, its conditions, and that training in virtual time keeps it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from murmur.learner import Strategy
+from murmur.mixing import contraction, randomized_ring, ring
+from murmur.plan.course import Walk, cosine, follow
+from murmur.strategies import ADPSGD, SyncSGD
+from murmur.strategies.delay_by_one import DelayByOne
+from murmur.theory.convergence import (
+    Flock,
+    Problem,
+    best_rate,
+    bound,
+    largest_rate,
+    leading_term,
+    published_bound,
+    published_rate,
+    rounds_for_speedup,
+)
+from murmur.worlds.virtual.cluster import Cluster, Constant
+
+PROBLEM = Problem(smoothness=2.0, variance=3.0, excess=0.7)
+START = (torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1) * math.pi
+LANDSCAPE = cosine(START, noise=1.0)
+HILLS = Problem(1.0, LANDSCAPE.variance, float(LANDSCAPE.loss(START)))
+
+
+@pytest.mark.parametrize("flock", [Flock(1), Flock(8, 0.5), Flock(8, 0.9, 3.0), Flock(64, 0.99, 20.0)])
+def test_where_the_bound_speaks(flock: Flock) -> None:
+    most, M = largest_rate(PROBLEM, flock), PROBLEM.smoothness
+    for rate, inside in ((0.999 * most, True), (1.001 * most, False)):
+        first = 4 * rate**2 * M**2 * (1 + flock.contraction) / (1 - flock.contraction) ** 2 <= 0.5
+        second = M * rate + 8 * M**2 * rate**2 * flock.staleness**2 <= 1
+        assert (first and second) == inside
+        assert math.isfinite(bound(PROBLEM, flock, 1000, rate)) == inside
+
+
+def test_best_rate_is_best_and_gives_the_leading_term() -> None:
+    flock, rounds = Flock(4), 1e9
+    rate = best_rate(PROBLEM, 4, rounds)
+    there = bound(PROBLEM, flock, rounds, rate)
+    assert there == pytest.approx(leading_term(PROBLEM, 4 * rounds), rel=1e-3)
+    assert all(there <= bound(PROBLEM, flock, rounds, rate * f) for f in (0.8, 1.25))
+
+
+@pytest.mark.parametrize("flock", [Flock(2), Flock(16, 0.9), Flock(16, 0.3, 5.0), Flock(2, 0.0, 100.0)])
+def test_linear_speed_up_from_there_on(flock: Flock) -> None:
+    enough = rounds_for_speedup(PROBLEM, flock)
+    for rounds in (enough, 30 * enough):
+        ours = bound(PROBLEM, flock, rounds, best_rate(PROBLEM, flock.learners, rounds))
+        alone = leading_term(PROBLEM, flock.learners * rounds)  # one learner, as many gradients
+        assert ours <= 2.0001 * alone
+    early = enough / 30
+    assert bound(PROBLEM, flock, early, best_rate(PROBLEM, flock.learners, early)) > 2 * leading_term(
+        PROBLEM, flock.learners * early
+    )
+
+
+def test_staleness_and_gap_fade() -> None:
+    """At the best rate the leading term falls with the root of K, what staleness and mixing cost with K itself."""
+    near, far = Flock(8), Flock(8, 0.8, 4.0)
+    extra = []
+    for rounds in (1e6, 1e8):
+        rate = best_rate(PROBLEM, 8, rounds)
+        extra.append(bound(PROBLEM, far, rounds, rate) - bound(PROBLEM, near, rounds, rate))
+    assert extra[0] / extra[1] == pytest.approx(100, rel=1e-6)
+
+
+def test_published_form() -> None:
+    assert published_bound(PROBLEM, 4e8) / published_bound(PROBLEM, 1e8) == pytest.approx(0.5, rel=1e-3)
+    assert published_rate(PROBLEM, 8, 1e12) / 8 == pytest.approx(1 / math.sqrt(3.0 * 1e12), rel=1e-4)
+
+
+def test_impossible_problems_and_flocks() -> None:
+    with pytest.raises(ValueError, match=r"Problem.variance must be positive and finite, got 0"):
+        Problem(1.0, 0.0, 1.0)
+    with pytest.raises(ValueError, match="contraction must lie in"):
+        Flock(4, 1.0)
+    with pytest.raises(ValueError, match="learners must be at least 1, got 0"):
+        Flock(0)
+    with pytest.raises(ValueError, match="staleness must be finite and not negative, got -1"):
+        Flock(2, 0.0, -1)
+
+
+def mean_square(
+    strategy: Strategy, learners: int, gradients: int, rate: float, cluster: Cluster | None = None
+) -> float:
+    cluster = cluster or Cluster(learners=learners, compute=Constant(0.1))
+    course = follow(strategy, cluster, Walk(LANDSCAPE, rate), gradients)
+    return sum(course.gradient_square) / len(course.gradient_square)
+
+
+@pytest.mark.parametrize("strategy", [SyncSGD(), DelayByOne(), ADPSGD(randomized_ring)], ids=lambda s: type(s).__name__)
+def test_the_norm_falls_with_the_root_of_the_gradients(strategy: Strategy) -> None:
+    """Slope -1/2 in log-log over a factor of 8, four learners: seeds move it by less than 0.03."""
+    ends = [mean_square(strategy, 4, N, best_rate(HILLS, 4, N / 4)) for N in (256, 2048)]
+    assert math.log(ends[1] / ends[0]) / math.log(8) == pytest.approx(-0.5, abs=0.06)
+    assert ends[1] <= leading_term(HILLS, 2048)
+
+
+@pytest.mark.parametrize("learners", [4, 8])
+def test_linear_speed_up_in_samples(learners: int) -> None:
+    """As many gradients in 1/L of the rounds reach the same norm, within 15 %."""
+    N = 2048
+    ours = mean_square(ADPSGD(randomized_ring), learners, N, best_rate(HILLS, learners, N / learners))
+    alone = mean_square(SyncSGD(), 1, N, best_rate(HILLS, 1, N))
+    assert ours / alone == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize("mixing", [ring, randomized_ring])
+def test_the_bound_is_kept_whatever_the_gap(mixing: object) -> None:
+    flock = Flock(8, contraction(mixing, 8, 100))  # type: ignore[arg-type]
+    rate, rounds = largest_rate(HILLS, flock), 100
+    assert mean_square(ADPSGD(mixing), 8, 8 * rounds, rate) < bound(HILLS, flock, rounds, rate)  # type: ignore[arg-type]
+
+
+def test_a_straggler_costs_little() -> None:
+    """One of eight learners is ten times slower: its gradients are ten rounds old, and do nearly as much."""
+    rate = best_rate(HILLS, 8, 128)
+    slow = Cluster(learners=8, compute=Constant(0.1, {3: 10.0}))
+    even = mean_square(ADPSGD(ring), 8, 1024, rate)
+    assert mean_square(ADPSGD(ring), 8, 1024, rate, slow) < 1.15 * even
