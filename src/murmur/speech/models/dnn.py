@@ -7,6 +7,7 @@ values, C outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
@@ -77,7 +78,7 @@ class AcousticDnn(nn.Module):
         self.offsets = tuple(range(-config.context, config.context + 1))
         self.kept: Kept = config.kept
         sizes = [inputs * len(self.offsets)] + [config.hidden] * config.layers
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.nonlinearity = NONLINEARITIES[config.nonlinearity]()
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(config.hidden, outputs)
