@@ -143,7 +143,7 @@ class ChunkTable:
 
     def cut(self, numbers: npt.NDArray[np.int64]) -> tuple[Chunk, ...]:
         """Chunks by their number, 0 .. chunks - 1 in the order of the utterances."""
-        owners = np.searchsorted(self._behind, numbers, side="right")
+        owners = self._behind.searchsorted(numbers, "right")
         found = []
         for number, owner in zip(numbers.tolist(), owners.tolist(), strict=True):
             before = int(self._behind[owner - 1]) if owner else 0

@@ -14,6 +14,8 @@ What is held in memory is the lengths and their running sum, 12 bytes an utteran
 from __future__ import annotations
 
 import json
+import math
+import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,7 +118,7 @@ class FrameStore:
 
     def _place(self, utterance: int) -> tuple[int, int, int]:
         """Shard, place in it, and first frame in it."""
-        shard = int(np.searchsorted(self._firsts, utterance, side="right")) - 1
+        shard = int(self._firsts.searchsorted(utterance, "right")) - 1
         first = int(self._firsts[shard])
         return shard, utterance - first, int(self._starts[utterance] - self._starts[first])
 
@@ -124,8 +126,21 @@ class FrameStore:
         found = self._maps.get((shard, what))
         if found is None:
             path = self.folder / f"{self.manifest['shards'][shard]['name']}.{what}.npy"
-            found = self._maps[shard, what] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+            found = self._maps[shard, what] = _mapped(path)
         return found
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """An .npy file as an array; its pages are read as they are touched, and none beside them."""
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise CorpusError(f"{path} is an .npy file of version {version}, not one of ours: prepare the corpus again")
+        shape, _, kind = np.lib.format.read_array_header_1_0(file)
+        start, pages = file.tell(), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_RANDOM"):  # chunks are far apart: reading ahead would fetch 128 KB for 5
+        pages.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(pages, kind, offset=start, count=math.prod(shape)).reshape(shape)
 
 
 def open_store(folder: Path) -> FrameStore:
