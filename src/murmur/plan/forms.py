@@ -5,7 +5,7 @@ t_i: compute times of learner i; L learners; C: an allreduce, copies included; b
     SyncSGD          (E max_i t_i + C) / L                          nothing is hidden behind the backward pass
     KAVG, BMUF       (E max_i (t_i1 + ... + t_iK) + C) / (K L)
     DelayByOne       d_i <- max(d_i + t_i, max_j d_j + C), per round, / L
-    ADPSGD           1 / sum_i 1 / E t_i                            gradients wait for nobody
+    ADPSGD           1 / sum_i 1 / E t_i                            gradients wait for nobody; rounds: `plan.rounds`
     ASGD             max(b / B, b / R_copy, (E t + 2 (a + b / B) + 4 b / R_copy) / (L - 1))
     SuperLearners    the outer strategy among nodes whose t is max(E max inside + C inside, (n - 1) b / B'), and n
                      minibatches a gradient; a lock-step outer strategy also hands its weights to the n - 1 members,
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.mixing import uniform
+from murmur.plan.rounds import rounds_of
 from murmur.worlds.virtual.clock import Clock
 from murmur.worlds.virtual.cluster import Cluster, Link
 from murmur.worlds.virtual.network import Network
@@ -151,21 +152,14 @@ def _delayed(strategy: Any, setting: Setting) -> Form:
 
 
 def _gossiping(strategy: Any, setting: Setting) -> Form:
-    cluster, rate = setting.cluster, float((1 / setting.times.mean(0)).sum()) * setting.unit
-    learners = setting.learners
-    rows = [strategy.mixing(k, range(learners), k % learners) for k in range(min(8, 4 * learners))]
-    neighbours = sum(len(row) - 1 for row in rows) / len(rows)
-    shared = cluster.learners_per_node if learners == cluster.learners else 1
-    link = cluster.link
-    exchange = link.latency_seconds + neighbours * (shared * setting.size / link.bytes_per_second + 2 * setting.copies)
-    typical = float(np.median(setting.times.mean(0)))
-    rounds = 1.0 if exchange <= typical else typical / exchange
+    rate = float((1 / setting.times.mean(0)).sum()) * setting.unit
+    rounds = rounds_of(strategy.mixing, setting.cluster, setting.times)
     lines = (
-        "seconds a minibatch = 1 / sum_i 1 / E t_i;  a round: a + neighbours (learners a card b / B + 2 b / R_copy)",
-        f"                    = 1 / {rate:.6g} = {1 / rate:.6g};  a round of {neighbours:.3g} neighbours"
-        f" {exchange:.6g} s, so {rounds:.3g} rounds a gradient of {typical:.6g} s",
+        "seconds a minibatch = 1 / sum_i 1 / E t_i;  rounds a gradient from s, the seconds of an exchange, and t",
+        f"                    = 1 / {rate:.6g} = {1 / rate:.6g};  {rounds.neighbours:.3g} neighbours, s at most"
+        f" {rounds.seconds:.6g} s, so {rounds.per_gradient:.3g} rounds a gradient",
     )
-    return Form(1 / rate, COMPUTE, 4.0 + 2 * neighbours, lines, rounds)
+    return Form(1 / rate, COMPUTE, 4.0 + 2 * rounds.neighbours, lines, rounds.per_gradient)
 
 
 def _served(strategy: Any, setting: Setting) -> Form:  # noqa: ARG001 - damping costs no time
