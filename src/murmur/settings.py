@@ -23,7 +23,7 @@ VALUES: Mapping[str, Any] = {
     **strategies.ALL,
     **strategies.PARTS,
     **{name: getattr(optimizer, name) for name in ("SGD", "Adam", "NaturalGradientSGD", "FisherConfig")},
-    **{name: getattr(schedule, name) for name in ("Constant", "Exponential", "WarmUpAnneal", "Cosine")},
+    **{name: getattr(schedule, name) for name in schedule.__all__ if name[0].isupper()},
 }
 
 

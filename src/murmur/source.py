@@ -22,6 +22,9 @@ class Progress:
         fraction: share of the budget used so far, 0 to 1.
         loss: mean loss per sample of this learner's latest minibatch (nan before the first).
         rate: learning rate of the latest step (nan before the first).
+        learners: how many minibatches are dealt with at a time.
+        heldout: held-out losses of the consensus at the marks so far, if the schedule asks for them; None where not all
+            learners can know them: without lock-step.
     """
 
     minibatches: int
@@ -30,6 +33,8 @@ class Progress:
     fraction: float
     loss: float
     rate: float
+    learners: int = 1
+    heldout: tuple[float, ...] | None = ()
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from murmur.engine.budget import Budget
-from murmur.engine.schedule import Constant, Cosine, Exponential, WarmUpAnneal
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.engine.record import Record
+from murmur.engine.schedule import (
+    Constant,
+    Cosine,
+    Exponential,
+    LargeBatch,
+    NewBob,
+    TimesLearners,
+    WarmUpAnneal,
+)
 from murmur.engine.seeds import seed_of
-from murmur.learner import Progress
+from murmur.engine.trainer import Trainer
+from murmur.learner import Progress, Strategy
 from murmur.recipes.toy import ToyTask
+from murmur.settings import configure
+from murmur.strategies import ADPSGD, KAVG, SyncSGD
+from murmur.world import Seat
+from murmur.worlds.virtual.world import VirtualWorld
+from tasks import Quadratic
 
 
 def at(epoch: float, fraction: float = 0.0) -> Progress:
@@ -37,6 +57,85 @@ def test_schedules() -> None:
     assert [warm(at(e)) for e in (0, 5, 10)] == pytest.approx([1.0, 5.5, 10.0])
     assert warm(at(12)) == pytest.approx(5.0)  # two epochs of 1 / sqrt 2
     assert Cosine()(at(0, 1.0)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_rate_of_a_large_batch() -> None:
+    """Of a minibatch of 2560 against one of 256: 1 to 10 times over ten epochs, then 1/sqrt 2 after each epoch."""
+    large = LargeBatch(batch=2560)
+    found = [large(at(e)) for e in (0, 5, 9.99, 10, 10.9, 11, 11.9, 12, 14)]
+    half = 2**-0.5
+    assert found == pytest.approx([1, 5.5, 9.991, 10, 10, 10 * half, 10 * half, 5, 2.5])
+    assert LargeBatch()(at(3)) == 1.0
+    with pytest.raises(ValueError, match="positive batch"):
+        LargeBatch(batch=0)
+
+
+def test_newbob_waits_for_the_first_small_improvement_then_halves_at_every_mark() -> None:
+    bob = NewBob(improvement=0.1, times=3.0)
+
+    def factor(*losses: float) -> float:
+        return bob(replace(at(1), heldout=losses))
+
+    assert [factor(), factor(4.0), factor(4.0, 3.5)] == [3.0, 3.0, 3.0]
+    assert factor(4.0, 3.5, 3.3) == 1.5
+    assert factor(4.0, 3.5, 3.3, 2.0) == 0.75  # also after a large improvement
+    assert factor(4.0, 5.0, 1.0, 0.1) == 0.375
+    with pytest.raises(ValueError, match="do not meet at marks"):
+        bob(replace(at(1), heldout=None))
+
+
+def rates_of(experiment: Experiment, learners: int, out: Path | None = None, resume: bool = False) -> list[list[float]]:
+    rates: list[list[float]] = [[] for _ in range(learners)]
+
+    def observers(seat: Seat) -> tuple[object, ...]:
+        def see(record: Record) -> None:
+            if record.kind == "step":
+                rates[record.learner].append(record.rate)
+
+        return (see,)
+
+    Trainer(experiment, VirtualWorld(learners), out, observers, resume).fit()  # type: ignore[arg-type]
+    return rates
+
+
+@dataclass(frozen=True)
+class Told(Quadratic):
+    """Held-out losses that are given beforehand, one for each mark in turn."""
+
+    losses: Iterator[float] = field(default_factory=lambda: iter([4.0, 2.0, 1.9, 1.0, 0.9]), repr=False)
+
+    def evaluate(self, model: object) -> Mapping[str, float]:
+        return {"loss": next(self.losses)}
+
+
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2)], ids=repr)
+def test_all_learners_follow_the_held_out_loss_alike_and_after_resuming(strategy: Strategy, tmp_path: Path) -> None:
+    schedule = TimesLearners(NewBob(0.1))
+    experiment = Experiment(Told(per_epoch=6), strategy, Budget(minibatches=30), SGD(0.1), schedule, averaged_marks=0)
+    whole = rates_of(experiment, 3)
+    assert whole[0] == pytest.approx([0.3] * 6 + [0.15] * 2 + [0.075] * 2)
+    assert whole[0] == whole[1] == whole[2]
+    short = replace(experiment, task=Told(per_epoch=6), budget=Budget(minibatches=12))
+    assert rates_of(short, 3, tmp_path)[0] == whole[0][:4]
+    rest = replace(experiment, task=Told(per_epoch=6, losses=iter([1.9, 1.0, 0.9])))
+    assert rates_of(rest, 3, tmp_path, resume=True) == [own[4:] for own in whole]
+
+
+def test_newbob_is_refused_where_learners_do_not_meet() -> None:
+    with pytest.raises(ValueError, match="do not meet at marks"):
+        rates_of(Experiment(Told(per_epoch=6), ADPSGD(), Budget(minibatches=12), schedule=NewBob()), 2)
+
+
+def test_effective_rates_are_times_learners() -> None:
+    experiment = Experiment(Quadratic(), KAVG(5), Budget(minibatches=40), SGD(0.1), TimesLearners(Exponential(0.1)))
+    for learners in (1, 4):
+        own = rates_of(experiment, learners)[0]
+        assert own == pytest.approx([learners * 0.1 * 0.1 ** (n / 40) for n in range(0, 40, learners)])
+
+
+def test_the_command_line_makes_schedules() -> None:
+    made = configure(Experiment(Quadratic(), SyncSGD()), ["schedule=TimesLearners(Exponential(0.2))"])
+    assert made.schedule == TimesLearners(Exponential(0.2))
 
 
 @given(st.floats(0, 1), st.floats(0, 1))

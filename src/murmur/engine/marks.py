@@ -17,6 +17,7 @@ from torch import Tensor
 from murmur.engine.checkpoint import Checkpoints, layout_of, pack_optimizer, unpack_optimizer, write_pair
 from murmur.engine.kept import KeptMarks
 from murmur.engine.record import Record
+from murmur.engine.schedule import listens
 from murmur.engine.source import TaskSource
 from murmur.group import Group
 from murmur.learner import Learner
@@ -66,26 +67,38 @@ class Marks:
         buffers = self.source.buffers
         weights = await self._beside(me.group).mean(me.weights.snapshot())
         averaged = await self._beside(me.group).mean(buffers.gather()) if buffers.tensors else buffers.gather()
-        return self._conclude(me, start, done, (weights, averaged) if me.leads else None)
+        figures = self._evaluate((weights, averaged), done) if me.leads else None
+        await self._tell(me, figures)
+        return self._conclude(me, start, done, figures)
+
+    async def _tell(self, me: Learner, figures: Mapping[str, float] | None) -> None:
+        """Learner 0's held-out loss for everybody, if the schedule of the rates listens."""
+        if not listens(self.source.experiment.schedule):
+            return
+        loss = math.nan if figures is None else figures.get("loss", math.nan)
+        told = await self._beside(me.group).broadcast(torch.tensor([loss], dtype=torch.float64))
+        self.source.heldout = (*self.source.heldout, float(told))
+
+    def _evaluate(self, consensus: tuple[Tensor, Tensor], done: int) -> dict[str, float]:
+        """Held-out figures of the consensus (weights, buffers), which is kept where it is among the best."""
+        figures = dict(self.source.evaluate_with(*consensus))
+        self._keep(*consensus, figures, done)
+        return figures
 
     def _conclude(
         self,
         me: Learner,
         start: float,
         done: int,
-        consensus: tuple[Tensor, Tensor] | None,
+        figures: dict[str, float] | None,
         distance: float | None = None,
     ) -> dict[str, float]:
-        """Evaluate and keep the consensus (weights, buffers) where one is given, save this learner's state."""
-        figures: dict[str, float] = {}
-        if consensus is not None:
-            figures = dict(self.source.evaluate_with(*consensus))
-            self._keep(*consensus, figures, done)
+        """Save this learner's state; tell observers the figures where it has evaluated."""
         self._save(me, done)
         self.source.clock.leave_out(start)
-        if consensus is not None:
+        if figures is not None:
             self._observe(figures, done, me.steps, distance)
-        return figures
+        return figures or {}
 
     async def _pass_alone(self, me: Learner) -> None:
         """Without lock-step each learner passes a mark with its own claims; the others go on meanwhile.
@@ -104,7 +117,8 @@ class Marks:
         vectors = torch.stack(list((await me.flock.snapshots()).values()))
         mean = vectors.mean(0)
         distance = float((vectors - mean).square().sum(1).mean().sqrt())
-        self._conclude(me, start, done, (mean, self.source.buffers.gather()), distance)
+        figures = self._evaluate((mean, self.source.buffers.gather()), done)
+        self._conclude(me, start, done, figures, distance)
 
     async def finish(self, me: Learner) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The consensus at the end of a run without lock-step: its weights, buffers, and figures where it leads."""
@@ -114,8 +128,8 @@ class Marks:
         if source.buffers.tensors:
             buffers = await me.flock.consensus(buffers, "buffers")
             source.buffers.scatter(buffers)
-        figures = self._conclude(me, start, source.total, (weights, buffers) if me.leads else None, 0.0)
-        return weights, buffers, figures
+        figures = self._evaluate((weights, buffers), source.total) if me.leads else None
+        return weights, buffers, self._conclude(me, start, source.total, figures, 0.0)
 
     def _keep(self, weights: Tensor, buffers: Tensor, figures: Mapping[str, float], done: int) -> None:
         if self.out is None or self.kept is None:
@@ -158,6 +172,7 @@ class Marks:
             "best": self.best if math.isfinite(self.best) else None,
             "experiment": self.source.experiment.digest(),
             "optimizer": plain,
+            "heldout": self.source.heldout,
         }
         self.checkpoints.save(done, me.seat.group.rank, tensors, facts)
         if me.leads:
@@ -205,6 +220,7 @@ class Marks:
         self.outer = {k.removeprefix("outer."): t.to(device) for k, t in tensors.items() if k.startswith("outer.")}
         source.first = facts["minibatches"]
         source.clock.before = facts["seconds"]
+        source.heldout = tuple(facts["heldout"])
         self.best = math.inf if facts["best"] is None else facts["best"]
         self._next = (source.first // self._every + 1) * self._every
         if self.kept is not None and learner == 0:

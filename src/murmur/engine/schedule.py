@@ -1,18 +1,37 @@
 """Learning-rate schedules: pure functions of where the whole run stands, never of a learner's own steps.
 
 A schedule gives the factor by which the optimizer's rates are multiplied. Because it counts samples of all learners,
-the number of learners may change without retuning.
+the number of learners may change without retuning. (The minibatch may grow instead of the rate falling, as in Smith et
+al. 2018: that is the `minibatches` rule of the strategy AdaptiveKAVG.)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from murmur.learner import Progress
 
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Exponential",
+    "LargeBatch",
+    "NewBob",
+    "Schedule",
+    "TimesLearners",
+    "WarmUpAnneal",
+    "listens",
+]
+
 Schedule = Callable[[Progress], float]
+
+
+def listens(schedule: Schedule) -> bool:
+    """Whether a schedule follows the held-out losses; all learners are then told them at every mark."""
+    return bool(getattr(schedule, "listens", False))
 
 
 @dataclass(frozen=True)
@@ -63,3 +82,74 @@ class Cosine:
             return self.times * (at.fraction + 1e-3) / (self.warm + 1e-3)
         done = (at.fraction - self.warm) / max(1e-9, 1.0 - self.warm)
         return self.times * (self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done))))
+
+
+@dataclass(frozen=True)
+class TimesLearners:
+    """factor = learners * schedule: each learner's rate where `schedule` gives the effective one (Kaldi nnet3).
+
+    Averaging L models divides each one's step by L. ParameterAveraging multiplies by its own number of jobs already.
+    """
+
+    schedule: Schedule = field(default_factory=Exponential)
+
+    @property
+    def listens(self) -> bool:
+        """As the schedule within does."""
+        return listens(self.schedule)
+
+    def __call__(self, at: Progress) -> float:
+        return at.learners * self.schedule(at)
+
+
+@dataclass(frozen=True)
+class LargeBatch:
+    """Linear from 1 to batch / reference over `warm_epochs`, then times `decay` after every further epoch.
+
+    The recipe of IBM's papers for global minibatches of up to thousands of samples: the rate of a minibatch of 256 is
+    0.1, and for `batch` it warms up to 0.1 batch / 256. Unlike `WarmUpAnneal` it anneals in steps.
+    """
+
+    batch: float = 256.0
+    reference: float = 256.0
+    warm_epochs: float = 10.0
+    decay: float = 2**-0.5
+
+    def __post_init__(self) -> None:
+        if not (self.batch > 0 and self.reference > 0):
+            raise ValueError(f"LargeBatch needs a positive batch and reference, got {self}")
+
+    def __call__(self, at: Progress) -> float:
+        after = max(0, math.floor(at.epoch - self.warm_epochs))
+        whole = self.warm_epochs + after if at.epoch >= self.warm_epochs else at.epoch
+        return WarmUpAnneal(self.batch / self.reference, self.warm_epochs, self.decay)(replace(at, epoch=whole))
+
+
+@dataclass(frozen=True)
+class NewBob:
+    """factor = times * ratio^h, h: marks since the held-out loss first fell by less than `improvement` of itself.
+
+    Constant until a mark brings too little, then smaller at every mark (ICSI's QuickNet; there training also ends when
+    that brings too little again, here the budget ends it). Marks are `evaluate_every_epochs` apart. For strategies in
+    lock-step, whose learners can all know the loss.
+    """
+
+    improvement: float = 0.01
+    ratio: float = 0.5
+    times: float = 1.0
+    listens = True
+
+    def __call__(self, at: Progress) -> float:
+        """The factor.
+
+        Raises:
+            ValueError: the strategy is without lock-step.
+        """
+        if at.heldout is None:
+            raise ValueError(
+                "NewBob needs held-out losses that all learners know, but learners of this strategy do not meet at"
+                " marks: choose a schedule of samples alone, such as Exponential or LargeBatch"
+            )
+        slow = [after > before - self.improvement * abs(before) for before, after in pairwise(at.heldout)]
+        halvings = len(slow) - slow.index(True) if True in slow else 0
+        return self.times * self.ratio**halvings

@@ -35,6 +35,7 @@ class TaskSource:
         model: this learner's model; its trainable tensors are the live weights.
         first: minibatches that the run had done when this launch began (0, or the checkpoint's).
         total: minibatches of the whole budget.
+        heldout: losses of the consensus at the marks so far, where the schedule asks for them.
         skipped: minibatches of this learner whose loss was not a finite number.
     """
 
@@ -56,6 +57,7 @@ class TaskSource:
         self._turn = 0
         self._claimed = 0  # minibatches handed out to all learners, as far as this one's claims tell
         self._loss = self._rate = math.nan
+        self.heldout: tuple[float, ...] = ()
         self.skipped = self._skipped_in_a_row = 0
         self._natural = getattr(self.optimizer, "preconditioning", None)
         self._probe: Any = None
@@ -188,6 +190,8 @@ class TaskSource:
             fraction=minibatches / max(1, self.total),
             loss=self._loss,
             rate=self._rate,
+            learners=self.seat.group.size if self._deal is None else self._deal[2],
+            heldout=None if self._claimed else self.heldout,
         )
 
     def evaluate(self, w: Tensor) -> Mapping[str, float]:

@@ -1,0 +1,129 @@
+"""Held-out loss at equal samples: natural gradient against SGD, one learner, the same small sweep of rates on dev.
+
+    python benchmarks/natural_gradient_samples.py [--cache FOLDER] [--set budget.epochs=2] [RECIPE]
+
+Both with momentum 0.9; the rate is the best of RATES at the first seed by held-out loss, then fixed for the others.
+Every run is a line of results/natural_gradient_samples.jsonl; the script goes on where it was and takes a row for done
+if its experiment has the same digest. Also told: the share of SGD's samples after which natural gradient has reached
+SGD's best loss, interpolated between evaluation marks.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from measure import bar, close
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD, NaturalGradientSGD
+from murmur.engine.record import Record
+from murmur.engine.trainer import Trainer
+from murmur.settings import configure, load
+from murmur.strategies import SyncSGD
+from murmur.world import Seat
+from murmur.worlds.virtual.world import VirtualWorld
+
+RATES, SEEDS, MARKS = (0.02, 0.06, 0.2, 0.6), (0, 1, 2), 8
+KEPT = Path(__file__).parents[1] / "results" / "natural_gradient_samples.jsonl"
+SIDES = {"SGD": SGD(momentum=0.9), "natural gradient": NaturalGradientSGD(momentum=0.9)}
+
+Curve = list[tuple[float, float]]  # (samples, held-out loss) at every mark
+
+
+def run(experiment: Experiment, recipe: str, name: str) -> Curve:
+    """Train, or find the row of an earlier run; a run that diverges has a curve without points."""
+    digest = experiment.digest()
+    rows = [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+    for row in rows:
+        if row["digest"] == digest:
+            return [(samples, loss) for samples, loss in row["curve"]]
+    curve: Curve = []
+
+    def observers(_: Seat) -> tuple[Any, ...]:
+        def see(record: Record) -> None:
+            if record.kind == "evaluation":
+                curve.append((record.samples, record.loss))
+
+        return (see,)
+
+    try:
+        Trainer(experiment, VirtualWorld(1), observers=observers).fit()
+    except FloatingPointError as error:
+        print(f"{name}: {error}")
+        curve = []
+    lr = experiment.optimizer.lr  # type: ignore[attr-defined]
+    row = {"digest": digest, "recipe": recipe, "name": name, "lr": lr, "seed": experiment.seed, "curve": curve}
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    with KEPT.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    return curve
+
+
+def best(curve: Curve) -> float:
+    """Lowest held-out loss of a run; infinite if it diverged."""
+    return min((loss for _, loss in curve), default=float("inf"))
+
+
+def share_to(target: float, curve: Curve) -> float | None:
+    """Share of the run's samples at which `curve` first reaches `target`; None if it does not."""
+    before: tuple[float, float] | None = None
+    for samples, loss in curve:
+        if loss <= target:
+            part = 1.0 if before is None else (before[1] - target) / (before[1] - loss)
+            begun = 0.0 if before is None else before[0]
+            return (begun + (samples - begun) * part) / curve[-1][0]
+        before = samples, loss
+    return None
+
+
+def compare(base: Experiment, recipe: str) -> dict[str, Any]:
+    """Curves of both sides at their best rates, all seeds."""
+    found: dict[str, Any] = {}
+    for name, optimizer in SIDES.items():
+
+        def of(rate: float, seed: int, name: str = name, optimizer: Any = optimizer) -> Curve:
+            task = replace(base.task, seed=seed)  # type: ignore[type-var]
+            curve = run(replace(base, task=task, optimizer=replace(optimizer, lr=rate), seed=seed), recipe, name)
+            print(f"{name:17} rate {rate:<5} seed {seed}  held-out loss {best(curve):.4f}", flush=True)
+            return curve
+
+        sweep = {rate: best(of(rate, SEEDS[0])) for rate in RATES}
+        rate = min(sweep, key=lambda r: sweep[r])
+        curves = [of(rate, seed) for seed in SEEDS]
+        found[name] = {"rate": rate, "sweep": sweep, "losses": [best(c) for c in curves], "curves": curves}
+    return found
+
+
+def main(
+    recipe: Annotated[str, typer.Argument(help="a recipe of hybrid training, or a file")] = "digits_demo",
+    cache: Annotated[Path | None, typer.Option(help="folder with what a recipe keeps")] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", help="name=value of the experiment")] = None,
+) -> None:
+    """Run what is missing, then print the comparison."""
+    torch.set_num_threads(1)
+    base = configure(load(recipe), [*(setting or []), *([f"task.cache={cache}"] if cache else [])])
+    epochs = base.budget.total(base.task) / base.task.per_epoch
+    base = replace(base, strategy=SyncSGD(), evaluate_every_epochs=epochs / MARKS, averaged_marks=0)
+    found = compare(base, recipe)
+    sgd, natural = found["SGD"], found["natural gradient"]
+    ratios = [n / s for n, s in zip(natural["losses"], sgd["losses"], strict=True)]
+    pairs = zip(sgd["losses"], natural["curves"], strict=True)
+    shares = [share_to(loss, curve) for loss, curve in pairs]
+    told = [1.0 if share is None else share for share in shares]
+    print(f"loss ratios {ratios}; shares of the samples to SGD's best loss {shares} (None: not reached)")
+    figures = {"recipe": recipe, "found": found, "loss_ratios": ratios, "shares_of_samples": shares}
+    bars = [
+        bar(f"{recipe}: held-out loss, natural gradient / SGD, mean of seeds", statistics.mean(ratios), 1.0),
+        bar(f"{recipe}: samples to SGD's best loss, share of SGD's, mean of seeds", statistics.mean(told), 0.7),
+    ]
+    close("natural_gradient_samples", figures, bars)
+
+
+if __name__ == "__main__":
+    typer.run(main)
