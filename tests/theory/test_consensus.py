@@ -10,7 +10,7 @@ import torch
 
 from murmur.learner import Strategy
 from murmur.mixing import Mixing, contraction, exponential, matrix, pairwise, randomized_ring, ring, spectral_gap
-from murmur.plan.course import Walk, follow, quadratic
+from murmur.plan.course import Even, Walk, follow, quadratic
 from murmur.strategies import ADPSGD
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.theory.consensus import (
@@ -20,7 +20,7 @@ from murmur.theory.consensus import (
     ring_eigenvalues,
     ring_gap,
 )
-from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, Lognormal
 
 COORDINATES, ROUNDS, RATE = 256, 120, 0.3
 QUADRATIC = NoisyQuadratic(curvature=1.0, variance=COORDINATES, rate=RATE)
@@ -106,7 +106,7 @@ def at_rest(values: list[float]) -> float:
 )
 def test_learners_of_equal_speed(strategy: Strategy, learners: int, wanted: float) -> None:
     walk = Walk(quadratic(torch.zeros(COORDINATES), 1.0, 1.0), RATE, seed=learners)
-    course = follow(strategy, Cluster(learners=learners, compute=Constant(0.1)), walk, learners * ROUNDS)
+    course = follow(strategy, Cluster(learners=learners, compute=Even()), walk, learners * ROUNDS)
     assert at_rest(course.distance_square) == pytest.approx(wanted, rel=TOLERANCE)
     assert at_rest(course.consensus_square) == pytest.approx(QUADRATIC.consensus_square(learners), rel=2 * TOLERANCE)
 

@@ -9,7 +9,7 @@ import torch
 
 from murmur.learner import Strategy
 from murmur.mixing import contraction, randomized_ring, ring
-from murmur.plan.course import Walk, cosine, follow
+from murmur.plan.course import Even, Walk, cosine, follow
 from murmur.strategies import ADPSGD, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.theory.convergence import (
@@ -91,7 +91,7 @@ def test_impossible_problems_and_flocks() -> None:
 def mean_square(
     strategy: Strategy, learners: int, gradients: int, rate: float, cluster: Cluster | None = None
 ) -> float:
-    cluster = cluster or Cluster(learners=learners, compute=Constant(0.1))
+    cluster = cluster or Cluster(learners=learners, compute=Even())
     course = follow(strategy, cluster, Walk(LANDSCAPE, rate), gradients)
     return sum(course.gradient_square) / len(course.gradient_square)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from murmur.mixing import ring
-from murmur.plan.course import Walk, cosine, follow
+from murmur.plan.course import Even, Walk, cosine, follow
 from murmur.strategies import ADPSGD, SyncSGD
 from murmur.theory.effective import effective_cosine_rate, effective_rate, smoothed_smoothness
-from murmur.worlds.virtual.cluster import Cluster, Constant
+from murmur.worlds.virtual.cluster import Cluster
 
 
 def test_definition() -> None:
@@ -33,7 +33,7 @@ def test_smoothing() -> None:
 def test_spread_learners_slow_themselves_down(noise: float) -> None:
     rate, P = 0.5, 1024
     start = torch.full((P,), 0.5, dtype=torch.float64)
-    course = follow(ADPSGD(ring), Cluster(learners=8, compute=Constant(0.1)), Walk(cosine(start, noise), rate), 8 * 40)
+    course = follow(ADPSGD(ring), Cluster(learners=8, compute=Even()), Walk(cosine(start, noise), rate), 8 * 40)
     later = slice(10, None)
     spread = sum(course.distance_square[later]) / len(course.distance_square[later]) / P
     agreement = sum(course.agreement[later]) / len(course.agreement[later])

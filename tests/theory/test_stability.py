@@ -10,7 +10,7 @@ import torch
 
 from murmur.learner import Strategy
 from murmur.mixing import randomized_ring, ring
-from murmur.plan.course import Walk, follow, quadratic
+from murmur.plan.course import Even, Walk, follow, quadratic
 from murmur.strategies import ADPSGD, ASGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.theory.consensus import randomized_ring_contraction, ring_eigenvalues
@@ -21,7 +21,7 @@ from murmur.theory.stability import (
     largest_step,
     radius,
 )
-from murmur.worlds.virtual.cluster import Cluster, Constant
+from murmur.worlds.virtual.cluster import Cluster
 
 
 @pytest.mark.parametrize("delay", range(8))
@@ -69,7 +69,7 @@ def test_strategies_stand_what_theory_says(strategy: Strategy, learners: int, li
 
     def grown(share: float) -> float:
         walk = Walk(quadratic(torch.zeros(64), 1.0, 1.0), share * limit)
-        course = follow(strategy, Cluster(learners=learners, compute=Constant(0.1)), walk, 160 * learners)
+        course = follow(strategy, Cluster(learners=learners, compute=Even()), walk, 160 * learners)
         squares = [a + b for a, b in zip(course.consensus_square, course.distance_square, strict=True)]
         return sum(squares[-20:]) / sum(squares[60:80])
 
