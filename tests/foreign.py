@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(6, 8)
+        self.unused = nn.Linear(2, 2)
         self.frozen = nn.Linear(8, 8)
         self.frozen.requires_grad_(False)
         self.norm = nn.BatchNorm1d(8)
@@ -28,7 +30,6 @@ class Net(nn.Module):
         self.tied = nn.Linear(8, 8)
         self.tied.weight = self.square.weight
         self.outer = nn.Linear(8, 3)
-        self.unused = nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(self.frozen(torch.relu(self.inner(x))))
@@ -77,12 +78,14 @@ def state(model: nn.Module) -> Tensor:
 class ForeignLoop:
     """Learner r goes through `batches[r]` minibatches, `accumulate` a step; gives its final state and its gradients.
 
-    Each learner begins with weights of its own, which learner 0's replace.
+    Each learner begins with weights of its own, which learner 0's replace. `behind` says of each whether it marks the
+    last backward pass of its steps.
     """
 
     strategy: Strategy
     batches: tuple[int, ...]
     accumulate: int = 3
+    behind: tuple[bool, ...] = (False,) * 4
 
     async def __call__(self, seat: Seat) -> tuple[Tensor, bool]:
         rank, size = seat.group.rank, seat.group.size
@@ -94,13 +97,26 @@ class ForeignLoop:
         with murmur.join(self.strategy, model, optimizer, plan, seat) as me:
             for step, numbers in enumerate(micro_batches(self.batches[rank], self.accumulate)):
                 total = torch.zeros(())
+                samples = 4.0 * len(numbers)
                 for i in numbers:
                     loss = loss_of(model, number(step, i, rank, size, self.accumulate)) / len(numbers)
-                    loss.backward()
+                    last = self.behind[rank] and i == numbers[-1]
+                    with me.last_backward(samples) if last else nullcontext():
+                        loss.backward()
                     total += loss.detach()
-                me.step(samples=4.0 * len(numbers), loss=float(total))
+                me.step(samples=samples, loss=float(total))
                 unused = unused or any(p.grad is not None for p in model.unused.parameters())
         return state(model), unused
+
+
+@dataclass(frozen=True)
+class Words:
+    """A program of a joined loop in a few words."""
+
+    body: Callable[[Seat], object]
+
+    async def __call__(self, seat: Seat) -> object:
+        return self.body(seat)
 
 
 def micro_batches(count: int, accumulate: int) -> list[Sequence[int]]:

@@ -11,17 +11,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torchft_manager import managed
 
 LEARNERS, WARM, STEPS, K, RATE, BATCH = 2, 40, 400, 8, 0.05, 64
 Step = Callable[[], None]
-System = tuple[nn.Module, Step]  # what the loop calls: the model, and what stands for optimizer.step()
+Last = Callable[[], AbstractContextManager[object]]
+System = tuple[nn.Module, Step, Last]  # the model, what stands for optimizer.step(), and around the backward pass
 
 
 def model() -> nn.Module:
@@ -37,13 +38,15 @@ def batches(learner: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, (x @ truth).argmax(1)
 
 
-def loop(net: nn.Module, step: Step, data: list[tuple[Tensor, Tensor]]) -> float:
+def loop(net: nn.Module, step: Step, last: Last, data: list[tuple[Tensor, Tensor]]) -> float:
     """Seconds of all steps after the first WARM ones."""
     began = math.nan
     for n, (x, y) in enumerate(data):
         if n == WARM:
             began = time.perf_counter()
-        cross_entropy(net(x), y).backward()
+        loss = cross_entropy(net(x), y)
+        with last():
+            loss.backward()
         step()
     return time.perf_counter() - began
 
@@ -62,7 +65,7 @@ def ours(strategy: str, net: nn.Module, learner: int, port: int) -> Iterator[Sys
     }[strategy]
     place = Place(learner, LEARNERS, learner, "127.0.0.1", port, 0, LEARNERS, "learner 0")
     with murmur.join(made, net, torch.optim.SGD(net.parameters(), lr=RATE), seat=place) as me:
-        yield net, me.step
+        yield net, me.step, me.last_backward
 
 
 def _process_group(learner: int, port: int) -> None:
@@ -82,7 +85,8 @@ def _step(optimizer: torch.optim.Optimizer, after: Step = lambda: None) -> Step:
 @contextmanager
 def ddp(net: nn.Module, learner: int, port: int) -> Iterator[System]:
     _process_group(learner, port)
-    yield nn.parallel.DistributedDataParallel(net), _step(torch.optim.SGD(net.parameters(), lr=RATE))
+    wrapped = nn.parallel.DistributedDataParallel(net)
+    yield wrapped, _step(torch.optim.SGD(net.parameters(), lr=RATE)), nullcontext
 
 
 @contextmanager
@@ -91,7 +95,8 @@ def averager(net: nn.Module, learner: int, port: int) -> Iterator[System]:
 
     _process_group(learner, port)
     mean = PeriodicModelAverager(period=K, warmup_steps=0)
-    yield net, _step(torch.optim.SGD(net.parameters(), lr=RATE), lambda: mean.average_parameters(net.parameters()))
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
+    yield net, _step(optimizer, lambda: mean.average_parameters(net.parameters())), nullcontext
 
 
 @contextmanager
@@ -105,45 +110,22 @@ def accelerate(net: nn.Module, learner: int, port: int) -> Iterator[System]:
     torch.set_num_threads(1)  # it has just chosen another number
     wrapped, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=RATE))
     with LocalSGD(accelerator=accelerator, model=wrapped, local_sgd_steps=K, enabled=True) as local:
-        yield wrapped, _step(optimizer, local.step)
+        yield wrapped, _step(optimizer, local.step), nullcontext
 
 
 @contextmanager
 def torchft(kind: str, net: nn.Module, learner: int, port: int) -> Iterator[System]:
     from torchft import local_sgd
-    from torchft.coordination import LighthouseServer
-    from torchft.manager import Manager
-    from torchft.process_group import ProcessGroupGloo
 
-    house = LighthouseServer(bind=f"127.0.0.1:{port}", min_replicas=LEARNERS) if learner == 0 else None
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    manager = Manager(
-        pg=ProcessGroupGloo(),
-        load_state_dict=net.load_state_dict,
-        state_dict=net.state_dict,
-        min_replica_size=LEARNERS,
-        use_async_quorum=False,
-        timeout=timedelta(seconds=30),
-        rank=0,
-        world_size=1,
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        lighthouse_addr=f"http://127.0.0.1:{port}",
-        hostname="127.0.0.1",
-        replica_id=f"learner_{learner}",
-        init_sync=False,
-    )
     inner = torch.optim.SGD(net.parameters(), lr=RATE)
     outer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5, nesterov=True)
-    block = {
-        "LocalSGD": lambda: local_sgd.LocalSGD(manager, net, inner, sync_every=K),
-        "DiLoCo": lambda: local_sgd.DiLoCo(manager, [net], inner, outer, sync_every=K),
-    }[kind]()
-    with block:
-        yield net, _step(inner)
-    manager.shutdown()
-    if house is not None:
-        house.shutdown()
+    with managed(net, learner, LEARNERS, port) as manager:
+        block = {
+            "LocalSGD": lambda: local_sgd.LocalSGD(manager, net, inner, sync_every=K),
+            "DiLoCo": lambda: local_sgd.DiLoCo(manager, [net], inner, outer, sync_every=K),
+        }[kind]()
+        with block:
+            yield net, _step(inner), nullcontext
 
 
 def main(system: str, learner: int, port: int) -> None:
@@ -153,8 +135,8 @@ def main(system: str, learner: int, port: int) -> None:
     plain = {"ddp": ddp, "averager": averager, "accelerate": accelerate}.get(kind)
     net = model()
     data = list(batches(learner, WARM + STEPS))
-    with plain(net, learner, port) if plain else opened(name, net, learner, port) as (wrapped, step):  # type: ignore[misc]
-        seconds = loop(wrapped, step, data)
+    with plain(net, learner, port) if plain else opened(name, net, learner, port) as running:  # type: ignore[misc]
+        seconds = loop(*running, data)
     with torch.no_grad():
         held = [float(cross_entropy(net(x), y)) for x, y in batches(99, 20)]
     print(f"result {STEPS * BATCH / seconds} {sum(held) / len(held)}", flush=True)

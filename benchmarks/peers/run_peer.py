@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from oracle import LEARNERS, RATE, K, batches, checksum, model
 from torch.nn.functional import cross_entropy
+from torchft_manager import managed
 
 
 def accelerate(learner: int, port: int) -> float:
@@ -32,41 +31,17 @@ def accelerate(learner: int, port: int) -> float:
 
 
 def torchft(learner: int, port: int) -> float:
-    from torchft.coordination import LighthouseServer
     from torchft.local_sgd import LocalSGD
-    from torchft.manager import Manager
-    from torchft.process_group import ProcessGroupGloo
 
-    house = LighthouseServer(bind=f"127.0.0.1:{port}", min_replicas=LEARNERS) if learner == 0 else None
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
-    manager = Manager(
-        pg=ProcessGroupGloo(),
-        load_state_dict=net.load_state_dict,
-        state_dict=net.state_dict,
-        min_replica_size=LEARNERS,
-        use_async_quorum=False,
-        timeout=timedelta(seconds=30),
-        rank=0,
-        world_size=1,
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        lighthouse_addr=f"http://127.0.0.1:{port}",
-        hostname="127.0.0.1",
-        replica_id=f"learner_{learner}",
-        init_sync=False,
-    )
-    with LocalSGD(manager, net, optimizer, sync_every=K):
-        for x, y in batches(learner):
-            optimizer.zero_grad()
-            cross_entropy(net(x), y).backward()
-            optimizer.step()
-    result = checksum(net)
-    manager.shutdown()
-    if house is not None:
-        house.shutdown()
-    return result
+    with managed(net, learner, LEARNERS, port) as manager:
+        with LocalSGD(manager, net, optimizer, sync_every=K):
+            for x, y in batches(learner):
+                optimizer.zero_grad()
+                cross_entropy(net(x), y).backward()
+                optimizer.step()
+        return checksum(net)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,8 @@ class Joined:
             RuntimeError: this step has had one already.
         """
         if self._running is None:
-            self._advance()
+            with self._loop.weights.held():  # the model has been through a forward pass: nothing may land in it now
+                self._advance()
         start = None if self._ended else self._loop.before_backward
         with self._source.behind.last(positive(samples), start):
             yield
@@ -265,6 +266,7 @@ class Joined:
         """Nothing is averaged any more; the others learn that this learner is gone."""
         if self._running is not None:
             self._running.close()
+        self._all.loops.give_up()
         if self.size > 1:
             self._answers.stop()
         if not self._me.in_step:
@@ -275,7 +277,7 @@ class Joined:
         self._loop.over = True
         self._source.clear()  # what was computed without a step behind it belongs to none
         try:
-            self._all.loops.announce()
+            self._all.loops.announce([self.rank])
             self._advance()
             drive(self._settle())
         except BaseException:

@@ -6,26 +6,54 @@ budget is spent when the loops of all live learners are over.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Generator, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from murmur.group import Group, Letter
+from murmur.group import Group, Letter, PeerLost
 from murmur.roll import Roll, View
 
 
+class Leaving:
+    """A sum under way; whoever keeps it does not keep the connections it runs on once it is done or given up."""
+
+    def __init__(self, under_way: Awaitable[Tensor]) -> None:
+        self.under_way: Awaitable[Tensor] | None = under_way
+
+    def __await__(self) -> Generator[Any, None, Tensor]:
+        if self.under_way is None:
+            raise PeerLost("the sum was given up")
+        total = yield from self.under_way.__await__()
+        self.under_way = None
+        return total
+
+
 class Loops:
-    """Whose loops are over, told through counters of the group of all learners."""
+    """What the groups of a loop share: whose loops are over, told through counters; sums under way."""
 
     def __init__(self, world: Group) -> None:
         self.world = world
         self._over: set[int] = set()
+        self._leaving: list[Leaving] = []
 
-    def announce(self) -> None:
-        """This learner's loop offers no more steps, or nobody asks for them."""
-        if self.world.rank not in self._over:
-            self._over.add(self.world.rank)
-            self.world.count(f"loop {self.world.rank} is over", 1)
+    def leaves(self, under_way: Awaitable[Tensor]) -> Leaving:
+        """A sum has begun."""
+        self._leaving = [leaving for leaving in self._leaving if leaving.under_way is not None]
+        self._leaving.append(Leaving(under_way))
+        return self._leaving[-1]
+
+    def give_up(self) -> None:
+        """No sum is waited for any more: the others learn that this learner is gone when its connections close."""
+        for leaving in self._leaving:
+            leaving.under_way = None
+
+    def announce(self, learners: Sequence[int]) -> None:
+        """The loops of these learners offer no more steps, or nobody asks for them."""
+        for rank in learners:
+            if rank not in self._over:
+                self._over.add(rank)
+                self.world.count(f"loop {rank} is over", 1)
 
     def over(self, learners: Sequence[int]) -> bool:
         """Whether the loops of all these learners are over."""
@@ -53,8 +81,8 @@ class LoopRoll(Roll):
 
     @property
     def spent(self) -> bool:
-        # Who asks this takes no more minibatches: its own have come to an end, or it serves the others.
-        self.group.loops.announce()
+        # Who asks this takes no more minibatches, of its node neither: they have come to an end, or it serves others.
+        self.group.loops.announce(self.group.node_of(self.group.rank))
         return all(self.group.over_for(rank) for rank in self.inner.view().live)
 
     def reach(self, stage: str) -> bool:
@@ -74,12 +102,16 @@ class JoinedGroup(Group):
         self._roll: LoopRoll | None = None
 
     def over_for(self, rank: int) -> bool:
-        """Whether a member has no more minibatches; the leader of a node speaks for those that stand before the next.
+        """Whether a member has no more minibatches; the leader of a node speaks for its members.
 
         Asked by members for themselves too, because a leader goes on while its node has anything to do.
         """
+        return self.loops.over(self.node_of(rank))
+
+    def node_of(self, rank: int) -> range:
+        """The learners that a member speaks for: all that stand before the next member."""
         ends = [*self.members[1:], self.loops.world.size]
-        return self.loops.over(range(self.members[rank], ends[rank]))
+        return range(self.members[rank], ends[rank])
 
     @property
     def roll(self) -> Roll:
@@ -116,4 +148,4 @@ class JoinedGroup(Group):
         return self.inner.count(counter, amount)
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
-        return self.inner.start_sum(x)
+        return self.loops.leaves(self.inner.start_sum(x))
