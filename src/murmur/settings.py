@@ -18,11 +18,13 @@ from murmur.engine import optimizer, schedule
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.learner import Strategy
+from murmur.speech import models
 
 VALUES: Mapping[str, Any] = {
     **strategies.ALL,
     **strategies.PARTS,
     **{name: getattr(optimizer, name) for name in ("SGD", "Adam", "NaturalGradientSGD", "FisherConfig")},
+    **{name: getattr(models, name) for name in ("Dnn", "Lstm", "Blstm", "Tdnn")},
     **{name: getattr(schedule, name) for name in schedule.__all__ if name[0].isupper()},
 }
 

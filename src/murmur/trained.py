@@ -73,7 +73,8 @@ def choose(out: Path, choice: Choice, digest: str) -> tuple[str, Path]:
 def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
     """Put a trained model's weights into `model`.
 
-    Reads what training writes (vectors, with names in the JSON beside), and any .safetensors file of named tensors.
+    Reads what training writes (vectors, with names in the JSON beside), and any .safetensors file of named tensors. A
+    model may name modules (`starts_without`) that a file may hold beyond its own, as a pre-trained stack does.
 
     Returns:
         What stands beside the model: figures, minibatches; nothing for a stranger's file.
@@ -92,25 +93,37 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
     vectors, facts = read_pair(stem)
     mine = layout_of(model)
     for part in ("weights", "buffers"):
-        if "tensors" in facts:
-            _compare({n: s for n, s in facts["tensors"][part]}, {n: s for n, s in mine[part]}, stem)
         wanted = Layout.trainable(model) if part == "weights" else Layout.buffers(model)
-        if vectors[part].numel() != wanted.numel:
+        vector = vectors[part]
+        if "tensors" in facts:
+            shapes = facts["tensors"][part]
+            cut = torch.split(vector, [math.prod(shape) for _, shape in shapes])
+            pieces = {name: piece for (name, _), piece in zip(shapes, cut, strict=True)}
+            given = {n: s for n, s in shapes if not _left_out(n, model)}
+            _compare(given, {n: s for n, s in mine[part]}, stem)
+            vector = torch.cat([pieces[n] for n in given]) if given else vector
+        if vector.numel() != wanted.numel:
             raise SettingError(
-                f"{stem}: its {part} are {vectors[part].numel()} numbers, the model has {wanted.numel}: it is of"
+                f"{stem}: its {part} are {vector.numel()} numbers, the model has {wanted.numel}: it is of"
                 " another experiment"
             )
-        wanted.scatter(vectors[part].to(wanted.device))
+        wanted.scatter(vector.to(wanted.device))
     return facts
 
 
 def _put_named(model: nn.Module, named: Mapping[str, Tensor], stem: Path) -> None:
     own = {n: t for n, t in model.state_dict().items() if t.is_floating_point()}
-    given = {n: t for n, t in named.items() if t.is_floating_point()}
+    given = {n: t for n, t in named.items() if t.is_floating_point() and not _left_out(n, model)}
     _compare({n: list(t.shape) for n, t in given.items()}, {n: list(t.shape) for n, t in own.items()}, stem)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
+
+
+def _left_out(name: str, model: nn.Module) -> bool:
+    """Whether a tensor of a file is one that the model does without."""
+    own = {n.partition(".")[0] for n, _ in model.named_children()}
+    return name.partition(".")[0] in set(getattr(model, "starts_without", ())) - own
 
 
 def _compare(given: Mapping[str, list[int]], wanted: Mapping[str, list[int]], stem: Path) -> None:

@@ -68,41 +68,46 @@ class AcousticDnn(nn.Module):
     """The module behind `Dnn`. Sigmoid layers start as Glorot and Bengio (2010) advise.
 
     Attributes:
-        hidden: the affine maps of the hidden layers, from the bottom up.
+        maps: the affine maps of the hidden layers, from the bottom up.
     """
 
-    starts_without = ("visible",)  # what a pre-trained stack holds and this network has no use for
+    starts_without: tuple[str, ...] = ("visible",)  # what a pre-trained stack holds and this network has no use for
 
     def __init__(self, config: Dnn, inputs: int, outputs: int) -> None:
         super().__init__()
+        self.inputs = inputs
         self.offsets = tuple(range(-config.context, config.context + 1))
         self.kept: Kept = config.kept
         sizes = [inputs * len(self.offsets)] + [config.hidden] * config.layers
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.maps = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.nonlinearity = NONLINEARITIES[config.nonlinearity]()
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(config.hidden, outputs)
         if config.nonlinearity == "sigmoid":
-            for layer in self.hidden:
-                assert isinstance(layer, nn.Linear)
+            for layer in self.affine:
                 nn.init.xavier_uniform_(layer.weight, gain=4.0)
                 nn.init.zeros_(layer.bias)
+
+    @property
+    def affine(self) -> list[nn.Linear]:
+        """The affine maps of the hidden layers."""
+        return [layer for layer in self.maps if isinstance(layer, nn.Linear)]
 
     def output_lengths(self, lengths_N: Tensor) -> Tensor:
         """Output frames of utterances of `lengths_N` input frames: as many."""
         return lengths_N
 
-    def visible(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
+    def spliced(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
         """What the first layer sees, (N, T, (2 context + 1) F); past the edges of the input the edge frame repeats."""
         return splice(edges_repeated(feats_NTF, lengths_N), self.offsets)
 
     def layer(self, number: int, x: Tensor) -> Tensor:
         """Output of hidden layer `number`, 0 the lowest, for its input."""
-        return self.dropout(self.nonlinearity(self.hidden[number](x)))
+        return self.dropout(self.nonlinearity(self.maps[number](x)))
 
     def forward(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
         """logits_NTC; with `lengths_N` the padding repeats the last frame of each utterance, as the edges do."""
-        x = self.visible(feats_NTF, lengths_N)
-        for number in range(len(self.hidden)):
+        x = self.spliced(feats_NTF, lengths_N)
+        for number in range(len(self.maps)):
             x = through(self.layer, self.kept, number, x)
         return self.output(x)

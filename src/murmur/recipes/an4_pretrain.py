@@ -1,0 +1,20 @@
+"""Pre-training of a sigmoid network for AN4.
+
+murmur train an4_pretrain --set task.supervised.corpus=FOLDER --out runs/an4-stack
+murmur train an4 --set task.corpus=FOLDER --set 'task.network=Dnn(512, 3)' --init runs/an4-stack
+"""
+
+from __future__ import annotations
+
+from murmur.engine.experiment import Experiment
+from murmur.recipes import an4
+from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.pretrain import stack_of
+from murmur.speech.models import Dnn
+
+
+def experiment() -> Experiment:
+    """Three machines of 512 units."""
+    task = an4.experiment().task
+    assert isinstance(task, HybridTask)
+    return stack_of(task, Dnn(hidden=512, layers=3))

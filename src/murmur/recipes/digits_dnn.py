@@ -1,0 +1,22 @@
+"""The digits of the demo by a sigmoid network, from random weights or from a pre-trained stack.
+
+murmur train digits_dnn --out runs/dnn
+murmur train pretrain --out runs/stack && murmur train digits_dnn --init runs/stack --out runs/fine-tuned
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.recipes import digits_demo
+from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.pretrain import SMALL
+
+
+def experiment() -> Experiment:
+    """Plain SGD with momentum, as pre-training was meant for."""
+    demo = digits_demo.experiment()
+    assert isinstance(demo.task, HybridTask)
+    return replace(demo, task=replace(demo.task, network=SMALL), optimizer=SGD(0.1, momentum=0.9))
