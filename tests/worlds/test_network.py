@@ -345,3 +345,15 @@ def test_recorded_times_are_replayed(tmp_path: Path) -> None:
 def test_impossible_clusters_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 99)), max_size=30), st.integers(1, 4))
+def test_the_ledger_of_cards_holds_what_leaves_a_node(messages: list[tuple[int, int, int]], width: int) -> None:
+    network = Network(Clock(), Cluster(8, learners_per_node=width))
+    for source, to, size in messages:
+        network.send(source, to, size, lambda: None)
+    for node in range(-(-8 // width)):
+        left = sum(b for i, j, b in messages if i // width == node != j // width)
+        assert network.card_bytes[node] == left
+    for learner in range(8):
+        assert network.sent_bytes[learner] == sum(b for i, _, b in messages if i == learner)

@@ -26,7 +26,8 @@ def marks_table(account: Account) -> Table:
 
 def speed_table(accounts: Sequence[Account], title: str) -> Table:
     """One line a run: how fast, how idle, what bound it."""
-    table = Table("strategy", title=title, caption="idle: mean over the learners (range)")
+    table = Table(title=title, caption="idle: mean over the learners (range)")
+    table.add_column("strategy", overflow="fold")
     for name in ("virtual h", "samples/s", "idle, %"):
         table.add_column(name, justify="right")
     table.add_column("bound by")
@@ -39,7 +40,8 @@ def speed_table(accounts: Sequence[Account], title: str) -> Table:
 
 def traffic_table(accounts: Sequence[Account], title: str) -> Table:
     """One line a run: how stale gradients were, and how many bytes went where."""
-    table = Table("strategy", title=title, caption="card: of the node that sent most; time: of its use at full speed")
+    table = Table(title=title, caption="card: of the node that sent most; time: of its use at full speed")
+    table.add_column("strategy", overflow="fold")
     for name in ("staleness", "GB sent", "by a card", "time, %"):
         table.add_column(name, justify="right")
     for account in accounts:
