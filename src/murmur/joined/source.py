@@ -69,6 +69,7 @@ class LoopSource:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.layout, self.buffers = Layout.trainable(model), Layout.buffers(model)
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.behind = Behind(self.layout)
         self.times = 1.0
         self.stepping = False
@@ -87,9 +88,8 @@ class LoopSource:
         Raises:
             RuntimeError: another one has; names it.
         """
-        known = {id(t) for t in self.layout.tensors}
-        for name, p in self.model.named_parameters():
-            if p.grad is not None and id(p) not in known:
+        for name, p in self._frozen:
+            if p.grad is not None:
                 raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: unfreeze it before")
 
     def next_index(self, steps: int) -> int | None:
@@ -145,11 +145,13 @@ class LoopSource:
         present = [t.grad is not None for t in self.layout.tensors]
         if before_backward is None:
             self.layout.gather_gradients(self._g)
-            self._g.div_(offer.scale)
+            if offer.scale != 1.0:
+                self._g.div_(offer.scale)
         elif not begun:
-            for tensor in self.layout.tensors:
-                if tensor.grad is not None and offer.scale != 1.0:
-                    tensor.grad.div_(offer.scale)
+            if offer.scale != 1.0:
+                for tensor in self.layout.tensors:
+                    if tensor.grad is not None:
+                        tensor.grad.div_(offer.scale)
             before_backward(offer.samples)
         return Gradient(self._g, present, offer.samples, offer.loss)
 
