@@ -31,18 +31,14 @@ POLL_SECONDS = 0.25  # at most so long until a change of the view is noticed whi
 
 @dataclass
 class Edge:
-    """What is under way between this learner and one neighbour.
+    """What this learner knows of one neighbour.
 
     Attributes:
         incarnation: of the neighbour; another one makes another edge.
-        posted: this learner's snapshot that waits for the neighbour's.
-        weight: T_ij as this end has it.
         answered: whether the neighbour began the latest exchange, so that this end's next round has had it already.
     """
 
     incarnation: int
-    posted: Tensor | None = None
-    weight: float = 0.0
     answered: bool = False
 
 
@@ -51,6 +47,7 @@ class Flock:
 
     Attributes:
         holders: ranks whose weights make up the model; None: all learners' do (a parameter server's alone do).
+        pace_seconds: the median of this learner's latest gradient times, the time of a round; 0 before the first.
         exchanges: completed so far.
         dropped: letters of learners that are gone, or meant for an earlier incarnation of this one.
     """
@@ -60,8 +57,10 @@ class Flock:
         self.holders: tuple[int, ...] | None = None
         self.exchanges = self.dropped = 0
         self._edges: dict[int, Edge] = {}
+        self._begun: dict[int, tuple[Tensor, float]] = {}  # snapshots that wait for a neighbour's, and their T_ij
         self._seen: View = group.roll.view()
         self._took: deque[float] = deque(maxlen=15)
+        self.pace_seconds = 0.0
         self._closing = False
         self._asked = 0
 
@@ -90,11 +89,6 @@ class Flock:
         return held
 
     @property
-    def pace_seconds(self) -> float:
-        """The median of this learner's latest gradient times: the time of a round."""
-        return statistics.median(self._took) if self._took else 0.0
-
-    @property
     def poll_seconds(self) -> float:
         """How often something is looked at that nobody announces."""
         return min(POLL_SECONDS, max(self.pace_seconds / 4, 1e-3)) if self._took else POLL_SECONDS
@@ -102,6 +96,7 @@ class Flock:
     def took(self, seconds: float) -> None:
         """A gradient took so long; the first one starts the rounds."""
         self._took.append(seconds)
+        self.pace_seconds = statistics.median(self._took)
         if len(self._took) == 1:
             self._tell_self(WAKE)
 
@@ -139,14 +134,14 @@ class Flock:
             edge = self._edge(j)
             if edge is None:
                 continue
-            begun = sum(e.weight for e in self._edges.values() if e.posted is not None)
-            if edge.posted is None and not edge.answered and begun + weight <= MOST_BEGUN:
+            begun = sum(weight for _, weight in self._begun.values())
+            if j not in self._begun and not edge.answered and begun + weight <= MOST_BEGUN:
                 x = self.group.as_sent(self.weights.snapshot()) if x is None else x
                 self._post(j, edge, x, weight)
             edge.answered = False
 
     def _post(self, j: int, edge: Edge, x: Tensor, weight: float) -> None:
-        edge.posted, edge.weight = x, weight
+        self._begun[j] = x, weight
         self.group.post(x, j, GOSSIP, (SWAP, self._incarnation(self.group.rank), edge.incarnation, weight))
 
     def _take(self, letter: Letter) -> None:
@@ -166,13 +161,12 @@ class Flock:
         if edge is None or theirs != edge.incarnation or ours != self._incarnation(self.group.rank):
             self.dropped += 1
             return
-        if edge.posted is None:
+        if letter.source not in self._begun:
             self._post(letter.source, edge, self.group.as_sent(self.weights.snapshot()), weight)
             edge.answered = True
-        assert edge.posted is not None
-        mean_weight = (edge.weight + weight) / 2  # both ends must use the same; in a symmetric T they do already
-        self.weights.add_((letter.x - edge.posted).mul_(mean_weight))
-        edge.posted = None
+        posted, own = self._begun.pop(letter.source)
+        # Both ends must use the same weight; in a symmetric T they do already.
+        self.weights.add_(letter.x - posted, alpha=(own + weight) / 2)
         self.exchanges += 1
 
     def _incarnation(self, j: int) -> int:
@@ -194,6 +188,7 @@ class Flock:
             same = view.incarnations.get(me) == before.incarnations.get(me)
             kept = {j: e for j, e in self._edges.items() if view.incarnations.get(j) == e.incarnation}
             self._edges = kept if same else {}
+            self._begun = {j: b for j, b in self._begun.items() if j in self._edges}
         return view
 
     async def _settle(self) -> None:
@@ -204,7 +199,7 @@ class Flock:
             if letter is not None:
                 self._take(letter)
             self._refresh()
-            settled = all(edge.posted is None for edge in self._edges.values())
+            settled = not self._begun
 
     async def snapshots(self) -> dict[int, Tensor]:
         """The weights that make up the model at about this moment, by rank; others answer beside their gradients."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ def ring(k: int, view: Sequence[int], learner: int) -> Row:  # noqa: ARG001 - th
 
 def randomized_ring(k: int, view: Sequence[int], learner: int) -> Row:
     """T_k = P_k' T_ring P_k: a ring through a fresh random order of the learners in every round."""
-    return ring(k, _shuffled(k, view), learner)
+    return ring(k, _shuffled(k, tuple(view)), learner)
 
 
 def pairwise(k: int, view: Sequence[int], learner: int) -> Row:
@@ -53,7 +54,7 @@ def exponential(k: int, view: Sequence[int], learner: int) -> Row:
 
 def random_pairs(k: int, view: Sequence[int], learner: int) -> Row:
     """A half each in a fresh random matching in every round."""
-    return _matched(0, _shuffled(k, view), learner, hop=1)
+    return _matched(0, _shuffled(k, tuple(view)), learner, hop=1)
 
 
 ALL: dict[str, Mixing] = {f.__name__: f for f in (uniform, ring, randomized_ring, pairwise, exponential, random_pairs)}
@@ -88,8 +89,9 @@ def contraction(mixing: Mixing, learners: int, rounds: int = 200) -> float:
     return float(torch.linalg.eigvalsh(square - 1 / learners)[-1])
 
 
-def _shuffled(k: int, view: Sequence[int]) -> list[int]:
-    return random.Random(f"murmur mixing {k}").sample(sorted(view), len(view))
+@lru_cache(maxsize=1024)  # in one process many learners ask for the same round
+def _shuffled(k: int, view: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(random.Random(f"murmur mixing {k}").sample(sorted(view), len(view)))
 
 
 def _matched(k: int, view: Sequence[int], learner: int, hop: int) -> Row:

@@ -47,10 +47,10 @@ class LeaderWeights(Weights):
                     w.add_(part)
             return w
 
-    def add_(self, delta: Tensor) -> None:
+    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
         with self._section():
             self.version += 1
-            self._due = delta.clone() if self._due is None else self._due.add_(delta)
+            self._due = delta * alpha if self._due is None else self._due.add_(delta, alpha=alpha)
 
     def set_(self, w: Tensor) -> None:
         with self._section():

@@ -78,13 +78,13 @@ class Weights:
                 self._ahead = None
                 self.layout.scatter(w)
 
-    def add_(self, delta: Tensor) -> None:
-        """w_i <- w_i + delta. Gradients that landed in the meantime survive."""
+    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
+        """w_i <- w_i + alpha delta. Gradients that landed in the meantime survive."""
         if delta.shape != (self.layout.numel,):
             raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(delta.shape)}")
         with self._section():
             self.version += 1
-            self._writable().add_(delta)
+            self._writable().add_(delta, alpha=alpha)
             self._settle()
 
     @contextmanager

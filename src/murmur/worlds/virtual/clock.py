@@ -41,7 +41,7 @@ class Event(Generic[T]):
             raise RuntimeError(f"{self.what} happened twice")
         self.fired, self._value, self._error = True, value, error
         for task in self._waiting:
-            self.clock.after(0.0, task.resume)
+            self.clock.now_do(task.resume)
         self._waiting.clear()
 
     def failed(self) -> BaseException | None:
@@ -128,12 +128,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.events = 0
         self.notes: list[str] = []  # what a report should mention besides the waiting tasks
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._ready: deque[tuple[int, Callable[[], None]]] = deque()  # what happens now: no need to sort it
         self._count = 0
-        self._still = 0
+        self._dropped = 0
         self._tasks: dict[int, Task[Any]] = {}
         self._paused_until: dict[int, float] = {}
         self._failure: Exception | None = None
@@ -143,10 +142,20 @@ class Clock:
         if not seconds >= 0:
             raise ValueError(f"an event must not lie in the past: {seconds} s")
         if seconds == 0:
-            self._ready.append((self._count, act))
-        else:
-            heapq.heappush(self._queue, (self.now + seconds, self._count, act))
+            self.now_do(act)
+            return
+        heapq.heappush(self._queue, (self.now + seconds, self._count, act))
         self._count += 1
+
+    def now_do(self, act: Callable[[], None]) -> None:
+        """Let `act` happen at this moment, after what is to happen now already."""
+        self._ready.append((self._count, act))
+        self._count += 1
+
+    @property
+    def events(self) -> int:
+        """How many have happened."""
+        return self._count - len(self._queue) - len(self._ready) - self._dropped
 
     def event(self, what: str) -> Event[Any]:
         """A new event."""
@@ -162,7 +171,7 @@ class Clock:
         """Run a coroutine as a task of learner `owner`, from now on."""
         task: Task[T] = Task(self, coroutine, what, owner)
         self._tasks[id(task)] = task
-        self.after(0.0, task.resume)
+        self.now_do(task.resume)
         return task
 
     def ended(self, task: Task[Any]) -> None:
@@ -199,20 +208,19 @@ class Clock:
             Livelock: too many events happen at one and the same time.
             Exception: what `abort` was given.
         """
-        queue, ready = self._queue, self._ready
-        while self._tasks:
+        queue, ready, tasks, still = self._queue, self._ready, self._tasks, 0
+        while tasks:
             if ready and not (queue and queue[0][0] <= self.now and queue[0][1] < ready[0][0]):
                 act = ready.popleft()[1]
-                self._still += 1
+                still += 1
             elif queue:
                 at, _, act = heapq.heappop(queue)
-                self._still = 0 if at > self.now else self._still + 1
+                still = 0 if at > self.now else still + 1
                 self.now = at
             else:
                 raise Deadlock(self._report(f"virtual cluster is stuck at t={self.now:.3f}s"))
-            if self._still > STILL_EVENTS:
+            if still > STILL_EVENTS:
                 raise Livelock(self._report(f"{STILL_EVENTS} events without time passing at t={self.now:.3f}s"))
-            self.events += 1
             act()
             if self._failure is not None:
                 raise self._failure
@@ -221,6 +229,7 @@ class Clock:
         """Drop whatever has not ended (after an error)."""
         for task in list(self._tasks.values()):
             task.kill()
+        self._dropped += len(self._queue) + len(self._ready)
         self._queue.clear()
         self._ready.clear()
 

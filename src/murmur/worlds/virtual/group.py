@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,16 @@ from murmur.worlds.virtual.clock import Clock, Event
 from murmur.worlds.virtual.network import Network
 
 Inbox = dict[str, list[Letter]]
+Waiting = tuple[str, int | None, Event[Any]]  # tag, source (None: anyone), what fires
+SAME_MOMENT = 1e-12  # of the time: two sums of the same seconds may differ in the last bits
+
+
+@dataclass
+class Alarm:
+    """What ends somebody's wait for a message at the moment `at`."""
+
+    at: float
+    waiting: Waiting
 
 
 class Meeting:
@@ -51,7 +63,7 @@ class Hub:
         self.clock, self.network, self.name, self.members = clock, network, name, list(members)
         self.meetings: dict[tuple[str, int], Meeting] = {}
         self.inboxes: list[Inbox] = [defaultdict(list) for _ in members]
-        self.receivers: list[list[tuple[str, int | None, Event[Any]]]] = [[] for _ in members]
+        self.receivers: list[list[Waiting]] = [[] for _ in members]
         self.counters: dict[str, int] = defaultdict(int)
         self.parts: dict[str, Hub] = {}
         self.register = Register.of(len(members))
@@ -141,6 +153,7 @@ class VirtualGroup(Group):
         self._calls: dict[str, int] = defaultdict(int)
         self._roll = LocalRoll(hub.register, rank)
         self._awaited: dict[tuple[str, int | None], str] = {}  # names of events, made once
+        self._alarm: Alarm | None = None
 
     async def _meet(self, verb: str, value: Any, finish: Callable[[list[Any]], tuple[Any, float]]) -> Any:
         self._calls[verb] += 1
@@ -210,14 +223,26 @@ class VirtualGroup(Group):
         waiting = (tag, source, event)
         hub.receivers[self.rank].append(waiting)
 
-        def expire() -> None:
-            if waiting in hub.receivers[self.rank]:
-                hub.receivers[self.rank].remove(waiting)
-                event.fire(None)
-
         if seconds < float("inf"):
-            clock.after(seconds, expire)
+            self._alarm_after(seconds, waiting)
         return await event
+
+    def _alarm_after(self, seconds: float, waiting: Waiting) -> None:
+        """Wake who waits for a message. Whoever hears a letter often waits on until the same moment: one alarm does."""
+        at, alarm = self.hub.clock.now + seconds, self._alarm
+        if alarm is not None and alarm.waiting[2].fired and abs(alarm.at - at) <= SAME_MOMENT * at:
+            alarm.waiting = waiting
+            return
+        self._alarm = alarm = Alarm(at, waiting)
+        self.hub.clock.after(seconds, partial(self._ring, alarm))
+
+    def _ring(self, alarm: Alarm) -> None:
+        if self._alarm is alarm:
+            self._alarm = None
+        receivers = self.hub.receivers[self.rank]
+        if not alarm.waiting[2].fired and alarm.waiting in receivers:
+            receivers.remove(alarm.waiting)
+            alarm.waiting[2].fire(None)
 
     def _name_of(self, tag: str, source: int | None) -> str:
         whom = "anyone" if source is None else f"learner {self.hub.members[source]}"
