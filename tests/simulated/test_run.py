@@ -124,6 +124,9 @@ def test_bytes_of_a_mean_by_hand() -> None:
     """Rings of b bytes through 2 nodes of 2: 2 (L - 1) / L b cross each card; hierarchical: 2 (N - 1) / N b."""
     cluster = Cluster(4, Constant(0.1), learners_per_node=2, message_bytes=1000.0)
     assert time_strategy(KAVG(1), cluster, 4).card_bytes == pytest.approx((1500.0, 1500.0))
+    for allreduce in ("ring", "tree", "hierarchical"):
+        alone = replace(cluster, learners_per_node=4, allreduce=allreduce)
+        assert time_strategy(KAVG(1), alone, 4).card_bytes == (0.0,)
     assert time_strategy(KAVG(1), replace(cluster, allreduce="hierarchical"), 4).card_bytes == pytest.approx(
         (1000.0,) * 2
     )
@@ -135,6 +138,8 @@ def test_a_run_that_is_cut_off_is_continued(tmp_path: Path) -> None:
     whole = simulate(simulation(tmp_path / "whole", "KAVG(K=3)"))
     first = simulation(tmp_path / "parts", "KAVG(K=3)", ("budget.minibatches=12", *SMALL[1:]))
     simulate(first)
+    with (first.out / "records.jsonl").open("a") as records:  # a step after the checkpoint, and one cut off in mid-line
+        records.write(json.dumps({"kind": "step", "learner": 0, "minibatches": 12}) + '\n{"kind": "st')
     seconds, steps = behind(first.out)
     assert dict(steps) == {0: 3, 1: 3, 2: 3, 3: 3}
     parts = simulate(replace(simulation(first.out, "KAVG(K=3)"), resume=True))
