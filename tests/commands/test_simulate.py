@@ -88,6 +88,8 @@ def test_a_lost_flock_is_told_and_counts_as_a_failure(tmp_path: Path) -> None:
         (["--rejoin", "1@1s"], "--rejoin '1@1s': learner 1 is not killed before 1 s"),
         (["--strategy", "KVAG"], "there is no 'KVAG'; did you mean 'KAVG'?"),
         (["--strategy", "KAVG", "--strategy", "KAVG"], "--strategy 'KAVG' is named twice"),
+        (["--strategy", "KAVG", "--strategy", "KAVG(K=8)"], "'KAVG(K=8)' and 'KAVG' are the same: name it once"),
+        (["--timing-only", "--resume"], "--timing-only keeps no checkpoints to --resume from"),
         (["--model-bytes", "-1"], "Cluster.message_bytes must be finite and not negative, got -1"),
         (["--trace", "nowhere.json"], "--trace nowhere.json has times and jitter of its own"),
     ],

@@ -152,7 +152,7 @@ def folders(out: Path, strategies: Sequence[str | None]) -> list[Path]:
     """Where each strategy's run goes: `out` itself, or folders in it named after the strategies.
 
     Raises:
-        SettingError: the same strategy is named twice.
+        SettingError: two of them would have one name.
     """
     if len(strategies) == 1:
         return [out]
@@ -166,6 +166,11 @@ def folders(out: Path, strategies: Sequence[str | None]) -> list[Path]:
 def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
     """Check all before any is run; prepare the data, and measure a step where nothing says how long it takes."""
     first, experiment = simulations[0], simulations[0].experiment()
+    strategies = [simulation.experiment().strategy for simulation in simulations]
+    for place, simulation in enumerate(simulations):
+        if (before := strategies.index(strategies[place])) < place:
+            same = f"--strategy {simulation.strategy!r} and {simulations[before].strategy!r} are the same"
+            raise SettingError(f"{same}: name it once")
     assumed = 1.0 if first.scenario.unknown_step(experiment) else first.scenario.step_seconds
     for simulation in simulations:
         replace(simulation.scenario, step_seconds=assumed).cluster(simulation.experiment())

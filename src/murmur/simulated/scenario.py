@@ -157,6 +157,10 @@ class Simulation:
     tested: Choice | None = "lowest"
     timing_only: bool = False
 
+    def __post_init__(self) -> None:
+        if self.timing_only and self.resume:
+            raise SettingError("--timing-only keeps no checkpoints to --resume from: leave one of the two out")
+
     def experiment(self) -> Experiment:
         """The resolved experiment; the same, to the digest, as that of a real run.
 
