@@ -60,7 +60,10 @@ def ran(world: ThreadWorld | PooledWorld, program: Program[object]) -> list[obje
 
 
 NODES = {f"nodes of {outer}, {size}": (SuperLearners(outer, 2), size) for outer in (KAVG(2), ASGD()) for size in (3, 4)}
-IN_THREADS = {name: (make(), 4 if name == "SuperLearners" else 2) for name, make in ALL.items()} | NODES
+# A loop is a share of its own already.
+IN_THREADS = {
+    name: (make(), 4 if name == "SuperLearners" else 2) for name, make in ALL.items() if name != "OwnShares"
+} | NODES
 # What processes do differently is done by these: sums behind gradients, means beside them, edges, nodes.
 IN_PROCESSES = {name: IN_THREADS[name] for name in ("SyncSGD", "DelayByOne", "ADPSGD", "SuperLearners")}
 
