@@ -12,6 +12,7 @@ from murmur.plan.forms import Setting, form_of
 from murmur.plan.timing import time_strategy
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
+from murmur.worlds.virtual.presets import preset
 
 FAST = Link(50e-6, 12.5e9)
 SLOW = Link(50e-6, 0.5e9)
@@ -47,6 +48,14 @@ def test_closed_form_is_what_the_simulator_takes(strategy: Strategy, where: str)
     found = time_strategy(strategy, cluster, minibatches)
     form = form_of(strategy, Setting.of(cluster))
     assert form.seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
+
+
+@pytest.mark.parametrize("strategy", [SuperLearners(ADPSGD(), 8), SuperLearners(KAVG(4), 8)], ids=repr)
+def test_wide_nodes_that_copy_to_the_host(strategy: Strategy) -> None:
+    """Vectors for seven members leave one after another, a copy of the next beside the way of the one before."""
+    cluster = preset("v100-ethernet").cluster(16, Lognormal(0.07, 0.1), 165e6)
+    found = time_strategy(strategy, cluster, 16 * 200)
+    assert form_of(strategy, Setting.of(cluster)).seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
 
 
 def test_what_binds_is_named() -> None:

@@ -192,7 +192,8 @@ def _nodes(strategy: Any, setting: Setting) -> Form:
     within = replace(cluster, learners=width, links={}, faults=())
     inside = Setting(within, setting.times[:, :width]).allreduce()
     link = cluster.inside if cluster.learners_per_node > 1 else cluster.link
-    handed = (width - 1) * (setting.size / link.bytes_per_second + setting.copies) + (width > 1) * setting.copies
+    moving, copying = setting.size / link.bytes_per_second, setting.copies  # a copy goes out while another one moves
+    handed = (width - 1) * max(moving, copying) + (width > 1) * (min(moving, copying) + copying)
     sets = SETS_WEIGHTS.get(type(strategy.outer).__name__, 0.0) / getattr(strategy.outer, "K", 1)
     slowest = setting.times.reshape(len(setting.times), -1, width).max(2)
     times = np.maximum(slowest + inside, 0.0 if sets else handed) + sets * handed
