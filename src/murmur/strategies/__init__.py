@@ -13,6 +13,7 @@ from murmur.strategies.bmuf import BMUF
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.strategies.exchanged import Exchanged
 from murmur.strategies.kavg import KAVG
+from murmur.strategies.own_shares import OwnShares
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.strategies.super_learners import SuperLearners
 from murmur.strategies.sync_sgd import SyncSGD
@@ -30,6 +31,7 @@ ALL: Mapping[str, Callable[..., Strategy]] = {
         ASGD,
         SuperLearners,
         Exchanged,
+        OwnShares,
     )
 }
 PARTS: Mapping[str, Any] = {  # what strategies take as arguments, by the names that the command line understands
@@ -53,6 +55,7 @@ __all__ = [
     "AdaptiveKAVG",
     "DelayByOne",
     "Exchanged",
+    "OwnShares",
     "ParameterAveraging",
     "SuperLearners",
     "SyncSGD",

@@ -84,4 +84,5 @@ FACTS: dict[str, Facts] = {
     "ASGD": Facts(lambda _, learners, __: 2.0 if learners > 1 else 0.0, None, True, True, in_step=False),
     "SuperLearners": Facts(_of_nodes, None, True, True, in_step=False),
     "Exchanged": Facts(_inner, None, True, True),
+    "OwnShares": Facts(_inner, None, True, True, in_step=False),
 }

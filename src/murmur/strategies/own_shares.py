@@ -1,0 +1,108 @@
+"""Every learner takes its own share of the minibatches, dealt out before the run, instead of claiming the next one.
+
+    learner i takes n = i, i + L, i + 2 L, ...      in place of      whoever is free takes the next n
+
+For strategies all of whose learners claim (ADPSGD): it is how published asynchronous systems with statically partitioned
+data work. A straggler's share is done by nobody else, so the run lasts as long as the slowest learner needs for its
+L-th part; what a lost learner had not done is never done. With `task.chunks.parts` = L a share is a fixed part of the
+corpus too. Strategies that go in step deal out like this anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from murmur.group import Group, Letter
+from murmur.learner import Learner, Strategy
+from murmur.roll import Roll, View
+from murmur.strategies.adpsgd import ADPSGD
+from murmur.strategies.asgd import ASGD
+
+DONE = "own share done"
+
+
+class ShareRoll(Roll):
+    """Hands out this learner's share; everything else is the group's register."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._left = True
+
+    def view(self, fresh: bool = False) -> View:
+        return self._group.roll.view(fresh)
+
+    def claim(self, first: int, total: int) -> int | None:
+        # Counted where all learners count: one that is started again goes on behind what it had begun.
+        turn = self._group.count(f"share of {self._group.rank}", 1) - 1
+        number = first + self._group.rank + turn * self._group.size
+        self._left = number < total
+        return number if self._left else None
+
+    @property
+    def spent(self) -> bool:
+        return not self._left and self._group.roll.reach(DONE)
+
+    def reach(self, stage: str) -> bool:
+        return self._group.roll.reach(stage)
+
+    def leave(self) -> None:
+        self._group.roll.leave()
+
+
+class SharesGroup(Group):
+    """The learners of `inner`, whose roll hands out shares."""
+
+    def __init__(self, inner: Group) -> None:
+        self.inner, self._shares = inner, ShareRoll(inner)
+        self.rank, self.size, self.name = inner.rank, inner.size, inner.name
+        self.adds_beside = inner.adds_beside
+
+    @property
+    def roll(self) -> Roll:
+        return self._shares
+
+    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
+        return await self.inner._weigh(x, weight)
+
+    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        return await self.inner._mean(x, weights)
+
+    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+        self.inner.post(x, to, tag, note)
+
+    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+        return await self.inner.recv(source, tag)
+
+    async def hear(self, tag: str, seconds: float) -> Letter | None:
+        return await self.inner.hear(tag, seconds)
+
+    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        return await self.inner.broadcast(x, root)
+
+    def split(self, parts: Sequence[Sequence[int]]) -> SharesGroup | None:
+        part = self.inner.split(parts)
+        return None if part is None else SharesGroup(part)
+
+    def count(self, counter: str, amount: int = 0) -> int:
+        return self.inner.count(counter, amount)
+
+    def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
+        return self.inner.start_sum(x)
+
+
+@dataclass(frozen=True)
+class OwnShares:
+    """`strategy` with shares dealt out before the run."""
+
+    strategy: Strategy = field(default_factory=ADPSGD)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.strategy, ASGD):
+            raise ValueError("ASGD cannot have its minibatches dealt out: its server would leave its share undone")
+
+    async def __call__(self, me: Learner) -> None:
+        me.group = SharesGroup(me.group)
+        await self.strategy(me)
