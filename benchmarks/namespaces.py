@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +23,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from murmur.world import Seat
 from murmur.worlds.torch.environment import Place, child_variables
 from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, Missing, listen
 from murmur.worlds.torch.launch import die_with_parent, end_all
 from murmur.worlds.torch.store import connect
+from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.virtual.cluster import Link
 
 MARK = "murbench"
 QUEUE_SECONDS = 0.02  # that much may wait for a link, as in a switch with a small buffer
 LEAST_QUEUE_BYTES = 20_000
+EXCHANGES = 11
 
 
 def run(words: str, check: bool = True) -> str:
@@ -233,3 +240,60 @@ def learners(network: Network, where: Sequence[int], words: Sequence[str]) -> It
         flock.dismiss()
         for process in processes:
             process.wait(60)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What two learners measure of their network: medians, in seconds.
+
+    Attributes:
+        message: a small message and its answer.
+        mean: the mean of a vector of both.
+        exchange: a vector of each to the other.
+        adding: one vector to another.
+    """
+
+    message: float
+    mean: float
+    exchange: float
+    adding: float
+
+    def link(self, num_bytes: float) -> Link:
+        """The mean is 2 messages of half a vector and an addition of half of one: 2 (a + b / 2 B) + adding / 2."""
+        latency = self.message / 2
+        return Link(latency, num_bytes / (self.mean - 2 * latency - self.adding / 2))
+
+
+def exchanges(place: Place, numel: int) -> dict[str, float]:
+    """A `Pair`, as a duty of two learners; the first one's figures hold."""
+    x, small, other = torch.zeros(numel), torch.zeros(1), 1 - place.rank
+    times: dict[str, list[float]] = {name: [] for name in ("message", "mean", "exchange", "adding")}
+
+    @contextmanager
+    def timed(what: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        times[what].append(time.monotonic() - began)
+
+    async def program(seat: Seat) -> None:
+        group = seat.group
+        for _ in range(EXCHANGES):
+            await group.broadcast(small)  # together
+            with timed("message"):
+                if place.rank == 0:
+                    group.post(small, other)
+                await group.recv(other)
+                if place.rank == 1:
+                    group.post(small, other)
+            await group.broadcast(small)
+            with timed("mean"):
+                await group.start_sum(x)
+            await group.broadcast(small)
+            with timed("exchange"):
+                group.post(x, other)
+                await group.recv(other)
+            with timed("adding"):
+                x.add_(x)
+
+    TorchWorld(place, timeout_seconds=60).run(program)
+    return {what: statistics.median(found[1:]) for what, found in times.items()}

@@ -7,11 +7,13 @@ backward can.
 
 from __future__ import annotations
 
+import os
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,6 +131,28 @@ class Ran:
 def cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+class Others:
+    """What the other processes of this machine compute from now on; Linux.
+
+    Args:
+        own: processes that are not others, beside this one.
+    """
+
+    def __init__(self, own: Sequence[int]) -> None:
+        self.own = [os.getpid(), *own]
+        self.began, self.before = time.monotonic(), self._used()
+
+    @property
+    def cores(self) -> float:
+        """How many cores they have kept busy on average, without what the kernel did for them."""
+        return (self._used() - self.before) / (time.monotonic() - self.began)
+
+    def _used(self) -> float:
+        user, nice = Path("/proc/stat").read_text().split()[1:3]
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.own]
+        return (int(user) + int(nice) - sum(int(stat[11]) for stat in stats)) / os.sysconf("SC_CLK_TCK")
 
 
 def train(place: Place, task: Task, strategy: Strategy, minibatches: int, rate: float = 0.05) -> Ran:
