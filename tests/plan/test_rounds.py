@@ -44,7 +44,7 @@ def test_pairs_within_an_eighth(mixing: Mixing, x: float) -> None:
     assert planned(mixing, cluster) == pytest.approx(simulated(mixing, cluster), rel=0.125)
 
 
-@pytest.mark.parametrize("bytes_per_second", [0.5e9, 1e9])
+@pytest.mark.parametrize("bytes_per_second", [0.25e9, 0.5e9, 1e9])
 @pytest.mark.parametrize("mixing", [ring, randomized_ring])
 def test_nodes_that_share_a_card(mixing: Mixing, bytes_per_second: float) -> None:
     """Of a fixed ring two edges leave a node, of a random one nearly all."""
