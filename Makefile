@@ -27,7 +27,7 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 
 bench: .venv/installed-dev
-	@for script in $(filter-out $(addprefix benchmarks/,measure.py results.py namespaces.py paced.py equal_samples.py graph_memory.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out $(addprefix benchmarks/,measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py graph_memory.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 # Other systems for side-by-side benchmarks, in an environment of their own.
 peers:

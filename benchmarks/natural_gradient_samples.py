@@ -31,6 +31,7 @@ from murmur.worlds.virtual.world import VirtualWorld
 
 RATES, SEEDS, MARKS = (0.02, 0.06, 0.2, 0.6), (0, 1, 2), 8
 KEPT = Path(__file__).parents[1] / "results" / "natural_gradient_samples.jsonl"
+RECORD = KEPT.parent / "bench" / "natural_gradient_samples.json"
 SIDES = {"SGD": SGD(momentum=0.9), "natural gradient": NaturalGradientSGD(momentum=0.9)}
 
 Curve = list[tuple[float, float]]  # (samples, held-out loss) at every mark
@@ -100,6 +101,15 @@ def compare(base: Experiment, recipe: str) -> dict[str, Any]:
     return found
 
 
+def earlier(recipe: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Figures and bars of the other recipes, from the record of the run before."""
+    if not RECORD.exists():
+        return {}, []
+    record = json.loads(RECORD.read_text())
+    figures = {name: value for name, value in record["figures"].items() if name != recipe}
+    return figures, [b for b in record["bars"] if not b["what"].startswith(f"{recipe}:")]
+
+
 def main(
     recipe: Annotated[str, typer.Argument(help="a recipe of hybrid training, or a file")] = "digits_demo",
     cache: Annotated[Path | None, typer.Option(help="folder with what a recipe keeps")] = None,
@@ -117,8 +127,9 @@ def main(
     shares = [share_to(loss, curve) for loss, curve in pairs]
     told = [1.0 if share is None else share for share in shares]
     print(f"loss ratios {ratios}; shares of the samples to SGD's best loss {shares} (None: not reached)")
-    figures = {"recipe": recipe, "found": found, "loss_ratios": ratios, "shares_of_samples": shares}
-    bars = [
+    figures, bars = earlier(recipe)
+    figures[recipe] = {"found": found, "loss_ratios": ratios, "shares_of_samples": shares}
+    bars += [
         bar(f"{recipe}: held-out loss, natural gradient / SGD, mean of seeds", statistics.mean(ratios), 1.0),
         bar(f"{recipe}: samples to SGD's best loss, share of SGD's, mean of seeds", statistics.mean(told), 0.7),
     ]

@@ -118,10 +118,10 @@ class Bare:
 SIDES: list[Bare] = []
 
 
-def compare(task: Chunks, strategy: SyncSGD | KAVG) -> tuple[list[float], list[float]]:
+def compare(task: Chunks, strategy: SyncSGD | KAVG, steps: int = STEPS) -> tuple[list[float], list[float]]:
     """CPU seconds of every step of ours and of the bare loop, without the first ones, which warm up."""
     SIDES[:] = [Bare(task)]
-    experiment = Experiment(task, strategy, Budget(minibatches=STEPS + WARM), Alternating(0.1, momentum=0.9))
+    experiment = Experiment(task, strategy, Budget(minibatches=steps + WARM), Alternating(0.1, momentum=0.9))
     Trainer(experiment, TorchWorld(Place(0, 1, 0, "127.0.0.1", 0), store=HashStore())).fit()
     return SIDES[0].ours[WARM:], SIDES[0].bare[WARM:]
 
