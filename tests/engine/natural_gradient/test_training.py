@@ -72,6 +72,24 @@ def test_replicas_stay_equal_to_the_bit_though_estimates_differ(world: VirtualWo
         assert torch.equal(steps[0], steps[2])
 
 
+def test_minibatches_of_any_size_are_estimated_alike(tmp_path: Path) -> None:
+    """Twice the samples, each there twice: the mean's derivatives are halved, the estimate of them is the same."""
+
+    @dataclass(frozen=True)
+    class Twice(ToyTask):
+        def minibatch(self, n: int) -> tuple[Tensor, Tensor]:
+            x, y = super().minibatch(n)
+            return torch.cat((x, x)), torch.cat((y, y))
+
+    rho = []
+    for name, task in (("once", ToyTask(samples=64)), ("twice", Twice(samples=64))):
+        lasting = NaturalGradientSGD(0.05, fisher=FisherConfig(history_samples=1e-3))  # eta = 0.9 for both
+        Trainer(Experiment(task, SyncSGD(), Budget(minibatches=1), lasting), VirtualWorld(1), tmp_path / name).fit()
+        _, facts = read_pair(tmp_path / name / "checkpoints" / "0000000001" / "learner-0")
+        rho.append(facts["optimizer"]["optimizer.2.out.rho"])
+    assert rho[0] == pytest.approx(rho[1], rel=1e-3)
+
+
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4)], ids=repr)
 def test_a_resumed_run_ends_with_the_same_bits(strategy: Strategy, tmp_path: Path) -> None:
     """The estimates, and how often they were updated, come back from the checkpoint."""
