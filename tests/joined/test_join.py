@@ -233,12 +233,15 @@ class Differing:
         odd = seat.group.rank == 1
         model = nn.Sequential(net(0), nn.Linear(3, 3)) if odd and self.what == "model" else net(0)
         strategy = KAVG(5) if odd and self.what == "strategy" else KAVG(4)
-        with murmur.join(strategy, model, torch.optim.SGD(model.parameters(), 0.1), seat=seat):
+        kind = torch.optim.Adam if odd and self.what == "optimizer" else torch.optim.SGD
+        with murmur.join(strategy, model, kind(model.parameters(), 0.1), seat=seat):
             pass
 
 
-@pytest.mark.parametrize("what", ["model", "strategy"])
-@pytest.mark.parametrize("world", ["threads", "processes"])
+@pytest.mark.parametrize(
+    ("what", "world"),
+    [("model", "threads"), ("strategy", "threads"), ("optimizer", "threads"), ("model", "processes")],
+)
 def test_what_differs_is_named_at_the_start(what: str, world: str, pool: Pool) -> None:
     where = threads(3) if world == "threads" else PooledWorld(pool, 3)
     with pytest.raises((WorldMismatch, LearnerFailed), match=rf"the {what} of learners \[1\] differs from learner 0's"):

@@ -1,0 +1,62 @@
+"""A consensus in the middle of a loop, with learners that answer late, wrongly or not at all."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from murmur.flat import Layout
+from murmur.group import Letter, PeerLost
+from murmur.joined.answers import Answers
+from murmur.weights import Weights
+
+
+class Scripted:
+    """A group of two, in which learner 1's answers are `letters`, one a time the box is looked into."""
+
+    rank, size = 0, 2
+
+    def __init__(self, letters: list[Letter]) -> None:
+        self.letters = letters
+
+    def post(self, *letter: object) -> None:
+        pass
+
+    async def hear(self, tag: str, seconds: float) -> Letter | None:
+        return self.letters.pop(0) if self.letters else None
+
+
+def asked(model: nn.Module, letters: list[Letter]) -> tuple[Weights, Any]:
+    layout, buffers = Layout.trainable(model), Layout.buffers(model)
+    weights = Weights(layout)
+    loop: Any = SimpleNamespace(weights=weights)
+    source: Any = SimpleNamespace(layout=layout)
+    group: Any = Scripted(letters)
+    return weights, Answers(group, loop, buffers).in_place(source, lambda: range(2), 0.05)
+
+
+def test_answers_to_an_earlier_question_are_passed_over() -> None:
+    model = nn.BatchNorm1d(2)
+    late = [Letter(torch.full((4,), 100.0), 1, (0.0, kind)) for kind in range(2)]
+    fresh = [Letter(torch.full((4,), 3.0 + 4 * kind), 1, (1.0, kind)) for kind in range(2)]
+    weights, consensus = asked(model, [*late, *fresh])
+    with consensus:
+        assert model.weight.tolist() == [2.0, 2.0]  # of 1 and 3
+        assert model.bias.tolist() == [1.5, 1.5]  # of 0 and 3
+        assert model.running_mean is not None
+        assert model.running_mean.tolist() == [3.5, 3.5]  # of 0 and 7
+        assert weights.snapshot().tolist() == [1.0, 1.0, 0.0, 0.0]  # what averaging beside the loop sees
+        weights.add_(torch.ones(4))
+    assert model.weight.tolist() == [1.0, 1.0]
+    assert model.running_mean.tolist() == [0.0, 0.0]
+    assert weights.snapshot().tolist() == [2.0, 2.0, 1.0, 1.0]
+
+
+def test_who_does_not_answer_is_named() -> None:
+    kept = [Letter(torch.full((4,), 3.0), 1, (1.0, 0.0))]  # weights, but no buffers
+    with pytest.raises(PeerLost, match=r"learners \[1\] did not tell their weights within 0.05 s"):
+        asked(nn.BatchNorm1d(2), kept)[1].__enter__()
