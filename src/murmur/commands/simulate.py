@@ -92,7 +92,7 @@ How long a gradient takes comes from --step-seconds, from --trace RUN of a real 
 simulation itself takes as long as all learners' gradients one after another; --timing-only leaves them out.
 
 A learner that dies and comes back: murmur simulate toy --strategy ADPSGD --step-seconds 1 --lease-seconds 5
---kill 5@30s --rejoin 5@60s
+--kill 5@10s --rejoin 5@30s
 
 It leaves what murmur train leaves, with virtual seconds, and simulated.json and simulated.png beside it: loss against
 virtual hours, staleness, consensus distance, idle learners, bytes. murmur report reads it like a real run.
