@@ -290,8 +290,9 @@ def test_a_state_continues_to_the_bit() -> None:
 
     whole, _ = run(range(16), None)
     half, kept = run(range(8), None)
-    again, _ = run(range(8, 16), (half.state_dict(), kept))
+    again, last = run(range(8, 16), (half.state_dict(), kept))
     assert torch.equal(state(again), state(whole))
+    assert (kept["steps"], last["steps"]) == (8, 16)
 
 
 def test_misuse_is_refused() -> None:

@@ -94,6 +94,23 @@ def test_what_came_early_and_what_came_nowhere(beside: None) -> None:
         assert values == pytest.approx([1 - early - 0.5, 1 - late - 0.5, 1.0, narrow])
 
 
+def test_a_gradient_without_a_step_is_in_no_mean(beside: None) -> None:
+    """Learner 0 ends with a gradient that it took no step with, while learner 1 goes on."""
+
+    def body(seat: Seat) -> tuple[float, float]:
+        model = Parts()
+        with murmur.join(SyncSGD(), model, torch.optim.SGD(model.parameters(), 0.5, weight_decay=0.5), seat=seat) as me:
+            for _ in range(1 + me.rank):
+                model.early.backward()
+                me.step()
+            if me.rank == 0:
+                model.never.backward()
+        return model.early.item(), model.never.item()
+
+    once = 1 - 0.5 * (1 + 0.5)
+    assert ThreadWorld(2, 20.0).run(Words(body)) == [(once - 0.5 * (1 + 0.5 * once), 1.0)] * 2
+
+
 def test_gradients_leave_before_the_step(beside: None) -> None:
     def body(seat: Seat) -> list[int]:
         model = net(0)
