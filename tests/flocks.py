@@ -11,6 +11,7 @@ from torch import Tensor
 
 from murmur.flat import Layout
 from murmur.learner import Gradient, Learner, Progress, Strategy
+from murmur.roll import NOTHING, Preparation
 from murmur.weights import Weights
 from murmur.world import Seat
 from tasks import Point
@@ -49,6 +50,9 @@ class Still:
 
     def claimed(self, n: int, steps: int) -> None:
         self.draws.append(n)
+
+    def preparation(self, unit: int) -> Preparation:
+        return NOTHING
 
     def heard(self, loss: float) -> None:
         pass

@@ -144,7 +144,7 @@ class Learner:
             self.source.claimed(min(n + self.unit, self.source.span[1]) - 1, self.steps)
             await self.source.boundary(self)
             began = self.seat.now
-            self.group.roll.expect(self.flock.pace_seconds)
+            self.group.roll.expect(self.flock.pace_seconds, self.source.preparation(self.unit))
             gradient = await self._of_claim(n)
             self.flock.took(self.seat.now - began)
             yield gradient.g

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -129,6 +129,22 @@ class Register:
         self.view = View(self.view.number + 1, rest, self.view.left + left)
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """What a learner does for a claim before it is due.
+
+    Attributes:
+        seconds: it takes, about.
+        begin: start it in the background, for the number of a claim.
+    """
+
+    seconds: float = 0.0
+    begin: Callable[[int], None] = lambda _: None
+
+
+NOTHING = Preparation()
+
+
 class Roll(ABC):
     """One learner's line to the register of its group. No verb waits for another learner."""
 
@@ -140,8 +156,11 @@ class Roll(ABC):
     def claim(self, first: int, total: int) -> int | None:
         """The number of this learner's next minibatch; None when at present none is left. The one before is done."""
 
-    def expect(self, seconds: float) -> None:  # noqa: B027 - where claims cost no time there is nothing to prepare
-        """The gradient of the latest claim has begun; the next claim comes in about so many seconds (0: not known)."""
+    def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:  # noqa: B027 - most claims take no time
+        """The gradient of the latest claim has begun; the next claim comes in about so many seconds (0: not known).
+
+        A roll that knows the next claim before it is due lets its preparation begin.
+        """
 
     @property
     @abstractmethod

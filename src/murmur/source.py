@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from murmur.roll import Preparation
+
 SKIPPED_SAMPLES = 2.0**-40  # counts for nothing beside real samples; 0 from everybody would be the end of the run
 
 
@@ -70,6 +72,9 @@ class Source(Protocol):
 
     def claimed(self, n: int, steps: int) -> None:
         """Minibatch n is out as the `steps`-th of this learner: at least so many are handed out to all by now."""
+
+    def preparation(self, unit: int) -> Preparation:
+        """What can be done for a claim of `unit` minibatches before it is due."""
 
     def heard(self, loss: float) -> None:
         """The next step is made of another learner's gradient, at this loss per sample."""

@@ -20,7 +20,7 @@ from murmur.engine.prefetch import CudaLane, HostLane, Prefetch, each_tensor
 from murmur.engine.trainer import Trainer
 from murmur.learner import Strategy
 from murmur.recipes.toy import ToyTask
-from murmur.strategies import ADPSGD, KAVG, SyncSGD
+from murmur.strategies import ADPSGD, KAVG, OwnShares, SyncSGD
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.worlds.threads import ThreadWorld
 from tasks import fit
@@ -200,6 +200,32 @@ def test_asynchronous_learners_draw_every_minibatch(tmp_path: Path) -> None:
     experiment = Experiment(TOY, ADPSGD(), Budget(minibatches=40), SGD(0.1))
     Trainer(experiment, ThreadWorld(3), tmp_path).fit()
     assert len(steps_in(tmp_path)) == 40
+
+
+def test_what_is_begun_from_elsewhere_is_bounded_too() -> None:
+    make = Noting()
+    prefetch = Prefetch(make, 2, HostLane())
+    assert prefetch.seconds == 0
+    for n in (1, 2, 3):
+        prefetch.begin(n)
+        settle(prefetch)
+    assert list(prefetch._coming) == [2, 3]
+    assert [prefetch.get(n) for n in (3, 2)] == [9, 4]
+    assert make.background == {1, 2, 3}
+    assert prefetch.seconds > 0
+    prefetch.close()
+    idle = Prefetch(make, 0, HostLane())
+    idle.begin(1)
+    assert idle.get(1) == 1
+    assert (idle.seconds, not idle._coming) == (0, True)
+
+
+def test_shares_are_prepared_ahead(tmp_path: Path) -> None:
+    experiment = Experiment(Slow(samples=4), OwnShares(), Budget(minibatches=12))
+    Trainer(experiment, ThreadWorld(1), tmp_path).fit()
+    waited = sorted(step["data_seconds"] for step in steps_in(tmp_path))
+    assert waited[6] < 0.01
+    assert waited[-1] >= 0.02  # the first
 
 
 @pytest.mark.gpu

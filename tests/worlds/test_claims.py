@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmur.roll import Preparation
 from murmur.worlds.torch.claims import MOST_AHEAD, Holdings
 from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, listen
 from murmur.worlds.torch.rollcall import NetRoll
@@ -102,6 +103,18 @@ def test_a_near_learner_asks_when_it_needs_to(server: KeyValueServer) -> None:
     near.roll.claim(0, 5)
     near.roll.expect(100.0)
     assert near.roll._ahead._thread is None
+    near.roll.leave()
+
+
+def test_what_takes_time_to_prepare_is_claimed_ahead_and_begun(server: KeyValueServer) -> None:
+    near, begun = Member(server, 0, 1, 0.0), list[int]()
+    preparation = Preparation(0.02, begun.append)
+    for number in range(12):
+        assert near.roll.claim(0, 12) == number
+        assert number == 0 or begun == list(range(1, number + 1))  # before it was asked for
+        near.roll.expect(0.05, preparation)
+        time.sleep(0.05)
+    assert near.roll.claim(0, 12) is None
     near.roll.leave()
 
 

@@ -7,13 +7,18 @@ copies: from pinned memory, on a stream of its own, so that neither the host nor
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
+from threading import Lock
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+REMEMBERED = 8  # seconds of so many minibatches tell how long one takes
 
 
 class Lane(Protocol):
@@ -88,6 +93,8 @@ class Prefetch:
             raise ValueError(f"at least 0 minibatches can be prepared ahead, not {ahead}")
         self._make, self.ahead, self._lane = make, ahead, lane
         self._coming: dict[int, Future[Any]] = {}
+        self._changing = Lock()
+        self._seconds: deque[float] = deque([0.0], maxlen=REMEMBERED)
         self._thread = ThreadPoolExecutor(1, "minibatches ahead") if ahead else None
 
     def get(self, n: int) -> Any:
@@ -96,29 +103,49 @@ class Prefetch:
         Raises:
             Exception: what making it raised, now and not before: it was not asked for until now.
         """
-        waiting = self._coming.pop(n, None)
+        with self._changing:
+            waiting = self._coming.pop(n, None)
         sent = self._sent(n) if waiting is None or waiting.cancel() else waiting.result()
         return self._lane.receive(sent)
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """These will be asked for next, in this order; what else was foreseen is dropped, all beyond `ahead` too."""
-        if self._thread is None:
-            return
+        """These will be asked for next, in this order; what else was foreseen, and all beyond `ahead`, is dropped."""
         wanted = numbers[: self.ahead]
-        for n in [n for n in self._coming if n not in wanted]:
-            self._coming.pop(n).cancel()
-        for n in wanted:
-            if n not in self._coming:
-                self._coming[n] = self._thread.submit(self._sent, n)
+        with self._changing:
+            for n in [n for n in self._coming if n not in wanted]:
+                self._coming.pop(n).cancel()
+            for n in wanted:
+                self._begin(n)
+
+    def begin(self, n: int) -> None:
+        """This will be asked for soon; from any thread. Where there are too many the oldest one is dropped."""
+        with self._changing:
+            self._begin(n)
+            while len(self._coming) > self.ahead:
+                self._coming.pop(next(iter(self._coming))).cancel()
+
+    def _begin(self, n: int) -> None:
+        if self._thread is not None and n not in self._coming:
+            self._coming[n] = self._thread.submit(self._sent, n)
+
+    @property
+    def seconds(self) -> float:
+        """What a minibatch takes to make, the most of the latest few; 0 before the first, and with none ahead."""
+        return max(self._seconds) if self.ahead else 0.0
 
     def close(self) -> None:
         """End the thread; what is under way is finished first."""
-        self._coming.clear()
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        with self._changing:
+            self._coming.clear()
+            thread, self._thread = self._thread, None  # a claim may still arrive in a thread of its own
+        if thread is not None:
+            thread.shutdown(cancel_futures=True)
 
     def _sent(self, n: int) -> Any:
-        return self._lane.send(self._make(n))
+        began = time.monotonic()
+        sent = self._lane.send(self._make(n))
+        self._seconds.append(time.monotonic() - began)
+        return sent
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -19,6 +19,7 @@ from murmur.engine.seeds import seed_of, seed_torch
 from murmur.engine.task import Task
 from murmur.flat import Layout
 from murmur.learner import Gradient, Learner, Progress
+from murmur.roll import Preparation
 from murmur.source import SKIPPED_SAMPLES
 from murmur.trace import COMMUNICATING, COMPUTE, DATA, EVALUATION, WAITING
 from murmur.world import Seat
@@ -65,7 +66,7 @@ class TaskSource:
         self.clock = TrainingClock(seat)
         ahead = experiment.prefetch if seat.works_beside else 0
         self._minibatches = Prefetch(self.task.minibatch, ahead, lane_to(seat.device))
-        self._foreseen: list[int] = []
+        self._foreseen: list[int] | None = None  # None: numbers are claimed, and known when they are
 
     def next_index(self, steps: int) -> int | None:
         self._turn = steps
@@ -101,6 +102,9 @@ class TaskSource:
         self._turn = steps
         self._claimed = max(self._claimed, n + 1)
 
+    def preparation(self, unit: int) -> Preparation:
+        return Preparation(self._minibatches.seconds, lambda claim: self._minibatches.begin(self.first + claim * unit))
+
     def heard(self, loss: float) -> None:
         self._loss = loss
 
@@ -117,7 +121,8 @@ class TaskSource:
         """
         with self.seat.trace.span(DATA, f"minibatch {n}"):
             minibatch = self._minibatches.get(n)
-        self._minibatches.expect(self._foreseen)
+        if self._foreseen is not None:
+            self._minibatches.expect(self._foreseen)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
         self.model.train()
         buffers = self.buffers.gather() if self.buffers.tensors else None

@@ -18,6 +18,7 @@ from murmur.joined.behind import Behind
 from murmur.joined.group import JoinedGroup
 from murmur.joined.loop import Loop, Offer
 from murmur.learner import Gradient, Learner, Progress
+from murmur.roll import NOTHING, Preparation
 from murmur.source import SKIPPED_SAMPLES
 from murmur.world import drive
 
@@ -127,6 +128,9 @@ class LoopSource:
     def claimed(self, n: int, steps: int) -> None:
         self._turn = steps
         self._claimed = max(self._claimed, n + 1)
+
+    def preparation(self, unit: int) -> Preparation:  # noqa: ARG002 - the loop brings its own data
+        return NOTHING
 
     def heard(self, loss: float) -> None:
         self._loss = loss

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from murmur.flat import Layout
 from murmur.learner import Learner, Strategy
-from murmur.roll import RunOver
+from murmur.roll import NOTHING, Preparation, RunOver
 from murmur.source import Gradient, Progress
 from murmur.trace import COMMUNICATING, COMPUTE, WAITING
 from murmur.weights import Weights
@@ -100,6 +100,9 @@ class Idle:
 
     def claimed(self, n: int, steps: int) -> None:  # noqa: ARG002 - a step is no place here
         self._claimed = max(self._claimed, n + 1)
+
+    def preparation(self, unit: int) -> Preparation:  # noqa: ARG002 - there is no data
+        return NOTHING
 
     def heard(self, loss: float) -> None:
         pass

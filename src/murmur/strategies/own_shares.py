@@ -2,8 +2,8 @@
 
     learner i takes n = i, i + L, i + 2 L, ...      in place of      whoever is free takes the next n
 
-For strategies all of whose learners claim (ADPSGD): it is how published asynchronous systems with statically partitioned
-data work. A straggler's share is done by nobody else, so the run lasts as long as the slowest learner needs for its
+For strategies all of whose learners claim (ADPSGD): this is how published asynchronous systems with partitioned data
+work. A straggler's share is done by nobody else, so the run lasts as long as the slowest learner needs for its
 L-th part; what a lost learner had not done is never done. With `task.chunks.parts` = L a share is a fixed part of the
 corpus too. Strategies that go in step deal out like this anyway.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from murmur.group import Group, Letter
 from murmur.learner import Learner, Strategy
-from murmur.roll import Roll, View
+from murmur.roll import NOTHING, Preparation, Roll, View
 from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD
 
@@ -30,6 +30,7 @@ class ShareRoll(Roll):
     def __init__(self, group: Group) -> None:
         self._group = group
         self._left = True
+        self._next: int | None = None
 
     def view(self, fresh: bool = False) -> View:
         return self._group.roll.view(fresh)
@@ -39,7 +40,12 @@ class ShareRoll(Roll):
         turn = self._group.count(f"share of {self._group.rank}", 1) - 1
         number = first + self._group.rank + turn * self._group.size
         self._left = number < total
+        self._next = number + self._group.size if number + self._group.size < total else None
         return number if self._left else None
+
+    def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:  # noqa: ARG002 - no matter when
+        if self._next is not None:
+            preparation.begin(self._next)
 
     @property
     def spent(self) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from threading import Condition, Thread
 from typing import Any, Protocol
 
+from murmur.roll import NOTHING, Preparation
+
 TRIPS = 5  # round trips that are remembered; the slowest of them counts
 WORTH = 0.01  # of a gradient: where a round trip takes less, the learner asks when it needs to
 MOST_AHEAD = 16
@@ -35,6 +37,7 @@ class Holdings:
         done: not yet told to the server.
         due: when the next number is needed; None while no gradient is under way.
         pace_seconds: between numbers.
+        preparing_seconds: what a learner does for a number before it is due takes so long.
         trips: latest round trips, seconds.
         none_left: the server had fewer than were asked for.
     """
@@ -44,13 +47,14 @@ class Holdings:
     done: list[int] = field(default_factory=list)
     due: float | None = None
     pace_seconds: float = 0.0
+    preparing_seconds: float = 0.0
     trips: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=TRIPS))
     none_left: bool = False
 
     @property
     def seconds_ahead(self) -> float:
-        """How long before it is due a number is asked for: two round trips, as what is held nobody else can do."""
-        return 2 * max(self.trips)
+        """How long before it is due a number is asked for: no longer than needed, since what is held waits."""
+        return 2 * (max(self.trips) + self.preparing_seconds)
 
     def wanted(self, now: float) -> int:
         """How many numbers are to be asked for at present."""
@@ -81,16 +85,18 @@ class ClaimsAhead:
         self._connect, self._head, self._incarnation = connect, head, incarnation
         self._has, self._of = Holdings(), incarnation()
         self._limits = (0, 0)
+        self._preparation = NOTHING
         self._changed = Condition()
         self._asking = self._closed = False
         self._failure: Exception | None = None
         self._thread: Thread | None = None
 
-    def expect(self, number: int, limits: tuple[int, int], seconds: float) -> None:
-        """The gradient of `number` has begun; it will take about so long."""
+    def expect(self, number: int, limits: tuple[int, int], seconds: float, preparation: Preparation = NOTHING) -> None:
+        """The gradient of `number` has begun; it will take about so long. What comes ahead is prepared at once."""
         with self._changed:
-            if max(self._has.trips) < WORTH * seconds or seconds <= 0:
+            if max(*self._has.trips, preparation.seconds) < WORTH * seconds or seconds <= 0:
                 return
+            self._preparation, self._has.preparing_seconds = preparation, preparation.seconds
             self._has.doing, self._limits, self._has.none_left = number, limits, False
             self._has.due, self._has.pace_seconds = time.monotonic() + seconds, seconds
             self._changed.notify_all()
@@ -144,6 +150,8 @@ class ClaimsAhead:
                     self._has.none_left |= len(numbers) < request["count"]
                     self._asking = False
                     self._changed.notify_all()
+                for number in numbers:
+                    self._preparation.begin(number)
             line.close()
         except (ConnectionError, KeyError) as error:
             with self._changed:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from threading import Condition, Event, Thread
 from typing import Any
 
-from murmur.roll import Register, Roll, View
+from murmur.roll import NOTHING, Preparation, Register, Roll, View
 from murmur.worlds.torch.claims import ClaimsAhead, Line
 
 BEAT_SECONDS = 1.0
@@ -143,9 +143,9 @@ class NetRoll(Roll):
         self._latest = None if number is None else (number, (first, total))
         return number
 
-    def expect(self, seconds: float) -> None:
+    def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:
         if self._latest is not None:
-            self._ahead.expect(*self._latest, seconds)
+            self._ahead.expect(*self._latest, seconds, preparation)
 
     @property
     def spent(self) -> bool:
