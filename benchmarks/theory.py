@@ -66,9 +66,8 @@ def later(values: Sequence[float]) -> float:
     return statistics.fmean(values[len(values) // 2 :])
 
 
-def picture(panels: int) -> tuple[Any, list[Axes]]:
-    figure, axes = plt.subplots(1, panels, figsize=(4.3 * panels, 3.5), constrained_layout=True)
-    return figure, list(axes)
+def picture(panels: int) -> tuple[Any, Any]:
+    return plt.subplots(1, panels, figsize=(4.3 * panels, 3.5), constrained_layout=True)
 
 
 def ticks(axes: Axes, at: Sequence[float]) -> None:
@@ -80,7 +79,7 @@ def ticks(axes: Axes, at: Sequence[float]) -> None:
 def keep(figure: Any, name: str) -> None:
     for axes in figure.axes:
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=6)
     figure.savefig(PICTURES / f"theory-{name}.png", dpi=90)
     plt.close(figure)
 
@@ -198,46 +197,46 @@ def norm(strategy: Strategy, L: int, N: int, rate: float, compute: ComputeTime |
     )
 
 
+def draw_bounds(axes: Axes, xs: Sequence[float], values: Sequence[float], style: str, label: str) -> list[float | None]:
+    """A line where the bound says something."""
+    inside = [(x, value) for x, value in zip(xs, values, strict=True) if math.isfinite(value)]
+    if inside:
+        axes.loglog(*zip(*inside, strict=True), style, lw=0.8, label=label)
+    return [value if math.isfinite(value) else None for value in values]
+
+
 def convergence(by_gradients: Axes, by_trouble: Axes) -> dict[str, Any]:
     """Slope, speed-up in samples, what stragglers and small gaps cost."""
     counts, sizes = [256, 1024, 4096], [1, 2, 4, 8, 16]
-    dense = [256, 512, 1024, 2048, 4096]
-    by_gradients.loglog(dense, [leading_term(PROBLEM, N) / P for N in dense], "k-", label="leading term of the bound")
-    found: dict[str, Any] = {"norms": {}}
-    for color, L in zip(["C0", "C1", "C2", "C3", "C4"], sizes, strict=True):
+    by_gradients.loglog(counts, [leading_term(PROBLEM, N) / P for N in counts], "k-", label="leading term of the bound")
+    found: dict[str, Any] = {"norms": {}, "bounds": {}, "enough_rounds": {}, "slopes": {}}
+    for i, L in enumerate(sizes):
         rates = [min(MOST, best_rate(PROBLEM, L, N / L)) for N in counts]
         seen = [norm(ADPSGD(randomized_ring), L, N, rate) for N, rate in zip(counts, rates, strict=True)]
-        points(by_gradients, [N * (1 + 0.03 * i) for i, N in enumerate(counts)], seen, f"{L} learners", color=color)
+        points(by_gradients, [N * (0.92 + 0.04 * i) for N in counts], seen, f"{L} learners", color=f"C{i}")
         flock = Flock(L, contraction(randomized_ring, L, 100) if L > 1 else 0.0)
         limits = [bound(PROBLEM, flock, N / L, rate) / P for N, rate in zip(counts, rates, strict=True)]
-        by_gradients.loglog(counts, [b if math.isfinite(b) else math.nan for b in limits], f"{color}--", lw=0.8)
+        found["bounds"][L] = draw_bounds(by_gradients, counts, limits, f"C{i}--", f"bound, {L}")
         found["norms"][L] = [s.middle for s in seen]
-        found.setdefault("bounds", {})[L] = [b if math.isfinite(b) else None for b in limits]
-        found.setdefault("enough_rounds", {})[L] = rounds_for_speedup(PROBLEM, flock)
-    found["slopes"] = {
-        L: math.log(n[-1] / n[-2]) / math.log(counts[-1] / counts[-2]) for L, n in found["norms"].items()
-    }
-    by_gradients.set(
-        xlabel="gradients of all learners", ylabel="mean |grad f|^2 a coordinate", title="rate 1 / sqrt(N)"
-    )
-    found["trouble"] = trouble(by_trouble)
-    return found
+        found["enough_rounds"][L] = rounds_for_speedup(PROBLEM, flock)
+        found["slopes"][L] = math.log(seen[-1].middle / seen[-2].middle) / math.log(counts[-1] / counts[-2])
+    by_gradients.set(xlabel="gradients of all learners", ylabel="mean |grad f|^2 a coordinate", title="best rates")
+    ticks(by_gradients, counts)
+    return found | {"trouble": trouble(by_trouble)}
 
 
-def trouble(axes: Axes) -> dict[str, list[float]]:
+def trouble(axes: Axes) -> dict[str, Sequence[float | None]]:
     """What one slow learner of eight costs, by its slowness; the bound with tau rounds of staleness beside it."""
     slownesses, L, N = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 8, 2048
-    found: dict[str, list[float]] = {}
+    speeds: list[ComputeTime] = [Even(), *(Constant(0.1, {3: slowness}) for slowness in slownesses[1:])]
+    found: dict[str, Sequence[float | None]] = {}
     for color, mixing, rate in (("C0", ring, 0.02), ("C1", ring, 0.2), ("C2", randomized_ring, 0.2)):
         name = f"{mixing.__name__}, alpha = {rate:g}"
-        speeds: list[ComputeTime] = [Even(), *(Constant(0.1, {3: slowness}) for slowness in slownesses[1:])]
         seen = [norm(ADPSGD(mixing), L, N, rate, speed) for speed in speeds]
         points(axes, slownesses, seen, name, color=color)
         flocks = [Flock(L, contraction(mixing, L, 100), slowness - 1) for slowness in slownesses]
         limits = [bound(PROBLEM, flock, N / L, rate) / P for flock in flocks]
-        if math.isfinite(limits[0]):
-            axes.loglog(slownesses, [b if math.isfinite(b) else math.nan for b in limits], f"{color}-", label="bound")
-            found["bound"] = [b for b in limits if math.isfinite(b)]
+        found[f"bound, {name}"] = draw_bounds(axes, slownesses, limits, f"{color}--", f"bound, {name}")
         found[name] = [s.middle for s in seen]
     axes.set(xlabel="slowness of one of 8 learners", title=f"a straggler, {N} gradients", xscale="log", yscale="log")
     ticks(axes, slownesses)
@@ -268,16 +267,16 @@ def worst(ratios: Mapping[str, float]) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     matplotlib.use("Agg")
-    figure, axes = picture(3)
-    gaps(axes[0])
-    distance = distances(axes[1], axes[2])
+    figure, (left, middle, right) = picture(3)
+    gaps(left)
+    distance = distances(middle, right)
     keep(figure, "consensus")
-    figure, axes = picture(2)
-    limits = stability(axes[0], axes[1])
+    figure, (left, right) = picture(2)
+    limits = stability(left, right)
     keep(figure, "stability")
-    figure, axes = picture(3)
-    course = convergence(axes[0], axes[1])
-    rates = effective(axes[2])
+    figure, (left, middle, right) = picture(3)
+    course = convergence(left, middle)
+    rates = effective(right)
     keep(figure, "convergence")
     report(distance, limits, course, rates)
 
