@@ -19,7 +19,7 @@ from murmur.engine.trainer import Trainer
 from murmur.flat import Layout
 from murmur.group import PeerLost, WorldMismatch
 from murmur.joined.block import Plan
-from murmur.learner import Strategy
+from murmur.learner import Learner, Strategy
 from murmur.strategies import (
     ADPSGD,
     ALL,
@@ -91,6 +91,36 @@ def check_one_model(name: str, ends: list[object]) -> None:
                 assert torch.equal(p, kept)
             if tensor.startswith("unused"):  # neither decayed nor moved, but for the rounding of means
                 assert torch.allclose(p, kept, rtol=0.01 if name == "Exchanged" else 1e-5, atol=0)
+
+
+@pytest.mark.parametrize("outer", [ADPSGD(), KAVG(2), SyncSGD()], ids=repr)
+def test_a_member_goes_on_when_its_leader_has_no_more(outer: Strategy) -> None:
+    def body(seat: Seat) -> float:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        with murmur.join(SuperLearners(outer, 2), model, torch.optim.SGD(model.parameters(), 0.125), seat=seat) as me:
+            for _ in range(1 + 2 * me.rank):
+                model(torch.ones(1, 1)).sum().backward()
+                me.step()
+        return model.weight.item()
+
+    assert ran(threads(2), Words(body)) == [1 - 3 * 0.125] * 2
+
+
+async def one_step(me: Learner) -> None:
+    me.descend(await me.gradient())
+
+
+def test_a_strategy_may_end_before_the_loop() -> None:
+    model = net(0)
+    with murmur.join(one_step, model, optimizer_of(model)) as me:
+        for n in range(3):
+            with me.last_backward():
+                loss_of(model, n).backward()
+            me.step()
+            if n == 0:
+                after = state(model)[:-16]  # but for the statistics of BatchNorm
+    assert torch.equal(state(model)[:-16], after)
 
 
 @dataclass(frozen=True)
