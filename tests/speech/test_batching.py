@@ -147,6 +147,17 @@ def test_a_chunk_batch_is_augmented_by_its_number():
     assert (masked[0] == 0).any()
 
 
+def test_noise_has_the_deviation_that_was_asked_for_and_spares_the_masks():
+    quiet, rng = np.zeros((400, 40), np.float32), np.random.default_rng(0)
+    noisy = SpecAugment(noise=0.3, time_masks=0, bin_masks=0)(quiet, rng)
+    assert noisy.dtype == np.float32
+    assert noisy.std() == pytest.approx(0.3, rel=0.02)
+    assert abs(noisy.mean()) < 0.01
+    assert (quiet == 0).all()
+    masked = SpecAugment(noise=0.3, time_masks=1, time_frames=40, bin_masks=0)(quiet, np.random.default_rng(5))
+    assert 1 <= (masked == 0).all(1).sum() <= 40
+
+
 @given(st.integers(1, 60), st.integers(0, 2**20))
 @settings(deadline=None)
 def test_tempo_resamples_a_straight_line_to_a_straight_line(frames, seed):

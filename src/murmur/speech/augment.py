@@ -21,6 +21,8 @@ class SpecAugment:
     Attributes:
         warp: largest relative change of the bin axis; 0 for none, and for anything but log-mel features.
         tempo: the frames are first resampled, linearly, to a length drawn from (1 - tempo .. 1 + tempo) T; 0 for none.
+        noise: white noise of this standard deviation is added before the masks come, in units of the features (1 is
+            their own deviation after CMVN); 0 for none.
         time_masks: number of time masks.
         time_frames: longest time mask; never more than a fifth of the utterance.
         bin_masks: number of frequency masks.
@@ -29,6 +31,7 @@ class SpecAugment:
 
     warp: float = 0.0
     tempo: float = 0.0
+    noise: float = 0.0
     time_masks: int = 2
     time_frames: int = 20
     bin_masks: int = 2
@@ -43,6 +46,8 @@ class SpecAugment:
         if self.warp:
             bins = np.arange(masked.shape[1]) * (1 + rng.uniform(-self.warp, self.warp))
             masked = np.ascontiguousarray(_resampled(masked.T, np.minimum(bins, masked.shape[1] - 1)).T)
+        if self.noise:
+            masked += np.float32(self.noise) * rng.standard_normal(masked.shape, np.float32)
         frames, columns = masked.shape
         for _ in range(self.time_masks):
             first, last = _stretch(frames, min(self.time_frames, frames // 5), rng)
