@@ -36,7 +36,7 @@ SMALL = Dnn(hidden=256, layers=3, context=5)
 
 @dataclass(frozen=True)
 class StackBatch:
-    """Frames (M, F) in chunks with context, feats (N, T, F) and which of them count (N, T), for machine `layer`."""
+    """Chunks with context, feats (N, T, F), which of their frames count (N, T), and the machine that they train."""
 
     feats: Tensor
     counted: Tensor
