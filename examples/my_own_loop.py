@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import murmur
 from murmur.strategies import KAVG
 
-EPOCHS, BATCH = 40, 32
+EPOCHS, BATCH = 20, 32
 
 
 def spiral(points: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,7 @@ LONGEST_PAUSE_SECONDS = 1e-3
 class Operation:
     """An operation under way; `wait` is for the thread that needs the result.
 
-    Attributes:
-        holds: what must live until it is done (buffers that MPI reads or writes).
+    The buffers that MPI reads and writes live as long as it: in what `start` and `finish` refer to.
     """
 
     def __init__(self, start: Callable[[], Request], finish: Callable[[], None], timeout_seconds: float) -> None:
