@@ -79,7 +79,8 @@ def ticks(axes: Axes, at: Sequence[float]) -> None:
 def keep(figure: Any, name: str) -> None:
     for axes in figure.axes:
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=6)
+        if axes.get_legend() is None:
+            axes.legend(fontsize=6)
     figure.savefig(PICTURES / f"theory-{name}.png", dpi=90)
     plt.close(figure)
 
@@ -220,8 +221,11 @@ def convergence(by_gradients: Axes, by_trouble: Axes) -> dict[str, Any]:
         found["norms"][L] = [s.middle for s in seen]
         found["enough_rounds"][L] = rounds_for_speedup(PROBLEM, flock)
         found["slopes"][L] = math.log(seen[-1].middle / seen[-2].middle) / math.log(counts[-1] / counts[-2])
-    by_gradients.set(xlabel="gradients of all learners", ylabel="mean |grad f|^2 a coordinate", title="best rates")
+    by_gradients.set(
+        ylim=(5e-3, 0.4), xlabel="gradients of all learners", ylabel="mean |grad f|^2 a coordinate", title="best rates"
+    )
     ticks(by_gradients, counts)
+    by_gradients.legend(fontsize=6, loc="lower left", ncols=2)
     return found | {"trouble": trouble(by_trouble)}
 
 
@@ -240,6 +244,7 @@ def trouble(axes: Axes) -> dict[str, Sequence[float | None]]:
         found[name] = [s.middle for s in seen]
     axes.set(xlabel="slowness of one of 8 learners", title=f"a straggler, {N} gradients", xscale="log", yscale="log")
     ticks(axes, slownesses)
+    axes.legend(fontsize=6, loc="center", bbox_to_anchor=(0.5, 0.3))
     return found
 
 
