@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from murmur.engine.checkpoint import Checkpoints, layout_of, pack_optimizer, unpack_optimizer, write_pair
+from murmur.engine.clock import Moment
 from murmur.engine.kept import KeptMarks
 from murmur.engine.record import Record
 from murmur.engine.schedule import listens
@@ -63,7 +64,7 @@ class Marks:
         Returns:
             The held-out figures, on learner 0; nothing on the others.
         """
-        start = me.seat.now
+        start = self.source.clock.moment()
         buffers = self.source.buffers
         weights = await self._beside(me.group).mean(me.weights.snapshot())
         averaged = await self._beside(me.group).mean(buffers.gather()) if buffers.tensors else buffers.gather()
@@ -88,7 +89,7 @@ class Marks:
     def _conclude(
         self,
         me: Learner,
-        start: float,
+        start: Moment,
         done: int,
         figures: dict[str, float] | None,
         distance: float | None = None,
@@ -110,7 +111,7 @@ class Marks:
         if not self._next <= done < self.source.total:
             return
         self._next = done + self._every
-        start = me.seat.now
+        start = self.source.clock.moment()
         if not me.leads:
             self._conclude(me, start, done, None)
             return
@@ -122,7 +123,7 @@ class Marks:
 
     async def finish(self, me: Learner) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The consensus at the end of a run without lock-step: its weights, buffers, and figures where it leads."""
-        start, source = me.seat.now, self.source
+        start, source = self.source.clock.moment(), self.source
         weights = me.weights.snapshot()  # the strategy has ended with the consensus
         buffers = source.buffers.gather()
         if source.buffers.tensors:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from murmur.engine.clock import TrainingClock
 from murmur.engine.experiment import Experiment
 from murmur.engine.prefetch import Prefetch, lane_to
 from murmur.engine.record import Observer, Record
@@ -21,7 +22,7 @@ from murmur.flat import Layout
 from murmur.learner import Gradient, Learner, Progress
 from murmur.roll import Preparation
 from murmur.source import SKIPPED_SAMPLES
-from murmur.trace import COMMUNICATING, COMPUTE, DATA, EVALUATION, WAITING
+from murmur.trace import COMMUNICATING, COMPUTE, DATA, WAITING
 from murmur.world import Seat
 
 log = logging.getLogger(__name__)
@@ -241,32 +242,3 @@ class TaskSource:
             waiting_seconds=spent.get(WAITING, 0.0),
             communicating_seconds=spent.get(COMMUNICATING, 0.0),
         )
-
-
-class TrainingClock:
-    """Seconds of training: the world's, less those spent on evaluation, plus those of the launches before."""
-
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
-        self.before = 0.0
-        self._off = 0.0
-        self._last: dict[str, float] = {}
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training so far."""
-        return self.before + self._seat.now - self._off
-
-    def since_last(self) -> dict[str, float]:
-        """Seconds a kind since the last call."""
-        totals = self._seat.trace.totals()
-        spent = {kind: seconds - self._last.get(kind, 0.0) for kind, seconds in totals.items()}
-        self._last = totals
-        return spent
-
-    def leave_out(self, start_seconds: float) -> None:
-        """What passed since `start_seconds` was evaluation, whatever else it was noted as."""
-        now = self._seat.now
-        self._off += now - start_seconds
-        self._seat.trace.add(EVALUATION, start_seconds, now, "evaluation")
-        self._last = self._seat.trace.totals()

@@ -144,7 +144,7 @@ class Trainer:
         return Outcome(me.group.rank, me.leads, source.model, figures, source.total)
 
     async def _average(self, me: Learner, source: TaskSource, marks: Marks) -> tuple[Tensor, Tensor, dict[str, float]]:
-        start = me.seat.now
+        start = source.clock.moment()
         weights = await me.group.mean(me.weights.snapshot())
         buffers = source.buffers.gather()
         if source.buffers.tensors:

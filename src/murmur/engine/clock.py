@@ -1,0 +1,51 @@
+"""Seconds of training, without those of evaluation, and what they were spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from murmur.trace import EVALUATION
+from murmur.world import Seat
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a run, and what a learner had spent on each kind of work by then, in seconds."""
+
+    seconds: float
+    totals: Mapping[str, float]
+
+
+class TrainingClock:
+    """Seconds of training: the world's, less those spent on evaluation, plus those of the launches before."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self.before = 0.0
+        self._off = 0.0
+        self._last: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far."""
+        return self.before + self._seat.now - self._off
+
+    def since_last(self) -> dict[str, float]:
+        """Seconds a kind since the last call."""
+        totals = self._seat.trace.totals()
+        spent = {kind: seconds - self._last.get(kind, 0.0) for kind, seconds in totals.items()}
+        self._last = totals
+        return spent
+
+    def moment(self) -> Moment:
+        """Where something begins that may be left out."""
+        return Moment(self._seat.now, self._seat.trace.totals())
+
+    def leave_out(self, since: Moment) -> None:
+        """What passed since a moment was evaluation, whatever else it was noted as."""
+        now = self._seat.now
+        self._off += now - since.seconds
+        self._seat.trace.add(EVALUATION, since.seconds, now, "evaluation")
+        for kind, seconds in self._seat.trace.totals().items():
+            self._last[kind] = self._last.get(kind, 0.0) + seconds - since.totals.get(kind, 0.0)
