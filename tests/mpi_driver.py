@@ -108,3 +108,4 @@ if __name__ == "__main__":
         PROGRAMS[name]()
         if open_mpi().COMM_WORLD.rank == 0:
             print(f"{name}: good", flush=True)
+        open_mpi().COMM_WORLD.Barrier()  # after failed runs the first to end aborts the launch, also who still prints
