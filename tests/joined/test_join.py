@@ -29,6 +29,7 @@ from murmur.strategies import (
     AdaptiveKAVG,
     DelayByOne,
     Exchanged,
+    OwnShares,
     ParameterAveraging,
     SuperLearners,
     SyncSGD,
@@ -344,6 +345,8 @@ def test_misuse_is_refused() -> None:
         murmur.join(KAVG(2), model.inner, optimizer)
     with pytest.raises(ValueError, match="closure"):
         murmur.join(KAVG(2), model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ValueError, match="join ADPSGD"):
+        murmur.join(OwnShares(), model, torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(ValueError, match=r"Plan\(total_steps"), murmur.join(AdaptiveKAVG(), model, optimizer) as me:
         me.step()
 

@@ -87,11 +87,13 @@ def test_bad_requests(folder, tmp_path):
 @pytest.mark.processes
 def test_a_killed_process_is_reported_with_its_utterance(folder):
     scores = random_scores(folder, utterances=2)
+    others = multiprocessing.active_children()
 
     def pairs():
         yield "u00", scores["u00"]
         for child in multiprocessing.active_children():
-            child.kill()
+            if child not in others:
+                child.kill()
         time.sleep(0.1)
         yield "u01", scores["u01"]
 

@@ -120,10 +120,8 @@ def test_a_waiting_thread_sleeps() -> None:
     request = Request()
     with progress() as (running, _):
         running.submit(lambda: request, lambda: None, 5.0)
-        began = time.process_time()
         time.sleep(0.5)
-        assert request.tests < 1000
-        assert time.process_time() - began < 0.25  # a core that is held would show 0.5
+        assert request.tests < 1000  # one look a millisecond at most; a thread that held a core would look 100,000 times
 
 
 VECTORS = st.tuples(st.sampled_from(sorted(TYPES)), st.integers(0, 40))

@@ -13,14 +13,20 @@ from murmur.engine.experiment import describe
 from murmur.group import Group, WorldMismatch
 from murmur.joined.source import Plan
 from murmur.learner import Strategy
+from murmur.strategies import OwnShares
 
 
-def check_joinable(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Whether steps of the optimizer are steps of the model, and of it alone.
+def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Whether the strategy leaves minibatches to the loop, and steps of the optimizer are steps of the model alone.
 
     Raises:
-        ValueError: the optimizer holds other parameters too, or calls the model by itself.
+        ValueError: the strategy deals minibatches out, or the optimizer holds other parameters too, or calls the model
+            by itself.
     """
+    if isinstance(strategy, OwnShares):
+        raise ValueError(
+            f"{strategy} deals minibatches out, but here every loop has its own loader: join {strategy.strategy}"
+        )
     own = {id(p) for p in model.parameters()}
     strange = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
     if strange:

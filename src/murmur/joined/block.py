@@ -83,7 +83,7 @@ class Joined:
         plan: Plan,
         seat: Seat | Place | None,
     ) -> None:
-        check_joinable(model, optimizer)
+        check_joinable(strategy, model, optimizer)
         self.strategy, self.model, self.optimizer, self.plan = strategy, model, optimizer, plan
         self._place = seat if isinstance(seat, Place) else place_of() or NOBODY_ELSE
         self._given = seat if isinstance(seat, Seat) else None

@@ -73,7 +73,9 @@ def make(
     if odd:
         raise CorpusError(f"{folder}: shards {odd[:3]} do not have the {columns} values a frame of the first one")
     manifest = {"format": FORMAT, "storage": storage, "columns": columns, "shards": shards}
-    write_then_rename(folder / MANIFEST, [json.dumps(manifest, ensure_ascii=False).encode()])
+    content, path = json.dumps(manifest, ensure_ascii=False).encode(), folder / MANIFEST
+    if not path.is_file() or path.read_bytes() != content:
+        write_then_rename(path, [content])
     return open_store(folder)
 
 
