@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
 
 
 class Layout:
@@ -58,7 +59,7 @@ class Layout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """`flat` (P,) cut into pieces with the tensors' shapes; they share its memory."""
-        return [flat[a:b].view(t.shape) for (a, b), t in zip(self.bounds, self.tensors, strict=True)]
+        return list(_unflatten_dense_tensors(flat, self.tensors)) if self.tensors else []  # type: ignore[no-untyped-call]
 
     def gather(self, out: Tensor | None = None) -> Tensor:
         """Copy the tensors into a vector (P,)."""

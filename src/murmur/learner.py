@@ -212,8 +212,10 @@ class Learner:
         if not self.training:
             return
         staleness = self.weights.version - self._version if staleness is None else staleness
-        views = self.weights.layout.views(g)
-        present = [there or bool(view.any()) for there, view in zip(self._present, views, strict=True)]
+        present = self._present
+        if not all(present):
+            views = self.weights.layout.views(g)
+            present = [there or bool(view.any()) for there, view in zip(present, views, strict=True)]
         self.weights.step(lambda: self.source.apply(g, present, staleness))
 
     def repeat(self, mean: Gradient) -> None:
