@@ -65,7 +65,7 @@ class Holdings:
 
     def seconds_until_wanted(self, now: float) -> float | None:
         """None: not before something else happens."""
-        if self.due is None or self.none_left:
+        if self.due is None or self.none_left or len(self.held) >= MOST_AHEAD:
             return None
         return max(0.0, self.due + len(self.held) * self.pace_seconds - self.seconds_ahead - now)
 
