@@ -20,7 +20,7 @@ hardware and date. Machines are shared: ratios are medians over repeats with bot
 def main() -> None:
     """Read the records, write the page."""
     parts = [HEAD]
-    speech = [json.loads(line) for file in sorted((ROOT / "results").glob("*.jsonl")) for line in file.open()]
+    speech = [json.loads(line) for line in (ROOT / "results" / "speech.jsonl").read_text().splitlines()]
     if speech:
         parts.append("## Word error rates\n\n" + rates(speech))
     benches = [json.loads(file.read_text()) for file in sorted((ROOT / "results" / "bench").glob("*.json"))]
@@ -68,7 +68,8 @@ def bench(record: dict[str, Any]) -> str:
     where = f"`{record['command']}`, commit {record['commit']}, {record['hardware']}, {record['date']}"
     lines = [f"### {record['benchmark']}\n", where + "\n", "| what | value | bar | |", "|---|---|---|---|"]
     for b in record["bars"]:
-        lines.append(f"| {b['what']} | {b['value']:.4g} | {b['bar']:g} | {'holds' if b['holds'] else '**missed**'} |")
+        what = b["what"].replace("|", r"\|")  # a bar would end the cell
+        lines.append(f"| {what} | {b['value']:.4g} | {b['bar']:g} | {'holds' if b['holds'] else '**missed**'} |")
     return "\n".join(lines) + "\n"
 
 
