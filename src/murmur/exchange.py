@@ -17,7 +17,7 @@ what was rounded off.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from murmur.group import Group, Letter, weighted_mean
-from murmur.roll import Roll
+from murmur.group import Group, GroupAround, Letter, weighted_mean
 
 
 class Format(Protocol):
@@ -109,7 +108,7 @@ MEAN = "mean in a format"
 ALIGNMENT = 256  # elements: blocks of a format do not cross the parts of a mean
 
 
-class FormatGroup(Group):
+class FormatGroup(GroupAround):
     """The learners of `inner`, whose means and messages travel in `form`; all members must use the same.
 
     Broadcasts, counters and `start_sum` are those of `inner`. The bytes of a mean are those of an allreduce: every
@@ -120,16 +119,11 @@ class FormatGroup(Group):
         sent_bytes: of the vectors that this member has sent so far in the format.
     """
 
-    adds_beside = False
-
     def __init__(self, inner: Group, form: Format) -> None:
-        self.inner, self.form = inner, form
-        self.rank, self.size, self.name = inner.rank, inner.size, inner.name
+        super().__init__(inner)
+        self.form, self.adds_beside = form, False
         self.sent_bytes = 0
         self._kept: dict[tuple[str, int], Tensor] = {}
-
-    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
-        return await self.inner._weigh(x, weight)
 
     async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         part = -(-x.numel() // (self.size * ALIGNMENT)) * ALIGNMENT
@@ -208,19 +202,6 @@ class FormatGroup(Group):
         letter = await self.inner.hear(tag, seconds)
         return None if letter is None else self._read(letter)
 
-    @property
-    def roll(self) -> Roll:
-        return self.inner.roll
-
-    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        return await self.inner.broadcast(x, root)
-
     def split(self, parts: Sequence[Sequence[int]]) -> FormatGroup | None:
         part = self.inner.split(parts)
         return None if part is None else FormatGroup(part, self.form)
-
-    def count(self, counter: str, amount: int = 0) -> int:
-        return self.inner.count(counter, amount)
-
-    def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
-        return self.inner.start_sum(x)

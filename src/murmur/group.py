@@ -182,3 +182,47 @@ class Group(ABC):
             theirs = (await self.recv(j, "mix")).x.to(x.device)
             mixed.add_(theirs - sent, alpha=row[j])
         return mixed
+
+
+class GroupAround(Group):
+    """The learners of `inner`, and all its verbs: a base for groups that do one of them in another way."""
+
+    def __init__(self, inner: Group) -> None:
+        self.inner = inner
+        self.rank, self.size, self.name = inner.rank, inner.size, inner.name
+        self.adds_beside = inner.adds_beside
+
+    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
+        return await self.inner._weigh(x, weight)
+
+    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        return await self.inner._mean(x, weights)
+
+    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+        self.inner.post(x, to, tag, note)
+
+    def as_sent(self, x: Tensor) -> Tensor:
+        return self.inner.as_sent(x)
+
+    @property
+    def plain(self) -> Group:
+        return self if self.inner.plain is self.inner else self.inner.plain
+
+    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+        return await self.inner.recv(source, tag)
+
+    async def hear(self, tag: str, seconds: float) -> Letter | None:
+        return await self.inner.hear(tag, seconds)
+
+    @property
+    def roll(self) -> Roll:
+        return self.inner.roll
+
+    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        return await self.inner.broadcast(x, root)
+
+    def count(self, counter: str, amount: int = 0) -> int:
+        return self.inner.count(counter, amount)
+
+    def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
+        return self.inner.start_sum(x)

@@ -12,10 +12,12 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
+from murmur.exchange import FORMATS, FormatGroup
 from murmur.learner import Strategy
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, ASGD, OwnShares
-from murmur.world import World
+from murmur.strategies.own_shares import SharesGroup
+from murmur.world import Seat, World
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
@@ -85,3 +87,12 @@ def test_what_a_lost_learner_had_left_is_never_done() -> None:
 def test_a_server_that_claims_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="its server would leave its share undone"):
         OwnShares(ASGD())
+
+
+async def in_a_format(seat: Seat) -> tuple[bool, bool]:
+    group, x = SharesGroup(FormatGroup(seat.group, FORMATS["bfloat16"])), torch.tensor([1.001])
+    return torch.equal(group.as_sent(x), x.bfloat16().float()), group.plain is seat.group
+
+
+def test_shares_in_a_format_know_what_the_others_get() -> None:
+    assert VirtualWorld(Cluster(1)).run(in_a_format) == [(True, True)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from murmur.group import Group, Letter, PeerLost
+from murmur.group import Group, GroupAround, PeerLost
 from murmur.roll import Roll, View
 
 
@@ -92,13 +92,12 @@ class LoopRoll(Roll):
         self.inner.leave()
 
 
-class JoinedGroup(Group):
+class JoinedGroup(GroupAround):
     """The learners of `inner`; `members` are their ranks in the group of all."""
 
     def __init__(self, inner: Group, loops: Loops, members: Sequence[int]) -> None:
-        self.inner, self.loops, self.members = inner, loops, list(members)
-        self.rank, self.size, self.name = inner.rank, inner.size, inner.name
-        self.adds_beside = inner.adds_beside
+        super().__init__(inner)
+        self.loops, self.members = loops, list(members)
         self._roll: LoopRoll | None = None
 
     def over_for(self, rank: int) -> bool:
@@ -119,33 +118,12 @@ class JoinedGroup(Group):
             self._roll = LoopRoll(self.inner.roll, self)
         return self._roll
 
-    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
-        return await self.inner._weigh(x, weight)
-
-    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
-        return await self.inner._mean(x, weights)
-
-    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
-        self.inner.post(x, to, tag, note)
-
-    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
-        return await self.inner.recv(source, tag)
-
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
-        return await self.inner.hear(tag, seconds)
-
-    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        return await self.inner.broadcast(x, root)
-
     def split(self, parts: Sequence[Sequence[int]]) -> JoinedGroup | None:
         part = self.inner.split(parts)
         if part is None:
             return None
         mine = next(p for p in parts if self.rank in p)
         return JoinedGroup(part, self.loops, [self.members[r] for r in mine])
-
-    def count(self, counter: str, amount: int = 0) -> int:
-        return self.inner.count(counter, amount)
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         return self.loops.leaves(self.inner.start_sum(x))

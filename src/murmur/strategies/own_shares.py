@@ -10,12 +10,10 @@ corpus too. Strategies that go in step deal out like this anyway.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from murmur.group import Group, Letter
+from murmur.group import Group, GroupAround
 from murmur.learner import Learner, Strategy
 from murmur.roll import NOTHING, Preparation, Roll, View
 from murmur.strategies.adpsgd import ADPSGD
@@ -58,45 +56,20 @@ class ShareRoll(Roll):
         self._group.roll.leave()
 
 
-class SharesGroup(Group):
+class SharesGroup(GroupAround):
     """The learners of `inner`, whose roll hands out shares."""
 
     def __init__(self, inner: Group) -> None:
-        self.inner, self._shares = inner, ShareRoll(inner)
-        self.rank, self.size, self.name = inner.rank, inner.size, inner.name
-        self.adds_beside = inner.adds_beside
+        super().__init__(inner)
+        self._shares = ShareRoll(inner)
 
     @property
     def roll(self) -> Roll:
         return self._shares
 
-    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
-        return await self.inner._weigh(x, weight)
-
-    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
-        return await self.inner._mean(x, weights)
-
-    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
-        self.inner.post(x, to, tag, note)
-
-    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
-        return await self.inner.recv(source, tag)
-
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
-        return await self.inner.hear(tag, seconds)
-
-    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        return await self.inner.broadcast(x, root)
-
     def split(self, parts: Sequence[Sequence[int]]) -> SharesGroup | None:
         part = self.inner.split(parts)
         return None if part is None else SharesGroup(part)
-
-    def count(self, counter: str, amount: int = 0) -> int:
-        return self.inner.count(counter, amount)
-
-    def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
-        return self.inner.start_sum(x)
 
 
 @dataclass(frozen=True)
