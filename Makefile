@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := speech,synth,viz
-.PHONY: demo test check bench peers results clean
+.PHONY: demo test fuzz check bench soak peers results clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
 .venv/installed: pyproject.toml constraints.txt
@@ -21,13 +21,22 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/pytest
 
+# 600 hostile cases for every reader, 10,800 in all; make fuzz FIRST=600 goes on where that ended.
+FIRST ?= 0
+fuzz: .venv/installed-dev
+	$(BIN)/python tests/fuzz/campaign.py --first $(FIRST) --count 600
+
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 bench: .venv/installed-dev
-	@for script in $(filter-out $(addprefix benchmarks/,measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py graph_memory.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out $(addprefix benchmarks/,measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py graph_memory.py soak.py trouble.py studies.py studies_cells.py studies_page.py studies_pictures.py studies_task.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+
+# An hour of faults; as root on hosts of their own (network namespaces), else kills and stops only.
+soak: .venv/installed-dev
+	$(BIN)/python benchmarks/soak.py --keep
 
 # Other systems for side-by-side benchmarks, in an environment of their own.
 peers:

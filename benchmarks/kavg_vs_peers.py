@@ -27,8 +27,8 @@ from murmur.engine.optimizer import SGD
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
 from murmur.strategies import KAVG
+from murmur.worlds.torch.door import listen
 from murmur.worlds.torch.environment import place_of
-from murmur.worlds.torch.keyvalue import listen
 from murmur.worlds.torch.launch import Launch
 from murmur.worlds.torch.world import TorchWorld
 from murmur.worlds.virtual.world import VirtualWorld

@@ -6,6 +6,7 @@ import json
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 import torch
 
-from murmur.worlds.torch.environment import cores_here
+from murmur.worlds.torch.environment import Place, cores_here, place_of
+from murmur.worlds.torch.launch import Launch
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
@@ -35,6 +37,16 @@ def median_ratio(values: Mapping[str, list[float]], ours: str, theirs: str) -> f
 def bar(what: str, value: float, limit: float, at_most: bool = True) -> dict[str, Any]:
     """One bar: the value, the limit, whether it holds."""
     return {"what": what, "value": value, "bar": limit, "holds": value <= limit if at_most else value >= limit}
+
+
+def as_two_learners(learner: Callable[[Place], None]) -> None:
+    """Run this script as two learners on this host, of which the first speaks; `learner` is what each of them does."""
+    place = place_of()
+    if place is None:
+        raise SystemExit(Launch(lambda place, resume: [sys.executable, *sys.argv], learners=2).run())
+    if place.rank > 0:
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - one voice is enough
+    learner(place)
 
 
 def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]]) -> None:

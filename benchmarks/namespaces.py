@@ -26,8 +26,9 @@ from typing import Any
 import torch
 
 from murmur.world import Seat
+from murmur.worlds.torch.door import listen
 from murmur.worlds.torch.environment import Place, child_variables
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, Missing, listen
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, Missing
 from murmur.worlds.torch.launch import die_with_parent, end_all
 from murmur.worlds.torch.store import connect
 from murmur.worlds.torch.world import TorchWorld

@@ -2,7 +2,8 @@
 
     python benchmarks/natural_gradient_samples.py [--cache FOLDER] [--set budget.epochs=2] [RECIPE]
 
-Both with momentum 0.9; the rate is the best of RATES at the first seed by held-out loss, then fixed for the others.
+Both with momentum 0.9; the rate is the best of RATES at the first seed by held-out loss, then fixed for the others. A
+best rate at an end of the sweep makes it go on by STEP beyond that end.
 Every run is a line of results/natural_gradient_samples.jsonl; the script goes on where it was and takes a row for done
 if its experiment has the same digest. Also told: the share of SGD's samples after which natural gradient has reached
 SGD's best loss, interpolated between evaluation marks.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +22,7 @@ import torch
 import typer
 
 from measure import bar, close
-from murmur.engine.experiment import Experiment
+from murmur.engine.experiment import Experiment, describe
 from murmur.engine.optimizer import SGD, NaturalGradientSGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
@@ -29,7 +31,7 @@ from murmur.strategies import SyncSGD
 from murmur.world import Seat
 from murmur.worlds.virtual.world import VirtualWorld
 
-RATES, SEEDS, MARKS = (0.02, 0.06, 0.2, 0.6), (0, 1, 2), 8
+RATES, STEP, SEEDS, MARKS = (0.02, 0.06, 0.2, 0.6), 10**0.5, (0, 1, 2), 8
 KEPT = Path(__file__).parents[1] / "results" / "natural_gradient_samples.jsonl"
 RECORD = KEPT.parent / "bench" / "natural_gradient_samples.json"
 SIDES = {"SGD": SGD(momentum=0.9), "natural gradient": NaturalGradientSGD(momentum=0.9)}
@@ -37,9 +39,31 @@ SIDES = {"SGD": SGD(momentum=0.9), "natural gradient": NaturalGradientSGD(moment
 Curve = list[tuple[float, float]]  # (samples, held-out loss) at every mark
 
 
+def key(experiment: Experiment) -> str:
+    """Sixteen hexadecimal digits of an experiment, wherever its files lie; fields at their defaults do not count, so
+    that a class which gets a new one keeps its rows.
+    """
+    task: Any = experiment.task
+    corpus = None if task.corpus is None else Path(task.corpus.name)
+    placed = replace(experiment, task=replace(task, cache=Path("cache"), corpus=corpus))
+    return blake2b(json.dumps(changed(placed), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def changed(value: Any) -> Any:
+    """`describe` of a dataclass without its fields that have their default values."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return describe(value)
+    shown = {"type": type(value).__qualname__}
+    for f in fields(value):
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        if f.repr and getattr(value, f.name) != default:
+            shown[f.name] = changed(getattr(value, f.name))
+    return shown
+
+
 def run(experiment: Experiment, recipe: str, name: str) -> Curve:
     """Train, or find the row of an earlier run; a run that diverges has a curve without points."""
-    digest = experiment.digest()
+    digest = key(experiment)
     rows = [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
     for row in rows:
         if row["digest"] == digest:
@@ -95,7 +119,9 @@ def compare(base: Experiment, recipe: str) -> dict[str, Any]:
             return curve
 
         sweep = {rate: best(of(rate, SEEDS[0])) for rate in RATES}
-        rate = min(sweep, key=lambda r: sweep[r])
+        while (rate := min(sweep, key=lambda r: sweep[r])) in (least := min(sweep), most := max(sweep)):
+            further = float(f"{least / STEP if rate == least else most * STEP:.1g}")
+            sweep[further] = best(of(further, SEEDS[0]))
         curves = [of(rate, seed) for seed in SEEDS]
         found[name] = {"rate": rate, "sweep": sweep, "losses": [best(c) for c in curves], "curves": curves}
     return found

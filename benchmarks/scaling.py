@@ -11,7 +11,6 @@ chunks of 40 frames, as in `overhead.py`; the smaller the minibatch, the more an
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,12 +20,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from measure import bar, close, interleave
+from measure import as_two_learners, bar, close, interleave
 from murmur.learner import Strategy
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.torch.environment import Place, place_of
-from murmur.worlds.torch.launch import Launch
+from murmur.worlds.torch.environment import Place
 from murmur.worlds.torch.store import connect
 from overhead import Chunks
 from paced import train
@@ -59,7 +57,7 @@ class Sides:
         return self.both(train(replace(self.place, generation=run), self.task, strategy, 2 * STEPS).steps)
 
     def apart(self, run: int) -> float:
-        alone = Place(0, 1, 0, self.place.host, self.place.port, generation=100 * run + self.place.rank + 1)
+        alone = replace(self.place, rank=0, size=1, local_rank=0, generation=100 * run + self.place.rank + 1)
         dist.barrier()
         return self.both(train(alone, self.task, SyncSGD(), STEPS).steps)
 
@@ -107,14 +105,5 @@ def learner(place: Place) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    place = place_of()
-    if place is None:
-        raise SystemExit(Launch(lambda place, resume: [sys.executable, *sys.argv], learners=2).run())
-    if place.rank > 0:
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - one voice is enough
-    learner(place)
-
-
 if __name__ == "__main__":
-    main()
+    as_two_learners(learner)

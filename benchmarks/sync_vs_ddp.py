@@ -8,22 +8,21 @@ thread each.
 
 from __future__ import annotations
 
-import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from measure import bar, close, interleave, median_ratio
+from measure import as_two_learners, bar, close, interleave, median_ratio
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
 from murmur.engine.trainer import Trainer
 from murmur.strategies import SyncSGD
-from murmur.worlds.torch.environment import Place, place_of
-from murmur.worlds.torch.launch import Launch
+from murmur.worlds.torch.environment import Place
 from murmur.worlds.torch.store import connect
 from murmur.worlds.torch.world import TorchWorld
 from overhead import Chunks
@@ -63,14 +62,14 @@ def ddp(task: Chunks, rank: int) -> float:
 def ours(task: Chunks, place: Place, run: int) -> float:
     TIMES.clear()
     experiment = Experiment(task, SyncSGD(), Budget(minibatches=2 * (STEPS + 1)), Timed(0.1, momentum=0.9))
-    own = Place(place.rank, place.size, place.local_rank, place.host, place.port, generation=run)
+    own = replace(place, generation=run)
     Trainer(experiment, TorchWorld(own, store=connect(own, 60))).fit()
     return per_step()
 
 
 def learner(place: Place) -> None:
     torch.set_num_threads(1)
-    store = connect(Place(place.rank, place.size, 0, place.host, place.port, generation=10_000), 60)
+    store = connect(replace(place, generation=10_000), 60)
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=timedelta(seconds=60))
     task = Chunks()
     runs = iter(range(1, 1000))
@@ -87,14 +86,5 @@ def learner(place: Place) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    place = place_of()
-    if place is None:
-        raise SystemExit(Launch(lambda place, resume: [sys.executable, *sys.argv], learners=2).run())
-    if place.rank > 0:
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - one voice is enough
-    learner(place)
-
-
 if __name__ == "__main__":
-    main()
+    as_two_learners(learner)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from murmur.deal import Deal
 from murmur.flat import Layout
 from murmur.learner import Gradient, Learner, Progress, Strategy
 from murmur.roll import NOTHING, Preparation
@@ -24,6 +25,7 @@ class Still:
     layout: Layout
     total: int
     times: float = 1.0
+    deals: Deal = field(default_factory=lambda: Deal((0,)))
     draws: list[int] = field(default_factory=list)
 
     @property
@@ -38,9 +40,6 @@ class Still:
 
     def reached(self, steps: int) -> int:
         return min(steps, self.total)
-
-    def deal(self, steps: int, done: int, among: int) -> None:
-        raise AssertionError("nobody deals here")
 
     def restart(self) -> None:
         pass
@@ -69,7 +68,7 @@ class Still:
         pass
 
     def progress(self) -> Progress:
-        return Progress(0, 0.0, 0.0, 0.0, math.nan, math.nan)
+        return Progress(0, 0.0, 0.0, 0.0, 0.0, 1.0)
 
     def evaluate(self, w: Tensor) -> Mapping[str, float]:
         return {}

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,30 +55,27 @@ def joined() -> None:
         assert all(torch.equal(end, ends[0][0]) for end, _ in ends), strategy
 
 
-async def _one_fails(seat: Seat) -> None:
-    await seat.group.mean(torch.zeros(3))
-    if seat.group.rank == 1:
-        print(f"failed at {time.time()}", flush=True)
-        raise ValueError("planted")
-    if seat.group.rank == 2:
-        time.sleep(60)  # computes, and hears of nothing
-    await seat.group.mean(torch.zeros(3))
+def _fail() -> None:
+    raise ValueError("planted")
 
 
-async def _one_is_killed(seat: Seat) -> None:
-    await seat.group.mean(torch.zeros(3))
-    if seat.group.rank == 1:
-        print(f"failed at {time.time()}", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    await seat.group.mean(torch.zeros(3))
+def _signalled(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
 
 
-async def _one_stops(seat: Seat) -> None:
-    await seat.group.mean(torch.zeros(3))
-    if seat.group.rank == 1:
-        print(f"failed at {time.time()}", flush=True)
-        os.kill(os.getpid(), signal.SIGSTOP)
-    await seat.group.mean(torch.zeros(3))
+def _one_ends(how: Callable[[], None], busy_seconds: float = 0.0) -> Program[None]:
+    """Learner 1 ends between two means, while learner 2 computes for so long and hears of nothing."""
+
+    async def program(seat: Seat) -> None:
+        await seat.group.mean(torch.zeros(3))
+        if seat.group.rank == 1:
+            print(f"failed at {time.time()}", flush=True)
+            how()
+        if seat.group.rank == 2:
+            time.sleep(busy_seconds)
+        await seat.group.mean(torch.zeros(3))
+
+    return program
 
 
 def in_world(program: Program[None]) -> None:
@@ -90,15 +88,15 @@ def leaves_before() -> None:
     if world.place.rank == 1:
         print(f"failed at {time.time()}", flush=True)
         raise SystemExit("nothing to train on here")
-    world.run(_one_fails)
+    world.run(_one_ends(_fail, 60.0))
 
 
 PROGRAMS = {
     "conformance": conformance,
     "joined": joined,
-    "one fails": lambda: in_world(_one_fails),
-    "one is killed": lambda: in_world(_one_is_killed),
-    "one stops": lambda: in_world(_one_stops),
+    "one fails": lambda: in_world(_one_ends(_fail, 60.0)),
+    "one is killed": lambda: in_world(_one_ends(_signalled(signal.SIGKILL))),
+    "one stops": lambda: in_world(_one_ends(_signalled(signal.SIGSTOP))),
     "leaves before": leaves_before,
 }
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from murmur.world import Program
+from murmur.worlds.torch.door import listen
 from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.keyvalue import KeyValueServer, listen
+from murmur.worlds.torch.keyvalue import KeyValueServer
 from murmur.worlds.torch.store import connect
 from murmur.worlds.torch.world import TorchWorld
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from threading import Thread
+
 import torch
+from torch import Tensor
 
 from murmur.flat import Layout
 from murmur.gossip import GOSSIP, SWAP, Flock
@@ -57,3 +61,33 @@ async def letters_of_an_earlier_incarnation(seat: Seat) -> tuple[int, list[float
 
 def test_letters_of_other_incarnations_change_nothing() -> None:
     assert VirtualWorld(2).run(letters_of_an_earlier_incarnation)[0] == (2, [0.0, 0.0])
+
+
+async def a_neighbour_is_lost_while_it_is_answered(seat: Seat) -> tuple[int, int]:
+    """Beside the averaging that answers learner 1, another thread of learner 0 notices that learner 1 is gone."""
+    flock = flock_of(seat)
+    group = seat.group
+    assert isinstance(group, VirtualGroup)
+    if group.rank == 1:
+        group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, 0.0, 0.0, 0.5))
+        return 0, 0
+    letter = await group.hear(GOSSIP, 1.0)
+    assert letter is not None
+    looks: list[Thread] = []
+    really = group.post
+
+    def post(x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+        really(x, to, tag, note)
+        group.hub.register.lose(1)
+        looks.append(Thread(target=lambda: flock.live))
+        looks[0].start()
+        looks[0].join(0.2)
+
+    group.post = post  # type: ignore[method-assign]
+    flock._take(letter)
+    looks[0].join(5.0)
+    return flock.exchanges, len(flock._begun)
+
+
+def test_an_exchange_is_not_torn_apart_by_who_looks_at_the_view() -> None:
+    assert VirtualWorld(2).run(a_neighbour_is_lost_while_it_is_answered)[0] == (1, 0)

@@ -71,3 +71,31 @@ def test_files(tmp_path: Path) -> None:
 def test_every_recipe_has_a_module() -> None:
     assert {"toy", "ctc", "yesno", "librispeech"} <= set(recipe_names())
     assert not {"corpora", "hybrid_hmm", "ctc_data"} & set(recipe_names())
+
+
+HOSTILE = ("(" * 5000, "-" * 100_000 + "1", "9" * 5000, "1+" * 100_000 + "1", "not " * 100_000 + "True", "{[]: 1}",
+           "{1, [2]}", "\ud800", "\0", "KAVG(K=" * 150 + "1" + ")" * 150, "lambda: 1")  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: f"{len(text)} {text[:6]!r}")
+def test_texts_that_python_cannot_read_are_refused_briefly(text: str) -> None:
+    for name in ("optimizer", "schedule", "strategy.K", "budget.epochs", "task.ragged"):
+        with pytest.raises(SettingError) as found:
+            configure(load("toy"), [f"{name}={text}"])
+        assert len(str(found.value)) < 1000
+    with pytest.raises(SettingError):
+        configure(load("toy"), (), text)
+
+
+def test_numbers_beyond_all_measure_are_refused() -> None:
+    with pytest.raises(SettingError, match="of 401 letters is beyond all measure"):
+        configure(load("toy"), ["budget.epochs=1" + "0" * 400])
+
+
+@pytest.mark.parametrize(
+    "program", [b"\0", b"\xff\xfe", b"def experiment(:", b"(" * 10_000, b"-" * 100_000 + b"1", b"experiment = 1"]
+)
+def test_programs_that_python_cannot_read_are_named(program: bytes, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_bytes(program)
+    with pytest.raises(SettingError, match=r"odd\.py"):
+        load(str(tmp_path / "odd.py"))

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "prepare": "Speech data to feature shards, or everything an experiment needs before training.",
     "align": "Gaussian half of a hybrid experiment: train it, write phone, word and state alignments.",
     "train": "Train an experiment with one or more learners.",
+    "add": "Add a learner to a run that is under way.",
     "launch": "Start a program of your own, with murmur.join in it, as several learners.",
     "decode": "Recognise speech with a trained model: hypotheses, word times, speed.",
     "score": "Word or character error rate with its interval, by speaker; compare two systems.",

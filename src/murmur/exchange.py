@@ -17,7 +17,7 @@ what was rounded off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,6 +105,7 @@ AS_IS, SINGLE, DOUBLE = 0.0, 4.0, 8.0  # how a posted vector looked before: sent
 TYPES = {torch.float32: SINGLE, torch.float64: DOUBLE}
 DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
 MEAN = "mean in a format"
+KEPT = "kept"
 ALIGNMENT = 256  # elements: blocks of a format do not cross the parts of a mean
 
 
@@ -115,15 +116,23 @@ class FormatGroup(GroupAround):
     member adds one part of the vector up and tells the others. Means of one length share what rounding has kept back:
     average vectors of different meaning in different parts of a `split`.
 
+    Args:
+        inner: the group.
+        form: the format.
+        kept: where what rounding has kept back stands, by names that begin with `path`; a run that goes on needs it.
+
     Attributes:
         sent_bytes: of the vectors that this member has sent so far in the format.
     """
 
-    def __init__(self, inner: Group, form: Format) -> None:
+    def __init__(
+        self, inner: Group, form: Format, kept: MutableMapping[str, Tensor] | None = None, path: str = KEPT
+    ) -> None:
         super().__init__(inner)
         self.form, self.adds_beside = form, False
         self.sent_bytes = 0
-        self._kept: dict[tuple[str, int], Tensor] = {}
+        self._kept: MutableMapping[str, Tensor] = {} if kept is None else kept
+        self._path, self._splits = path, 0
 
     async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         part = -(-x.numel() // (self.size * ALIGNMENT)) * ALIGNMENT
@@ -162,14 +171,17 @@ class FormatGroup(GroupAround):
         return self._keep("added", added)
 
     def _owing(self, what: str, x: Tensor) -> Tensor:
-        kept = self._kept.get((what, x.numel()))
+        kept = self._kept.get(self._name_of(what, x))
         return x if kept is None else x + kept
 
     def _keep(self, what: str, sent: Tensor) -> Tensor:
         """What arrives of `sent`; the rest is kept for the next time."""
         arrived = self.as_sent(sent)
-        self._kept[what, sent.numel()] = sent - arrived
+        self._kept[self._name_of(what, sent)] = sent - arrived
         return arrived
+
+    def _name_of(self, what: str, x: Tensor) -> str:
+        return f"{self._path} {what} {x.numel()}"
 
     def _send(self, code: Tensor, to: int) -> None:
         self.sent_bytes += code.numel() * code.element_size()
@@ -204,4 +216,5 @@ class FormatGroup(GroupAround):
 
     def split(self, parts: Sequence[Sequence[int]]) -> FormatGroup | None:
         part = self.inner.split(parts)
-        return None if part is None else FormatGroup(part, self.form)
+        self._splits += 1
+        return None if part is None else FormatGroup(part, self.form, self._kept, f"{self._path}/{self._splits}")

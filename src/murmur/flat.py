@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 
 
+def is_finite(x: Tensor) -> bool:
+    """Whether every element is a finite number: one pass that makes no copy, a second one only where in doubt."""
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())  # finite numbers may have an infinite sum
+
+
 class Layout:
     """Where each tensor of a list stands in one flat vector.
 

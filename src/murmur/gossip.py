@@ -15,10 +15,12 @@ import statistics
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import RLock
 
 import torch
 from torch import Tensor
 
+from murmur.flat import is_finite
 from murmur.group import Group, Letter, PeerLost, weighted_mean
 from murmur.roll import RunOver, View
 from murmur.weights import Weights
@@ -58,6 +60,7 @@ class Flock:
         self.exchanges = self.dropped = 0
         self._edges: dict[int, Edge] = {}
         self._begun: dict[int, tuple[Tensor, float]] = {}  # snapshots that wait for a neighbour's, and their T_ij
+        self._changing = RLock()  # averaging and gradients both look at the view, and edges end with it
         self._seen: View = group.roll.view()
         self._took: deque[float] = deque(maxlen=15)
         self.pace_seconds = 0.0
@@ -130,15 +133,18 @@ class Flock:
         """
         self._refresh()
         x: Tensor | None = None
-        for j, weight in row.items():
-            edge = self._edge(j)
-            if edge is None:
-                continue
-            begun = sum(weight for _, weight in self._begun.values())
-            if j not in self._begun and not edge.answered and begun + weight <= MOST_BEGUN:
-                x = self.group.as_sent(self.weights.snapshot()) if x is None else x
-                self._post(j, edge, x, weight)
-            edge.answered = False
+        with self._changing:
+            for j, weight in row.items():
+                edge = self._edge(j)
+                if edge is None:
+                    continue
+                begun = sum(weight for _, weight in self._begun.values())
+                if j not in self._begun and not edge.answered and begun + weight <= MOST_BEGUN:
+                    x = self.group.as_sent(self.weights.snapshot()) if x is None else x
+                    if not is_finite(x):
+                        return  # the next neighbour that begins an exchange brings its own
+                    self._post(j, edge, x, weight)
+                edge.answered = False
 
     def _post(self, j: int, edge: Edge, x: Tensor, weight: float) -> None:
         self._begun[j] = x, weight
@@ -157,17 +163,22 @@ class Flock:
         _, theirs, ours, weight = letter.note
         if theirs > self._incarnation(letter.source) or ours > self._incarnation(self.group.rank):
             self._refresh(fresh=True)
-        edge = self._edge(letter.source)
-        if edge is None or theirs != edge.incarnation or ours != self._incarnation(self.group.rank):
-            self.dropped += 1
-            return
-        if letter.source not in self._begun:
-            self._post(letter.source, edge, self.group.as_sent(self.weights.snapshot()), weight)
-            edge.answered = True
-        posted, own = self._begun.pop(letter.source)
-        # Both ends must use the same weight; in a symmetric T they do already.
-        self.weights.add_(letter.x - posted, alpha=(own + weight) / 2)
-        self.exchanges += 1
+        with self._changing:
+            edge = self._edge(letter.source)
+            if edge is None or theirs != edge.incarnation or ours != self._incarnation(self.group.rank):
+                self.dropped += 1
+                return
+            if letter.source not in self._begun:
+                answer = self.group.as_sent(self.weights.snapshot())
+                if not is_finite(answer):
+                    answer = letter.x
+                    self.weights.set_(answer)
+                self._post(letter.source, edge, answer, weight)
+                edge.answered = True
+            posted, own = self._begun.pop(letter.source)
+            # Both ends must use the same weight; in a symmetric T they do already.
+            self.weights.add_(letter.x - posted, alpha=(own + weight) / 2)
+            self.exchanges += 1
 
     def _incarnation(self, j: int) -> int:
         """Of a live learner; -1 for one that is thought dead, which this one itself may be after a long stop."""
@@ -182,14 +193,17 @@ class Flock:
 
     def _refresh(self, fresh: bool = False) -> View:
         """The present view; edges to learners that are gone, or that came back as others, end."""
-        view, before, me = self.group.roll.view(fresh), self._seen, self.group.rank
-        if view is not before:
+        view, me = self.group.roll.view(fresh), self.group.rank
+        with self._changing:
+            before = self._seen
+            if view is before or view.number < before.number:
+                return before
             self._seen = view
             same = view.incarnations.get(me) == before.incarnations.get(me)
             kept = {j: e for j, e in self._edges.items() if view.incarnations.get(j) == e.incarnation}
             self._edges = kept if same else {}
             self._begun = {j: b for j, b in self._begun.items() if j in self._edges}
-        return view
+            return view
 
     async def _settle(self) -> None:
         """Answer until no live learner has an exchange under way."""
@@ -221,7 +235,7 @@ class Flock:
         self._ask(self.held_by)
         while not (self.group.roll.spent or self.live == (self.group.rank,)):
             letter = await self.group.plain.hear(SNAPSHOT, POLL_SECONDS)
-            if letter is not None:
+            if letter is not None and is_finite(letter.x):
                 self.weights.set_(letter.x)
                 return
         self.done()
@@ -237,7 +251,10 @@ class Flock:
         """The mean of the model's vectors x (P,), the same bits for all; every call has its own stage.
 
         The first of those that hold the model adds up. If it dies the next one does, with its result where somebody has
-        that already.
+        that already. Vectors that are not finite are left out.
+
+        Raises:
+            FloatingPointError: all are.
         """
         group, me, tag = self.group.plain, self.group.rank, f"{CONSENSUS} {stage}"
         given, asked = {me: x}, me
@@ -247,7 +264,7 @@ class Flock:
             if held[0] == me:
                 if result is None and given.keys() >= set(held):
                     parts = [given[j] for j in sorted(given) if self.holders is None or j in held]
-                    result = weighted_mean(parts, [1.0] * len(parts))
+                    result = _mean_of_finite(parts, stage)
                 if result is not None:
                     for j in given.keys() - {me}:
                         group.post(result, j, tag, (DONE,))
@@ -270,3 +287,10 @@ class Flock:
 
     def _tell_self(self, kind: float) -> None:
         self.group.post(torch.empty(0), self.group.rank, GOSSIP, (kind,))
+
+
+def _mean_of_finite(parts: Sequence[Tensor], stage: str) -> Tensor:
+    finite = [part for part in parts if is_finite(part)]
+    if not finite:
+        raise FloatingPointError(f"{stage}: no learner's are finite: training has diverged. Lower the learning rate")
+    return weighted_mean(finite, [1.0] * len(finite))

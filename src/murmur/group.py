@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from murmur.flat import is_finite
 from murmur.roll import Roll
 
 
@@ -71,6 +72,11 @@ def check_weight(weight: float) -> float:
     return float(weight)
 
 
+def share_of(x: Tensor, weight: float) -> float:
+    """The weight with which x takes part in a mean: 0 if it is not finite, so that no number that is none spreads."""
+    return check_weight(weight) if weight == 0 or is_finite(x) else 0.0
+
+
 class Group(ABC):
     """`size` learners, this one at position `rank`.
 
@@ -82,6 +88,7 @@ class Group(ABC):
         size: number of learners.
         name: unique name of the group, the same on every member.
         total_weight: sum of the weights of the latest mean; 0 means that nobody had anything, and everybody stops.
+        outlives: whether deaths of members are noticed, and `among` forms a group of those that are left.
         adds_beside: whether `start_sum` may stand for `mean`; not where means travel in a format of their own.
     """
 
@@ -89,11 +96,12 @@ class Group(ABC):
     size: int
     name: str
     total_weight: float = float("inf")
+    outlives: bool = False
     adds_beside: bool = True
 
     @abstractmethod
-    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
-        """The weights of all members in order of rank; checks that their vectors are alike."""
+    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+        """What all members say before a mean, in order of rank; checks that their vectors are alike."""
 
     @abstractmethod
     async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
@@ -106,6 +114,29 @@ class Group(ABC):
     def as_sent(self, x: Tensor) -> Tensor:
         """What the others get when x is posted: x itself, unless this group sends in a format of fewer bytes."""
         return x
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """Ranks of the members that take part in collectives: all, unless the group goes on without the lost."""
+        return tuple(range(self.size))
+
+    def among(self, ranks: Sequence[int], name: str) -> Group:
+        """A group of some members, who all ask for it under this name; unlike in `split` nobody else takes part.
+
+        Raises:
+            PeerLost: this group cannot go on without a member.
+        """
+        raise PeerLost(f"{self.name} cannot go on with {list(ranks)} alone as {name}")
+
+    async def welcome(self) -> None:  # noqa: B027 - most groups let nobody in
+        """Between two rounds, where nothing local is un-averaged: let in who came late, where the group can."""
+
+    async def meet(self, stage: str) -> None:  # noqa: ARG002 - a stage needs a name only where learners can be lost
+        """Wait until all members have come to a stage of their program."""
+        await self.mean(torch.zeros(1))
+
+    def close(self) -> None:  # noqa: B027 - where no member can be lost there is nothing to close
+        """This member takes part in no collective any more: whoever waits for it is told."""
 
     @property
     def plain(self) -> Group:
@@ -155,14 +186,15 @@ class Group(ABC):
     async def mean(self, x: Tensor, weight: float = 1.0) -> Tensor:
         """Weighted mean over the members: sum_i w_i x_i / sum_i w_i, a new vector.
 
-        Weight 0 takes part without being counted. If all weights are 0 every member gets its own x back and sees
-        `total_weight == 0` in the same round.
+        Weight 0 takes part without being counted, and so does a vector that is not finite: its member gets the mean
+        of the others. If all weights are 0 every member gets its own x back and sees `total_weight == 0` in the same
+        round.
 
         Raises:
             ValueError: negative or infinite weight.
             WorldMismatch: members gave vectors of different lengths.
         """
-        weights = await self._weigh(x, check_weight(weight))
+        weights = [said[0] for said in await self._words(x, (share_of(x, weight),))]
         self.total_weight = sum(weights)
         if self.total_weight == 0 or self.size == 1:
             return x.clone()
@@ -172,14 +204,19 @@ class Group(ABC):
         """Synchronous mixing with neighbours: sum_j T_ij x_j for row i of a symmetric T; a new vector.
 
         In the form x_i + sum_j T_ij (x_j - x_i): equal vectors stay equal to the bit, and what i adds j takes away.
-        All members call it equally often, each with its own row of the same matrix.
+        All members call it equally often, each with its own row of the same matrix. A vector that is not finite is not
+        sent; its member gets the mean of its neighbours'.
         """
         peers = sorted(j for j in row if j != self.rank)
+        finite = is_finite(x)
         for j in peers:
-            self.post(x, j, "mix")
+            self.post(x if finite else x[:0], j, "mix")
         mixed, sent = x.clone(), self.as_sent(x)
-        for j in peers:
-            theirs = (await self.recv(j, "mix")).x.to(x.device)
+        got = {j: (await self.recv(j, "mix")).x.to(x.device) for j in peers}
+        got = {j: theirs for j, theirs in got.items() if theirs.numel() == x.numel()}
+        if not finite:
+            return weighted_mean(list(got.values()), [row[j] for j in got]) if got else mixed
+        for j, theirs in got.items():
             mixed.add_(theirs - sent, alpha=row[j])
         return mixed
 
@@ -192,8 +229,8 @@ class GroupAround(Group):
         self.rank, self.size, self.name = inner.rank, inner.size, inner.name
         self.adds_beside = inner.adds_beside
 
-    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
-        return await self.inner._weigh(x, weight)
+    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+        return await self.inner._words(x, words)
 
     async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         return await self.inner._mean(x, weights)

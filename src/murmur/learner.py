@@ -6,16 +6,17 @@ world may let time pass here"; the same text runs on a virtual clock, in threads
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from murmur.drawing import Drawing
 from murmur.gossip import Flock
 from murmur.group import Group, Letter
-from murmur.overlap import MeanBehindBackward
 from murmur.source import Gradient, Progress, Source
+from murmur.together import Draw, MeanGradients
 from murmur.weights import Weights
 from murmur.world import Seat
 
@@ -32,25 +33,29 @@ class Learner:
         steps: gradients drawn so far (turns, for a learner that had none left).
         fresh_samples: samples of the gradients drawn since the latest `gradients()` or `gradient()` began.
         outer: vectors of the strategy's own that a checkpoint must hold (block momentum); empty at a first start.
+        outer_then: what they were before an exchange that is under way, and that a resumed run begins anew.
         unit: minibatches that one gradient is made of (several for a super-learner).
         keepers: for each rank of `group` the position in the world of the learner that keeps its checkpoints.
         follows: whether it has ended as a member of a node whose leader speaks for it.
+        latest: one past the position of the minibatch, or the last one, that its latest claim was of.
+        saved: minibatches behind at its latest checkpoint; `told`: at the one its leader has saved just now.
     """
 
     def __init__(self, seat: Seat, weights: Weights, source: Source) -> None:
         self.seat, self.weights, self.source = seat, weights, source
         self.group: Group = seat.group
-        self.steps = 0
+        self.steps = self.latest = 0
         self.fresh_samples = 0.0
         self.outer: dict[str, Tensor] = {}
-        self.unit = 1
-        self.keepers: Sequence[int] = range(seat.group.size)
-        self.follows = False
-        self._version = 0
+        self.outer_then: dict[str, Tensor] | None = None
+        self.unit, self.follows = 1, False
+        self.keepers: Sequence[int] = range(sys.maxsize)  # learners may be added
+        self.saved: int | None = None
+        self.told: int | None = None
+        self._version = self._consensuses = 0
         self._present: list[bool] = [True] * len(weights.layout.tensors)
-        self._behind: dict[str, MeanBehindBackward] = {}
+        self._means = MeanGradients(seat, weights, source)
         self._flock: Flock | None = None
-        self._consensuses = 0
 
     @property
     def flock(self) -> Flock:
@@ -67,7 +72,7 @@ class Learner:
     @property
     def leads(self) -> bool:
         """Whether this learner does what only one should: evaluation, the saved model. The first of the living."""
-        return self.group.rank == 0 if self._flock is None else self._flock.leads
+        return self.group.rank == self.group.live[0] if self._flock is None else self._flock.leads
 
     @property
     def view(self) -> tuple[int, ...]:
@@ -124,12 +129,18 @@ class Learner:
         taken = 0
         while at_most is None or taken < at_most:
             if taken == 0 or mean_over is not None:
-                await self.source.boundary(self)
+                await self.between_rounds()
             g = await (self._own() if mean_over is None else self._mean(mean_over))
-            if g is None:
-                return
             taken += 1
+            if g is None:
+                self.steps += (at_most or taken) - taken  # turns without a minibatch count too: for all alike
+                return
             yield g
+
+    async def between_rounds(self) -> None:
+        """Where nothing local is un-averaged: evaluation, checkpoints, who came late. `gradients` begins with it."""
+        await self.source.boundary(self)
+        await self.group.welcome()
 
     async def claimed_gradients(self) -> AsyncIterator[Tensor]:
         """Gradients g_i(phi_i), shape (P,), of minibatches claimed first come, first served.
@@ -141,7 +152,8 @@ class Learner:
         while (n := await self._claim()) is not None:
             self.fresh_samples = 0.0
             self.steps += 1
-            self.source.claimed(min(n + self.unit, self.source.span[1]) - 1, self.steps)
+            self.latest = min(n + self.unit, self.source.span[1])
+            self.source.claimed(self.latest - 1, self.steps)
             await self.source.boundary(self)
             began = self.seat.now
             self.group.roll.expect(self.flock.pace_seconds, self.source.preparation(self.unit))
@@ -159,7 +171,7 @@ class Learner:
         return None if n is None else first + n * self.unit
 
     async def _of_claim(self, n: int) -> Gradient:
-        return await self.compute(n, None)
+        return await self.compute(self.source.deals.at(n), None)
 
     async def answer(self) -> None:
         """Answer who asks for this learner's weights, until the budget is used up; to be run beside the gradients."""
@@ -169,8 +181,8 @@ class Learner:
     async def letters(self, tag: str) -> AsyncIterator[Letter]:
         """Vectors posted here under a tag, in order of arrival, until the budget is used up: a server's work."""
         while (letter := await self.group.hear(tag, self.flock.poll_seconds)) is not None or not self.group.roll.spent:
+            await self.source.boundary(self)
             if letter is not None:
-                await self.source.boundary(self)
                 yield letter
         self.flock.done()
 
@@ -182,7 +194,7 @@ class Learner:
         self._present = [False] * len(self._present)  # what is not zero is there
 
     def rounds(self) -> AsyncIterator[int]:
-        """Rounds k = 0, 1, 2, ... of averaging beside the gradients, about one a gradient; see `Flock.rounds`."""
+        """Rounds k = 0, 1, 2, ... of averaging beside the gradients; see `Flock.rounds`."""
         return self.flock.rounds()
 
     def gossip(self, row: Mapping[int, float]) -> None:
@@ -197,11 +209,8 @@ class Learner:
         return await self._flock.consensus(self.weights.snapshot(), f"weights {self._consensuses}")
 
     def deal(self, done: int, among: int) -> None:
-        """From now on minibatch done + t * among + i goes to learner i < among in turn t, and none to the others.
-
-        All learners call it alike. `done` counts the minibatches that are behind; where the others left off.
-        """
-        self.source.deal(self.steps, done, among)
+        """From now on what comes after the first `done` minibatches goes to the first `among` live learners."""
+        self.source.deals = self.source.deals.anew(self.steps, done, self.group.live[:among])
 
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
         """w_i <- w_i + what the local optimizer makes of g (plain SGD: - alpha g). After the end of training: nothing.
@@ -241,13 +250,10 @@ class Learner:
     async def compute(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
         """The gradient of minibatch n at the present weights, whatever lands meanwhile."""
 
-        def compute() -> Gradient:
-            with self.weights.held() as version:
-                self._version = version
-                return self.source.draw(n, before_backward)
-
         await self.seat.ready(self.weights, self.group, before_backward)
-        gradient = await self.seat.work(compute)
+        drawing = Drawing(self.source, n, self.weights, before_backward)
+        gradient = await self.seat.work(drawing)
+        self._version = drawing.version
         self.fresh_samples += gradient.samples
         self._present = gradient.present
         return gradient
@@ -269,32 +275,11 @@ class Learner:
 
     async def averaged(self, group: Group, draw: Draw) -> Gradient:
         """The mean over a group of the gradients its members draw, weighted by samples; 0 samples: nobody had any."""
-        if self.seat.overlaps and group.adds_beside:
-            behind = self._behind.get(group.name)
-            if behind is None:
-                behind = self._behind[group.name] = MeanBehindBackward(self.weights.layout, group)
-            drawn = await draw(behind.start)
-            if drawn is None:
-                behind.start(0.0)
-            g, present = await behind.finish()
-        else:
-            drawn = await draw(None) or self.source.nothing()
-            flags = drawn.g.new_tensor([float(there) for there in drawn.present])
-            both = await group.mean(_join(drawn.g, flags), weight=drawn.samples)
-            g, present = both[: drawn.g.numel()], [flag > 0 for flag in both[drawn.g.numel() :].tolist()]
-        return Gradient(g, present, group.total_weight, math.nan if drawn is None else drawn.loss)
+        return await self._means.over(group, draw)
 
     def continue_as(self, other: Learner) -> None:
         """Go on as the learner that a strategy has made of this one: with its group, weights and flock."""
         self.group, self.weights, self._flock, self.keepers = other.group, other.weights, other._flock, other.keepers
 
 
-def _join(g: Tensor, flags: Tensor) -> Tensor:
-    joined = g.new_empty(g.numel() + flags.numel())
-    joined[: g.numel()] = g
-    joined[g.numel() :] = flags
-    return joined
-
-
-Draw = Callable[[Callable[[float], None] | None], Coroutine[Any, Any, Gradient | None]]
 Strategy = Callable[[Learner], Coroutine[Any, Any, None]]

@@ -20,6 +20,7 @@ from torch import Tensor
 from murmur.flat import Layout
 from murmur.group import Group
 from murmur.learner import Draw, Gradient, Learner
+from murmur.roll import Halted
 from murmur.weights import Weights
 
 STEP, DELTA = "step", "delta"  # tags of letters from the leader
@@ -94,7 +95,8 @@ class Leader(Learner):
     def _open(self, kind: float, unit: int) -> None:
         due = self._live.turn()
         w = self._live.snapshot() if self._live.strayed else self.weights.layout.empty()[:0]
-        note = (kind, unit, self._stepped, due is not None, self.source.times)
+        saved, self.saved = -1 if self.saved is None else self.saved, None
+        note = (kind, unit, self._stepped, due is not None, self.source.times, saved)
         for member in range(1, self.node.size):
             self.node.post(w, member, STEP, note)
             if due is not None:
@@ -107,7 +109,7 @@ class Leader(Learner):
 
     async def _of_claim(self, n: int) -> Gradient:
         self._open(CLAIMED, n)
-        gradient = await self._of_node(partial(self.compute, n))
+        gradient = await self._of_node(partial(self.compute, self.source.deals.at(n)))
         assert gradient is not None  # the leader's own minibatch is the first of the claim
         return gradient
 
@@ -122,18 +124,28 @@ class Leader(Learner):
 
 
 async def follow(me: Learner, node: Group) -> None:
-    """Be a member of a node: compute what the leader's letters say, and keep a replica of its weights."""
+    """Be a member of a node: compute what the leader's letters say, and keep a replica of its weights.
+
+    Raises:
+        Halted: the leader has stopped, as it was asked to.
+    """
     mean: Gradient | None = None
     due = False
     while True:
-        w, _, (kind, n, stepped, more, times) = await node.recv(0, STEP)
+        w, _, (kind, n, stepped, more, times, saved) = await node.recv(0, STEP)
         if stepped and mean is not None:
             me.repeat(mean)
         if due:
             me.weights.add_((await node.recv(0, DELTA)).x)
         if len(w):
             me.weights.set_(w)
+        if saved >= 0 and kind != CLAIMED:
+            me.told = int(saved)
+            await me.source.boundary(me)
+            me.told = None
         if kind == END:
+            if saved >= 0:
+                raise Halted(int(saved))
             return
         due, me.source.times = more > 0, times
         mean = await me.averaged(node, me.draw if kind == IN_TURN else partial(_share, me, int(n) + node.rank))
@@ -143,4 +155,4 @@ async def _share(me: Learner, n: int, before_backward: Callable[[float], None] |
     """A member's minibatch of a claim, if there are so many."""
     me.steps += 1
     me.source.claimed(min(n, me.source.span[1] - 1), me.steps)
-    return await me.compute(n, before_backward) if n < me.source.span[1] else None
+    return await me.compute(me.source.deals.at(n), before_backward) if n < me.source.span[1] else None

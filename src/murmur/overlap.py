@@ -23,12 +23,16 @@ ALIGNMENT = 16  # elements
 
 
 class MeanBehindBackward:
-    """Sums gradients over `group` while backward runs. One instance serves one learner for a whole run."""
+    """Sums gradients over `group` while backward runs. One instance serves one learner for a whole run.
+
+    Attributes:
+        broken: whether a learner has said with the latest one that its weights are not finite.
+    """
 
     def __init__(self, layout: Layout, group: Group, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.layout, self.group = layout, group
         self._flags = len(layout.tensors)
-        self._head = -(-(self._flags + 1) // ALIGNMENT) * ALIGNMENT
+        self._head = -(-(self._flags + 2) // ALIGNMENT) * ALIGNMENT
         self._buffer = torch.zeros(self._head + layout.numel, dtype=layout.dtype, device=layout.device)
         self._views = layout.views(self._buffer[self._head :])
         self._buckets, self._bucket_of = self._plan(bucket_bytes // self._buffer.element_size())
@@ -36,7 +40,7 @@ class MeanBehindBackward:
         self._sums: list[Awaitable[Tensor]] = []
         self._seen: list[bool] = []
         self._weight = 0.0
-        self._armed = False
+        self._armed = self.broken = False
         for i, tensor in enumerate(layout.tensors):
             tensor.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
 
@@ -85,8 +89,11 @@ class MeanBehindBackward:
         start, end = self._buckets[len(self._sums)]
         self._sums.append(self.group.start_sum(self._buffer[start:end]))
 
-    async def finish(self) -> tuple[Tensor, list[bool]]:
-        """The mean gradient (P,), valid until the next start(), and which tensors have one on some learner."""
+    async def finish(self, broken: bool = False) -> tuple[Tensor, list[bool]]:
+        """The mean gradient (P,), valid until the next start(), and which tensors have one on some learner.
+
+        `broken`: this learner's weights are not finite; all then know that somebody's are.
+        """
         for i, tensor in enumerate(self.layout.tensors):
             if not self._seen[i]:  # its gradient, if it has one, came in an earlier pass that this one was added to
                 self._arrived(i, tensor)
@@ -95,13 +102,15 @@ class MeanBehindBackward:
             if not seen:
                 view.zero_()
         flags = [1.0 if seen else 0.0 for seen in self._seen]
-        self._buffer[: self._flags + 1] = torch.tensor([*flags, self._weight], dtype=self._buffer.dtype)
+        head = [*flags, self._weight, float(broken)]
+        self._buffer[: self._flags + 2] = torch.tensor(head, dtype=self._buffer.dtype)
         while len(self._sums) < len(self._buckets):
             self._launch()
         for total in self._sums:
             await total
         present = [flag > 0 for flag in self._buffer[: self._flags].tolist()]
-        self.group.total_weight = float(self._buffer[self._flags])
+        self.group.total_weight, others = self._buffer[self._flags : self._flags + 2].tolist()
+        self.broken = others > 0
         g = self._buffer[self._head :]
         if self.group.total_weight > 0:
             g.div_(self.group.total_weight)

@@ -21,6 +21,14 @@ class RunOver(Exception):
     """A learner came so late that the others have done everything."""
 
 
+class Halted(Exception):
+    """A run was asked to stop and has saved all that it needs to go on; `minibatches` were handed out by then."""
+
+    def __init__(self, minibatches: int) -> None:
+        super().__init__(f"stopped as it was asked to, and saved after {minibatches} minibatches")
+        self.minibatches = minibatches
+
+
 @dataclass(frozen=True)
 class View:
     """Who is alive.
@@ -83,6 +91,7 @@ class Register:
     def leave(self, rank: int) -> None:
         """A learner has ended; well, if it had come to the stage `ENDED`."""
         if rank in self.view.incarnations:
+            self._give_back(rank)
             self._without(rank, left=int(rank in self._stages[ENDED]))
 
     def claim(self, rank: int, first: int, total: int, doing: Collection[int] = ()) -> int | None:
@@ -108,6 +117,10 @@ class Register:
     def done(self, rank: int, number: int) -> None:
         """The rank has done this one."""
         self._open[rank].discard(number)
+
+    def unfinished(self) -> list[int]:
+        """Numbers that have been handed out and are not done, in order."""
+        return sorted({*self._returned, *(number for held in self._open.values() for number in held)})
 
     @property
     def spent(self) -> bool:
@@ -156,6 +169,10 @@ class Roll(ABC):
     def claim(self, first: int, total: int) -> int | None:
         """The number of this learner's next minibatch; None when at present none is left. The one before is done."""
 
+    def unfinished(self) -> Collection[int]:
+        """Numbers that were handed out to anybody and are not done, as far as is known here."""
+        return ()
+
     def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:  # noqa: B027 - most claims take no time
         """The gradient of the latest claim has begun; the next claim comes in about so many seconds (0: not known).
 
@@ -187,6 +204,9 @@ class LocalRoll(Roll):
 
     def claim(self, first: int, total: int) -> int | None:
         return self.register.claim(self.rank, first, total)
+
+    def unfinished(self) -> Collection[int]:
+        return self.register.unfinished()
 
     @property
     def spent(self) -> bool:

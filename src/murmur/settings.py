@@ -29,6 +29,11 @@ VALUES: Mapping[str, Any] = {
 }
 
 
+# What Python raises on a text that is no literal: besides the usual, a list as a key, and too many brackets or signs.
+UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+MOST_SHOWN = 200  # letters of a text in a message
+
+
 class SettingError(ValueError):
     """A setting names something that is not there, or gives a value that does not fit."""
 
@@ -41,7 +46,7 @@ def load(source: str) -> Experiment:
     """
     module = _module(source)
     make = getattr(module, "experiment", None)
-    if make is None:
+    if not callable(make):
         raise SettingError(f"{source} has no function experiment(); it must return a murmur Experiment")
     made = make()
     if not isinstance(made, Experiment):
@@ -63,7 +68,13 @@ def _module(source: str) -> ModuleType:
         try:
             spec.loader.exec_module(module)
         except SyntaxError as error:
-            raise SettingError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+            raise SettingError(f"{error.filename or source}, line {error.lineno}: {error.msg}") from error
+        except ValueError as error:
+            if "null bytes" not in str(error):
+                raise  # the file's own
+            raise SettingError(f"{source} cannot be read as a Python file: {error}") from error
+        except MemoryError as error:
+            raise SettingError(f"{source} cannot be read as a Python file: too many brackets or signs") from error
         return module
     recipes = recipe_names()
     if source not in recipes:
@@ -136,19 +147,25 @@ def typed(text: str, wanted: Any, name: str) -> Any:
         if option in (int, float, bool):
             value = _literal(text)
             if isinstance(value, bool) == (option is bool) and isinstance(value, (int, option)):
+                if option is float and abs(value) > sys.float_info.max and isinstance(value, int):
+                    raise SettingError(f"{name}: a whole number of {len(text)} letters is beyond all measure")
                 return option(value)
     if any(get_origin(o) is Literal for o in options):
         choices = [str(c) for o in options for c in get_args(o)]
-        raise SettingError(f"{name}: {text!r} is none of {', '.join(choices)}{nearest(text, choices)}")
+        raise SettingError(f"{name}: {_short(text)} is none of {', '.join(choices)}{nearest(text, choices)}")
     if any(o in (int, float, bool) for o in options):
-        raise SettingError(f"{name}: {text!r} is not a value of type {getattr(wanted, '__name__', wanted)}")
+        raise SettingError(f"{name}: {_short(text)} is not a value of type {getattr(wanted, '__name__', wanted)}")
     return _evaluate(text, name, VALUES)
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]!r}..."
 
 
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except UNREADABLE:
         return None
 
 
@@ -156,8 +173,8 @@ def _evaluate(text: str, name: str, names: Mapping[str, Any]) -> Any:
     """A literal, or a call such as KAVG(K=8) of a known name with literal arguments; never anything else."""
     try:
         tree = ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        raise SettingError(f"{name}: {text!r} cannot be read: {error.msg}") from error
+    except UNREADABLE as error:
+        raise SettingError(f"{name}: {_short(text)} cannot be read: {error or 'too many brackets'}") from error
     return _node(tree, name, names)
 
 
@@ -177,7 +194,7 @@ def _node(node: ast.expr, name: str, names: Mapping[str, Any]) -> Any:
             raise SettingError(f"{name}: {error}") from error
     try:
         return ast.literal_eval(node)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise SettingError(f"{name}: only names, literals and calls such as KAVG(K=8) are understood") from error
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from murmur.deal import Deal
 from murmur.roll import Preparation
 
 SKIPPED_SAMPLES = 2.0**-40  # counts for nothing beside real samples; 0 from everybody would be the end of the run
@@ -41,18 +42,24 @@ class Progress:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A minibatch's gradient: vector g (P,) of the mean loss, which tensors had one, and how many samples it holds."""
+    """A minibatch's gradient: vector g (P,) of the mean loss, which tensors had one, and how many samples it holds.
+
+    `broken`: there is none, for the weights at which it was to be taken are not finite.
+    """
 
     g: Tensor
     present: list[bool]
     samples: float
     loss: float
+    broken: bool = False
 
 
 class Source(Protocol):
     """Where a learner's gradients come from and its steps go; the engine (or a stranger's loop) stands behind it."""
 
     times: float  # factor of the strategy's own on the learning rates, on top of the schedule's
+
+    deals: Deal  # whose each minibatch is, in lock-step
 
     def next_index(self, steps: int) -> int | None:
         """Number of this learner's next minibatch after `steps` gradients; None when the budget is spent."""
@@ -62,9 +69,6 @@ class Source(Protocol):
 
     def reached(self, steps: int) -> int:
         """Minibatches that are behind once every learner has taken so many gradients."""
-
-    def deal(self, steps: int, done: int, among: int) -> None:
-        """From the turn after `steps` on, deal minibatches done, done + 1, ... to the first `among` learners only."""
 
     @property
     def span(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from murmur.engine.checkpoint import layout_of, read_pair
+from murmur.engine.checkpoint import DamagedCheckpoint, layout_of, read_pair
 from murmur.engine.task import Loss, Score, Task
 from murmur.flat import Layout
 from murmur.settings import SettingError, nearest
@@ -37,8 +37,10 @@ def find_model(path: Path) -> Path:
         return path
     tested: list[str] = []
     if (path / "score.json").is_file():
-        score = json.loads((path / "score.json").read_text())
-        tested = [FILES[score.get("model", {"name": "last"})["name"]]]  # records of old say nothing: it was the last
+        named = _object(path / "score.json").get("model", {"name": "last"})  # records of old say nothing
+        if not isinstance(named, dict) or str(named.get("name")) not in FILES:
+            raise SettingError(f"{path / 'score.json'}: the tested model is {named!r}; there are {', '.join(FILES)}")
+        tested = [FILES[str(named["name"])]]
     for name in [*tested, "best", "model"]:
         if (path / f"{name}.safetensors").is_file():
             return path / name
@@ -60,14 +62,26 @@ def choose(out: Path, choice: Choice, digest: str) -> tuple[str, Path]:
     for name, file in FILES.items():
         facts = out / f"{file}.json"
         if facts.is_file():
-            found = json.loads(facts.read_text())
-            if found["experiment"] == digest:
-                loss = found["figures"].get("loss", math.nan)
-                losses[name] = loss if math.isfinite(loss) else math.inf
-    if choice != "lowest" and choice not in losses:
+            found = _object(facts)
+            if found.get("experiment") == digest:
+                figures = found.get("figures")
+                loss = figures.get("loss") if isinstance(figures, dict) else None
+                losses[name] = loss if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
+    if not losses or (choice != "lowest" and choice not in losses):
         raise SettingError(f"{out} has no {choice} model: a run needs a finite held-out loss to have one")
     name = min(losses, key=lambda n: losses[n]) if choice == "lowest" else choice
     return name, out / FILES[name]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """What a JSON file beside a model says."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SettingError(f"{path} is damaged ({error}): train again, or name a .safetensors file") from error
+    if not isinstance(found, dict):
+        raise SettingError(f"{path} holds a {type(found).__name__}, not an object: train again")
+    return found
 
 
 def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
@@ -94,12 +108,12 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
     mine = layout_of(model)
     for part in ("weights", "buffers"):
         wanted = Layout.trainable(model) if part == "weights" else Layout.buffers(model)
+        if part not in vectors or vectors[part].ndim != 1 or not vectors[part].is_floating_point():
+            raise DamagedCheckpoint(f"{stem}.safetensors holds no vector {part!r} of floating-point numbers")
         vector = vectors[part]
         if "tensors" in facts:
-            shapes = facts["tensors"][part]
-            cut = torch.split(vector, [math.prod(shape) for _, shape in shapes])
-            pieces = {name: piece for (name, _), piece in zip(shapes, cut, strict=True)}
-            given = {n: s for n, s in shapes if not _left_out(n, model)}
+            pieces, shapes = _cut(vector, facts["tensors"], part, stem)
+            given = {n: s for n, s in shapes.items() if not _left_out(n, model)}
             _compare(given, {n: s for n, s in mine[part]}, stem)
             vector = torch.cat([pieces[n] for n in given]) if given else vector
         if vector.numel() != wanted.numel:
@@ -109,6 +123,16 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
             )
         wanted.scatter(vector.to(wanted.device))
     return facts
+
+
+def _cut(vector: Tensor, tensors: Any, part: str, stem: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
+    """The pieces of a vector and their shapes, by the names that stand beside it."""
+    try:
+        shapes = {str(name): [int(n) for n in shape] for name, shape in tensors[part]}
+        cut = torch.split(vector, [math.prod(shape) for shape in shapes.values()])
+        return dict(zip(shapes, cut, strict=True)), shapes
+    except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise DamagedCheckpoint(f"{stem}.json: its list of {part} does not fit the vector: {error}") from error
 
 
 def _put_named(model: nn.Module, named: Mapping[str, Tensor], stem: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,20 +22,24 @@ from torch._C._distributed_c10d import HashStore
 
 from murmur.engine.checkpoint import write_whole
 from murmur.engine.experiment import Experiment, describe
+from murmur.engine.outlive import outlives
 from murmur.engine.record import Observer, ProgressLine
 from murmur.engine.trainer import Trainer
 from murmur.group import PeerLost, WorldMismatch
+from murmur.roll import Halted
 from murmur.settings import SettingError, configure, load
 from murmur.strategies.facts import FACTS
 from murmur.trained import Choice, Initialised, choose, find_model, read_into
 from murmur.world import Seat, World
 from murmur.worlds.mpi.world import MpiWorld
 from murmur.worlds.torch.environment import Place, cores_here, place_of, threads_per_learner
-from murmur.worlds.torch.launch import Launch, Restart
+from murmur.worlds.torch.launch import PEER_LOST_STATUS, Launch, Restart
+from murmur.worlds.torch.secret import draw, from_file
+from murmur.worlds.torch.signals import HALTED_STATUS, StopSignals
 from murmur.worlds.torch.world import TorchWorld, device_of
 
 log = logging.getLogger(__name__)
-PEER_LOST_STATUS = 75  # a temporary failure: the launcher may start again
+LAUNCH = "launch.json"
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Request:
         init: a run's folder or a model's file whose weights training starts from; None starts from random ones.
         tested: which of the run's models test.
         world: what moves vectors between learners.
+        secret_file: a file of the user's own with the secret that the learners of this run share.
     """
 
     source: str
@@ -66,6 +72,7 @@ class Request:
     init: Path | None = None
     tested: Choice = "lowest"
     world: Literal["torch", "mpi"] = "torch"
+    secret_file: Path | None = None
 
     def experiment(self) -> Experiment:
         """The resolved experiment.
@@ -105,8 +112,9 @@ def train(request: Request) -> int:
     if request.world == "mpi":
         return run_in_mpi(request)
     place = place_of()
+    secret = draw() if request.secret_file is None else from_file(request.secret_file)
     if place is not None:
-        return run_learner(request, place)
+        return run_learner(request, place if request.secret_file is None else replace(place, secret=secret))
     experiment = request.experiment()
     experiment.task.prepare()
     if request.init is not None:
@@ -117,8 +125,11 @@ def train(request: Request) -> int:
     if request.learners == 1:
         return run_learner(request, Place(0, 1, 0, "127.0.0.1", 0))
     facts = FACTS.get(type(experiment.strategy).__name__)  # nothing is known of a strategy of somebody's own
-    restart = Restart.TOGETHER if facts is None or facts.in_step else Restart.ALONE
-    return Launch(request.command_line, request.learners, request.restarts, restart, threads=threads).run()
+    alone = outlives(experiment.strategy) or (facts is not None and not facts.in_step)
+    restart = Restart.ALONE if alone else Restart.TOGETHER
+    command, learners = request.command_line, request.learners
+    asks = signal.SIGUSR1
+    return Launch(command, learners, request.restarts, restart, threads=threads, secret=secret, stop_signal=asks).run()
 
 
 def share_threads(request: Request) -> int:
@@ -139,8 +150,11 @@ def run_in_mpi(request: Request) -> int:
     """Be one of the learners that an MPI launcher has started.
 
     Raises:
-        SettingError: this process was started alone, or as one of another number than was asked for.
+        SettingError: this process was started alone, or as one of another number than was asked for, or was given a
+            secret.
     """
+    if request.secret_file is not None:
+        raise SettingError("MPI carries a secret of its own to the learners: leave --secret-file out with --world mpi")
     world = MpiWorld()
     if world.size == 1 or request.learners not in (1, world.size):
         learners = max(2, request.learners)
@@ -157,6 +171,8 @@ def run_learner(request: Request, place: Place, world: World | None = None) -> i
     experiment = request.experiment()
     if place.store != "murmur" and place.rank == 0:  # started by somebody else, who has not written it
         write_run(replace(request, learners=place.size), experiment)
+    if world is None and place.rank == 0 and place.size > 1:
+        write_launch(request.out, place)
     if world is None:
         world = TorchWorld(place, device_of(place), store=HashStore() if place.size == 1 else None)
 
@@ -166,11 +182,15 @@ def run_learner(request: Request, place: Place, world: World | None = None) -> i
         return (ProgressLine(experiment.budget.total(experiment.task), seat.group.size),)
 
     try:
-        outcome = Trainer(experiment, world, request.out, observers, request.resume).fit()
+        with StopSignals() as asked:
+            outcome = Trainer(experiment, world, request.out, observers, request.resume, asked).fit()
+    except Halted as halted:
+        log.info("learner %d: %s; go on with --resume --out %s", place.rank, halted, request.out)
+        return HALTED_STATUS
     except (PeerLost, ConnectionError) as error:
         log.error("learner %d: %s", place.rank, error)
         return PEER_LOST_STATUS
-    except (WorldMismatch, FloatingPointError, SettingError, ValueError) as error:
+    except (WorldMismatch, FloatingPointError, SettingError, ValueError, OSError) as error:
         log.error("learner %d: %s", place.rank, error)
         return 1
     if outcome.leads:
@@ -221,6 +241,12 @@ def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, 
         **({} if simulated is None else {"simulated": simulated}),
     }
     write_whole(request.out / "run.json", json.dumps(facts, indent=1).encode())
+
+
+def write_launch(out: Path, place: Place) -> None:
+    """launch.json: where the learners of this run meet, for one that is added later; never the secret."""
+    facts = {"host": place.host, "port": place.port, "generation": place.generation, "learners": place.size}
+    write_whole(out / LAUNCH, json.dumps({**facts, "store": place.store}, indent=1).encode())
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
@@ -61,6 +62,14 @@ class Seat(ABC):
     def exclusive(self) -> AbstractContextManager[object]:
         """Inside, torch's random generator, which belongs to the process, is this learner's alone. No await inside."""
         return nullcontext()
+
+    def host_of(self, learner: int) -> str:  # noqa: ARG002 - where all run in one place
+        """The host on which a learner of the world runs; empty: here."""
+        return ""
+
+    def sending(self) -> tuple[float, float]:
+        """Seconds a byte takes on the fastest connection, and all sent since the last call; nan: not known."""
+        return math.nan, math.nan
 
     @property
     def works_beside(self) -> bool:

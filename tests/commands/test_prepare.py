@@ -150,7 +150,7 @@ def contents(folder: Path) -> dict[str, str]:
         (["cuts.jsonl"], "cuts.jsonl is missing"),
         (["DATA", "--kind", "stored"], "brings no features (feats.scp): choose --kind log-mel or mfcc"),
         (["DATA", "--set", "task.x=1"], "--set is for experiments"),
-        (["toy", "--kind", "mfcc"], "--kind and --bins are for data"),
+        (["toy", "--kind", "mfcc"], "--allow-commands are for data"),
         (["toy", "--jobs", "2"], "ToyTask has no field 'jobs'"),
         (["SET/data/train", "--bins", "13"], "--bins is for features computed here"),
     ],

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
+from murmur.engine import checkpoint
 from murmur.engine.checkpoint import (
     Checkpoints,
     DamagedCheckpoint,
@@ -14,6 +26,7 @@ from murmur.engine.checkpoint import (
     read_pair,
     unpack_optimizer,
     write_pair,
+    write_whole,
 )
 
 
@@ -44,15 +57,16 @@ def test_damage_is_named(damage: str, tmp_path: Path) -> None:
 
 def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.newest(0) is None
+    assert checkpoints.newest(0) == (None, [])
     for done in (100, 200):
         for learner in range(2):
             checkpoints.save(done, learner, {"w": torch.tensor([done + learner])}, {"learners": [0, 1], "world": 2})
     checkpoints.save(300, 0, {"w": torch.zeros(1)}, {"learners": [0, 1], "world": 2})  # learner 1 died before it wrote
     for learner, wanted in ((0, 200), (1, 201), (2, 200), (3, 201)):  # newcomers take an old one's part
-        found = checkpoints.newest(learner)
+        found, passed_over = checkpoints.newest(learner)
         assert found is not None
-        assert found[0]["w"].item() == wanted
+        assert found.tensors["w"].item() == wanted
+        assert passed_over == [f"{tmp_path}/0000000300/learner-1.json: the part of learner 1 is not there"]
 
 
 def test_old_ones_go(tmp_path: Path) -> None:
@@ -87,3 +101,139 @@ def test_optimizer_state(kind: type[torch.optim.Optimizer]) -> None:
     unpack_optimizer(optimizer, tensors, json.loads(json.dumps(plain)))
     step()
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), wanted, strict=True))
+
+
+def whole_checkpoints(folder: Path) -> Checkpoints:
+    """Three checkpoints of three learners; the tensors of each say which."""
+    checkpoints = Checkpoints(folder)
+    for done in (10, 20, 30):
+        for learner in range(3):
+            facts = {"learners": [0, 1, 2], "world": 3, "loss": 1 / done, "optimizer": {}}
+            checkpoints.save(done, learner, {"w": torch.full((3,), float(done + learner))}, facts)
+    return checkpoints
+
+
+def found_by_all(checkpoints: Checkpoints) -> int:
+    """The newest checkpoint that all learners can read: each goes back as far as another one had to."""
+    before = math.inf
+    while True:
+        parts = [checkpoints.newest(learner, before)[0] for learner in range(3)]
+        marks = [-1 if part is None else part.facts["minibatches"] for part in parts]
+        if min(marks) == max(marks):
+            for learner, part in enumerate(parts):
+                assert part is None or part.tensors["w"].tolist() == [marks[0] + learner] * 3
+                assert part is None or part.facts["loss"] == 1 / marks[0]
+            return int(marks[0])
+        before = min(marks) + 1
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(data=st.data())
+def test_whatever_happens_to_one_file_the_newest_whole_one_is_found(data: st.DataObject) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", lambda _: None)
+        checkpoints = whole_checkpoints(Path(folder))
+        files = sorted(Path(folder).rglob("learner-*"))
+        victim = data.draw(st.sampled_from(files))
+        raw = bytearray(victim.read_bytes())
+        how = data.draw(st.sampled_from(["flip", "cut", "gone", "longer"]))
+        if how == "flip":
+            raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        elif how == "cut":
+            del raw[data.draw(st.integers(0, len(raw) - 1)) :]
+        elif how == "longer":
+            raw += b"\0"
+        victim.write_bytes(raw)
+        if how == "gone":
+            victim.unlink()
+        damaged = victim.parent.name == "0000000030"
+        found = found_by_all(checkpoints)
+        # A flipped bit of white space between facts changes nothing.
+        assert found == (20 if damaged else 30) or (found == 30 and how == "flip" and victim.suffix == ".json")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(calls=st.integers(0, 25))
+def test_a_process_that_dies_while_it_writes_leaves_the_one_before(calls: int) -> None:
+    """Cut off before the n-th file reaches the disk, gets its name, or goes."""
+
+    class Died(BaseException):
+        pass
+
+    left = [calls]
+
+    def dies(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Died
+            return function(*arguments, **named)
+
+        return called
+
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", lambda _: None)
+        checkpoints = whole_checkpoints(Path(folder))
+        patch.setattr(checkpoint.os, "fsync", dies(lambda _: None))
+        patch.setattr(Path, "replace", dies(Path.replace))
+        patch.setattr(shutil, "rmtree", dies(shutil.rmtree))
+        with suppress(Died):
+            for learner in range(3):
+                facts = {"learners": [0, 1, 2], "world": 3, "loss": 1 / 40, "optimizer": {}}
+                checkpoints.save(40, learner, {"w": torch.full((3,), 40.0 + learner)}, facts)
+            checkpoints.prune()
+        last = Path(folder) / "0000000040" / "learner-2.json"
+        assert found_by_all(checkpoints) == (40 if last.exists() else 30)
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = whole_checkpoints(tmp_path)
+
+    def full(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(OSError, match=r"learner-0.safetensors \(\d+ bytes\) cannot be written: No space .* make room"):
+        checkpoints.save(40, 0, {"w": torch.zeros(3)}, {"learners": [0], "world": 1})
+    assert found_by_all(checkpoints) == 30
+    assert not [file for file in tmp_path.rglob(".*") if file.is_file()]  # it takes no room for nothing
+
+
+def test_only_whole_ones_count_when_old_ones_go(tmp_path: Path) -> None:
+    """A slow learner may never write its part of some checkpoints: two whole ones stay all the same."""
+    checkpoints = whole_checkpoints(tmp_path)
+    for done in (40, 50, 60):
+        checkpoints.save(done, 0, {"w": torch.zeros(1)}, {"learners": [0, 1, 2], "world": 3})
+    checkpoints.prune()
+    assert checkpoints.marks() == [60, 50, 40, 30, 20]
+
+
+def test_names_of_files_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a new name its folder is synced, and after a new folder the one that it stands in."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", record)
+    write_whole(tmp_path / "a" / "b" / "file", b"x")
+    assert synced[:2] == [str(tmp_path / "a"), str(tmp_path)]
+    assert synced[-1] == str(tmp_path / "a" / "b")
+    assert synced[-2].startswith(str(tmp_path / "a" / "b" / ".file."))
+
+
+def test_no_bit_of_the_facts_can_change_unseen(tmp_path: Path) -> None:
+    facts = {"loss": 0.12345, "minibatches": 1200, "heldout": [1.5, 2.25], "optimizer": {"0.step": 7}}
+    write_pair(tmp_path / "a", {"w": torch.zeros(1)}, facts)
+    whole, raw = read_pair(tmp_path / "a")[1], (tmp_path / "a.json").read_bytes()
+    for byte in range(len(raw)):
+        for bit in (0, 1, 4):
+            changed = bytearray(raw)
+            changed[byte] ^= 1 << bit
+            (tmp_path / "a.json").write_bytes(changed)
+            with suppress(DamagedCheckpoint):
+                read = read_pair(tmp_path / "a")[1]
+                assert {name: read.get(name) for name in facts} == {name: whole[name] for name in facts}

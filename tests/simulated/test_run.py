@@ -174,3 +174,17 @@ def test_messages_are_as_large_as_the_model_without_gradients() -> None:
     numbers = 64 * 128 + 128 + 128 * 10 + 10
     assert with_message(Cluster(2), toy.experiment()).message_bytes == 4.0 * numbers
     assert with_message(Cluster(2, message_bytes=7.0), toy.experiment()).message_bytes == 7.0
+
+
+def test_gradients_by_one_call(tmp_path: Path) -> None:
+    """The same steps at the same virtual moments; what cannot have it is refused, with advice."""
+    alone = simulation(tmp_path / "alone", "ADPSGD")
+    batched = replace(alone, out=tmp_path / "batched", batched=True)
+    ours, theirs = simulate(batched), simulate(alone)
+    assert ours.staleness == theirs.staleness
+    assert ours.seconds == theirs.seconds
+    assert ours.marks[-1].figures["loss"] == pytest.approx(theirs.marks[-1].figures["loss"], rel=1e-5)
+    with pytest.raises(SettingError, match=r"--batched: .*random.*; leave it out"):
+        simulate(replace(batched, settings=(*SMALL, "task.dropout=0.1")))
+    with pytest.raises(SettingError, match="--timing-only computes no gradients"):
+        replace(batched, timing_only=True)

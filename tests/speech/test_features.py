@@ -124,7 +124,7 @@ def test_stored_features_from_npz_and_archive(tmp_path):
         np.testing.assert_array_equal(read_stored(StoredFeatures(tmp_path / "feats.npz", name)), feats_TF)
         np.testing.assert_array_equal(read_stored(StoredFeatures(tmp_path / path, offset)), feats_TF)
     for bad in (StoredFeatures(tmp_path / "feats.npz", "c"), StoredFeatures(tmp_path / "gone.ark", "3")):
-        with pytest.raises(CorpusError, match="cannot be read"):
+        with pytest.raises(CorpusError, match=r"feats.npz:c is damaged|gone.ark:3 cannot be read"):
             read_stored(bad)
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from murmur.roll import Preparation
 from murmur.worlds.torch.claims import MOST_AHEAD, Holdings
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, listen
-from murmur.worlds.torch.rollcall import NetRoll
+from murmur.worlds.torch.door import listen
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
+from murmur.worlds.torch.netroll import BEAT_SECONDS, NetRoll
 
 seconds = st.floats(0.001, 10.0)
 
@@ -158,6 +159,31 @@ def test_who_was_thought_dead_drops_what_it_held(server: KeyValueServer) -> None
     assert far.roll.claim(0, 40) is None
     for member in (far, other):
         member.roll.leave()
+
+
+def test_what_is_claimed_before_it_is_known_that_one_was_thought_dead_is_kept(server: KeyValueServer) -> None:
+    """A request that came through a mended cable is answered by a view that signs of life have not told of yet."""
+    far, register = Member(server, 0, 2, 0.05), server._rollcall._registers["flock"]
+    first = far.work(60, 0.01, at_most=6)
+    while far.roll._ahead._asking:
+        time.sleep(0.01)
+    unaware, far.roll._see = far.roll._see, lambda answer: None  # type: ignore[method-assign]
+    before = far.roll._view
+    time.sleep(2 * BEAT_SECONDS)  # the sign of life that is under way still tells what it sees
+    register.lose(0)
+    register.join(0)
+    rest = far.work(60, 0.01, at_most=20)
+    while far.roll._ahead._asking:
+        time.sleep(0.01)
+    assert far.roll._view is before, "it does not know yet"
+    assert far.roll._ahead._has.held
+    far.roll._see = unaware  # type: ignore[method-assign]
+    while far.roll.view(fresh=True) is before:
+        time.sleep(0.01)
+    rest += far.work(60, 0.01, at_most=100)
+    assert set(first) | set(rest) == set(range(60))
+    assert far.roll.spent
+    far.roll.leave()
 
 
 def test_the_server_hears_what_is_done(server: KeyValueServer) -> None:

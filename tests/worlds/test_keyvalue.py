@@ -7,8 +7,9 @@ from threading import Thread
 
 import pytest
 
+from murmur.worlds.torch.door import listen
 from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, Missing, listen
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, Missing
 from murmur.worlds.torch.store import NetStore, connect
 
 

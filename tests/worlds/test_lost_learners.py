@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -69,8 +70,8 @@ class Run:
             assert time.monotonic() < deadline, "the run makes no progress"
             time.sleep(0.05)
 
-    def end(self) -> int:
-        return self.process.wait(90)
+    def end(self, seconds: float = 90) -> int:
+        return self.process.wait(seconds)
 
 
 @pytest.mark.timeout(200)
@@ -98,3 +99,47 @@ def test_a_killed_learner_comes_back(tmp_path: Path) -> None:
     assert max(mine) > 1100, "it takes part again"
     assert any(later - earlier > 20 for earlier, later in pairwise(mine)), "it was away"
     assert 1198 <= len(steps) <= 1202
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fate", ["killed", "stopped"])
+def test_k_step_averaging_goes_on_and_lets_a_learner_in_again(fate: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "--restarts", "1", "--strategy", "KAVG(K=4)", "--set", "budget.epochs=3")
+    run.until(40)
+    lost = learners_of(run.process.pid)[0]
+    os.kill(lost, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
+    run.until(len(run.records()) + 100)  # the others go on
+    if fate == "stopped":
+        os.kill(lost, signal.SIGCONT)
+    assert run.end() == 0
+    steps = [r for r in run.records() if r["kind"] == "step"]
+    assert max(i for i, r in enumerate(steps) if r["learner"] == 0) > 1100, "it takes part again"
+    assert 1200 <= len(steps) <= 1204  # a round's at most is done twice, nothing is left out
+    assert (run.out / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+def test_lock_step_starts_again_and_ends_with_the_same_bits(number: signal.Signals, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    runs = []
+    for folder, restarts in ((whole, "0"), (broken, "1")):
+        folder.mkdir()
+        runs.append(Run(folder, "--strategy", "SyncSGD()", "--restarts", restarts))
+        if folder == broken:
+            runs[1].until(random.Random(str(number)).randrange(120, 300))
+            os.kill(learners_of(runs[1].process.pid)[1], number)
+        assert runs[-1].end(250) == 0
+    first, second = ((run.out / "model.safetensors").read_bytes() for run in runs)
+    assert first == second
+
+
+@pytest.mark.timeout(200)
+def test_lock_step_without_restarts_ends_soon(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--strategy", "SyncSGD()")
+    run.until(90)
+    os.kill(learners_of(run.process.pid)[2], signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert run.end() == 75
+    assert time.monotonic() - stopped < 20  # the error after about one second, then interpreters end

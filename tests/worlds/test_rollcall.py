@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from murmur.roll import ENDED, Register
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, listen
-from murmur.worlds.torch.rollcall import CountedRoll, NetRoll
+from murmur.worlds.torch.door import listen
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
+from murmur.worlds.torch.netroll import CountedRoll, NetRoll
 
 LONG_SECONDS = 60.0
 

@@ -52,6 +52,9 @@ Alignments = Annotated[
     Path | None,
     typer.Option(help="Classes of all frames, .npz or folder of ali.*.gz: makes a corpus that `frames` trains on."),
 ]
+AllowCommands = Annotated[
+    bool, typer.Option("--allow-commands", help="Run the shell commands that wav.scp holds instead of files.")
+]
 StorageOption = Annotated[Storage, typer.Option(help="Bytes a value of aligned frames: 4, 2 or 1.")]
 
 
@@ -64,6 +67,7 @@ def prepare(
     cmvn: Cmvn = "speaker",
     alignments: Alignments = None,
     storage: StorageOption = "float16",
+    allow_commands: AllowCommands = False,
     jobs: Jobs = None,
     settings: Settings = None,
 ) -> None:
@@ -77,11 +81,16 @@ def prepare(
 
     A recipe's name or a .py file is an experiment; write ./NAME for a folder called like a recipe. What is on disk and
     whole (checksums) is kept. What cannot be used is named and left out; more than 1 % of it is an error.
+
+    Entries of wav.scp that end in `|` are commands for a shell. They are refused unless you allow them, which is as
+    much as running a program that came with the data.
     """
-    wanted = Wanted(kind, bins, cmvn, alignments)
+    wanted = Wanted(kind, bins, cmvn, alignments, allow_commands)
     if source in recipe_names() or source.endswith(".py"):
         if wanted != Wanted(None, None, cmvn, None):
-            raise SettingError("--kind and --bins are for data, and so is --alignments; an experiment has settings")
+            raise SettingError(
+                "--kind, --bins, --alignments and --allow-commands are for data; an experiment has settings"
+            )
         experiment = resolved(source, settings or (), jobs)
         with timed(f"preparing {source}"):
             experiment.task.prepare()
@@ -93,12 +102,13 @@ def prepare(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be made of the data: the features, whose statistics, and with which classes."""
+    """What is to be made of the data: the features, whose statistics, with which classes, by running what it says."""
 
     kind: Kind | None
     bins: int | None
     scope: Scope
     alignments: Path | None
+    commands_allowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,10 +124,12 @@ def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
     """Make what is wanted of a directory, manifest or Shar folder, and say what there is."""
     if is_shar(Path(source)):
         if wanted != Wanted(None, None, wanted.scope, None):
-            raise SettingError("Shar shards bring features and targets: leave --kind, --bins and --alignments out")
+            raise SettingError(
+                "Shar shards bring features and targets: leave --kind, --bins, --alignments and --allow-commands out"
+            )
         tell_store(make_from_shar(Path(source), wanted.scope, how))
         return
-    corpus = read_corpus(source)
+    corpus = read_corpus(source, wanted.commands_allowed)
     front = front_of(corpus, wanted.kind, wanted.bins)
     if wanted.alignments is not None:
         tell_store(make_aligned(corpus, front, wanted.alignments, wanted.scope, how))
@@ -179,8 +191,8 @@ def _stamps(source: Path) -> list[str]:
     return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files if file.exists()]
 
 
-def read_corpus(source: str) -> Corpus:
-    """Utterances of a data directory or cut manifest.
+def read_corpus(source: str, commands_allowed: bool = False) -> Corpus:
+    """Utterances of a data directory or cut manifest; of a directory's commands only where they are allowed.
 
     Raises:
         SettingError: it is neither.
@@ -193,7 +205,7 @@ def read_corpus(source: str) -> Corpus:
         parts = sorted(str(p.parent) for p in path.glob("data/*/text"))
         if parts and not (path / "text").is_file():
             raise SettingError(f"{source} is a set, not a data directory: prepare one of {', '.join(parts)}")
-        return read_data_dir(path)
+        return read_data_dir(path, commands_allowed=commands_allowed)
     known = nearest(source, recipe_names())
     raise SettingError(f"{source!r} is no folder, no manifest, no .py file and no recipe{known}")
 

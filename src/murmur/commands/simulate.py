@@ -67,6 +67,10 @@ Lease = Annotated[
 TimingOnly = Annotated[
     bool, typer.Option("--timing-only", help="No gradients, no loss: for large flocks.", rich_help_panel=HOW)
 ]
+Batched = Annotated[
+    bool,
+    typer.Option("--batched", help="Many learners' gradients by one call, where the task can.", rich_help_panel=HOW),
+]
 Jobs = Annotated[int, typer.Option(min=1, help="Strategies simulated at the same time.", rich_help_panel=HOW)]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Compute threads a job; the cores are shared out.", rich_help_panel=HOW)
@@ -117,6 +121,7 @@ def simulate_command(
     rejoin: Rejoins = None,
     lease: Lease = None,
     timing_only: TimingOnly = False,
+    batched: Batched = False,
     jobs: Jobs = 1,
     threads: Threads = None,
     out: Out = Path("runs/simulated"),
@@ -128,7 +133,7 @@ def simulate_command(
     scenario = Scenario(learners, kind, nodes, step, trace, jitter, slow, kills, stops, rejoins, lease, model_bytes)
     cores = threads or threads_per_learner(cores_here(), jobs)
     what = None if tested == "none" else tested
-    one = Simulation(source, tuple(settings or ()), None, scenario, out, resume, cores, what, timing_only)
+    one = Simulation(source, tuple(settings or ()), None, scenario, out, resume, cores, what, timing_only, batched)
     raise typer.Exit(compare(one, chosen or [None], jobs))
 
 

@@ -37,9 +37,44 @@ World = Annotated[
     Literal["torch", "mpi"],
     typer.Option(help="What moves vectors between learners: gloo or NCCL under any launcher, or MPI under mpiexec."),
 ]
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(help="A file that only you may read; learners on several hosts know each other by what stands in it."),
+]
 
 
-@app.command("train")
+HELP = """Train an experiment with one or more learners.
+
+Example: murmur train ctc --learners 2 --strategy 'KAVG(K=8)' --set budget.epochs=4 --out runs/two
+
+Look first, and continue from a trained model:
+
+murmur train ctc --dry-run
+
+murmur train ctc --init runs/two --set optimizer.lr=0.001 --out runs/three
+
+A run leaves model (the last consensus), best (of the lowest held-out loss) and averaged (the mean of the
+averaged_marks best evaluation marks), each as .safetensors and .json, and score.json with the test figures of one.
+
+The same file runs under torchrun, srun and mpiexec:
+
+torchrun --nproc-per-node 2 -m murmur train FILE
+
+mpiexec -n 2 murmur train FILE
+
+On several hosts give all of them one secret, so that nobody else can take part:
+
+(umask 077; head -c 32 /dev/urandom | base64 > secret); srun murmur train FILE --secret-file secret
+
+Vectors then travel by gloo or NCCL all the same; --world mpi lets MPI itself move them (extra `mpi`). That pays
+where MPI knows a network which gloo does not; but MPI does not outlive a lost learner, so the run then ends.
+
+Exit codes: 0 the run has come to its end; 79 asked to stop by SIGTERM or SIGUSR1, saved, go on with --resume (a second
+SIGTERM ends at once); 75 a learner was lost, the newest checkpoint is whole; 1 a mistake, or training that diverged.
+"""
+
+
+@app.command("train", help=HELP)
 def train_command(
     source: Source,
     settings: Settings = None,
@@ -53,30 +88,20 @@ def train_command(
     test_model: TestModel = "lowest",
     dry: Dry = False,
     world: World = "torch",
+    secret_file: SecretFile = None,
 ) -> None:
-    """Train an experiment with one or more learners.
-
-    Example: murmur train ctc --learners 2 --strategy 'KAVG(K=8)' --set budget.epochs=4 --out runs/two
-
-    Look first, and continue from a trained model:
-
-    murmur train ctc --dry-run
-
-    murmur train ctc --init runs/two --set optimizer.lr=0.001 --out runs/three
-
-    A run leaves model (the last consensus), best (of the lowest held-out loss) and averaged (the mean of the
-    averaged_marks best evaluation marks), each as .safetensors and .json, and score.json with the test figures of one.
-
-    The same file runs under torchrun, srun and mpiexec:
-
-    torchrun --nproc-per-node 2 -m murmur train FILE
-
-    mpiexec -n 2 murmur train FILE
-
-    Vectors then travel by gloo or NCCL all the same; --world mpi lets MPI itself move them (extra `mpi`). That pays
-    where MPI knows a network which gloo does not; but MPI does not outlive a lost learner, so the run then ends.
-    """
     request = Request(
-        source, tuple(settings or ()), strategy, learners, out, resume, restarts, threads, init, test_model, world
+        source,
+        tuple(settings or ()),
+        strategy,
+        learners,
+        out,
+        resume,
+        restarts,
+        threads,
+        init,
+        test_model,
+        world,
+        secret_file,
     )
     raise typer.Exit(dry_run(request) if dry else train(request))

@@ -30,6 +30,7 @@ class Experiment:
         evaluate_every_epochs: how often held-out data is looked at and a checkpoint written.
         max_gradient_norm: gradients are scaled down to this length before a step; None leaves them alone.
         prefetch: how many minibatches each learner has prepared in the background; 0: none. Changes no bit.
+        most_skipped: minibatches in a row whose loss or gradient is not finite, each skipped, that end the run.
         averaged_marks: how many evaluation marks, those of the lowest held-out loss, make the averaged model; 0: none.
     """
 
@@ -42,10 +43,14 @@ class Experiment:
     seed: int = 0
     evaluate_every_epochs: float = 1.0
     max_gradient_norm: float | None = None
+    most_skipped: int = 10
     averaged_marks: int = 5
     prefetch: int = field(default=2, repr=False)  # not part of what is learnt: a run may be resumed with another
 
     def __post_init__(self) -> None:
+        if self.most_skipped < 1:
+            raise ValueError(f"most_skipped must be at least 1, got {self.most_skipped}")
+
         if self.averaged_marks < 0:
             raise ValueError(f"averaged_marks must not be negative, got {self.averaged_marks}")
 

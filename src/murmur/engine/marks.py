@@ -14,33 +14,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmur.engine.checkpoint import Checkpoints, layout_of, pack_optimizer, unpack_optimizer, write_pair
+from murmur.engine.checkpoint import Checkpoints, layout_of, write_pair
 from murmur.engine.clock import Moment
+from murmur.engine.halt import Asked, Halt
 from murmur.engine.kept import KeptMarks
 from murmur.engine.record import Record
+from murmur.engine.resume import Resume
 from murmur.engine.schedule import listens
 from murmur.engine.source import TaskSource
+from murmur.engine.state import pack
+from murmur.flat import is_finite
 from murmur.group import Group
 from murmur.learner import Learner
 
 
 class Marks:
-    """Evaluates and saves whenever the run has passed another `evaluate_every_epochs`."""
+    """Evaluates and saves whenever the run has passed another `evaluate_every_epochs`, and when it is asked to stop."""
 
-    def __init__(self, source: TaskSource, out: Path | None) -> None:
+    def __init__(self, source: TaskSource, out: Path | None, asked: Asked | None = None) -> None:
         self.source, self.out = source, out
+        self.halt = None if asked is None else Halt(source, asked, self.save)
         self.checkpoints = Checkpoints(out / "checkpoints") if out else None
         self.kept = KeptMarks(out / "checkpoints" / "marks", source.experiment.averaged_marks) if out else None
         self.best = math.inf
-        self.outer: dict[str, Tensor] = {}  # the strategy's vectors in the checkpoint that was restored
         every = source.experiment.evaluate_every_epochs * source.task.per_epoch
         self._every = max(1, round(every))
-        self._next = self._every
+        self._next, self._late = self._every, source.seat.late
         self._groups: dict[str, Group] = {}
-        self._beside(source.seat.group)
+        if source.seat.group.rank < source.seat.group.size:  # one that was added later is in no part of the others
+            self._beside(source.seat.group)
+
+    def skip_to(self, done: int) -> None:
+        """This learner takes part from here on: marks up to `done` minibatches are behind."""
+        self._next, self._late = (done // self._every + 1) * self._every, False
+        if self.halt is not None:
+            self.halt.enter()
 
     def _beside(self, group: Group) -> Group:
         """A group of the same learners for evaluation alone: in full precision, and never in the way of averaging."""
+        group = group.plain
         if group.name not in self._groups:
             twin = group.split([range(group.size)])
             assert twin is not None
@@ -48,15 +60,25 @@ class Marks:
         return self._groups[group.name]
 
     async def boundary(self, me: Learner) -> None:
-        """Called by the learner between gradients; in lock-step, where its weights are in step with the others'."""
+        """Called by the learner between gradients; in lock-step, where its weights are in step with the others'.
+
+        A member of a node is called where its leader has saved, and saves too.
+        """
+        if me.told is not None:
+            self.save(me, me.told)
+            return
         if not me.in_step:
             await self._pass_alone(me)
+            if self.halt is not None:
+                await self.halt.alone(me, self.source.progress().minibatches)
             return
         done = self.source.reached(me.steps)
         # Where some learner has no minibatch left the end is near, and the end evaluates by itself.
         if self._next <= done <= self.source.total - me.seat.group.size:
             self._next = (done // self._every + 1) * self._every
             await self.mark(me, done)
+        if self.halt is not None:
+            await self.halt.together(me, done, self._beside(me.group))
 
     async def mark(self, me: Learner, done: int) -> dict[str, float]:
         """Evaluate the consensus after `done` minibatches; save every learner's state, and the best model.
@@ -95,7 +117,7 @@ class Marks:
         distance: float | None = None,
     ) -> dict[str, float]:
         """Save this learner's state; tell observers the figures where it has evaluated."""
-        self._save(me, done)
+        self.save(me, done)
         self.source.clock.leave_out(start)
         if figures is not None:
             self._observe(figures, done, me.steps, distance)
@@ -107,6 +129,8 @@ class Marks:
         The first of the living evaluates the mean of what the others are at just then, with its own buffers.
         """
         claimed = self.source.progress().minibatches
+        if self._late:  # the mark before this moment is the others'
+            self._next, self._late = (claimed // self._every + 1) * self._every, False
         done = claimed // self._every * self._every
         if not self._next <= done < self.source.total:
             return
@@ -115,7 +139,8 @@ class Marks:
         if not me.leads:
             self._conclude(me, start, done, None)
             return
-        vectors = torch.stack(list((await me.flock.snapshots()).values()))
+        found = list((await me.flock.snapshots()).values())
+        vectors = torch.stack([w for w in found if is_finite(w)] or found)
         mean = vectors.mean(0)
         distance = float((vectors - mean).square().sum(1).mean().sqrt())
         figures = self._evaluate((mean, self.source.buffers.gather()), done)
@@ -124,6 +149,9 @@ class Marks:
     async def finish(self, me: Learner) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The consensus at the end of a run without lock-step: its weights, buffers, and figures where it leads."""
         start, source = self.source.clock.moment(), self.source
+        source.log.finish()
+        if self.halt is not None:
+            await self.halt.at_end(me)
         weights = me.weights.snapshot()  # the strategy has ended with the consensus
         buffers = source.buffers.gather()
         if source.buffers.tensors:
@@ -158,24 +186,14 @@ class Marks:
         shapes = layout_of(self.source.model)
         return {"experiment": self.source.experiment.digest(), "figures": dict(figures), "tensors": shapes}
 
-    def _save(self, me: Learner, done: int) -> None:
+    def save(self, me: Learner, done: int) -> None:
+        """Write this learner's part of the checkpoint after `done` minibatches."""
         if self.checkpoints is None:
             return
-        tensors, plain = pack_optimizer(self.source.optimizer)
-        tensors["weights"] = me.weights.snapshot()
-        if self.source.buffers.tensors:
-            tensors["buffers"] = self.source.buffers.gather()
-        tensors.update({f"outer.{name}": vector for name, vector in me.outer.items()})
-        facts = {
-            "learners": [me.keepers[r] for r in (range(me.group.size) if me.in_step else me.view)],
-            "world": me.seat.group.size,
-            "seconds": self.source.clock.seconds,
-            "best": self.best if math.isfinite(self.best) else None,
-            "experiment": self.source.experiment.digest(),
-            "optimizer": plain,
-            "heldout": self.source.heldout,
-        }
+        tensors, facts = pack(me, self.source, done)
+        facts["best"] = self.best if math.isfinite(self.best) else None
         self.checkpoints.save(done, me.seat.group.rank, tensors, facts)
+        me.saved = done  # a leader tells the members of its node
         if me.leads:
             self.checkpoints.prune()
 
@@ -197,36 +215,12 @@ class Marks:
             )
         )
 
-    def restore(self, learner: int) -> bool:
-        """Continue from the newest whole checkpoint; False if there is none.
-
-        Raises:
-            ValueError: the checkpoint is of another experiment.
-        """
-        found = self.checkpoints.newest(learner) if self.checkpoints else None
-        if found is None:
-            return False
-        tensors, facts = found
-        source = self.source
-        if tensors["weights"].numel() != source.layout.numel:
-            raise ValueError(
-                f"the checkpoint in {self.out} holds {tensors['weights'].numel()} weights but the model has"
-                f" {source.layout.numel}: it is of another experiment; choose another --out or delete it"
-            )
-        source.layout.scatter(tensors["weights"].to(source.layout.device))
-        if source.buffers.tensors:
-            source.buffers.scatter(tensors["buffers"].to(source.buffers.device))
-        unpack_optimizer(source.optimizer, tensors, facts["optimizer"])
-        device = source.layout.device
-        self.outer = {k.removeprefix("outer."): t.to(device) for k, t in tensors.items() if k.startswith("outer.")}
-        source.first = facts["minibatches"]
-        source.clock.before = facts["seconds"]
-        source.heldout = tuple(facts["heldout"])
-        self.best = math.inf if facts["best"] is None else facts["best"]
-        self._next = (source.first // self._every + 1) * self._every
-        if self.kept is not None and learner == 0:
-            self.kept.forget_after(source.first)
-        return True
+    def go_on(self, resume: Resume) -> None:
+        """Marks begin where the checkpoint was made that the run goes on from."""
+        self.best = resume.best
+        self._next = (resume.mark // self._every + 1) * self._every
+        if self.kept is not None and self.source.seat.group.rank == 0:
+            self.kept.forget_after(resume.mark)
 
 
 def consensus_tensors(weights: Tensor, buffers: Tensor) -> dict[str, Tensor]:

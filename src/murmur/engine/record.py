@@ -27,7 +27,8 @@ class Record:
         seconds: of training so far, virtual or wall, evaluation left out.
         loss: mean per sample of the learner's minibatch, or of the held-out data.
         rate: learning rate of the step.
-        skipped: minibatches that the learner has skipped so far in this launch, their loss being no finite number.
+        skipped: minibatches that the learner has skipped so far, their loss or gradient being not finite.
+        replaced: times that its weights were not finite and the others' took their place.
         staleness: changes of the weights between the gradient's beginning and its step.
         compute_seconds, data_seconds, waiting_seconds, communicating_seconds: since the learner's previous record.
         consensus_distance: root of mean_j ||w_j - mean w||^2, where it is known.
@@ -44,6 +45,7 @@ class Record:
     loss: float
     rate: float = math.nan
     skipped: int = 0
+    replaced: int = 0
     staleness: int = 0
     compute_seconds: float = 0.0
     data_seconds: float = 0.0
@@ -55,6 +57,26 @@ class Record:
     def line(self) -> str:
         """The record as one line of JSON; numbers that are not finite become null, which JSON can say."""
         return json.dumps(_finite(asdict(self)), separators=(",", ":")) + "\n"
+
+
+@dataclass(frozen=True)
+class StragglerRecord(Record):
+    """Kind "straggler": a learner has become slow, or (`over`) keeps up again.
+
+    Attributes:
+        host: where it runs; empty: here.
+        cause: what takes it so long, "compute", "data" or "network".
+        factor: times the median of the others, at most so far.
+        since_seconds, since_samples: where the run stood when it began.
+        over: whether it has ended.
+    """
+
+    host: str = ""
+    cause: str = "compute"
+    factor: float = 1.0
+    since_seconds: float = 0.0
+    since_samples: float = 0.0
+    over: bool = False
 
 
 Observer = Callable[[Record], None]
@@ -114,6 +136,8 @@ class ProgressLine:
         self._before: Record | None = None
 
     def __call__(self, record: Record) -> None:
+        if record.kind == "straggler":
+            return  # that line is written at once, by whoever has found it out
         if record.kind == "evaluation":
             figures = "  ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
             self._write(f"epoch {record.epoch:6.2f}  held-out  {figures}", final=True)

@@ -7,18 +7,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from murmur.deal import Deal
 from murmur.engine.clock import TrainingClock
+from murmur.engine.counters import Counters
 from murmur.engine.experiment import Experiment
+from murmur.engine.position import Log, Position
 from murmur.engine.prefetch import Prefetch, lane_to
 from murmur.engine.record import Observer, Record
 from murmur.engine.seeds import seed_of, seed_torch
 from murmur.engine.task import Task
-from murmur.flat import Layout
+from murmur.flat import Layout, is_finite
 from murmur.learner import Gradient, Learner, Progress
 from murmur.roll import Preparation
 from murmur.source import SKIPPED_SAMPLES
@@ -26,7 +30,6 @@ from murmur.trace import COMMUNICATING, COMPUTE, DATA, WAITING
 from murmur.world import Seat
 
 log = logging.getLogger(__name__)
-MOST_SKIPPED_IN_A_ROW = 10
 Boundary = Callable[[Learner], Any]
 
 
@@ -37,8 +40,11 @@ class TaskSource:
         model: this learner's model; its trainable tensors are the live weights.
         first: minibatches that the run had done when this launch began (0, or the checkpoint's).
         total: minibatches of the whole budget.
+        drawn: gradients that this learner has computed in this launch.
         heldout: losses of the consensus at the marks so far, where the schedule asks for them.
-        skipped: minibatches of this learner whose loss was not a finite number.
+        counters: what this learner counts.
+        broken: whether its weights were not finite when they were looked at last.
+        log: the minibatches that it has claimed.
     """
 
     def __init__(self, experiment: Experiment, seat: Seat, observers: Sequence[Observer]) -> None:
@@ -46,8 +52,8 @@ class TaskSource:
         self.task: Task = experiment.task
         self.first = 0
         self.times = 1.0
-        self._deal: tuple[int, int, int] | None = None  # turn, minibatches dealt before it, learners to deal to
         self.total = experiment.budget.total(self.task)
+        self.deals = Deal(tuple(range(seat.group.size)), self.total)
         with seat.exclusive():
             seed_torch(seed_of(experiment.seed, "model"), seat.device)
             self.model = self.task.model().to(seat.device)
@@ -58,11 +64,13 @@ class TaskSource:
         self._g = self.layout.empty()
         self._turn = 0
         self._claimed = 0  # minibatches handed out to all learners, as far as this one's claims tell
-        self._loss = self._rate = math.nan
+        self.counters = Counters(experiment.most_skipped)
+        self.log = Log()
+        self.broken = False
         self.heldout: tuple[float, ...] = ()
-        self.skipped = self._skipped_in_a_row = 0
         self._natural = getattr(self.optimizer, "preconditioning", None)
         self._probe: Any = None
+        self.drawn = 0
         self.boundary_hook: Boundary | None = None
         self.clock = TrainingClock(seat)
         ahead = experiment.prefetch if seat.works_beside else 0
@@ -70,30 +78,27 @@ class TaskSource:
         self._foreseen: list[int] | None = None  # None: numbers are claimed, and known when they are
 
     def next_index(self, steps: int) -> int | None:
-        self._turn = steps
-        later = (self._index(steps + k) for k in range(1, self._minibatches.ahead + 1))
+        self._turn, rank = steps, self.seat.group.rank
+        later = (self.deals.number(steps + k, rank) for k in range(1, self._minibatches.ahead + 1))
         self._foreseen = [n for n in later if n is not None]
-        return self._index(steps)
-
-    def _index(self, steps: int) -> int | None:
-        among = self.seat.group.size if self._deal is None else self._deal[2]
-        n = self.reached(steps) + self.seat.group.rank
-        return n if n < self.total and self.seat.group.rank < among else None
+        return self.deals.number(steps, rank)
 
     def reached(self, steps: int) -> int:
-        since, done, among = self._deal or (0, self.first, self.seat.group.size)
-        return min(self.total, done + (steps - since) * among)
+        return self.deals.reached(steps)
+
+    def begin_at(self, position: Position) -> None:
+        """This launch goes on from there."""
+        self.first = position.done
+        self.deals = replace(self.deals.anew(0, position.done, self.deals.to), moved=position.moved)
 
     def over(self, steps: int) -> bool:
         return self.reached(steps) == self.total
 
-    def deal(self, steps: int, done: int, among: int) -> None:
-        if not 1 <= among <= self.seat.group.size:
-            raise ValueError(f"minibatches can be dealt to 1 to {self.seat.group.size} learners, not to {among}")
-        self._deal = (steps, done, among)
-
     def restart(self) -> None:
         self.optimizer.state.clear()
+        if self.broken and is_finite(self.layout.gather()):
+            self.broken = False
+            self.counters.replace()
 
     @property
     def span(self) -> tuple[int, int]:
@@ -101,13 +106,18 @@ class TaskSource:
 
     def claimed(self, n: int, steps: int) -> None:
         self._turn = steps
+        self.log.begin(n)
         self._claimed = max(self._claimed, n + 1)
 
     def preparation(self, unit: int) -> Preparation:
-        return Preparation(self._minibatches.seconds, lambda claim: self._minibatches.begin(self.first + claim * unit))
+        def begin(claim: int) -> None:
+            self._minibatches.begin(self.deals.at(self.first + claim * unit))
+
+        return Preparation(self._minibatches.seconds, begin)
 
     def heard(self, loss: float) -> None:
-        self._loss = loss
+        self.counters.loss = loss
+        self.log.finish()
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
         """The gradient of the mean loss of minibatch n.
@@ -120,10 +130,7 @@ class TaskSource:
         Raises:
             FloatingPointError: so many minibatches in a row were skipped that the model must be broken.
         """
-        with self.seat.trace.span(DATA, f"minibatch {n}"):
-            minibatch = self._minibatches.get(n)
-        if self._foreseen is not None:
-            self._minibatches.expect(self._foreseen)
+        minibatch = self.minibatch(n)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
         self.model.train()
         buffers = self.buffers.gather() if self.buffers.tensors else None
@@ -131,37 +138,68 @@ class TaskSource:
             loss = self.task.loss(self.model, minibatch)
             mean = loss.total / loss.samples
             value = float(mean.detach())
-            usable = self._usable(n, value)
+            usable = math.isfinite(value)
             samples = loss.samples if usable else SKIPPED_SAMPLES
             if before_backward is not None:
                 before_backward(samples)
             if usable:
-                self._loss = value
                 if self._natural is not None:
                     self._natural.samples = samples
                 mean.backward()  # type: ignore[no-untyped-call]
-            elif buffers is not None:
-                self.buffers.scatter(buffers)  # running statistics that have seen it
         present = [t.grad is not None for t in self.layout.tensors]
         if before_backward is None:
             self.layout.gather_gradients(self._g)
         self.optimizer.zero_grad(set_to_none=True)
-        return Gradient(self._g, present, samples, self._loss)
+        drawn = Gradient(self._g, present, samples, value)
+        drawn = self._checked(n, drawn, before_backward is None)
+        if drawn.samples == SKIPPED_SAMPLES and buffers is not None:
+            self.buffers.scatter(buffers)  # running statistics that have seen it
+        self.drawn += 1
+        return drawn
 
-    def _usable(self, n: int, loss: float) -> bool:
-        """Whether a loss is a finite number; counts those that are not."""
-        if math.isfinite(loss):
-            self._skipped_in_a_row = 0
-            return True
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
-            raise FloatingPointError(
-                f"minibatch {n}: the loss is {loss}, as it was of the {MOST_SKIPPED_IN_A_ROW - 1} minibatches before:"
-                " training has diverged. Lower the learning rate, warm it up, or bound gradients with max_gradient_norm"
-            )
-        log.warning("minibatch %d is skipped: its loss is %s (%d skipped so far)", n, loss, self.skipped)
-        return False
+    def _checked(self, n: int, drawn: Gradient, whole: bool) -> Gradient:
+        """A gradient, or, where its loss or (if it is `whole`) itself is not finite, one that counts for nothing."""
+        if not math.isfinite(drawn.loss):
+            self.broken = not is_finite(self.layout.gather())
+            if self.broken and self.seat.group.size > 1:
+                self.counters.wait(n)
+            else:
+                self.counters.skip(n, f"the loss is {drawn.loss}")
+        elif whole and not is_finite(drawn.g):
+            self.counters.skip(n, f"the gradient is not finite, at a loss of {drawn.loss:.4g}")
+            drawn.g.zero_()
+        else:
+            self.counters.good(drawn.loss)
+            return drawn
+        return Gradient(drawn.g, [False] * len(drawn.present), SKIPPED_SAMPLES, self.counters.loss, self.broken)
+
+    def minibatch(self, n: int) -> Any:
+        """Minibatch n; those after it are prepared meanwhile, where that saves time."""
+        with self.seat.trace.span(DATA, f"minibatch {n}"):
+            minibatch = self._minibatches.get(n)
+        if self._foreseen is not None:
+            self._minibatches.expect(self._foreseen)
+        return minibatch
+
+    def given(self, n: int, parts: Sequence[Tensor | None], samples: float, loss: float) -> Gradient:
+        """The gradient of minibatch n as somebody else has computed it at this learner's weights.
+
+        Args:
+            n: the minibatch.
+            parts: for each trainable tensor its gradient; None: it had none.
+            samples: of the minibatch.
+            loss: per sample.
+
+        Raises:
+            FloatingPointError: as for `draw`.
+        """
+        kept = [part if math.isfinite(loss) else None for part in parts]
+        for view, part in zip(self.layout.views(self._g), kept, strict=True):
+            if part is None:
+                view.zero_()
+            else:
+                view.copy_(part)
+        return self._checked(n, Gradient(self._g, [part is not None for part in kept], samples, loss), True)
 
     def close(self) -> None:
         """Nothing will be drawn any more."""
@@ -174,7 +212,11 @@ class TaskSource:
         factor = self.experiment.schedule(self.progress()) * self.times
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        self._rate = self._rates[0] * factor
+        self.counters.rate = self._rates[0] * factor
+        if not is_finite(g):  # of all learners together, who all see the same
+            self.counters.skip_step()
+            return
+        self.counters.bad_steps = 0
         self.layout.hand_gradients(g, present)
         if self.experiment.max_gradient_norm is not None:
             nn.utils.clip_grad_norm_(self.layout.tensors, self.experiment.max_gradient_norm)
@@ -194,9 +236,9 @@ class TaskSource:
             samples=epoch * self.task.samples_per_epoch,
             epoch=epoch,
             fraction=minibatches / max(1, self.total),
-            loss=self._loss,
-            rate=self._rate,
-            learners=self.seat.group.size if self._deal is None else self._deal[2],
+            loss=self.counters.loss,
+            rate=self.counters.rate,
+            learners=len(self.deals.to),
             heldout=None if self._claimed else self.heldout,
         )
 
@@ -214,6 +256,10 @@ class TaskSource:
             return self.task.evaluate(self._probe.eval())
 
     async def boundary(self, me: Learner) -> None:
+        if self.broken and is_finite(self.layout.gather()):
+            self.restart()  # the others' weights have come; what led here must not lead here again
+        elif self.broken:
+            self.counters.still_broken()
         if self.boundary_hook is not None:
             await self.boundary_hook(me)
 
@@ -228,14 +274,15 @@ class TaskSource:
         return Record(
             kind="step",
             learner=self.seat.group.rank,
-            step=self._turn,
+            step=self.counters.steps + self._turn,
             minibatches=at.minibatches,
             samples=at.samples,
             epoch=at.epoch,
             seconds=self.clock.seconds,
             loss=at.loss,
             rate=at.rate,
-            skipped=self.skipped,
+            skipped=self.counters.skipped,
+            replaced=self.counters.replaced,
             staleness=staleness,
             compute_seconds=spent.get(COMPUTE, 0.0),
             data_seconds=spent.get(DATA, 0.0),

@@ -6,9 +6,9 @@ resume, handing work out on request and a changing number of learners all follow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -62,3 +62,17 @@ class Task(Protocol):
 
     def test(self, model: nn.Module) -> Score:
         """Figures on test data, asked for once, at the end."""
+
+
+@runtime_checkable
+class Stackable(Protocol):
+    """What a task may offer beside `Task`: gradients of many learners by one call (torch.func.vmap over their weights).
+
+    Its models draw no random numbers and have no running statistics: torch could not keep those of learners apart.
+    """
+
+    def tensors(self, minibatch: Any) -> tuple[tuple[Tensor, ...], float]:
+        """A minibatch as tensors, and its samples; minibatches whose tensors have equal shapes are stacked."""
+
+    def total(self, model: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """What `loss` calls `Loss.total`, by tensor operations alone: no number may be read out of a tensor."""

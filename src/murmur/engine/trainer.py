@@ -12,14 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from murmur.engine.checkpoint import Checkpoints, write_pair
+from murmur.engine.counters import ADVICE, tell_bad_numbers
 from murmur.engine.experiment import Experiment
+from murmur.engine.halt import Asked
 from murmur.engine.marks import Marks, consensus_tensors
+from murmur.engine.outlive import run_strategy
+from murmur.engine.pace import EVERY_SECONDS, Pace
 from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, finish_trace
+from murmur.engine.resume import Resume, forget_position, join_late, resume
 from murmur.engine.source import TaskSource
-from murmur.flat import Layout
+from murmur.flat import Layout, is_finite
 from murmur.group import Group, WorldMismatch
 from murmur.learner import Learner
-from murmur.roll import ENDED, RunOver
+from murmur.reunion import LeftBehind
+from murmur.roll import ENDED, Halted, RunOver
 from murmur.weights import Weights
 from murmur.world import Seat, World
 
@@ -28,7 +34,8 @@ from murmur.world import Seat, World
 class Outcome:
     """What training gave: the consensus model, its held-out figures (where `leads`), minibatches done.
 
-    `leads` is true on one learner: the first, or the first of those that lived to the end.
+    `leads` is true on one learner: the first, or the first of those that lived to the end. `halted`: it was asked to
+    stop, and has saved.
     """
 
     learner: int
@@ -36,6 +43,7 @@ class Outcome:
     model: nn.Module
     figures: dict[str, float]
     minibatches: int
+    halted: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class Trainer:
         out: folder for records, trace and checkpoints; None keeps nothing.
         observers: makes what else receives a learner's records, from its seat.
         resume: continue from the newest whole checkpoint in `out`.
+        asked: whether this process has been asked to stop; all learners give it, or none. None: nobody will ask.
+        pace_seconds: how often learners tell the one that leads how fast they are.
     """
 
     experiment: Experiment
@@ -55,6 +65,8 @@ class Trainer:
     out: Path | None = None
     observers: Callable[[Seat], tuple[Observer, ...]] = lambda _: ()
     resume: bool = False
+    asked: Asked | None = None
+    pace_seconds: float = EVERY_SECONDS
 
     def fit(self) -> Outcome:
         """Train to the end of the budget.
@@ -65,9 +77,13 @@ class Trainer:
         Raises:
             WorldMismatch: learners run different experiments.
             PeerLost: a learner is gone.
-            FloatingPointError: a loss was not finite.
+            FloatingPointError: losses, gradients or weights were not finite, again and again.
+            Halted: it was asked to stop, and has saved where it can go on.
         """
         outcomes = self.world.run(self._train)
+        halted = [o.minibatches for o in outcomes if o.halted]
+        if halted:
+            raise Halted(max(halted))
         return next((o for o in outcomes if o.leads), outcomes[0])
 
     async def _train(self, seat: Seat) -> Outcome:
@@ -75,32 +91,68 @@ class Trainer:
             await agree(seat.group, self.experiment.digest())
         source = TaskSource(self.experiment, seat, self.observers(seat))
         with closing(source):
-            return await self._run(seat, source)
+            try:
+                return await self._run(seat, source)
+            except Halted as halted:
+                seat.waits = False
+                if isinstance(seat.trace.sink, ChromeTrace):
+                    seat.trace.sink.flush()
+                seat.trace.sink = None
+                return Outcome(seat.group.rank, False, source.model, {}, halted.minibatches, halted=True)
 
     async def _run(self, seat: Seat, source: TaskSource) -> Outcome:
-        marks = Marks(source, self.out)
+        marks = Marks(source, self.out, self.asked)
         source.boundary_hook = marks.boundary
-        resumed = self.resume and not seat.late and marks.restore(seat.group.rank)
-        if not resumed and not seat.late:
+        resumed = await self._resume(seat, source, marks)
+        if resumed is None and not seat.late:
             everything = Layout.everything(source.model)
             everything.scatter(await seat.group.broadcast(everything.gather()))
-        trace = await self._open(seat, source, resumed)
+        trace = await self._open(seat, source, resumed is not None)
+        if source.observers and seat.works_beside and seat.group.size > 1:
+            self._watch_pace(source, marks)
         me = Learner(seat, Weights(source.layout), source)
-        me.outer = marks.outer
+        me.outer = {} if resumed is None else resumed.outer
         try:
             if source.first < source.total:
-                await self.experiment.strategy(me)
+                await run_strategy(self.experiment.strategy, me, source, marks.skip_to)
         except RunOver:
             seat.waits = False
             return Outcome(seat.group.rank, False, source.model, {}, source.total)
+        source.counters.share(seat.group)
         if me.follows:
+            marks.save(me, source.total)
             me.seat.trace.sink, me.seat.waits = None, False
             if trace is not None:
                 trace.flush()
             return Outcome(seat.group.rank, False, source.model, {}, source.total)
-        outcome = await self._finish(me, source, marks)
-        await self._close(me, trace)
+        try:
+            outcome = await self._finish(me, source, marks)
+            await self._close(me, trace)
+        except LeftBehind:  # the others have ended, or will, without this learner
+            seat.waits = False
+            return Outcome(seat.group.rank, False, source.model, {}, source.total)
         return outcome
+
+    def _watch_pace(self, source: TaskSource, marks: Marks) -> None:
+        """Find out who is slow, where seconds are real."""
+        pace = Pace(source, self.pace_seconds)
+        source.observers = (*source.observers, pace)
+
+        async def boundary(me: Learner) -> None:
+            await marks.boundary(me)
+            await pace.boundary(me)
+
+        source.boundary_hook = boundary
+
+    async def _resume(self, seat: Seat, source: TaskSource, marks: Marks) -> Resume | None:
+        if self.out is None:
+            return None
+        if seat.late:
+            join_late(source, self.out)
+        resumed = await resume(source, self.out) if self.resume and not seat.late else None
+        if resumed is not None:
+            marks.go_on(resumed)
+        return resumed
 
     async def _open(self, seat: Seat, source: TaskSource, resumed: bool) -> ChromeTrace | None:
         """Files of this run; learner 0 prepares them before the others write."""
@@ -110,6 +162,7 @@ class Trainer:
         if seat.group.rank == 0 and not seat.late:
             if not resumed:
                 Checkpoints(self.out / "checkpoints").clear()
+                forget_position(self.out)
             _forget_after(records, source.first)
             if trace.exists():
                 trace.replace(self.out / f"trace-until-{source.first}.json")
@@ -127,8 +180,10 @@ class Trainer:
         leads = me.leads
         if not me.in_step:
             await me.flock.meet(ENDED)
-        elif trace is not None:
-            await me.group.mean(torch.zeros(1))  # everybody has written
+        else:
+            await me.group.meet(ENDED)  # everybody has written
+        if leads:
+            tell_bad_numbers(me.seat.group)
         if leads and trace is not None:
             finish_trace(trace.path)
 
@@ -146,6 +201,8 @@ class Trainer:
     async def _average(self, me: Learner, source: TaskSource, marks: Marks) -> tuple[Tensor, Tensor, dict[str, float]]:
         start = source.clock.moment()
         weights = await me.group.mean(me.weights.snapshot())
+        if not is_finite(weights):
+            raise FloatingPointError(f"no learner's weights are finite: {ADVICE}")
         buffers = source.buffers.gather()
         if source.buffers.tensors:
             buffers = await me.group.mean(buffers)

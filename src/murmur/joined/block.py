@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
+from murmur.deal import Deal
 from murmur.flat import Layout
 from murmur.joined.agreement import agree, check_joinable, terms
 from murmur.joined.answers import Answers
@@ -114,7 +115,7 @@ class Joined:
         self._all = JoinedGroup(seat.group, Loops(seat.group), range(seat.group.size))
         weights = Weights(source.layout)
         source.loop = self._loop = Loop(weights, self._all)
-        source.group = self._all
+        source.group, source.deals = self._all, Deal(tuple(range(self._all.size)))
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source)
         self._answers = Answers(seat.group, self._loop, source.buffers)

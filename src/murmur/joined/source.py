@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from murmur.deal import Deal
 from murmur.flat import Layout
 from murmur.group import Group
 from murmur.joined.behind import Behind
@@ -75,9 +76,9 @@ class LoopSource:
         self.times = 1.0
         self.stepping = False
         self.loop: Loop
+        self.deals: Deal
         self.group: JoinedGroup
         self._g = self.layout.empty()
-        self._deal: tuple[int, int, int] | None = None  # turn, steps before it, learners to deal to
         self._turn = self._claimed = 0
         self._loss = math.nan
         self._probe: Any = None
@@ -95,14 +96,10 @@ class LoopSource:
 
     def next_index(self, steps: int) -> int | None:
         self._turn = steps
-        among = self.group.size if self._deal is None else self._deal[2]
-        if self.loop.over or self.group.rank >= among:
-            return None
-        return self.reached(steps) + self.group.rank
+        return None if self.loop.over else self.deals.number(steps, self.group.rank)
 
     def reached(self, steps: int) -> int:
-        since, done, among = self._deal or (0, 0, self.group.size)
-        return done + (steps - since) * among
+        return self.deals.reached(steps)
 
     def over(self, steps: int) -> bool:  # noqa: ARG002 - the loops say it themselves
         """Whether all loops are over; all learners of the strategy's group ask it together."""
@@ -115,11 +112,6 @@ class LoopSource:
         more = not (isinstance(twin, JoinedGroup) and self.loop.over and twin.over_for(twin.rank))
         drive(twin.mean(self._g.new_zeros(1), weight=float(more)))
         return twin.total_weight == 0
-
-    def deal(self, steps: int, done: int, among: int) -> None:
-        if not 1 <= among <= self.group.size:
-            raise ValueError(f"steps can be dealt to 1 to {self.group.size} learners, not to {among}")
-        self._deal = (steps, done, among)
 
     @property
     def span(self) -> tuple[int, int]:

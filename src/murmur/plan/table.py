@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -68,9 +68,8 @@ def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan)
 
 def shown(strategy: Any) -> str:
     """A strategy as it is written on the command line, functions by their names."""
-    fields = getattr(strategy, "__dataclass_fields__", {})
     parts = []
-    for name in fields:
+    for name in (f.name for f in fields(strategy)) if is_dataclass(strategy) else ():
         value = getattr(strategy, name)
         inner = shown(value) if hasattr(value, "__dataclass_fields__") else getattr(value, "__name__", repr(value))
         parts.append(f"{name}={inner}")

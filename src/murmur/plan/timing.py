@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from murmur.deal import Deal
 from murmur.flat import Layout
 from murmur.learner import Learner, Strategy
 from murmur.roll import NOTHING, Preparation, RunOver
@@ -77,7 +78,7 @@ class Idle:
         self.taken, self.last_seconds = 0, 0.0
         self._seat, self._group = seat, seat.group
         self._gradient = Gradient(torch.zeros(1), [], 1.0, 0.0)
-        self._deal = (0, 0, seat.group.size)
+        self.deals = Deal(tuple(range(seat.group.size)), total)
         self._claimed = 0
 
     @property
@@ -85,18 +86,13 @@ class Idle:
         return 0, self.total
 
     def next_index(self, steps: int) -> int | None:
-        n = self.reached(steps) + self._group.rank
-        return n if n < self.total and self._group.rank < self._deal[2] else None
+        return self.deals.number(steps, self._group.rank)
 
     def reached(self, steps: int) -> int:
-        since, done, among = self._deal
-        return min(self.total, done + (steps - since) * among)
+        return self.deals.reached(steps)
 
     def over(self, steps: int) -> bool:
         return self.reached(steps) == self.total
-
-    def deal(self, steps: int, done: int, among: int) -> None:
-        self._deal = (steps, done, among)
 
     def claimed(self, n: int, steps: int) -> None:  # noqa: ARG002 - a step is no place here
         self._claimed = max(self._claimed, n + 1)

@@ -13,17 +13,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-import torch
 from torch import nn
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.engine.task import Loss, Score
+from murmur.engine.task import Score
+from murmur.recipes.chunk_learning import ChunkLearning, Precision
 from murmur.recipes.hybrid_config import Chunks
 from murmur.speech import hybrid
 from murmur.speech.augment import SpecAugment
@@ -34,7 +33,7 @@ from murmur.strategies import KAVG
 
 
 @dataclass(frozen=True)
-class FramesTask:
+class FramesTask(ChunkLearning):
     """Frame classification on prepared corpora.
 
     Attributes:
@@ -54,7 +53,7 @@ class FramesTask:
     network: Network = field(default_factory=Tdnn)
     chunks: Chunks = field(default_factory=Chunks)
     augment: SpecAugment = field(default_factory=SpecAugment)
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,16 +91,6 @@ class FramesTask:
         """Open the corpora, so that what is missing is told once."""
         _ = self._table
 
-    @property
-    def per_epoch(self) -> int:
-        """Minibatches in one pass."""
-        return self._table.per_epoch
-
-    @property
-    def samples_per_epoch(self) -> float:
-        """Frames in one pass."""
-        return float(self._table.total_frames)
-
     def model(self) -> nn.Module:
         """A fresh network, feats_NTF to logits_NTC."""
         return self.network.build(self.stores[0].dims, self.outputs)
@@ -109,13 +98,6 @@ class FramesTask:
     def minibatch(self, n: int) -> ChunkBatch:
         """Minibatch n with its masks: a pure function of the task's fields and n."""
         return self._table.batch(n, self.stores[0], self.augment)
-
-    def loss(self, model: nn.Module, minibatch: ChunkBatch) -> Loss:
-        """Cross-entropy, summed over the frames that have a target."""
-        kind = next(model.parameters()).device.type
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
-            total, frames = hybrid.batch_loss(model, minibatch)
-        return Loss(total, float(frames))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """On dev, per frame: "loss" (cross-entropy, nats) and "frame accuracy"."""

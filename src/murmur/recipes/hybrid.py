@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import nn
 
 from murmur.engine.budget import Budget
@@ -25,9 +24,10 @@ from murmur.engine.checkpoint import read_pair
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.engine.task import Loss, Score
+from murmur.engine.task import Score
 from murmur.flat import Layout
 from murmur.recipes import corpora
+from murmur.recipes.chunk_learning import ChunkLearning, Precision
 from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages
 from murmur.recipes.hybrid_data import HybridData, Targets, make_targets, realigned
 from murmur.recipes.hybrid_decode import DecodeHalf, Result, Scorer, System
@@ -44,7 +44,7 @@ Loader = Literal["an4", "an4_all", "folder", "fsdd_official", "fsdd_unseen", "li
 
 
 @dataclass(frozen=True)
-class HybridTask:
+class HybridTask(ChunkLearning):
     """Frame classification into the tied states of a Gaussian system, and decoding with HCLG.
 
     Attributes:
@@ -73,7 +73,7 @@ class HybridTask:
     network: Network = field(default_factory=Tdnn)
     chunks: Chunks = field(default_factory=Chunks)
     augment: SpecAugment = field(default_factory=SpecAugment)
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     decoding: Decoding = field(default_factory=Decoding)
     realigned_by: Path | None = None
     seed: int = 0
@@ -137,16 +137,6 @@ class HybridTask:
     def _table(self) -> ChunkTable:
         return ChunkTable(self.data.train.lengths, **asdict(self.chunks), seed=self.seed)
 
-    @property
-    def per_epoch(self) -> int:
-        """Minibatches in one pass over the training frames, copies at other speeds included."""
-        return self._table.per_epoch
-
-    @property
-    def samples_per_epoch(self) -> float:
-        """Frames in one pass."""
-        return float(self._table.total_frames)
-
     def model(self) -> nn.Module:
         """A fresh network, feats_NTF to logits_NTC over the pdfs."""
         return self._model(self.targets)
@@ -154,13 +144,6 @@ class HybridTask:
     def minibatch(self, n: int) -> ChunkBatch:
         """Minibatch n with its masks: a pure function of the task's fields and n."""
         return self._table.batch(n, self.data.train, self.augment)
-
-    def loss(self, model: nn.Module, minibatch: ChunkBatch) -> Loss:
-        """Cross-entropy, summed over the frames that have a target."""
-        kind = next(model.parameters()).device.type
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
-            total, frames = hybrid.batch_loss(model, minibatch)
-        return Loss(total, float(frames))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """On dev, per frame: "loss" (cross-entropy, nats), "logprob" (its negative) and "frame accuracy"."""

@@ -8,7 +8,7 @@ a held-out accuracy of about 0.75 in four epochs with one learner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,8 +59,15 @@ class ToyTask:
         return self._draw(n % self.per_epoch, self._size(n))
 
     def loss(self, model: nn.Module, minibatch: tuple[Tensor, Tensor]) -> Loss:
-        x, y = minibatch
-        return Loss(cross_entropy(model(x), y, reduction="sum"), float(len(y)))
+        tensors, samples = self.tensors(minibatch)
+        return Loss(self.total(model, *tensors), samples)
+
+    def tensors(self, minibatch: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], float]:
+        return minibatch, float(len(minibatch[1]))
+
+    def total(self, model: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        x, y = tensors
+        return cross_entropy(model(x), y, reduction="sum")
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
         x, y = self._draw(-1, 1000)

@@ -14,6 +14,7 @@ from typing import Any
 
 from murmur.report.figures import Drawing, drawings, heldout, logprob
 from murmur.report.read import ReportError, Run, read_run
+from murmur.report.slow import COLUMNS as SLOW_COLUMNS
 
 try:
     import jinja2
@@ -103,6 +104,8 @@ def page(runs: Sequence[Run], figures: Sequence[Drawing]) -> str:
         rows=[row(run) for run in ranked],
         winner=len(runs) > 1 and ranked[0].headline is not None,
         drawings=figures,
+        slow_columns=SLOW_COLUMNS,
+        slow=[slow.row(run.name) for run in ranked for slow in run.records.slow],
         runs=[about(run) for run in runs],
     )
 
@@ -215,8 +218,8 @@ def about(run: Run) -> About:
     assert isinstance(versions, Mapping)
     told = {
         "folder": run.folder,
-        "command": " ".join(map(str, facts.get("command") or ())),
-        "settings": ", ".join(map(str, facts.get("settings") or ())),
+        "command": " ".join(_words(facts.get("command"))),
+        "settings": ", ".join(_words(facts.get("settings"))),
         "started": facts.get("started"),
         "seed": experiment.get("seed"),
         "strategy": strategy_of(facts),
@@ -231,6 +234,11 @@ def about(run: Run) -> About:
     lines = run.score.get("lines")
     shown = tuple(map(str, lines)) if isinstance(lines, list) else ()
     return About(run.name, shown, tuple((name, str(value)) for name, value in told.items() if value not in (None, "")))
+
+
+def _words(value: Any) -> list[str]:
+    """The words of a list; none of anything else."""
+    return [str(word) for word in value] if isinstance(value, list) else []
 
 
 def write_text(path: Path, text: str) -> None:

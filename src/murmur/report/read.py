@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from murmur.report.slow import Slow, take_in
+
 KINDS = ("compute", "data", "waiting", "communicating")
 MOST_POINTS = 2000  # of the learning rate's curve
 
@@ -70,6 +72,7 @@ class Records:
         steps_of: {learner: steps}.
         rates: (samples, learning rate), thinned out.
         staleness: {learner: {steps: how often}}.
+        slow: learners that were slow for a while, in the order in which that ended or was last told.
         last_seconds: of training, at the last record.
     """
 
@@ -78,11 +81,15 @@ class Records:
     steps_of: Counter[int] = field(default_factory=Counter)
     rates: list[tuple[float, float]] = field(default_factory=list)
     staleness: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    slow: list[Slow] = field(default_factory=list)
     last_seconds: float = 0.0
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take in one record."""
         self.last_seconds = max(self.last_seconds, float(row["seconds"]))
+        if row["kind"] == "straggler":
+            take_in(self.slow, row)
+            return
         if row["kind"] == "evaluation":
             figures = {name: float(x) for name, x in row["figures"].items() if _is_number(x)}
             distance = row.get("consensus_distance")
@@ -134,7 +141,8 @@ class Run:
     @property
     def learners(self) -> int:
         """How many learners there were."""
-        return int(self.facts.get("learners") or len(self.records.steps_of) or 1)
+        told = self.facts.get("learners")
+        return told if isinstance(told, int) and told > 0 else len(self.records.steps_of) or 1
 
     @property
     def simulated(self) -> Mapping[str, Any]:
@@ -145,7 +153,8 @@ class Run:
     @property
     def headline(self) -> Headline | None:
         """The word error rate on test: of several systems the one named last, which is the run's own model."""
-        figures = {k: float(v) for k, v in (self.score.get("test") or {}).items() if _is_number(v)}
+        test = self.score.get("test")
+        figures = {k: float(v) for k, v in test.items() if _is_number(v)} if isinstance(test, Mapping) else {}
         rates = [name for name in figures if name == "wer" or name.endswith(" wer")]
         on_test = [name for name in rates if "test" in name.split()]
         name = (on_test or rates or [None])[-1]
@@ -188,7 +197,7 @@ def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problems.append(f"{path} cannot be read ({error}): what it would tell is left out")
         return {}
     if not isinstance(found, dict):
@@ -206,7 +215,7 @@ def _records(path: Path, problems: list[str]) -> Records:
         for number, line in enumerate(lines, start=1):
             try:
                 records.add(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 damaged.append(number)
     if damaged:
         shown = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
@@ -233,9 +242,9 @@ def _phases(folder: Path, records: Records, score: Mapping[str, Any], problems: 
 def _evaluation_seconds(path: Path) -> float:
     """Learner 0's seconds of evaluation in a trace, read line by line: its array may still be open."""
     return sum(
-        float(event.get("dur") or 0.0) / 1e6
+        float(event["dur"]) / 1e6
         for event in _events(path)
-        if event.get("cat") == "evaluation" and event.get("pid") == 0
+        if event.get("cat") == "evaluation" and event.get("pid") == 0 and _is_number(event.get("dur"))
     )
 
 
@@ -245,7 +254,7 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
             if '"evaluation"' in line:
                 try:
                     event = json.loads(line.strip().strip("[],"))
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue  # the last event of a run that was killed
                 if isinstance(event, dict):
                     yield event

@@ -17,6 +17,7 @@ import torch
 
 from murmur.engine.checkpoint import Checkpoints, write_whole
 from murmur.engine.experiment import Experiment
+from murmur.engine.stacked import NotStackable, check_stackable, draw_together
 from murmur.engine.trainer import Trainer
 from murmur.flat import Layout
 from murmur.group import PeerLost
@@ -73,6 +74,11 @@ def simulate(simulation: Simulation, label: str = "") -> Account:
     began = time.monotonic()
     experiment = simulation.experiment()
     experiment.task.prepare()
+    if simulation.batched:
+        try:
+            check_stackable(experiment)
+        except NotStackable as error:
+            raise SettingError(f"--batched: {error}; leave it out, every gradient is then computed alone") from error
     cluster = simulation.scenario.cluster(experiment)
     if simulation.timing_only:
         cluster = with_message(cluster, experiment)
@@ -112,7 +118,8 @@ def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, l
     write_run(request, experiment, simulation.facts(cluster))
     allow_files(cluster.learners)
     since, done = behind(simulation.out) if simulation.resume else (0.0, Counter[int]())
-    world = VirtualWorld(continued(cluster, since, done) if simulation.resume else cluster)
+    together = draw_together if simulation.batched else None
+    world = VirtualWorld(continued(cluster, since, done) if simulation.resume else cluster, together=together)
     seats: list[list[Seat]] = [[] for _ in range(cluster.learners)]
     progress = VirtualProgress(experiment.budget.total(experiment.task), label)
 
@@ -128,11 +135,11 @@ def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, l
 
 def behind(out: Path) -> tuple[float, Counter[int]]:
     """Virtual seconds, and steps of each learner, that the newest checkpoint of a run has behind it; 0 without one."""
-    found = Checkpoints(out / "checkpoints").newest(0)
+    found, _ = Checkpoints(out / "checkpoints").newest(0)
     done: Counter[int] = Counter()
     if found is None:
         return 0.0, done
-    facts = found[1]
+    facts = found.facts
     for line in (out / "records.jsonl").read_text().splitlines():
         try:
             record = json.loads(line)

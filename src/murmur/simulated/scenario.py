@@ -145,6 +145,7 @@ class Simulation:
         threads: of this process, for real gradients.
         tested: which of the run's models is tested at the end; None: none.
         timing_only: no gradients: weights that hold nothing pass through the real protocols.
+        batched: gradients that are under way at the same time are computed by one call, where the task offers it.
     """
 
     source: str
@@ -156,10 +157,13 @@ class Simulation:
     threads: int = 1
     tested: Choice | None = "lowest"
     timing_only: bool = False
+    batched: bool = False
 
     def __post_init__(self) -> None:
         if self.timing_only and self.resume:
             raise SettingError("--timing-only keeps no checkpoints to --resume from: leave one of the two out")
+        if self.timing_only and self.batched:
+            raise SettingError("--timing-only computes no gradients that could be --batched: leave one of the two out")
 
     def experiment(self) -> Experiment:
         """The resolved experiment; the same, to the digest, as that of a real run.

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gzip
 import re
 import unicodedata
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast
 
@@ -17,7 +19,8 @@ import numpy as np
 
 from murmur.speech.ngram import Grams, NgramModel
 
-_COUNT = re.compile(rb"ngram\s+(\d+)\s*=\s*(\d+)\s*$")
+_DEFLATED = 1032  # as many bytes may one byte of a gzip file stand for
+_COUNT = re.compile(rb"ngram\s+(\d{1,4})\s*=\s*(\d{1,12})\s*$")
 
 
 class _Lines:
@@ -25,6 +28,7 @@ class _Lines:
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path, self.number = path, 0
+        self.size = path.stat().st_size * (_DEFLATED if path.suffix == ".gz" else 1)  # bytes at most
         self._lines: Iterator[bytes] = iter(file)
 
     def next(self, wanted: str) -> bytes:
@@ -58,7 +62,7 @@ def read_arpa(path: Path) -> NgramModel:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no ARPA file at {path}: check the path of the language model")
-    with _opened(path, "rb") as file:
+    with _opened(path, "rb") as file, _whole_text(path):
         lines = _Lines(path, file)
         counts = _read_counts(lines)
         model = NgramModel((), ())
@@ -74,6 +78,17 @@ def read_arpa(path: Path) -> NgramModel:
         if lines.next("\\end\\") != b"\\end\\":
             raise lines.error("expected \\end\\: more n-grams than the header counts, or a damaged file")
     return model
+
+
+@contextmanager
+def _whole_text(path: Path) -> Iterator[None]:
+    """Name the file where its gzip or its UTF-8 is broken."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged ({error}): copy it again") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}): convert it, e.g. with iconv") from error
 
 
 def _opened(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
@@ -100,6 +115,8 @@ def _read_section(lines: _Lines, n: int, count: int, number_of: dict[bytes, int]
     """The n-grams of n words; at n = 1 `number_of` is filled. The title of the first section was read already."""
     if n > 1 and lines.next(f"\\{n}-grams:") != b"\\%d-grams:" % n:
         raise lines.error(f"expected \\{n}-grams:, so the {n - 1}-grams are more than the header counts")
+    if count > lines.size // (2 * n + 2):  # a probability and n words take at least two bytes each, and an end of line
+        raise lines.error(f"the header counts {count} {n}-grams, more than a file of {lines.size} bytes can hold")
     ids = np.empty((count, n), dtype=np.int64)
     prob, backoff = np.empty(count), np.zeros(count)
     for k in range(count):

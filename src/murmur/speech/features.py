@@ -23,6 +23,7 @@ from lhotse.features.kaldi.layers import Wav2LogFilterBank, Wav2MFCC
 from torch import nn
 
 from murmur.speech.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
+from murmur.speech.damage import making_sense_of
 
 
 @dataclass(frozen=True)
@@ -194,13 +195,13 @@ def sample_rate_hz(corpus: Corpus) -> int:
     """Sample rate of a corpus, read from the header of its first recording.
 
     Raises:
-        CorpusError: the corpus is empty, has no audio file, or its first file cannot be read.
+        CorpusError: the corpus is empty, has no audio, or its first recording cannot be read.
     """
     audio = corpus.utterances[0].audio if corpus.utterances else None
-    if audio is None or audio.command is not None:
-        raise CorpusError("the first utterance has no audio file to take the sample rate from: set rate_hz yourself")
+    if audio is None:
+        raise CorpusError("the first utterance has no audio to take the sample rate from: set rate_hz yourself")
     try:
-        return int(soundfile.info(audio.path).samplerate)
+        return int(soundfile.info(_output_of(audio.command) if audio.command else audio.path).samplerate)
     except (soundfile.SoundFileError, OSError) as error:
         raise CorpusError(f"{audio.path} cannot be read ({error}): is it missing or damaged?") from error
 
@@ -218,15 +219,14 @@ def read_stored(source: StoredFeatures) -> np.ndarray:
     Raises:
         CorpusError: the file or the entry is missing or damaged.
     """
-    try:
+    where = Path(f"{source.path}:{source.key}")
+    if not source.path.is_file():
+        raise CorpusError(f"{where} cannot be read: there is no such file")
+    with making_sense_of(where, "write the features again, with their index"):
         if source.path.suffix == ".npz":
             with np.load(source.path, allow_pickle=False) as arrays:
                 return np.asarray(arrays[source.key], np.float32)
-        if not source.path.is_file():
-            raise FileNotFoundError(source.path)
-        return np.array(kio.FloatMatrix.read(f"{source.path}:{source.key}"), dtype=np.float32)
-    except (OSError, KeyError, ValueError, RuntimeError, EOFError) as error:
-        raise CorpusError(f"{source.path}:{source.key} cannot be read ({type(error).__name__}: {error})") from error
+        return np.array(kio.FloatMatrix.read(str(where)), dtype=np.float32)
 
 
 def write_archive(feats: dict[str, np.ndarray], archive: Path) -> None:

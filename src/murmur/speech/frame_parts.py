@@ -16,6 +16,7 @@ import numpy as np
 
 from murmur.speech.cmvn import Pair, Scope, normalise, statistics, statistics_of_all
 from murmur.speech.corpus import Corpus, CorpusError, Problem, Utterance
+from murmur.speech.damage import read_arrays
 from murmur.speech.features import Front, features_of
 from murmur.speech.frame_shards import UTTERANCES_PER_SHARD, Aligned
 from murmur.speech.hybrid import fit_targets
@@ -103,11 +104,14 @@ def read_targets(source: Path) -> dict[str, np.ndarray]:
     """
     if source.is_dir():
         return read_alignments(source)
-    try:
-        with np.load(source, allow_pickle=False) as found:
-            return {name: found[name] for name in found.files}
-    except (OSError, ValueError) as error:
-        raise CorpusError(f"{source} is neither a folder of ali.*.gz nor an .npz of classes ({error})") from error
+    wanted = "it must be a folder of ali.*.gz or an .npz of classes, as `murmur align` leaves it"
+    if not source.is_file():
+        raise CorpusError(f"{source} is neither a folder of ali.*.gz nor an .npz: {wanted}")
+    found = read_arrays(source, wanted)
+    for name, classes_T in found.items():
+        if classes_T.ndim != 1 or classes_T.dtype.kind not in "iu" or (len(classes_T) and classes_T.min() < 0):
+            raise CorpusError(f"{source}: {name!r} is no row of classes from 0 on: {wanted}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +20,7 @@ from rich.progress import track
 from murmur.speech.chunks import check_lengths
 from murmur.speech.corpus import CorpusError, Problem, check_losses
 from murmur.speech.frame_store import FORMAT, MANIFEST, FrameStore, Storage, damages, open_store
-from murmur.speech.shards import begin_worker, npy_header, write_then_rename
+from murmur.speech.shards import in_processes, npy_header, write_then_rename
 
 log = logging.getLogger(__name__)
 UTTERANCES_PER_SHARD = 1024
@@ -63,7 +62,8 @@ def make(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     missing = [number for number in range(len(parts)) if not _is_whole(folder, number)]
-    for _ in track(_made(folder, parts, missing, storage, processes), "shards", len(missing), disable=not progress):
+    jobs = [partial(make_shard, folder, number, parts[number], storage) for number in missing]
+    for _ in track(in_processes(jobs, processes), "shards", len(jobs), disable=not progress):
         pass
     shards = [json.loads((folder / f"{number:05}.json").read_text(encoding="utf-8")) for number in range(len(parts))]
     problems = [Problem(**problem) for shard in shards for problem in shard["problems"]]
@@ -86,22 +86,6 @@ def _is_whole(folder: Path, number: int) -> bool:
     if found:
         log.warning("%s, shard %05d: %s; the shard is made again", folder, number, "; ".join(found))
     return not found
-
-
-def _made(
-    folder: Path, parts: Sequence[Part], missing: Sequence[int], storage: Storage, processes: int
-) -> Iterator[None]:
-    if processes <= 1 or len(missing) <= 1:
-        for number in missing:
-            make_shard(folder, number, parts[number], storage)
-            yield
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=begin_worker) as pool:
-        jobs = [pool.submit(make_shard, folder, number, parts[number], storage) for number in missing]
-        for job in as_completed(jobs):
-            job.result()
-            yield
 
 
 def make_shard(folder: Path, number: int, part: Part, storage: Storage) -> None:

@@ -13,23 +13,26 @@ What is held in memory is the lengths and their running sum, 12 bytes an utteran
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from murmur.speech.chunks import copy_with_edges
 from murmur.speech.corpus import CorpusError, Problem
+from murmur.speech.damage import making_sense_of, read_object
 from murmur.speech.shards import sha256_of
 
 FORMAT = 1
+AGAIN = "prepare the corpus again"
+MOST_COLUMNS = 1 << 20
 MANIFEST = "manifest.json"
 Storage = Literal["float32", "float16", "uint8"]
 
@@ -96,11 +99,15 @@ class FrameStore:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of all utterances, read when first asked for: training needs none."""
-        return tuple(
-            name
-            for shard in self.manifest["shards"]
-            for name in (self.folder / f"{shard['name']}.names.txt").read_text(encoding="utf-8").splitlines()
-        )
+        found: list[str] = []
+        for shard in self.manifest["shards"]:
+            path = self.folder / f"{shard['name']}.names.txt"
+            with making_sense_of(path, AGAIN):
+                own = path.read_text(encoding="utf-8").split("\n")[:-1] if shard["utterances"] else []
+                if len(own) != shard["utterances"]:
+                    raise CorpusError(f"{path} holds {len(own)} names, not {shard['utterances']}: {AGAIN}")
+            found += own
+        return tuple(found)
 
     @cached_property
     def _firsts(self) -> npt.NDArray[np.int64]:
@@ -125,8 +132,16 @@ class FrameStore:
     def _map(self, shard: int, what: str) -> np.ndarray:
         found = self._maps.get((shard, what))
         if found is None:
-            path = self.folder / f"{self.manifest['shards'][shard]['name']}.{what}.npy"
-            found = self._maps[shard, what] = _mapped(path)
+            facts = self.manifest["shards"][shard]
+            path = self.folder / f"{facts['name']}.{what}.npy"
+            with making_sense_of(path, AGAIN):
+                found = _mapped(path)
+            shapes = {"targets": (facts["frames"],), "scales": (facts["utterances"], 2, self.dims)}
+            kinds = {"targets": "iu", "scales": "f"}
+            wanted = shapes.get(what, (facts["frames"], self.dims))
+            if found.shape != wanted or found.dtype.kind not in kinds.get(what, "fu"):
+                raise CorpusError(f"{path} holds {found.dtype} of shape {found.shape}, not {wanted}: {AGAIN}")
+            self._maps[shard, what] = found
         return found
 
 
@@ -136,7 +151,9 @@ def _mapped(path: Path) -> np.ndarray:
         version = np.lib.format.read_magic(file)
         if version != (1, 0):
             raise CorpusError(f"{path} is an .npy file of version {version}, not one of ours: prepare the corpus again")
-        shape, _, kind = np.lib.format.read_array_header_1_0(file)
+        shape, by_column, kind = np.lib.format.read_array_header_1_0(file)
+        if by_column or kind.hasobject:
+            raise CorpusError(f"{path} is an .npy file of another kind than ours: {AGAIN}")
         start, pages = file.tell(), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_RANDOM"):  # chunks are far apart: reading ahead would fetch 128 KB for 5
         pages.madvise(mmap.MADV_RANDOM)
@@ -152,24 +169,52 @@ def open_store(folder: Path) -> FrameStore:
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise CorpusError(f"{folder} has no {MANIFEST}: it is no prepared corpus, or its preparation was not finished")
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest = read_object(path, AGAIN)
     if manifest.get("format") != FORMAT:
         raise CorpusError(f"{path} is of format {manifest.get('format')!r}, this version reads {FORMAT}: prepare again")
+    with making_sense_of(path, AGAIN):
+        _check_manifest(manifest)
+        for shard in manifest["shards"]:
+            for name, (size, _) in shard["files"].items():
+                file = Path(folder) / name
+                if not file.is_file() or file.stat().st_size != size:
+                    raise CorpusError(f"{file} is missing or does not have its {size} bytes: {AGAIN}")
+    return FrameStore(Path(folder), manifest, np.concatenate([_lengths(folder, s) for s in manifest["shards"]]))
+
+
+def _check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Raise whatever comes of it unless a manifest is of the form in which it is written."""
+    if manifest["storage"] not in get_args(Storage) or not 0 < manifest["columns"] < MOST_COLUMNS:
+        raise ValueError(f"storage {manifest['storage']!r}, columns {manifest['columns']!r}")
     for shard in manifest["shards"]:
-        for name, (size, _) in shard["files"].items():
-            file = Path(folder) / name
-            if not file.is_file() or file.stat().st_size != size:
-                raise CorpusError(f"{file} is missing or does not have its {size} bytes: prepare the corpus again")
-    lengths = [np.load(Path(folder) / f"{s['name']}.lengths.npy", allow_pickle=False) for s in manifest["shards"]]
-    return FrameStore(Path(folder), manifest, np.concatenate(lengths))
+        name, counts = shard["name"], (shard["utterances"], shard["frames"])
+        if not re.fullmatch(r"\d{5,}", name) or not all(isinstance(n, int) and n >= 0 for n in counts):
+            raise ValueError(f"shard {name!r} of {counts[0]!r} utterances and {counts[1]!r} frames")
+        if any(not re.fullmatch(rf"{name}\.[a-z]+\.(npy|txt)", file) for file in shard["files"]):
+            raise ValueError(f"shard {name} names files that are not its own: {sorted(shard['files'])}")
+        _ = [Problem(**problem) for problem in shard["problems"]]
+    if not manifest["shards"]:
+        raise ValueError("no shards")
+
+
+def _lengths(folder: Path, shard: Mapping[str, Any]) -> npt.NDArray[np.int32]:
+    """Frames of each utterance of a shard."""
+    path = Path(folder) / f"{shard['name']}.lengths.npy"
+    with making_sense_of(path, AGAIN):
+        found: npt.NDArray[np.int32] = np.load(path, allow_pickle=False)
+        fits = found.shape == (shard["utterances"],) and found.dtype == np.int32 and (found >= 0).all()
+        if not fits or int(found.sum(dtype=np.int64)) != shard["frames"]:
+            raise CorpusError(f"{path} holds no {shard['utterances']} lengths of {shard['frames']} frames: {AGAIN}")
+        return found
 
 
 def damages(folder: Path, number: int) -> list[str]:
     """What is wrong with a shard, a line a file; nothing where every checksum is right. Reads the whole shard."""
     marker = folder / f"{number:05}.json"
     try:
-        files = json.loads(marker.read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError) as error:
+        with making_sense_of(marker, AGAIN):
+            files = {Path(n).name: (int(s), str(c)) for n, (s, c) in read_object(marker, AGAIN)["files"].items()}
+    except (OSError, CorpusError) as error:
         return [f"{marker.name} cannot be read ({error})"]
     found = []
     for name, (size, checksum) in files.items():

@@ -95,11 +95,13 @@ class StoredGraph:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             whole = found["format"] == _FORMAT and found["sha256"] == _sha256(folder / "graph.fst")
-            columns, words = tuple(found["columns"]), tuple(found["words"])
-            graph = StoredGraph(
-                folder, found["key"], found["num_columns"], columns, words, GraphFacts(**found["facts"])
-            )
-        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            columns, words, count = tuple(found["columns"]), tuple(found["words"]), found["num_columns"]
+            if not isinstance(count, int) or not all(isinstance(c, int) and 0 <= c < count for c in columns):
+                raise ValueError(f"columns that are not all numbers below {count!r}")
+            if not all(isinstance(word, str) for word in words):
+                raise ValueError("words that are no texts")
+            graph = StoredGraph(folder, str(found["key"]), count, columns, words, GraphFacts(**found["facts"]))
+        except (ValueError, KeyError, TypeError, RecursionError, FileNotFoundError) as error:
             raise DamagedGraphError(f"the graph in {folder} is incomplete ({error}): build it again") from error
         if not whole:
             raise DamagedGraphError(f"the graph in {folder} is not what was written there: build it again")
@@ -108,7 +110,10 @@ class StoredGraph:
     def read(self) -> DecodingGraph:
         """The graph itself."""
         # The library answers a missing or damaged file with a line on stderr and None.
-        fst = kaldifst.StdVectorFst.read(str(self.folder / "graph.fst"))
+        try:
+            fst = kaldifst.StdVectorFst.read(str(self.folder / "graph.fst"))
+        except (MemoryError, ValueError):
+            fst = None  # a number of states that nothing can hold
         if fst is None:
             raise DamagedGraphError(f"{self.folder / 'graph.fst'} is missing or no OpenFst file: build it again")
         return DecodingGraph(fst, self.words, np.array(self.columns, dtype=np.int32), self.num_columns, self.facts)

@@ -72,12 +72,16 @@ def log_prior(alignments: Iterable[np.ndarray], pdfs: int) -> Tensor:
     return torch.from_numpy(np.log(counts / counts.sum())).float()
 
 
-def frame_loss(logits_NTC: Tensor, targets_NT: Tensor) -> tuple[Tensor, int]:
-    """Cross-entropy -sum ln p(target | frame), and the number of frames with a target."""
-    total = functional.cross_entropy(
+def frame_total(logits_NTC: Tensor, targets_NT: Tensor) -> Tensor:
+    """Cross-entropy -sum ln p(target | frame) over the frames with a target."""
+    return functional.cross_entropy(
         logits_NTC.flatten(0, 1), targets_NT.flatten(), ignore_index=IGNORED, reduction="sum"
     )
-    return total, int((targets_NT != IGNORED).sum())
+
+
+def frame_loss(logits_NTC: Tensor, targets_NT: Tensor) -> tuple[Tensor, int]:
+    """`frame_total`, and the number of frames with a target."""
+    return frame_total(logits_NTC, targets_NT), int((targets_NT != IGNORED).sum())
 
 
 def batch_loss(model: nn.Module, batch: ChunkBatch) -> tuple[Tensor, int]:

@@ -10,6 +10,7 @@ import gzip
 import shutil
 import tempfile
 import unicodedata
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import kaldi_native_io as kio
 import numpy as np
 
 from murmur.speech.corpus import Audio, Corpus, CorpusError, Problem, StoredFeatures, Utterance, check_losses
+from murmur.speech.damage import making_sense_of
 
 
 def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
@@ -39,6 +41,8 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
     if not (folder / "text").is_file():
         raise CorpusError(f"{folder} has no file 'text': name a Kaldi data directory, e.g. SET/data/train")
     texts = read_table(folder / "text", values_required=False)
+    if not texts:
+        raise CorpusError(f"{folder / 'text'} holds no utterance: name a data directory with transcripts")
     speakers = read_table(folder / "utt2spk") if (folder / "utt2spk").exists() else {u: u for u in texts}
     audio = _audio(folder, commands_allowed)
     features = _stored_features(folder)
@@ -132,9 +136,11 @@ def _int_vectors(archive: Path) -> list[tuple[str, np.ndarray]]:
         try:
             with gzip.open(archive) as source, plain.open("wb") as target:
                 shutil.copyfileobj(source, target)
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise CorpusError(f"{archive} is damaged ({error}): align again") from error
-        with kio.SequentialInt32VectorReader(f"ark:{plain}") as reader:
+        if plain.stat().st_size == 0:
+            raise CorpusError(f"{archive} is empty: align again")
+        with making_sense_of(archive, "align again"), kio.SequentialInt32VectorReader(f"ark:{plain}") as reader:
             return [(name, np.asarray(values, np.int32)) for name, values in reader]
 
 
@@ -179,7 +185,7 @@ def _stored_features(folder: Path) -> dict[str, StoredFeatures]:
     found = {}
     for name, entry in read_table(folder / "feats.scp").items():
         path, colon, key = entry.rpartition(":")
-        if not colon or entry.endswith("|"):
+        if not colon or entry.endswith("|") or not (key.isdecimal() or path.endswith(".npz")):
             raise CorpusError(
                 f"{folder / 'feats.scp'}: {name!r} has {entry!r}; it takes FILE.ark:OFFSET or FILE.npz:KEY"
             )

@@ -191,16 +191,20 @@ def read_lexicon(path: Path) -> list[Entry]:
         ValueError: a line has no phones, a word is a reserved symbol, or the file has no pronunciation; names the line.
     """
     entries: dict[Entry, None] = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            fields = line.split(" #", 1)[0].split()
-            if not fields or line.startswith(";;;"):
-                continue
-            word = unicodedata.normalize("NFC", _VARIANT.sub("", fields[0]))
-            if _RESERVED.fullmatch(word) or len(fields) < 2:
-                reason = "has no phones" if len(fields) < 2 else "is a reserved symbol"
-                raise ValueError(f"{path}:{number}: {word!r} {reason}: write `word phone phone ...`")
-            entries[word, tuple(fields[1:])] = None
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
+    for number, line in enumerate(lines, 1):
+        fields = line.split(" #", 1)[0].split()
+        if not fields or line.startswith(";;;"):
+            continue
+        word = unicodedata.normalize("NFC", _VARIANT.sub("", fields[0]))
+        reserved = [name for name in (word, *fields[1:]) if _RESERVED.fullmatch(name)]
+        if reserved or len(fields) < 2:
+            reason = f"is or has the reserved symbol {reserved[0]!r}" if reserved else "has no phones"
+            raise ValueError(f"{path}:{number}: {word!r} {reason}: write `word phone phone ...`")
+        entries[word, tuple(fields[1:])] = None
     if not entries:
         raise ValueError(f"{path} holds no pronunciation: write `word phone phone ...` lines")
     return list(entries)

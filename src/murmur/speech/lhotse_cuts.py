@@ -7,6 +7,7 @@ from pathlib import Path
 import lhotse
 
 from murmur.speech.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses, normal_text
+from murmur.speech.damage import making_sense_of
 
 
 def read_cuts(manifest: Path) -> Corpus:
@@ -22,9 +23,18 @@ def read_cuts(manifest: Path) -> Corpus:
     manifest = Path(manifest)
     if not manifest.is_file():
         raise CorpusError(f"{manifest} is missing: name a lhotse cut manifest such as cuts.jsonl.gz")
+    with making_sense_of(manifest, "write the manifest again with lhotse"):
+        found = _read(manifest)
+    check_losses(len(found.utterances), found.problems)
+    return found
+
+
+def _read(manifest: Path) -> Corpus:
     utterances, problems = [], []
     for cut in lhotse.CutSet.from_file(manifest):
         for supervision in cut.supervisions:
+            if not (isinstance(supervision.id, str) and isinstance(supervision.text, str | None)):
+                raise CorpusError(f"{manifest}: cut {cut.id!r} has a supervision whose id or text is no text")
             text = normal_text(supervision.text or "")
             try:
                 if not text:
@@ -33,8 +43,9 @@ def read_cuts(manifest: Path) -> Corpus:
             except CorpusError as error:
                 problems.append(Problem(supervision.id, str(manifest), str(error)))
                 continue
-            utterances.append(Utterance(supervision.id, supervision.speaker or supervision.id, text, audio))
-    check_losses(len(utterances), problems)
+            utterances.append(Utterance(supervision.id, str(supervision.speaker or supervision.id), text, audio))
+    if not utterances and not problems:
+        raise CorpusError(f"{manifest} holds no supervision: name a cut set with transcripts")
     return Corpus(tuple(utterances), tuple(problems))
 
 

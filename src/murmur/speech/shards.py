@@ -13,10 +13,10 @@ import json
 import logging
 import multiprocessing
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ import torch
 from rich.progress import track
 
 from murmur.speech.corpus import Corpus, CorpusError, Problem, Utterance
+from murmur.speech.damage import making_sense_of, read_object
 from murmur.speech.features import Front, digest, features_of
 from murmur.speech.orphans import end_with_parent
 
@@ -71,9 +72,12 @@ class FeatureStore(Mapping[str, np.ndarray]):
         places: dict[str, tuple[int, int, int]] = {}
         for shard, path in enumerate(sorted(self.folder.glob("[0-9]*.json"))):
             first = 0
-            for name, frames in json.loads(path.read_text(encoding="utf-8"))["frames"]:
+            for name, frames in read_index(path).frames:
                 places[name] = (shard, first, frames)
                 first += frames
+        missing = [u.id for u in self.corpus.utterances if u.id not in places]
+        if missing:
+            raise CorpusError(f"{self.folder} has no features of {missing[:3]}: delete it, and prepare again")
         return {u.id: places[u.id] for u in self.corpus.utterances}
 
     @cached_property
@@ -82,8 +86,35 @@ class FeatureStore(Mapping[str, np.ndarray]):
 
     def _array(self, shard: int) -> np.ndarray:
         if shard not in self._maps:
-            self._maps[shard] = np.load(self.folder / f"{shard:05}.npy", mmap_mode="r", allow_pickle=False)
+            path = self.folder / f"{shard:05}.npy"
+            with making_sense_of(path, "delete it, and prepare again"):
+                self._maps[shard] = np.load(path, mmap_mode="r", allow_pickle=False)
         return self._maps[shard]
+
+
+@dataclass(frozen=True)
+class Index:
+    """What the JSON of a shard says: its utterances with their frames, what was left out, the array's checksum."""
+
+    frames: tuple[tuple[str, int], ...]
+    problems: tuple[Problem, ...]
+    sha256: str
+
+
+def read_index(path: Path) -> Index:
+    """The JSON of a shard.
+
+    Raises:
+        CorpusError: it is not what was written.
+    """
+    again = "delete it, and prepare again"
+    with making_sense_of(path, again):
+        found = read_object(path, again)
+        frames = tuple((str(name), int(count)) for name, count in found["frames"])
+        if any(count < 0 for _, count in frames):
+            raise CorpusError(f"{path} counts fewer than no frames: {again}")
+        problems = tuple(Problem(**{k: str(v) for k, v in problem.items()}) for problem in found["problems"])
+        return Index(frames, problems, str(found["sha256"]))
 
 
 def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progress: bool = False) -> FeatureStore:
@@ -106,12 +137,10 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     folder.mkdir(parents=True, exist_ok=True)
     parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
     missing = [n for n in range(len(parts)) if not shard_is_whole(folder, n)]
-    for _ in track(
-        _made(folder, parts, missing, front, processes), "features", total=len(missing), disable=not progress
-    ):
+    jobs = [partial(make_shard, folder, n, parts[n], front) for n in missing]
+    for _ in track(in_processes(jobs, processes), "features", total=len(jobs), disable=not progress):
         pass
-    rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("[0-9]*.json"))]
-    problems = [Problem(**problem) for row in rows for problem in row["problems"]]
+    problems = [p for path in sorted(folder.glob("[0-9]*.json")) for p in read_index(path).problems]
     return FeatureStore(folder, corpus.without(problems), front)
 
 
@@ -120,23 +149,40 @@ def shard_is_whole(folder: Path, number: int) -> bool:
     array, index = folder / f"{number:05}.npy", folder / f"{number:05}.json"
     if not array.is_file() or not index.is_file():
         return False
-    if json.loads(index.read_text(encoding="utf-8"))["sha256"] == sha256_of(array):
-        return True
+    try:
+        if _is_of(read_index(index), array):
+            return True
+    except CorpusError as error:
+        log.warning("%s; the shard is made again", error)
+        return False
     log.warning("%s is damaged: its checksum is not the one in %s; the shard is made again", array, index.name)
     return False
 
 
-def _made(folder: Path, parts: Sequence, missing: Sequence[int], front: Front, processes: int) -> Iterator[None]:
-    if processes <= 1 or len(missing) <= 1:
-        for n in missing:
-            make_shard(folder, n, parts[n], front)
+def _is_of(index: Index, array: Path) -> bool:
+    """Whether an array has the checksum, and as many rows as there are frames."""
+    if index.sha256 != sha256_of(array):
+        return False
+    with making_sense_of(array, "prepare again"):
+        rows = np.load(array, mmap_mode="r", allow_pickle=False).shape[0]
+        return bool(rows == sum(count for _, count in index.frames))
+
+
+def in_processes(jobs: Sequence[Callable[[], object]], processes: int) -> Iterator[None]:
+    """Do jobs, which must pickle, in so many processes (here with one); yields as each is done, in whatever order.
+
+    Raises:
+        Exception: what a job raised.
+    """
+    if processes <= 1 or len(jobs) <= 1:
+        for job in jobs:
+            job()
             yield
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=begin_worker) as pool:
-        jobs = [pool.submit(make_shard, folder, n, parts[n], front) for n in missing]
-        for job in as_completed(jobs):
-            job.result()
+        for done in as_completed([pool.submit(job) for job in jobs]):
+            done.result()
             yield
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 
 from murmur.learner import Learner
+from murmur.source import SKIPPED_SAMPLES
 from murmur.strategies.adaptive_rules import AdaComm, Rule, Stages, Standing
 
 
@@ -22,6 +24,7 @@ from murmur.strategies.adaptive_rules import AdaComm, Rule, Stages, Standing
 class AdaptiveKAVG:
     """Rules for K, for B (`minibatches` a step) and for r (`rate`, a factor on the schedule's rates)."""
 
+    outlives: ClassVar[bool] = True
     K: Rule = field(default_factory=AdaComm)
     minibatches: Rule = field(default_factory=Stages)
     rate: Rule = field(default_factory=Stages)
@@ -33,7 +36,8 @@ class AdaptiveKAVG:
             now = Standing(replace(me.reached, loss=loss, rate=rate), first_loss, first_rate)
             me.source.times = self.rate(now)
             loss = await self.steps(me, max(1, round(self.K(now))), max(1, round(self.minibatches(now))))
-            own = torch.cat([me.weights.snapshot(), F.new_tensor([loss, me.progress.rate])])
+            rate = 0.0 if math.isnan(me.progress.rate) else me.progress.rate  # who has taken no step has no weight
+            own = torch.cat([me.weights.snapshot(), F.new_tensor([loss, rate])])
             mean = await me.group.mean(own, weight=me.fresh_samples)
             me.weights.set_(mean[:-2])
             F.copy_(torch.cat([mean[-2:] if math.isnan(first_loss) else F[:2], mean[-2:]]))
@@ -44,7 +48,8 @@ class AdaptiveKAVG:
         total = None
         async for g in me.gradients(at_most=K * B):
             n, taken = me.fresh_samples - counted, taken + 1
-            loss, counted, samples = loss + n * me.progress.loss, me.fresh_samples, samples + n
+            loss += n * me.progress.loss if n > SKIPPED_SAMPLES else 0.0
+            counted, samples = me.fresh_samples, samples + n
             total = g if B == 1 else g * n if total is None else total.add_(g, alpha=n)
             if taken % B == 0:
                 me.descend(total if B == 1 else total.div_(samples))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from murmur.flat import is_finite
 from murmur.learner import Learner
 
 
@@ -41,21 +42,30 @@ class ASGD:
         pulled = await self.push_and_pull(me, me.weights.snapshot()[:0], ()) if me.group.rank else 0
         async for g in me.claimed_gradients():
             if me.group.rank:
-                pulled = await self.push_and_pull(me, g, (pulled, me.progress.minibatches, me.progress.loss))
+                pulled = await self.push_and_pull(me, g, (pulled, me.latest, me.progress.loss))
             else:
                 me.descend(g)
 
     async def push_and_pull(self, me: Learner, g: Tensor, note: Sequence[float]) -> float:
         me.group.post(g, 0, "gradient", note)
         w, _, (updates,) = await me.group.recv(0, "model")
+        if len(w) == 0:  # the server's weights are not finite: it needs these
+            if not is_finite(me.weights.snapshot()):
+                raise FloatingPointError(
+                    "neither the server's weights nor this learner's are finite: training diverged"
+                )
+            return await self.push_and_pull(me, me.weights.snapshot(), ())
         me.weights.set_(w)
         return updates
 
     async def serve(self, me: Learner) -> None:
         updates = 0
         async for g, who, note in me.letters("gradient"):
-            if len(g):
+            if note:
                 me.credit(minibatches=int(note[1]), loss=note[2])
                 me.descend(g.mul_(self.damping(updates - int(note[0]))), staleness=updates - int(note[0]))
                 updates += 1
-            me.group.post(me.weights.snapshot(), who, "model", (updates,))
+            elif len(g) and not is_finite(me.weights.snapshot()):
+                me.weights.set_(g)
+            w = me.weights.snapshot()
+            me.group.post(w if is_finite(w) else w[:0], who, "model", (updates,))

@@ -73,7 +73,9 @@ def shares(losses: Sequence[float], samples: Sequence[float], margin: float, fir
     """
     there = [loss if n > 0 and math.isfinite(loss) else math.inf for loss, n in zip(losses, samples, strict=True)]
     best = min(there)
-    if first and math.isfinite(best):
+    if not math.isfinite(best):
+        return list(samples)
+    if first:
         return [n if i == there.index(best) else 0.0 for i, n in enumerate(samples)]
     return [n if math.isfinite(loss) and loss <= best + margin else 0.0 for loss, n in zip(there, samples, strict=True)]
 

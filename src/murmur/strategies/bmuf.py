@@ -12,6 +12,7 @@ eta = 0, zeta = 1 is plain averaging. This is the mean form; codes that sum over
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from murmur.learner import Learner
 
@@ -20,6 +21,7 @@ from murmur.learner import Learner
 class BMUF:
     """Block momentum eta, block rate zeta, a block of K steps a learner."""
 
+    outlives: ClassVar[bool] = True
     K: int = 8
     eta: float = 0.5
     zeta: float = 1.0

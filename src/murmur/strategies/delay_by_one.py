@@ -37,9 +37,11 @@ class DelayByOne:
                 me.descend(g)
             mixed = self.start_averaging(me, beside, rounds)
         me.weights.set_(await me.group.plain.mean(await mixed))
+        me.outer_then = None
 
     def start_averaging(self, me: Learner, beside: Group, rounds: Iterator[int]) -> Awaitable[Tensor]:
         """Let (W_k T_k)_l come while the learner goes on."""
+        me.outer_then = dict(me.outer)
         w, row = me.weights.snapshot(), self.mixing(next(rounds), range(beside.size), beside.rank)
         # One collective in place of L - 1 messages where all learners are neighbours.
         averaging = beside.mean(w) if self.mixing is uniform else beside.mix(w, row)

@@ -28,7 +28,6 @@ class Exchanged:
             raise ValueError(f"there is no exchange format {self.format!r}; there are {', '.join(FORMATS)}")
 
     async def __call__(self, me: Learner) -> None:
-        plain = me.group
-        me.group = FormatGroup(plain, FORMATS[self.format])
+        me.group = FormatGroup(me.group, FORMATS[self.format], me.outer)
         await self.strategy(me)
-        me.group = plain
+        me.group = me.group.plain  # by now the leaders', where the strategy has made nodes

@@ -28,6 +28,7 @@ class Facts:
         consensus: whether all learners hold the same weights, to the bit, when the strategy has ended.
         exact_alone: whether one learner is the plain training loop, to the bit (with one minibatch a step and no
             factor on the rate).
+        outlives: whether those that are in step go on without a lost learner; those that are not in step always do.
         in_step: whether all learners go through the same rounds together, so that the slowest sets the pace.
     """
 
@@ -36,6 +37,7 @@ class Facts:
     consensus: bool
     exact_alone: bool
     in_step: bool = True
+    outlives: bool = False
 
 
 def allreduce(learners: int) -> float:
@@ -74,10 +76,10 @@ def _inner(strategy: Any, learners: int, samples: float) -> float:
 
 FACTS: dict[str, Facts] = {
     "SyncSGD": Facts(lambda _, learners, __: allreduce(learners), 0, True, True),
-    "KAVG": Facts(lambda s, learners, _: allreduce(learners) / s.K, 0, True, True),
-    "BMUF": Facts(lambda s, learners, _: allreduce(learners) / s.K, 0, True, False),
-    "AdaptiveKAVG": Facts(_adapted, 0, True, True),
-    "ParameterAveraging": Facts(_every_iteration, 0, True, False),
+    "KAVG": Facts(lambda s, learners, _: allreduce(learners) / s.K, 0, True, True, outlives=True),
+    "BMUF": Facts(lambda s, learners, _: allreduce(learners) / s.K, 0, True, False, outlives=True),
+    "AdaptiveKAVG": Facts(_adapted, 0, True, True, outlives=True),
+    "ParameterAveraging": Facts(_every_iteration, 0, True, False, outlives=True),
     "DelayByOne": Facts(_mixed, 1, True, True),
     # Of equally fast learners. A half of an exchange may be lost with a learner: at most T_ij |x_j - x_i|.
     "ADPSGD": Facts(_mixed, None, True, True, in_step=False),

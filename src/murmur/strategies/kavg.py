@@ -9,6 +9,7 @@ Zhou & Cong 2018 (arXiv 1708.01012), Cong et al. 2017. K = 1 with plain SGD is s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from murmur.learner import Learner
 
@@ -17,6 +18,7 @@ from murmur.learner import Learner
 class KAVG:
     """Average the models every K steps."""
 
+    outlives: ClassVar[bool] = True
     K: int = 8
 
     def __post_init__(self) -> None:

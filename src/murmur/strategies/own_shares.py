@@ -10,7 +10,7 @@ corpus too. Strategies that go in step deal out like this anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from murmur.group import Group, GroupAround
@@ -29,6 +29,7 @@ class ShareRoll(Roll):
         self._group = group
         self._left = True
         self._next: int | None = None
+        self._share = range(0)
 
     def view(self, fresh: bool = False) -> View:
         return self._group.roll.view(fresh)
@@ -37,9 +38,14 @@ class ShareRoll(Roll):
         # Counted where all learners count: one that is started again goes on behind what it had begun.
         turn = self._group.count(f"share of {self._group.rank}", 1) - 1
         number = first + self._group.rank + turn * self._group.size
+        self._share = range(number, total, self._group.size)
         self._left = number < total
         self._next = number + self._group.size if number + self._group.size < total else None
         return number if self._left else None
+
+    def unfinished(self) -> Collection[int]:
+        """What is left of this learner's own share; the others know of theirs."""
+        return self._share
 
     def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:  # noqa: ARG002 - no matter when
         if self._next is not None:

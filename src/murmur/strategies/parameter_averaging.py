@@ -13,13 +13,15 @@ Left out: half minibatches in the first iteration, an l2 factor divided by J, gr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from murmur.learner import Learner
+from murmur.source import SKIPPED_SAMPLES
 from murmur.strategies.averaging_rules import (
     Jobs,
     MaxChange,
@@ -46,6 +48,7 @@ class ParameterAveraging:
         combine: how the newest models make the final one.
     """
 
+    outlives: ClassVar[bool] = True
     frames_per_iteration: float = 400_000
     jobs: Jobs = field(default_factory=Jobs)
     limit: MaxChange = field(default_factory=MaxChange)
@@ -59,13 +62,13 @@ class ParameterAveraging:
             raise ValueError(f"ParameterAveraging needs frames_per_iteration > 0 and outlier_margin >= 0, got {self}")
 
     async def __call__(self, me: Learner) -> None:
-        done = me.progress.minibatches
         n = max(1, round(self.frames_per_iteration / me.source.progress_at(1).samples))
-        newest_first = [me.outer[name] for name in sorted(me.outer)]
+        newest_first = [me.outer[name] for name in sorted(me.outer) if name.startswith("model ")]
         while me.training:
-            J = self.jobs(me.source.progress_at(done).fraction, me.group.size)
+            await me.between_rounds()
+            done = me.reached.minibatches
+            me.source.times = J = self.jobs(me.reached.fraction, len(me.group.live))
             me.deal(done, J)
-            me.source.times = J
             loss = await self.iteration(me, n)
             table = await self.reports(me, loss)
             weights = shares(*table, self.outlier_margin, first=done == 0)
@@ -76,16 +79,17 @@ class ParameterAveraging:
             me.weights.set_(mean)
             if self.optimizer == "restart":
                 me.source.restart()
-            newest_first = [mean, *newest_first][: self.combine.models] if me.group.rank == 0 else []
+            newest_first = [mean, *newest_first][: self.combine.models] if me.leads else []
             me.outer.update({f"model {k:03}": w for k, w in enumerate(newest_first)})
-            done += n * J
         await self.finish(me, newest_first)
 
     async def iteration(self, me: Learner, n: int) -> float:
         """n steps within the bounds; gives the mean training loss per frame."""
-        loss = counted = 0.0
+        loss = before_it = counted = 0.0
         async for g in me.gradients(at_most=n):
-            loss, counted = loss + (me.fresh_samples - counted) * me.progress.loss, me.fresh_samples
+            fresh, before_it = me.fresh_samples - before_it, me.fresh_samples
+            if fresh > SKIPPED_SAMPLES:
+                loss, counted = loss + fresh * me.progress.loss, counted + fresh
             before = me.weights.snapshot()
             me.descend(g)
             step = me.weights.snapshot() - before
@@ -95,7 +99,7 @@ class ParameterAveraging:
                 me.source.restart()
             elif limited is not step:
                 me.weights.set_(before + limited)
-        return loss / counted if counted > 0 else 0.0
+        return loss / counted if counted else math.inf
 
     async def reports(self, me: Learner, loss: float) -> tuple[list[float], list[float]]:
         """Everybody's training loss and frames, exactly: a sum in which each learner fills its own places."""
@@ -106,15 +110,14 @@ class ParameterAveraging:
         return losses, samples
 
     async def shrinking(self, me: Learner, mean: Tensor) -> float:
-        """The shrink of a new model, as learner 0 finds it."""
+        """The shrink of a new model, as the first of the live learners finds it."""
         factor = 1.0
-        if me.group.rank == 0:
+        if me.leads and not math.isnan(me.progress.rate):  # who has taken no step knows none
             factor = self.shrink(me.progress.rate, lambda: me.source.evaluate(mean))
-        return float(await me.group.broadcast(torch.tensor([factor], dtype=torch.float64)))
+        return float(await me.group.broadcast(torch.tensor([factor], dtype=torch.float64), me.group.live[0]))
 
     async def finish(self, me: Learner, newest_first: list[Tensor]) -> None:
-        """All learners end with learner 0's combination of the newest models."""
-        final = me.weights.snapshot()
-        if newest_first:
-            final = self.combine(newest_first, lambda w: me.source.evaluate(w)["loss"])
-        me.weights.set_(await me.group.broadcast(final))
+        """All learners end with the first one's combination of the newest models."""
+        w = me.weights.snapshot()
+        final = self.combine(newest_first, lambda w: me.source.evaluate(w)["loss"]) if newest_first else w
+        me.weights.set_(await me.group.broadcast(final, me.group.live[0]))

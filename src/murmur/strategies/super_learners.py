@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from murmur.learner import Learner, Strategy
 from murmur.node import Leader, follow
-from murmur.roll import RunOver
+from murmur.roll import Halted, RunOver
 from murmur.strategies.adpsgd import ADPSGD
 
 
@@ -40,7 +40,7 @@ class SuperLearners:
             leader = Leader(me, node, leaders, first)
             try:
                 await self.outer(leader)
-            except RunOver:
+            except (RunOver, Halted):
                 leader.end()
                 raise
             leader.end()

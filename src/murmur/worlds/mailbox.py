@@ -35,6 +35,7 @@ class Mailbox:
     def put(self, source: int, tag: str, x: Tensor, note: Sequence[float] = ()) -> None:
         """A message has arrived."""
         with self._arrived:
+            self._lost.pop(source, None)  # it is here again
             self._messages[tag].append(Letter(x, source, tuple(note)))
             self._arrived.notify_all()
 
@@ -71,7 +72,7 @@ class Mailbox:
                 failure = self._failure or (None if source is None else self._lost.get(source))
                 if failure is not None:
                     raise failure
-                if not self._arrived.wait(timeout_seconds):
+                if not self._arrived.wait(min(timeout_seconds, threading.TIMEOUT_MAX)):
                     raise missing()
                 found = self._find(source, tag)
             return found

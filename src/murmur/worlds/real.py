@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
+from murmur.group import PeerLost
 from murmur.trace import COMPUTE, DATA, Span, Trace
 from murmur.world import Seat, drive
 
@@ -69,6 +70,7 @@ class RealSeat(Seat):
         return running
 
     async def sleep(self, seconds: float) -> None:
+        self.surface()  # who waits in turns would never learn that its own averaging has failed
         time.sleep(seconds)
 
     def compute(self, job: Callable[[], T]) -> T:
@@ -85,6 +87,8 @@ class RealSeat(Seat):
     def surface(self) -> None:
         """Raise the failure of a spawned activity, if there was one."""
         for activity in self._spawned:
+            if isinstance(activity.error, PeerLost):
+                raise activity.error  # that is no failure of the activity's own
             if activity.error is not None:
                 what = f"learner {self.rank}: its activity {activity.what!r} failed: {activity.error}"
                 raise RuntimeError(what) from activity.error

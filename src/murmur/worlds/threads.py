@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from threading import Condition, Lock
 from typing import Any, TypeVar
@@ -58,9 +58,17 @@ class Hub:
                 del self.meetings[key], self.left[key]
             return [given[r] for r in range(len(self.members))], time.monotonic() - came
 
-    def _check(self, key: tuple[str, int], given: dict[int, Any]) -> None:
+    def alive(self) -> None:
+        """All is well with the others; the caller holds the lock.
+
+        Raises:
+            PeerLost: one has failed, and everybody will.
+        """
         if self.failure is not None:
             raise PeerLost(f"another learner failed: {self.failure}") from self.failure
+
+    def _check(self, key: tuple[str, int], given: dict[int, Any]) -> None:
+        self.alive()
         for rank in self.gone:
             if rank not in given:
                 who = self.members[rank]
@@ -71,7 +79,10 @@ class Hub:
         with self.changed:
             if learner in self.members:
                 self.gone.add(self.members.index(learner))
-                self.register.leave(self.members.index(learner))
+                if failure is None:  # else all fail, and nobody is to save a checkpoint without this one
+                    self.register.leave(self.members.index(learner))
+                for box in self.boxes:
+                    box.lose(self.members.index(learner), PeerLost(f"learner {learner} has ended", learner))
             if failure is not None:
                 self.failure = self.failure or failure
                 for box in self.boxes:
@@ -93,7 +104,12 @@ class LockedRoll(Roll):
 
     def claim(self, first: int, total: int) -> int | None:
         with self.hub.changed:
+            self.hub.alive()
             return self.line.claim(first, total)
+
+    def unfinished(self) -> Collection[int]:
+        with self.hub.changed:
+            return self.line.unfinished()
 
     @property
     def spent(self) -> bool:
@@ -102,6 +118,7 @@ class LockedRoll(Roll):
 
     def reach(self, stage: str) -> bool:
         with self.hub.changed:
+            self.hub.alive()
             return self.line.reach(stage)
 
     def leave(self) -> None:
@@ -124,10 +141,10 @@ class ThreadGroup(Group):
         self.trace.add(WAITING, end - waited, end, f"{verb} #{self._calls[verb]} of {self.name}")
         return values
 
-    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
-        given = self._meet("mean", (x, weight))
+    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+        given = self._meet("mean", (x, tuple(words)))
         check_alike([x for x, _ in given], self.name)
-        return [w for _, w in given]
+        return [said for _, said in given]
 
     async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         xs = self._meet("exchange of mean", x.clone())
@@ -154,7 +171,7 @@ class ThreadGroup(Group):
             return self.hub.boxes[self.rank].take(
                 source,
                 tag,
-                self.hub.timeout_seconds,
+                self.hub.timeout_seconds if source is None else float("inf"),  # the end of one learner is known
                 lambda: PeerLost(f"no message {tag!r} from {whom} in {self.name} within {self.hub.timeout_seconds} s"),
             )
 

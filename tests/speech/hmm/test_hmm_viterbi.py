@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from murmur.speech.hmm.convert import Converter
@@ -123,6 +123,7 @@ def test_phones_of_a_random_path_are_a_pronunciation_and_cover_all_frames(seed, 
     model = monophones()
     graph = GraphCompiler(LANG, model.transitions).compile("A C")
     tids = equal_length_path(graph, frames, seed)
+    assume(tids is not None)  # ten draws found no path of so few frames
     times = phone_times(model, tids)
     assert sum(t.num_frames for t in times) == frames
     assert [t.first_frame for t in times] == np.cumsum([0] + [t.num_frames for t in times])[:-1].tolist()

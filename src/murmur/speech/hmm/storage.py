@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from murmur.speech.damage import making_sense_of, read_arrays
 from murmur.speech.hmm.mixtures import Mixtures
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.projection import Projection
-from murmur.speech.hmm.transitions import IntArray
+from murmur.speech.hmm.topology import num_states
+from murmur.speech.hmm.transitions import IntArray, Transitions
 from murmur.speech.hmm.tree import Tree
 from murmur.speech.lexicon import Lang
 
 MODEL_FORMAT = "murmur HMM-GMM 1"
+AGAIN = "make it anew"
+SUM_TOLERANCE = 0.01  # of probabilities in float32
 ALIGNMENT_FORMAT = "murmur alignment 1"
 
 
@@ -55,12 +58,42 @@ def load_model(path: Path) -> HmmGmm:
         ValueError: the file is damaged or not a model.
     """
     header, arrays = _read(path, MODEL_FORMAT)
-    projection = None
-    if "projection" in header:
-        projection = Projection(arrays["matrix"], **header["projection"])
-    mixtures = Mixtures(*(arrays[name] for name in ("sizes", "weights", "means", "variances")))
-    lang, tree = Lang.from_json(header["lang"]), Tree.from_json(header["tree"])
-    return HmmGmm(lang, tree, arrays["log_probs"], mixtures, projection)
+    with making_sense_of(path, AGAIN):
+        projection = None
+        if "projection" in header:
+            projection = Projection(_floats(arrays["matrix"]), **header["projection"])
+        if arrays["sizes"].dtype.kind != "i" or arrays["sizes"].ndim != 1:
+            raise ValueError(f"sizes are {arrays['sizes'].dtype} of shape {arrays['sizes'].shape}")
+        mixtures = Mixtures(arrays["sizes"], *(_floats(arrays[name]) for name in ("weights", "means", "variances")))
+        lang, tree = Lang.from_json(header["lang"]), Tree.from_json(header["tree"])
+        model = HmmGmm(lang, tree, _floats(arrays["log_probs"]), mixtures, projection)
+        missing = [
+            (p, s) for p in range(1, len(lang.phones)) for s in range(num_states(lang, p)) if (p, s) not in tree.roots
+        ]
+        if not np.isfinite(mixtures.linear_terms.astype(np.float32)).all():
+            raise ValueError("its Gaussians are beyond what 32 bits can hold")
+        if missing:
+            raise ValueError(f"its tree lacks states such as {missing[:3]}")
+        _check_probabilities(model.transitions, model.log_probs[1:])
+        return model
+
+
+def _check_probabilities(transitions: Transitions, log_probs_I: NDArray) -> None:
+    """Raise ValueError unless those of a state sum to one: the library never ends on a cycle that earns something."""
+    states = np.stack([transitions.phone_of, transitions.state_of, transitions.pdf_of])[:, 1:]
+    _, state_of = np.unique(states, axis=1, return_inverse=True)
+    sums = np.bincount(state_of.ravel(), np.exp(log_probs_I.astype(np.float64).clip(max=1.0)))
+    if not (np.abs(sums - 1) < SUM_TOLERANCE).all():
+        raise ValueError(
+            f"its transition probabilities sum to {sums.min():.3g} ... {sums.max():.3g} a state, not to one"
+        )
+
+
+def _floats(values: NDArray) -> NDArray:
+    """Values if they are finite floating-point numbers."""
+    if values.dtype not in (np.float32, np.float64) or not np.isfinite(values).all():
+        raise ValueError(f"an array of {values.dtype} that are not all finite numbers")
+    return values
 
 
 def tying_digest(model: HmmGmm) -> str:
@@ -91,11 +124,17 @@ def load_alignments(model: HmmGmm, path: Path) -> dict[str, IntArray]:
         ValueError: the file is damaged, not an alignment, or of a model with another tree.
     """
     header, arrays = _read(path, ALIGNMENT_FORMAT)
-    if header["tying"] != tying_digest(model):
+    if header.get("tying") != tying_digest(model):
         raise ValueError(f"{path} was aligned by a model with another tree: load that model, or align again")
-    ends = np.cumsum(arrays["lengths"])
-    parts = np.split(arrays["tids"], ends[:-1]) if len(ends) else []
-    return dict(zip(header["utterances"], parts, strict=True))
+    with making_sense_of(path, "align again"):
+        lengths, tids = arrays["lengths"], arrays["tids"]
+        if lengths.dtype.kind != "i" or (lengths < 0).any() or lengths.sum() != len(tids) or tids.dtype != np.int32:
+            raise ValueError(f"{len(lengths)} lengths do not fit {len(tids)} transition-ids")
+        ends = np.cumsum(lengths)
+        parts = np.split(tids, ends[:-1]) if len(ends) else []
+        found = dict(zip(map(str, header["utterances"]), parts, strict=True))
+        model.pdf_ids(found)  # ids that are none of the model's
+        return found
 
 
 def _write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
@@ -112,12 +151,9 @@ def _write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray])
 
 
 def _read(path: Path, expected: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
-        header = json.loads(arrays.pop("header").tobytes())
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-        raise ValueError(f"{path} is damaged or of another kind ({error}): make it anew") from error
+    arrays = read_arrays(path, AGAIN)
+    with making_sense_of(path, AGAIN):
+        header = dict(json.loads(arrays.pop("header").tobytes()))
     if header.get("format") != expected:
         raise ValueError(f"{path} is {header.get('format')!r}, not {expected!r}: name the right file")
     return header, arrays

@@ -45,7 +45,8 @@ class Tree:
         roots: the root node of each (phone, pdf class).
 
     Raises:
-        ValueError: the pdfs of the leaves are not 0 ... n - 1.
+        ValueError: the pdfs of the leaves are not 0 ... n - 1, or a root or question names a node that is none, or that
+            it hangs below.
     """
 
     width: int
@@ -57,6 +58,35 @@ class Tree:
         pdfs = {node.pdf for node in self.nodes if isinstance(node, Leaf)}
         if pdfs != set(range(len(pdfs))):
             raise ValueError(f"the leaves must carry the pdfs 0 ... {len(pdfs) - 1}, got {sorted(pdfs)[:20]}")
+        if not 0 <= self.centre < self.width:
+            raise ValueError(f"phone {self.centre} of a window of {self.width} cannot be in its centre")
+        self._check_branches()
+
+    def _check_branches(self) -> None:
+        """Every way down ends at a leaf: from each root, nodes that are under way must not be met again."""
+        known = range(len(self.nodes))
+        for root in self.roots.values():
+            if root not in known:
+                raise ValueError(f"the tree has no node {root}, which a root names")
+        ended: set[int] = set()
+        for start in set(self.roots.values()):
+            under_way: set[int] = set()
+            left = [start]
+            while left:
+                at = left[-1]
+                node = self.nodes[at]
+                below = () if isinstance(node, Leaf) else (node.then, node.otherwise)
+                if isinstance(node, Question) and not 0 <= node.position < self.width:
+                    raise ValueError(f"node {at} asks for phone {node.position} of a window of {self.width}")
+                if any(child not in known or child == at or child in under_way for child in below):
+                    raise ValueError(f"the branches {below} of node {at} lead nowhere, or back to it")
+                new = [child for child in below if child not in ended]
+                if at in under_way or not new:
+                    under_way.discard(at)
+                    ended.add(left.pop())
+                else:
+                    under_way.add(at)
+                    left += new
 
     @cached_property
     def num_pdfs(self) -> int:

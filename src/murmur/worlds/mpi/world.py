@@ -27,9 +27,11 @@ from murmur.world import Program, drive
 from murmur.worlds.mpi.group import MpiGroup, MpiWiring
 from murmur.worlds.mpi.mail import MpiMail
 from murmur.worlds.mpi.progress import Progress, settle
+from murmur.worlds.torch.door import listen
 from murmur.worlds.torch.environment import Place, meeting_host
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, listen
-from murmur.worlds.torch.rollcall import NetRoll
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
+from murmur.worlds.torch.netroll import NetRoll
+from murmur.worlds.torch.secret import draw
 from murmur.worlds.torch.store import NetStore
 from murmur.worlds.torch.world import POLL_SECONDS, TIMEOUT_SECONDS, TorchSeat, device_of
 
@@ -201,13 +203,14 @@ class MpiWorld:
             atexit.register(self._owed)
 
     def _open_store(self) -> tuple[KeyValueServer | None, NetStore]:
-        """The store of claims and membership: a thread of learner 0, whose address MPI carries to the others."""
-        server = None
+        """The store of claims and membership: a thread of learner 0; MPI carries its address and its secret."""
+        server, told = None, ""
         if self.place.rank == 0:
-            server = KeyValueServer(listen(meeting_host(self._hosts)))
-        address = self._all("" if server is None else "{}:{}".format(*server.address))[0]
-        host, port = address.rsplit(":", 1)
-        store = NetStore(KeyValueClient(host, int(port), self.timeout_seconds), "")
+            secret = draw()
+            server = KeyValueServer(listen(meeting_host(self._hosts)), secret)
+            told = "{} {} {}".format(*server.address, secret.decode())
+        host, port, shared = self._all(told)[0].split()
+        store = NetStore(KeyValueClient(host, int(port), self.timeout_seconds, shared.encode()), "")
         store.set_timeout(timedelta(seconds=self.timeout_seconds))
         return server, store
 
@@ -224,8 +227,7 @@ class MpiWorld:
             rank=self.place.rank,
             device=None,
             mail=mail,
-            hosts=self._hosts,
-            devices=self._devices,
+            told=lambda r: (self._hosts[r], self._devices[r]),
             timeout_seconds=self.timeout_seconds,
             trace=seat.trace,
             lease_seconds=self.lease_seconds,

@@ -17,6 +17,9 @@ WORTH = 0.01  # of a gradient: where a round trip takes less, the learner asks w
 MOST_AHEAD = 16
 
 
+Standing = tuple[int, int | None]
+
+
 class Line(Protocol):
     """A connection to the server."""
 
@@ -76,14 +79,13 @@ class ClaimsAhead:
     Args:
         connect: opens a line; it is opened when it is first needed.
         head: of every request, to which {"first", "total", "doing", "done", "count"} are added.
-        incarnation: this learner's, as far as is known: what an earlier one held is another's by now.
+        standing: number of the latest view that is known, and this learner's incarnation in it (None: it counts as
+            lost): what an earlier one held is another's by now. An answer may know of a later view.
     """
 
-    def __init__(
-        self, connect: Callable[[], Line], head: dict[str, Any], incarnation: Callable[[], int | None]
-    ) -> None:
-        self._connect, self._head, self._incarnation = connect, head, incarnation
-        self._has, self._of = Holdings(), incarnation()
+    def __init__(self, connect: Callable[[], Line], head: dict[str, Any], standing: Callable[[], Standing]) -> None:
+        self._connect, self._head, self._standing = connect, head, standing
+        self._has, self._of = Holdings(), standing()
         self._limits = (0, 0)
         self._preparation = NOTHING
         self._changed = Condition()
@@ -119,11 +121,9 @@ class ClaimsAhead:
             self._changed.wait_for(lambda: self._has.held or not self._asking)
             if self._failure is not None:
                 raise ConnectionError(f"the line for claims is broken: {self._failure}") from self._failure
-            has, now = self._has, self._incarnation()
-            if now != self._of:
-                has.held.clear()
-                has.done.clear()
-            has.due, self._of = None, now
+            self._stand(self._standing())
+            has = self._has
+            has.due = None
             if not has.held:
                 return None
             if has.doing is not None:
@@ -131,6 +131,15 @@ class ClaimsAhead:
             has.doing = has.held.popleft()
             self._changed.notify_all()
             return has.doing
+
+    def _stand(self, now: Standing) -> None:
+        """What an earlier incarnation held is another's; an older view than the latest tells nothing."""
+        if now[0] < self._of[0]:
+            return
+        if now[1] != self._of[1]:
+            self._has.held.clear()
+            self._has.done.clear()
+        self._of = now
 
     def close(self) -> None:
         """Ask no more."""
@@ -143,8 +152,10 @@ class ClaimsAhead:
             line = self._connect()
             while (request := self._next()) is not None:
                 began = time.monotonic()
-                numbers = line.call({**self._head, **request})[0]["numbers"]
+                answer = line.call({**self._head, **request})[0]
+                numbers = answer["numbers"]
                 with self._changed:
+                    self._stand((answer["number"], dict(answer["live"]).get(self._head["rank"])))
                     self._has.trips.append(time.monotonic() - began)
                     self._has.held.extend(numbers)
                     self._has.none_left |= len(numbers) < request["count"]

@@ -10,9 +10,11 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 from zlib import crc32
+
+from murmur.worlds.torch.secret import from_descriptor
 
 Backend = Literal["gloo", "nccl"]
 
@@ -28,6 +30,7 @@ class Place:
         generation: how many times the launch was restarted; keys of earlier ones are not seen again.
         local_size: number of learners of this host.
         store: whose store listens there: our launcher's ("murmur"), torchrun's, or one that learner 0 has to open.
+        secret: of the launch (see `secret`); empty where learners have none to prove that they are of one run.
     """
 
     rank: int
@@ -38,9 +41,15 @@ class Place:
     generation: int = 0
     local_size: int = 1
     store: Literal["murmur", "torchrun", "learner 0"] = "murmur"
+    secret: bytes = field(default=b"", repr=False)
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of this launch begin with."""
+        return f"generation-{self.generation}/"
 
     def variables(self) -> dict[str, str]:
-        """torchrun's environment variables for this place."""
+        """torchrun's environment variables for this place; the secret is not among them."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -80,6 +89,7 @@ def place_of(variables: Mapping[str, str] | None = None) -> Place | None:
         generation=int(given.get("TORCHELASTIC_RESTART_COUNT", 0)),
         local_size=int(given.get("LOCAL_WORLD_SIZE", size)),
         store=_store_of(given),
+        secret=_secret_of(given),
     )
 
 
@@ -163,12 +173,21 @@ def first_host(nodes: str) -> str:
 def _store_of(given: Mapping[str, str]) -> Literal["murmur", "torchrun", "learner 0"]:
     if given.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True":
         return "torchrun"
-    return "murmur" if given.get("TORCHELASTIC_RUN_ID") == "murmur" else "learner 0"
+    return "murmur" if given.get("TORCHELASTIC_RUN_ID", "").partition(":")[0] == "murmur" else "learner 0"
 
 
-def child_variables(place: Place, threads: int) -> dict[str, str]:
-    """The environment of a learner process: ours, its place, and its number of compute threads."""
-    return {**os.environ, **place.variables(), "OMP_NUM_THREADS": str(threads)}
+def _secret_of(given: Mapping[str, str]) -> bytes:
+    ours, _, descriptor = given.get("TORCHELASTIC_RUN_ID", "").partition(":")
+    return from_descriptor(int(descriptor)) if ours == "murmur" and descriptor.isdecimal() else b""
+
+
+def child_variables(place: Place, threads: int, secret: int | None = None) -> dict[str, str]:
+    """The environment of a learner process: ours, its place, and its number of compute threads.
+
+    `secret`: the descriptor it inherits in which the launch's secret stands.
+    """
+    run = {} if secret is None else {"TORCHELASTIC_RUN_ID": f"murmur:{secret}"}
+    return {**os.environ, **place.variables(), "OMP_NUM_THREADS": str(threads), **run}
 
 
 def backend_of(devices: Sequence[str], hosts: Sequence[str], nccl_available: bool) -> Backend:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -18,11 +19,17 @@ from murmur.group import Group, Letter, PeerLost, WorldMismatch
 from murmur.roll import Roll
 from murmur.trace import COMMUNICATING, WAITING, Trace
 from murmur.worlds.mailbox import PostOffice
+from murmur.worlds.torch.backends import address_of, ended, make_gloo, make_nccl
+from murmur.worlds.torch.connections import Connection, Connections, Device, connections
 from murmur.worlds.torch.environment import Backend, backend_of
-from murmur.worlds.torch.rollcall import CountedRoll, NetRoll
+from murmur.worlds.torch.netroll import WORLD, CountedRoll, NetRoll
+from murmur.worlds.torch.presence import LOOK_SECONDS, Presence
+from murmur.worlds.torch.stalls import Waits, ranks
 from murmur.worlds.torch.store import NetStore, clone
+from murmur.worlds.torch.traffic import Flow
 
 Work = Any  # torch._C._distributed_c10d.Work
+FORMING_SECONDS = 10.0  # one of those that are to form a new group may die on the way to it
 
 
 @dataclass(frozen=True)
@@ -32,28 +39,33 @@ class Wiring:
     Attributes:
         store: keys of this launch.
         rank: the learner's position in the world.
-        device: gloo's device, one for all groups: it owns a thread and descriptors.
+        device: gloo's device, one for all groups; None where nothing travels by gloo.
         mail: its post office.
-        hosts, devices: of all learners, in order of rank.
-        timeout_seconds: how long a collective may take before its group is given up. Never infinite: an operation on
-            a stopped learner can be neither aborted nor dropped.
+        told: host and device of a learner, by rank.
+        timeout_seconds: how long a collective may take before its group is given up. Never infinite: not every store
+            tells of a learner that has stopped.
         trace: where this learner's seconds go.
         lease_seconds: silence after which a learner counts as dead.
         late: whether the others have begun without this learner.
+        presence: who is still here, where the store knows it.
+        waits: what this learner waits for.
         rolls: lines to registers that groups of this learner have opened.
+        groups: that this learner is a member of.
     """
 
     store: c10d.Store
     rank: int
-    device: Any
+    device: Device | None
     mail: PostOffice
-    hosts: tuple[str, ...]
-    devices: tuple[str, ...]
+    told: Callable[[int], tuple[str, str]]
     timeout_seconds: float
     trace: Trace
     lease_seconds: float = 10.0
     late: bool = False
+    presence: Presence | None = None
+    waits: Waits = field(default_factory=Waits)
     rolls: list[Roll] = field(default_factory=list)
+    groups: WeakSet[TorchGroup] = field(default_factory=WeakSet)
 
 
 class Pending:
@@ -68,19 +80,27 @@ class Pending:
 
 
 class TorchGroup(Group):
-    """Processes that work together; `members` are their positions in the world."""
+    """Processes that work together; `members` are their positions in the world.
 
-    def __init__(self, wiring: Wiring, name: str, members: Sequence[int]) -> None:
+    A group lives no longer than each of its members: when one is lost, every collective under way or begun later raises
+    PeerLost with its name within about `LOOK_SECONDS`, and the group is closed. Survivors may make another one.
+    """
+
+    def __init__(self, wiring: Wiring, name: str, members: Sequence[int], patience: float | None = None) -> None:
         self.wiring, self.name, self.members = wiring, name, list(members)
-        self.rank, self.size = self.members.index(wiring.rank), len(members)
+        self.outlives = wiring.presence is not None
+        self._patience = wiring.timeout_seconds if patience is None else patience  # until all members must be here
+        self.rank, self.size = self._place_of(wiring.rank), len(members)
         self._store = clone(wiring.store)  # kept: a store written in Python must outlive what C++ makes of it
         self._prefix = c10d.PrefixStore(name, self._store)
-        self._splits = 0
+        self._splits, self._closed = 0, False
         self._fastest: dict[int, float] = defaultdict(lambda: float("inf"))
-        devices = [wiring.devices[m] for m in members]
-        hosts = [wiring.hosts[m] for m in members]
+        hosts, devices = zip(*(wiring.told(m) for m in members), strict=True)
         self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
-        self._closed = False
+        self._connections: Connections | None = None
+        self._who = f"{name} with learners {ranks(self.members)}"
+        self._born = {} if wiring.presence is None else wiring.presence.incarnations(self.members)
+        wiring.groups.add(self)
         if not wiring.late:
             # All members are here. Two groups that two threads join in different orders would wait for each other.
             _ = self._group, self._nccl
@@ -88,26 +108,39 @@ class TorchGroup(Group):
     @cached_property
     def _group(self) -> Any:
         """gloo's group; a learner that comes late joins it with its first collective, and may never need one."""
-        alone = self.size == 1 or self._closed
-        return None if alone else _make_group(self._prefix, self.rank, self.size, self.wiring)
+        if self.size == 1 or self._closed:
+            return None
+        devices = [address_of(self.wiring.store, member) for member in self.members]
+        before = connections()
+        assert self.wiring.device is not None
+        made = make_gloo(self._prefix, self.rank, self.size, self.wiring.device, self._patience)
+        made.set_timeout(timedelta(seconds=self.wiring.timeout_seconds))
+        self._connections = Connections(devices, before)
+        return made
 
     @cached_property
     def _nccl(self) -> Any:
         nccl = self.backend == "nccl" and not self._closed
-        return _make_nccl(self._prefix, self.rank, self.size) if nccl else None
+        return make_nccl(self._prefix, self.rank, self.size) if nccl else None
+
+    def flows(self) -> dict[Connection, Flow]:
+        """How much has gone over each of gloo's connections, where the system tells."""
+        return {} if self._connections is None else self._connections.flows()
 
     def close(self) -> None:
-        """Drop the connections, so that members who still wait learn of it at once."""
+        """Cut the connections, so that members who still wait learn of it at once, as do threads of this one."""
         self._closed = True
+        if self._connections is not None:
+            self._connections.cut()
         for name in ("_group", "_nccl"):
             self.__dict__.pop(name, None)
 
-    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
+    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
         if self._group is None:
-            return [weight]
+            return [tuple(words)]
         # So small a message is nothing but waiting for the slowest learner.
         with self.wiring.trace.span(WAITING, f"mean of {self.name}"):
-            return self._compare(x, weight, "mean")
+            return self._compare(x, words, "mean")
 
     async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         mine, positive = weights[self.rank], [w for w in weights if w > 0]
@@ -153,24 +186,28 @@ class TorchGroup(Group):
         there = x.cpu().clone()
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        self._compare(x, 1.0, "broadcast")
+        self._compare(x, (), "broadcast")
         with self.wiring.trace.span(COMMUNICATING, f"broadcast of {self.name}"):
             self._wait(self._group.broadcast([there], options), "broadcast")
         return there.to(x.device)
 
     def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
-        self.wiring.mail.post(x, self.members[to], f"{self.name} {tag}", note)
+        self.wiring.mail.post(x, self._learner(to), f"{self.name} {tag}", note)
 
     async def recv(self, source: int | None = None, tag: str = "") -> Letter:
-        whom = "anyone" if source is None else f"learner {self.members[source]}"
-        seconds = self.wiring.timeout_seconds
-        with self.wiring.trace.span(WAITING, f"a message {tag!r} from {whom}"):
-            letter = self.wiring.mail.box.take(
-                None if source is None else self.members[source],
-                f"{self.name} {tag}",
-                seconds,
-                lambda: PeerLost(f"no message {tag!r} from {whom} in {self.name} within {seconds} s"),
-            )
+        whom = "anyone" if source is None else f"learner {self._learner(source)}"
+        # A member that serves others may let this one wait for a whole run; its death would be known.
+        known = source is not None and isinstance(self.wiring.store, NetStore)
+        seconds = float("inf") if known else self.wiring.timeout_seconds
+        missing = PeerLost(f"no message {tag!r} from {whom} in {self.name} within {seconds} s")
+        sender = None if source is None else self._learner(source)
+        try:
+            what = f"a message {tag!r} from {whom}"
+            with self.wiring.trace.span(WAITING, what), self.wiring.waits.on(f"{what} in {self.name}"):
+                letter = self.wiring.mail.box.take(sender, f"{self.name} {tag}", seconds, lambda: missing)
+        except PeerLost:
+            self._blame(f"message {tag!r}")
+            raise
         return self._known(letter)
 
     async def hear(self, tag: str, seconds: float) -> Letter | None:
@@ -179,12 +216,21 @@ class TorchGroup(Group):
 
     def _known(self, letter: Letter) -> Letter:
         """A letter with its vector on this learner's device and its sender's rank in this group."""
-        x = letter.x.to(self.wiring.devices[self.wiring.rank])
-        return Letter(x, self.members.index(letter.source), letter.note)
+        x = letter.x.to(self.wiring.told(self.wiring.rank)[1])
+        return Letter(x, self._place_of(letter.source), letter.note)
+
+    def _place_of(self, learner: int) -> int:
+        """The rank here of a learner of the world; learners that were added later keep theirs in the group of all."""
+        return learner if self.name == WORLD else self.members.index(learner)
+
+    def _learner(self, rank: int) -> int:
+        return rank if self.name == WORLD else self.members[rank]
 
     @cached_property
     def roll(self) -> Roll:
-        store = self.wiring.store
+        store, presence = self.wiring.store, self.wiring.presence
+        if presence is not None and self.name == WORLD:
+            return presence.roll
         if isinstance(store, NetStore):
             name, lease = store.name_of(self.name), self.wiring.lease_seconds
             opened: Roll = NetRoll(store.line, name, self.rank, self.size, lease)
@@ -200,40 +246,55 @@ class TorchGroup(Group):
                 return type(self)(self.wiring, f"{self.name}/{self._splits}.{number}", [self.members[r] for r in part])
         return None
 
+    def among(self, ranks: Sequence[int], name: str) -> TorchGroup:
+        if not self.outlives:
+            raise PeerLost(f"{self.name} cannot go on with {list(ranks)} alone: its store does not notice deaths")
+        members = [self._learner(r) for r in ranks]
+        return type(self)(
+            self.wiring, f"{self.name}/{name}", members, min(FORMING_SECONDS, self.wiring.timeout_seconds)
+        )
+
     def count(self, counter: str, amount: int = 0) -> int:
         return int(self._prefix.add(f"count/{counter}", amount))
 
-    def _compare(self, x: Tensor, weight: float, verb: str) -> list[float]:
-        """The members' weights; their vectors must be alike, or gloo would read past the end of the shorter one."""
+    def _compare(self, x: Tensor, words: Sequence[float], verb: str) -> list[tuple[float, ...]]:
+        """The members' words; their vectors must be alike, or gloo would read past the end of the shorter one."""
         assert self._group is not None
-        mine = torch.tensor([weight, x.numel(), x.element_size()], dtype=torch.float64)
+        mine = torch.tensor([x.numel(), x.element_size(), *words], dtype=torch.float64)
         all_ = [torch.empty_like(mine) for _ in range(self.size)]
         self._wait(self._group.allgather([all_], [mine]), verb)
-        if any(not torch.equal(other[1:], mine[1:]) for other in all_):
-            given = ", ".join(f"learner {m}: {int(n[1])}" for m, n in zip(self.members, all_, strict=True))
+        if any(not torch.equal(other[:2], mine[:2]) for other in all_):
+            given = ", ".join(f"learner {m}: {int(n[0])}" for m, n in zip(self.members, all_, strict=True))
             raise WorldMismatch(f"the members of {self.name} gave vectors that differ ({given} elements): same model?")
-        return [float(other[0]) for other in all_]
+        return [tuple(other[2:].tolist()) for other in all_]
 
     def _wait(self, work: Work, verb: str) -> None:
+        """Wait until a collective has ended, or until a member is known to be lost."""
+        presence = self.wiring.presence
+        # NCCL's work ends for the CPU when it has been queued; to wait for more would end the overlap.
+        with self.wiring.waits.on(f"the {verb} of {self._who}") as wait:
+            while presence is not None and self._nccl is None and not ended(work, LOOK_SECONDS):
+                self._give_up(presence.missing(self.members, self._born), verb)
+                if wait.is_long():
+                    presence.tell_stalls()
         try:
             work.wait()
         except RuntimeError as error:
+            self._blame(verb)
             reason = str(error).splitlines()[0]
             raise PeerLost(
                 f"{verb} of {self.name}: a learner of {self.members} is gone or too late ({reason})"
             ) from error
 
+    def _blame(self, verb: str) -> None:
+        """A connection has broken: raise PeerLost with the name of a member that the register has lost, if there is."""
+        presence = self.wiring.presence
+        if presence is not None:
+            self._give_up(presence.await_missing(self.members, self._born), verb)
 
-def _make_group(store: c10d.Store, rank: int, size: int, wiring: Wiring) -> Any:
-    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [wiring.device]
-    options._threads = 2
-    options._timeout = timedelta(seconds=wiring.timeout_seconds)
-    try:
-        return c10d.ProcessGroupGloo(store, rank, size, options)
-    except RuntimeError as error:
-        raise PeerLost(f"learner {wiring.rank} could not reach all {size} learners: {error}") from error
-
-
-def _make_nccl(store: c10d.Store, rank: int, size: int) -> Any:
-    return c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), rank, size, c10d.ProcessGroupNCCL.Options())
+    def _give_up(self, lost: PeerLost | None, verb: str) -> None:
+        if lost is not None:
+            self.close()
+            if self.wiring.presence is not None:
+                self.wiring.presence.tell_stalls()
+            raise PeerLost(f"{verb} of {self.name} cannot be finished: {lost}", lost.learner)

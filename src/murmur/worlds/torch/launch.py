@@ -7,24 +7,32 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
+from murmur.worlds.torch.door import listen
 from murmur.worlds.torch.environment import Place, child_variables
-from murmur.worlds.torch.keyvalue import listen
+from murmur.worlds.torch.keyvalue import KeyValueClient
+from murmur.worlds.torch.netroll import stalls_of
+from murmur.worlds.torch.secret import draw, unnamed_file
+from murmur.worlds.torch.signals import HALTED_STATUS, StopSignals, ignore_until_ready
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0  # between asking a process to end and ending it
 POLL_SECONDS = 0.05
+ASK_AGAIN_SECONDS = 0.5
+PEER_LOST_STATUS = 75  # of a learner that gave up because another one is lost: a temporary failure
 Command = Callable[[Place, bool], Sequence[str]]  # (place, whether to resume) -> the learner's command line
 
 
@@ -46,6 +54,16 @@ class Unit:
     lost: bool = False
 
 
+@contextmanager
+def _quit_is_a_question() -> Iterator[None]:
+    """Inside, SIGQUIT (Ctrl-backslash) ends neither this process nor its children; it stays pending to be asked for."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGQUIT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @dataclass
 class Launch:
     """A run of `learners` processes on this host.
@@ -57,6 +75,8 @@ class Launch:
         restart: who is started again.
         host: the interface the store listens on.
         threads: compute threads of each learner.
+        secret: what the processes of this run prove to have; drawn for each launch if none is given.
+        stop_signal: what asks a learner to save and end; None: learners know no such request and are ended.
     """
 
     command: Command
@@ -65,83 +85,153 @@ class Launch:
     restart: Restart = Restart.TOGETHER
     host: str = "127.0.0.1"
     threads: int = 1
+    secret: bytes = field(default_factory=draw, repr=False)
+    stop_signal: signal.Signals | None = None
     units: list[Unit] = field(default_factory=list)
     generation: int = 0
+    _secret_file: IO[bytes] = field(init=False, repr=False)
+    _asked: StopSignals = field(default_factory=StopSignals, repr=False)
+    _asked_at: float = 0.0
 
+    @_quit_is_a_question()
     def run(self) -> int:
         """Start everything and wait for the end.
 
         Returns:
-            0, or the exit status of the learner whose failure ended the run.
+            0, `HALTED_STATUS` where the learners have saved and ended because they were asked to, or the exit status
+            of the learner whose failure ended the run.
         """
         listener = listen(self.host)
         port = listener.getsockname()[1]
+        self._secret_file = unnamed_file(self.secret)
         store = self._start_store(listener)
         self.units = [Unit(rank, self.restarts) for rank in range(self.learners)]
-        previous = signal.signal(signal.SIGTERM, _raise_exit)
         try:
-            for unit in self.units:
-                self._start(unit, port, resume=False)
-            return self._watch(port, store)
+            with self._asked:
+                for unit in self.units:
+                    self._start(unit, port, resume=False)
+                return self._watch(port, store)
         finally:
-            signal.signal(signal.SIGTERM, previous)
-            end_all([*(u.process for u in self.units if u.process), store])
+            self._end([u.process for u in self.units if u.process])
+            assert store.stdin is not None
+            store.stdin.close()  # it ends by itself
+            end_all([store])
+            self._secret_file.close()
 
     def _start_store(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         with listener:
+            passed = [listener.fileno(), self._secret_file.fileno()]
             return subprocess.Popen(
-                [sys.executable, "-m", "murmur.worlds.torch.keyvalue", str(listener.fileno())],
+                [sys.executable, "-m", "murmur.worlds.torch.keyvalue", *map(str, passed)],
                 stdin=subprocess.PIPE,
-                pass_fds=[listener.fileno()],
+                pass_fds=passed,
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 - one thread here, and prctl takes no lock
             )
 
     def _start(self, unit: Unit, port: int, resume: bool) -> None:
         place = Place(unit.rank, self.learners, unit.rank, self.host, port, self.generation, self.learners)
         unit.code = None
+        secret = self._secret_file.fileno()
         unit.process = subprocess.Popen(
             list(self.command(place, resume)),
-            env=child_variables(place, self.threads),
+            env=child_variables(place, self.threads, secret),
             stdin=subprocess.DEVNULL,
-            preexec_fn=die_with_parent(),  # noqa: PLW1509 - one thread here, and prctl takes no lock
+            pass_fds=[secret],
+            preexec_fn=self._begin_learner,  # noqa: PLW1509 - one thread here, and prctl takes no lock
         )
+
+    def _begin_learner(self) -> None:
+        die = die_with_parent()
+        if die is not None:
+            die()
+        if self.stop_signal is not None:
+            ignore_until_ready()
+
+    def _pass_on(self) -> None:
+        """Ask the learners too, if this process has been asked; again and again, for one may not be ready yet."""
+        if not self._asked() or time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
+            return
+        if self.stop_signal is None:
+            raise SystemExit(128 + signal.SIGTERM)
+        self._asked_at = time.monotonic()
+        for unit in self.units:
+            unit.restarts_left = 0
+            if self._ended(unit) is None and unit.process is not None:
+                unit.process.send_signal(self.stop_signal)
+
+    def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        """End learners; to those that take a request to end for one to save, it is of no use any more."""
+        if self.stop_signal is not None:
+            for process in processes:
+                process.kill()
+        end_all(processes)
 
     def _watch(self, port: int, store: subprocess.Popen[bytes]) -> int:
         while True:
             time.sleep(POLL_SECONDS)
+            self._pass_on()
             if store.poll() is not None:
                 log.error("the store has ended (status %s): the run cannot go on", store.returncode)
                 return store.returncode or 1
-            failed = [unit for unit in self.units if not unit.lost and self._ended(unit) not in (None, 0)]
+            well = (None, 0, HALTED_STATUS)
+            failed = [unit for unit in self.units if not unit.lost and self._ended(unit) not in well]
+            self._end_the_stopped()
+            self._answer(port)
             if failed:
-                code = self._recover(failed[0], port)
+                code = self._recover(self._cause(failed), port)
                 if code is not None:
                     return code
-            elif all(unit.code == 0 or unit.lost for unit in self.units):
-                return 0
+            elif all(unit.code is not None or unit.lost for unit in self.units):
+                return 0 if any(unit.code == 0 for unit in self.units) else HALTED_STATUS
+
+    def _answer(self, port: int) -> None:
+        """Print who waits for what, if SIGQUIT has asked for it."""
+        if signal.SIGQUIT not in signal.sigpending():
+            return
+        signal.sigwait([signal.SIGQUIT])
+        place = Place(0, self.learners, 0, self.host, port, self.generation)
+        try:
+            with closing(KeyValueClient(self.host, port, GRACE_SECONDS, self.secret)) as line:
+                log.warning("%s", stalls_of(line, place.prefix))
+        except ConnectionError:
+            log.warning("no learner waits for another one yet")
 
     def _ended(self, unit: Unit) -> int | None:
         if unit.code is None and unit.process is not None:
             unit.code = unit.process.poll()
         return unit.code
 
+    def _cause(self, failed: Sequence[Unit]) -> Unit:
+        """The learner whose failure made the others fail: it ended in another way than they, or is stopped."""
+        stopped = [unit for unit in self.units if unit.code is None and _is_stopped(unit.process)]
+        own = [unit for unit in failed if unit.code != PEER_LOST_STATUS]
+        return [*own, *stopped, *failed][0]
+
+    def _end_the_stopped(self) -> None:
+        """Nobody waits for a stopped learner once all others have come to the end of the run without it."""
+        others = [unit for unit in self.units if unit.code != 0 and not unit.lost]
+        if len(others) < len(self.units) and all(_is_stopped(unit.process) for unit in others):
+            for unit in others:
+                log.error("learner %d is stopped, and the others have ended without it", unit.rank)
+                unit.lost = True
+
     def _recover(self, unit: Unit, port: int) -> int | None:
         """Restart after a failure; the exit status if that is not possible."""
-        assert unit.code is not None
-        how = f"signal {-unit.code}" if unit.code < 0 else f"status {unit.code}"
+        how, unit.code = _how(unit.code), PEER_LOST_STATUS if unit.code is None else unit.code
         others = [u for u in self.units if u is not unit and not u.lost]
         if unit.restarts_left == 0 and self.restart is Restart.ALONE and others:
             unit.lost = True
-            log.error("learner %d ended with %s and has no restart left; the others go on", unit.rank, how)
+            log.error("learner %d %s and has no restart left; the others go on", unit.rank, how)
             return None
         if unit.restarts_left == 0:
-            log.error("learner %d ended with %s and has no restart left", unit.rank, how)
+            log.error("learner %d %s and has no restart left", unit.rank, how)
             return unit.code if unit.code > 0 else 128 - unit.code
         unit.restarts_left -= 1
-        log.warning("learner %d ended with %s; restarting (%d left)", unit.rank, how, unit.restarts_left)
+        log.warning("learner %d %s; restarting (%d left)", unit.rank, how, unit.restarts_left)
         again = [unit]
         if self.restart is Restart.TOGETHER:
-            end_all([u.process for u in self.units if u.process])
+            # At once: none can do anything useful any more, and checkpoints are whole or not there at all.
+            end_all([u.process for u in self.units if u.process], grace_seconds=0.0)
             again, self.generation = self.units, self.generation + 1
         for each in again:
             self._start(each, port, resume=True)
@@ -157,12 +247,13 @@ def die_with_parent() -> Callable[[], None] | None:
     return partial(prctl, set_parent_death_signal, int(signal.SIGKILL))
 
 
-def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def end_all(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS) -> None:
     """End processes: ask, wait a little, insist."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
+            process.send_signal(signal.SIGCONT)  # one that is stopped would not hear
+    deadline = time.monotonic() + grace_seconds
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
@@ -171,5 +262,19 @@ def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def _raise_exit(number: int, frame: object) -> None:  # noqa: ARG001 - the signature of a handler
-    raise SystemExit(128 + number)
+def _how(code: int | None) -> str:
+    """A failure in words; None: it has not ended, and the others have given it up."""
+    if code is None:
+        return "is stopped (the others have given it up)"
+    if code < 0:
+        return f"ended with signal {-code}"
+    return f"ended with status {code}" + (" (it has lost another one)" if code == PEER_LOST_STATUS else "")
+
+
+def _is_stopped(process: subprocess.Popen[bytes] | None) -> bool:
+    """Whether a child is stopped by a signal (SIGSTOP, a debugger); what it reports stays to be waited for."""
+    if process is None or process.returncode is not None:
+        return False
+    look = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    found = os.waitid(os.P_PID, process.pid, look)
+    return found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)

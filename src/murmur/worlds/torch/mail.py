@@ -1,13 +1,15 @@
 """Messages between two learners over TCP: posting never blocks, arrivals go to a mailbox.
 
 Collectives are gloo's or NCCL's. Point-to-point messages are our own because gloo's can be neither polled nor given up
-without closing every pair of the group. A frame is one JSON header line (tag, type, number of elements), then the raw
-elements in little-endian order. A line that breaks takes along what was queued; the next letter opens a new one, which
-finds a learner that was started again at its new address. Connections are made on first use, one for each direction.
+without closing every pair of the group. A line begins with a handshake, in which both learners prove that they are of
+the same run. A frame is the length of a JSON header, the header (tag, type, number of elements), the raw elements in
+little-endian order. A line that breaks takes along what was queued; the next letter opens a new one, which finds a
+learner that was started again at its new address. Connections are made on first use, one for each direction.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -24,30 +26,41 @@ from torch._C._distributed_c10d import Store
 
 from murmur.group import PeerLost
 from murmur.worlds.mailbox import Mailbox
-from murmur.worlds.torch.keyvalue import accept_all, close_listener, exactly, listen
+from murmur.worlds.torch.door import Door, dial, listen
+from murmur.worlds.torch.frames import Head, exactly, header, text, whole
 from murmur.worlds.torch.store import clone
+from murmur.worlds.torch.traffic import Flow, flow_of
 
 Letters = SimpleQueue[tuple[dict[str, Any], Tensor] | None]
 TYPES = {str(t): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)}
 LENGTH = struct.Struct("<I")
 HEADER_BYTES = 1 << 16  # a longer header is not ours
+LETTER_BYTES = 1 << 36  # nor is a longer vector
 CLOSING_SECONDS = 5.0
 
 
 class Mail:
-    """One learner's post office: an open port, a sender a peer, a mailbox."""
+    """One learner's post office: an open port, a sender a peer, a mailbox.
 
-    def __init__(self, store: Store, rank: int, address: str, timeout_seconds: float) -> None:
+    Args:
+        store: of the run; where learners find each other's ports.
+        rank: the learner's.
+        address: of the interface that the port is opened on.
+        timeout_seconds: how long another learner may take to answer.
+        secret: of the run; who does not have it can put nothing into the mailbox, and gets nothing.
+    """
+
+    def __init__(self, store: Store, rank: int, address: str, timeout_seconds: float, secret: bytes) -> None:
         self.rank, self.box, self._store, self._timeout = rank, Mailbox(), store, timeout_seconds
+        self._secret = secret
         self._senders: dict[int, Letters] = {}
+        self._lines: dict[int, socket.socket] = {}
         self._threads: list[Thread] = []
         self._lock = Lock()
         self._closing = False
         self.sent_bytes = 0
-        self._listener = listen(address)
-        host, port = self._listener.getsockname()[:2]
-        store.set(f"mail/{rank}", f"{host}:{port}")
-        accept_all(self._listener, self._receive, "mail")
+        self._door = Door(listen(address), secret, f"mail to {rank}", self._receive)
+        store.set(f"mail/{rank}", "{}:{}".format(*self._door.address))
 
     def post(self, x: Tensor, to: int, tag: str, note: Sequence[float] = ()) -> None:
         """Queue a copy of x for learner `to`; returns at once."""
@@ -63,6 +76,22 @@ class Mail:
                 thread.start()
             self._senders[to].put((head, x.detach().to("cpu", copy=True)))
 
+    def drop(self, to: int) -> None:
+        """The learner at the other end is gone, and what is queued with it; the next letter opens another line."""
+        with self._lock:
+            queue, line = self._senders.pop(to, None), self._lines.pop(to, None)
+        if queue is not None:
+            queue.put(None)
+        if line is not None:
+            with contextlib.suppress(OSError):  # it has broken by itself
+                line.shutdown(socket.SHUT_RDWR)
+
+    def flows(self) -> dict[int, Flow]:
+        """How much has gone to each learner, where the system tells."""
+        with self._lock:
+            found = {to: flow_of(line) for to, line in self._lines.items() if line.fileno() >= 0}
+        return {to: flow for to, flow in found.items() if flow is not None}
+
     def close(self) -> None:
         """Send what is queued, then close; a learner that does not take its letters is not waited for long."""
         self._closing = True
@@ -72,14 +101,17 @@ class Mail:
                 queue.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        close_listener(self._listener)
+        self._door.close()
 
     def _send(self, to: int, queue: Letters) -> None:
         try:
             host, port = clone(self._store).get(f"mail/{to}").decode().rsplit(":", 1)
-            with socket.create_connection((host, int(port)), timeout=self._timeout) as line:
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                line.sendall(LENGTH.pack(self.rank))
+            with dial((host, int(port)), self._secret, f"mail to {to}", self.rank, self._timeout) as line:
+                line.settimeout(self._timeout)
+                with self._lock:
+                    if self._senders.get(to) is not queue:
+                        return  # dropped in the meantime
+                    self._lines[to] = line
                 while (message := queue.get()) is not None:
                     head = json.dumps(message[0]).encode()
                     x = message[1]
@@ -93,25 +125,53 @@ class Mail:
             with self._lock:
                 if self._senders.get(to) is queue:
                     del self._senders[to]
+                    self._lines.pop(to, None)
 
-    def _receive(self, line: socket.socket) -> None:
-        source = -1
+    def _receive(self, line: socket.socket, source: int) -> None:
         try:
             with line:
-                source = LENGTH.unpack(exactly(line, LENGTH.size))[0]
                 while True:
-                    (length,) = LENGTH.unpack(exactly(line, LENGTH.size))
-                    if length > HEADER_BYTES:
-                        raise ValueError(f"a header of {length} bytes")
-                    head = json.loads(exactly(line, length))
-                    dtype = TYPES[head["type"]]
-                    raw = exactly(line, int(head["numel"]) * dtype.itemsize)
-                    x = (
-                        torch.from_numpy(np.frombuffer(raw, np.uint8)).view(dtype)
-                        if raw
-                        else torch.empty(0, dtype=dtype)
-                    )
-                    self.box.put(source, head["tag"], x, [float(number) for number in head["note"]])
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            if not self._closing and source >= 0:
+                    tag, x, note = receive_letter(line)
+                    self.box.put(source, tag, x, note)
+        except (OSError, ValueError, EOFError) as error:
+            if not self._closing:
                 self.box.lose(source, PeerLost(f"the line from learner {source} closed: {error}", source))
+
+
+def receive_letter(line: socket.socket) -> tuple[str, Tensor, list[float]]:
+    """The tag, the vector and the note of the next letter.
+
+    Raises:
+        EOFError: the other side has closed the connection.
+        ValueError: it is no letter of ours.
+    """
+    (length,) = LENGTH.unpack(exactly(line, LENGTH.size))
+    if length > HEADER_BYTES:
+        raise ValueError(f"a header of {length} bytes")
+    head = header(exactly(line, length))
+    tag, dtype, note = text(head, "tag"), TYPES.get(text(head, "type")), _note(head)
+    if dtype is None:
+        raise ValueError(f"a vector of {head['type']!r}")
+    count = whole(head, "numel", 0, LETTER_BYTES // dtype.itemsize) * dtype.itemsize
+    # The system gives pages as they are first written to: what is promised and never comes takes no memory.
+    try:
+        raw = np.empty(count, np.uint8)
+    except MemoryError as error:
+        raise ValueError(f"a vector of {count} bytes, more than there is memory") from error
+    view = memoryview(raw.data)
+    while view:
+        got = line.recv_into(view)
+        if got == 0:
+            raise EOFError("the other side has closed the connection in the middle of a vector")
+        view = view[got:]
+    return tag, torch.from_numpy(raw).view(dtype) if count else torch.empty(0, dtype=dtype), note
+
+
+def _note(head: Head) -> list[float]:
+    note = head.get("note")
+    if not isinstance(note, list) or not all(isinstance(each, int | float) for each in note):
+        raise ValueError(f"a note that is {note!r}, not a list of numbers")
+    try:
+        return [float(each) for each in note]  # a loss among them may well be none or endless
+    except OverflowError as error:
+        raise ValueError("a note of numbers beyond all measure") from error

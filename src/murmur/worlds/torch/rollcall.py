@@ -1,4 +1,4 @@
-"""The register of a group kept by the key-value server, and a learner's line to it. Standard library only.
+"""The register of a group as the key-value server keeps it. Standard library only.
 
 A learner lives as long as it gives signs of life: one request about every second, answered at once when the view
 changes. It is lost when its connection closes (a killed process) or when it has been silent for the seconds of its
@@ -7,16 +7,21 @@ lease (a stopped one, or one behind a cut cable).
 
 from __future__ import annotations
 
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from threading import Condition, Event, Thread
+from threading import Condition
 from typing import Any
 
-from murmur.roll import NOTHING, Preparation, Register, Roll, View
-from murmur.worlds.torch.claims import ClaimsAhead, Line
+from murmur.roll import Register
+from murmur.worlds.torch.frames import Head, seconds, text, whole, wholes
 
-BEAT_SECONDS = 1.0
+MOST_LEARNERS, MOST_CLAIMS, LARGEST = 1 << 16, 1 << 12, 1 << 62  # of a group, of a request, of numbers
 ENTRY_SECONDS = 120.0  # learners that have never given a sign of life are waited for longer: they are still starting
+MOST_WORDS = 500  # letters of a reason
+LOOK_SECONDS = 0.02  # leases are looked at no more often than this
+PAUSE_SECONDS = 1.5  # while learners live the server looks more often; where it did not, it was stopped itself
 
 
 class Rollcall:
@@ -26,50 +31,80 @@ class Rollcall:
         self._changed = changed
         self._registers: dict[str, Register] = {}
         self._until: dict[tuple[str, int], float] = {}  # when a learner's lease runs out
+        self._lease: dict[tuple[str, int], float] = {}
+        self._waits: dict[tuple[str, int], tuple[str, float]] = {}  # for what, since when
         self._entered: set[tuple[str, int]] = set()
+        self._ended: set[tuple[str, int]] = set()  # have said so; a sign of life may still be under way
+        self._lost: dict[str, dict[int, str]] = defaultdict(dict)  # of every roll: why, in the order of the losses
+        self._looked = time.monotonic()
 
-    def answer(self, head: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request {"act", "roll", "rank", ...}; every answer holds the view."""
-        acts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    def answer(self, head: Head) -> dict[str, Any]:
+        """The answer to a request {"act", "roll", "rank", ...}; every answer holds the view, and why who is lost.
+
+        Raises:
+            ValueError: the request is none, or of a group that nobody has entered.
+        """
+        acts: dict[str, Callable[[Head], dict[str, Any]]] = {
             "enter": self._enter,
             "beat": self._beat,
             "claim": self._claim,
-            "spent": lambda h: {"spent": self._registers[h["roll"]].spent},
-            "reach": lambda h: {"all": self._registers[h["roll"]].reach(h["rank"], h["stage"])},
+            "unfinished": lambda h: {"numbers": self._register(h).unfinished()},
+            "spent": lambda h: {"spent": self._register(h).spent},
+            "reach": lambda h: {"all": self._register(h).reach(self._rank(h), text(h, "stage"))},
             "leave": self._leave,
+            "fail": self._fail,
+            "waits": self._tell_waits,
             "view": lambda _: {},
         }
+        act = acts.get(text(head, "act"))
+        if act is None:
+            raise ValueError(f"a register knows no {head['act']!r}")
         self._expire()
-        found = acts[head["act"]](head)
-        view = self._registers[head["roll"]].view
-        return {**found, "number": view.number, "live": list(view.incarnations.items()), "left": view.left}
+        found = act(head)
+        view, lost = self._register(head).view, self._lost[text(head, "roll")]
+        live = list(view.incarnations.items())
+        return {**found, "number": view.number, "live": live, "left": view.left, "lost": list(lost.items())}
 
     def hung_up(self, roll: str, rank: int, incarnation: int) -> None:
         """A connection over which signs of life came has closed."""
-        register = self._registers[roll]
-        if register.view.incarnations.get(rank) == incarnation:
-            register.lose(rank)
-            self._changed.notify_all()
+        if self._registers[roll].view.incarnations.get(rank) == incarnation:
+            self._lose(roll, rank, "its process has ended or its host has closed the connection")
 
-    def _enter(self, head: dict[str, Any]) -> dict[str, Any]:
-        roll, rank = head["roll"], head["rank"]
+    def _register(self, head: Head) -> Register:
+        name = text(head, "roll")
+        if name not in self._registers:
+            raise ValueError(f"nobody has entered {name!r}")
+        return self._registers[name]
+
+    def _rank(self, head: Head) -> int:
+        return whole(head, "rank", 0, MOST_LEARNERS - 1)
+
+    def _enter(self, head: Head) -> dict[str, Any]:
+        roll, lease = text(head, "roll"), seconds(head, "lease")
         if roll not in self._registers:
-            self._registers[roll] = Register.of(head["size"])
-            self._until.update({(roll, r): time.monotonic() + ENTRY_SECONDS for r in range(head["size"])})
-        if (roll, rank) in self._entered:  # it was here before: this is another process
+            size = whole(head, "size", 1, MOST_LEARNERS)
+            self._registers[roll] = Register.of(size)
+            self._until.update({(roll, r): time.monotonic() + ENTRY_SECONDS for r in range(size)})
+        rank = self._rank(head)
+        # It was here before, so this is another process; or it is one more than there were.
+        if (roll, rank) in self._entered or rank not in self._registers[roll].view.incarnations:
             self._join(roll, rank)
         self._entered.add((roll, rank))
-        self._until[roll, rank] = time.monotonic() + head["lease"]
+        self._ended.discard((roll, rank))
+        self._renew(roll, rank, lease)
         return {}
 
-    def _beat(self, head: dict[str, Any]) -> dict[str, Any]:
-        roll, rank = head["roll"], head["rank"]
-        register = self._registers[roll]
-        if rank not in register.view.incarnations:  # it was thought dead, and is not
-            self._join(roll, rank)
-        self._until[roll, rank] = time.monotonic() + head["lease"]
-        deadline = time.monotonic() + head["seconds"]
-        while register.view.number == head["known"]:
+    def _beat(self, head: Head) -> dict[str, Any]:
+        register, roll, rank = self._register(head), text(head, "roll"), self._rank(head)
+        known, lease = whole(head, "known", -1, LARGEST), seconds(head, "lease")
+        deadline = time.monotonic() + seconds(head, "seconds")
+        if rank not in register.view.incarnations and (roll, rank) not in self._ended:
+            self._join(roll, rank)  # it was thought dead, and is not
+        self._renew(roll, rank, lease)
+        waits, waited = head.get("waits", ""), head.get("waited", 0.0)
+        if isinstance(waits, str) and isinstance(waited, float) and math.isfinite(waited):
+            self._waits[roll, rank] = waits[:MOST_WORDS], time.monotonic() - waited
+        while register.view.number == known:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
@@ -77,142 +112,64 @@ class Rollcall:
             self._expire()
         return {}
 
-    def _claim(self, head: dict[str, Any]) -> dict[str, Any]:
+    def _claim(self, head: Head) -> dict[str, Any]:
         """Numbers for a learner that is still at some (`doing`, all others of its own are done), and those it names."""
-        register, rank, found = self._registers[head["roll"]], head["rank"], list[int]()
-        for number in head["done"]:
-            register.done(rank, number)
-        for _ in range(head["count"]):
-            number = register.claim(rank, head["first"], head["total"], [*head["doing"], *found])
+        register, rank, found = self._register(head), self._rank(head), list[int]()
+        doing, count = wholes(head, "doing", 0, LARGEST), whole(head, "count", 0, MOST_CLAIMS)
+        first, total = whole(head, "first", 0, LARGEST), whole(head, "total", 0, LARGEST)
+        for ended in wholes(head, "done", 0, LARGEST):
+            register.done(rank, ended)
+        for _ in range(count):
+            number = register.claim(rank, first, total, [*doing, *found])
             if number is None:
                 break
             found.append(number)
         return {"numbers": found}
 
-    def _leave(self, head: dict[str, Any]) -> dict[str, Any]:
-        self._registers[head["roll"]].leave(head["rank"])
+    def _leave(self, head: Head) -> dict[str, Any]:
+        self._ended.add((text(head, "roll"), self._rank(head)))
+        self._register(head).leave(self._rank(head))
         self._changed.notify_all()
         return {}
 
+    def _fail(self, head: Head) -> dict[str, Any]:
+        self._ended.add((text(head, "roll"), self._rank(head)))
+        if self._rank(head) in self._register(head).view.incarnations:
+            self._lose(text(head, "roll"), self._rank(head), text(head, "why")[:MOST_WORDS])
+        return {}
+
+    def _tell_waits(self, head: Head) -> dict[str, Any]:
+        """[rank, for what, seconds] of every live learner."""
+        roll, now = text(head, "roll"), time.monotonic()
+        found = [(rank, *self._waits.get((roll, rank), ("", now))) for rank in self._register(head).view.incarnations]
+        return {"waits": [(rank, what, now - since) for rank, what, since in found]}
+
     def _join(self, roll: str, rank: int) -> None:
         self._registers[roll].join(rank)
+        self._lost[roll].pop(rank, None)
         self._changed.notify_all()
+
+    def _lose(self, roll: str, rank: int, why: str) -> None:
+        self._registers[roll].lose(rank)
+        self._lost[roll].pop(rank, None)  # what was lost again is the latest
+        self._lost[roll][rank] = why
+        self._changed.notify_all()
+
+    def _renew(self, roll: str, rank: int, lease: float) -> None:
+        self._lease[roll, rank] = lease
+        self._until[roll, rank] = time.monotonic() + lease
 
     def _expire(self) -> None:
         now = time.monotonic()
+        pause, self._looked = now - self._looked, max(self._looked, now - LOOK_SECONDS)
+        if pause < LOOK_SECONDS:
+            return
+        self._looked = now
+        if pause > PAUSE_SECONDS:  # nobody was heard meanwhile, whether he spoke or not
+            self._until = {who: until + pause for who, until in self._until.items()}
         for (roll, rank), until in self._until.items():
-            register = self._registers[roll]
-            if now > until and rank in register.view.incarnations:
-                register.lose(rank)
-                self._changed.notify_all()
-
-
-class NetRoll(Roll):
-    """A learner's line to the register of its group on the server.
-
-    Raises:
-        ConnectionError: the server is gone (from every method).
-    """
-
-    def __init__(self, connect: Callable[[], Line], name: str, rank: int, size: int, lease_seconds: float) -> None:
-        self.name, self.rank, self.lease_seconds = name, rank, lease_seconds
-        self._line, self._pulse = connect(), connect()
-        self._left = Event()
-        self._failure: Exception | None = None
-        self._view = _view(self._ask("enter", size=size, lease=lease_seconds))
-        self._latest: tuple[int, tuple[int, int]] | None = None  # and the limits it was made in
-        head = {"do": "roll", "act": "claim", "roll": name, "rank": rank}
-        self._ahead = ClaimsAhead(connect, head, lambda: self._view.incarnations.get(rank))
-        self._thread = Thread(target=self._beat, name=f"signs of life in {name}", daemon=True)
-        self._thread.start()
-
-    def view(self, fresh: bool = False) -> View:
-        if self._failure is not None:
-            raise ConnectionError(f"learner {self.rank} cannot reach the store: {self._failure}") from self._failure
-        if fresh:
-            self._see(_view(self._ask("view")))
-        return self._view
-
-    def claim(self, first: int, total: int) -> int | None:
-        number = self._ahead.take()
-        if number is None:
-            began = time.monotonic()
-            numbers = self._ask("claim", first=first, total=total, doing=[], done=[], count=1)["numbers"]
-            self._ahead.took(time.monotonic() - began)
-            number = numbers[0] if numbers else None
-        self._latest = None if number is None else (number, (first, total))
-        return number
-
-    def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:
-        if self._latest is not None:
-            self._ahead.expect(*self._latest, seconds, preparation)
-
-    @property
-    def spent(self) -> bool:
-        return bool(self._ask("spent")["spent"])
-
-    def reach(self, stage: str) -> bool:
-        return bool(self._ask("reach", stage=stage)["all"])
-
-    def leave(self) -> None:
-        if not self._left.is_set():
-            self._left.set()
-            self._ahead.close()
-            self._ask("leave")
-            self._line.close()
-
-    def _ask(self, act: str, **more: object) -> dict[str, Any]:
-        return self._line.call({"do": "roll", "act": act, "roll": self.name, "rank": self.rank, **more})[0]
-
-    def _see(self, view: View) -> None:
-        if view.number > self._view.number:
-            self._view = view
-
-    def _beat(self) -> None:
-        head = {"do": "roll", "act": "beat", "roll": self.name, "rank": self.rank, "lease": self.lease_seconds}
-        try:
-            while not self._left.is_set():
-                now = {"known": self._view.number, "seconds": min(BEAT_SECONDS, self.lease_seconds / 4)}
-                self._see(_view(self._pulse.call({**head, **now})[0]))
-        except (ConnectionError, KeyError) as error:
-            self._failure = None if self._left.is_set() else error
-        finally:
-            self._pulse.close()
-
-
-class CountedRoll(Roll):
-    """A register made of shared counters, for stores that only count: claims work, deaths are not noticed."""
-
-    def __init__(self, count: Callable[[str, int], int], rank: int, size: int) -> None:
-        self._count, self.rank, self.size = count, rank, size
-        self._limits = (0, 0)
-        self._doing = False
-        self._reached: set[str] = set()
-
-    def view(self, fresh: bool = False) -> View:  # noqa: ARG002 - nothing ever changes
-        return View(0, dict.fromkeys(range(self.size), 0))
-
-    def claim(self, first: int, total: int) -> int | None:
-        self._limits = (first, total)
-        if self._doing:
-            self._count("done", 1)
-        number = first + self._count("claimed", 1) - 1
-        self._doing = number < total
-        return number if self._doing else None
-
-    @property
-    def spent(self) -> bool:
-        first, total = self._limits
-        return self._count("done", 0) >= total - first
-
-    def reach(self, stage: str) -> bool:
-        fresh = 0 if stage in self._reached else 1
-        self._reached.add(stage)
-        return self._count(f"reached {stage}", fresh) >= self.size
-
-    def leave(self) -> None:
-        """Nobody else would notice."""
-
-
-def _view(answer: dict[str, Any]) -> View:
-    return View(answer["number"], {int(rank): int(incarnation) for rank, incarnation in answer["live"]}, answer["left"])
+            if now > until and rank in self._registers[roll].view.incarnations:
+                lease = self._lease.get((roll, rank), ENTRY_SECONDS)
+                self._lose(
+                    roll, rank, f"no sign of life for {lease + now - until:.2f} s, its deadline was {lease:.2f} s"
+                )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from murmur.worlds.torch.door import listen
 from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, listen
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
+from murmur.worlds.torch.secret import draw
+
+log = logging.getLogger(__name__)
 
 
 class NetStore(Store):
@@ -23,13 +28,13 @@ class NetStore(Store):
 
     def clone(self) -> NetStore:
         """The same keys over a connection of its own."""
-        twin = NetStore(KeyValueClient(self._client.host, self._client.port, self._seconds), self._prefix)
+        twin = NetStore(self.line(), self._prefix)
         twin._seconds = self._seconds
         return twin
 
     def line(self) -> KeyValueClient:
         """A fresh connection to the server, for what is no store of keys."""
-        return KeyValueClient(self._client.host, self._client.port, self._seconds)
+        return self._client.again(self._seconds)
 
     def name_of(self, name: str) -> str:
         """A name under this store's prefix."""
@@ -87,13 +92,16 @@ def connect(place: Place, timeout_seconds: float) -> Store:
     Raises:
         ConnectionError: nobody answers there in time.
     """
-    prefix = f"generation-{place.generation}/"
-    if place.store == "murmur":
-        return NetStore(KeyValueClient(place.host, place.port, timeout_seconds), prefix)
     if place.store == "learner 0" and place.rank == 0:
-        KeyValueServer(listen(place.host, place.port))
-    if place.store == "learner 0":
-        return NetStore(KeyValueClient(place.host, place.port, timeout_seconds), prefix)
+        KeyValueServer(listen(place.host, place.port), place.secret)
+        if not place.secret and not place.host.startswith("127."):
+            log.warning(
+                "whoever can reach %s:%d can take part in this run: give every learner the same --secret-file",
+                place.host,
+                place.port,
+            )
+    if place.store != "torchrun":
+        return NetStore(KeyValueClient(place.host, place.port, timeout_seconds, place.secret), place.prefix)
     try:
         seconds = timedelta(seconds=timeout_seconds)
         theirs = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
@@ -102,7 +110,12 @@ def connect(place: Place, timeout_seconds: float) -> Store:
         raise ConnectionError(
             f"learner {place.rank} found no store at {where}: is torchrun alive? ({error})"
         ) from error
-    return PrefixStore(prefix, theirs)
+    return PrefixStore(place.prefix, theirs)
+
+
+def secret_of(place: Place, store: Store) -> bytes:
+    """The secret of a run's mail: the launch's own, or one that its learners agree on in their store."""
+    return place.secret or store.compare_set("mail/secret", "", draw().decode())
 
 
 def clone(store: Store) -> Store:

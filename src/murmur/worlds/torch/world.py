@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from murmur.group import PeerLost
 from murmur.roll import ENDED, Roll
 from murmur.trace import Span
 from murmur.world import Program, drive
 from murmur.worlds.real import RealSeat
+from murmur.worlds.torch.connections import Device
 from murmur.worlds.torch.environment import Place, address_towards
 from murmur.worlds.torch.group import TorchGroup, Wiring
 from murmur.worlds.torch.mail import Mail
-from murmur.worlds.torch.store import connect
+from murmur.worlds.torch.netroll import WORLD, NetRoll
+from murmur.worlds.torch.presence import Presence
+from murmur.worlds.torch.store import NetStore, connect, secret_of
+from murmur.worlds.torch.traffic import Flow, Traffic
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 300.0
@@ -28,7 +34,26 @@ POLL_SECONDS = 0.02
 
 
 class TorchSeat(RealSeat):
-    """This process's learner."""
+    """This process's learner.
+
+    Attributes:
+        wiring: what its groups share; None where it has none of this kind.
+        traffic: what it sends.
+    """
+
+    wiring: Wiring | None = None
+    traffic: Traffic | None = None
+
+    def sending(self) -> tuple[float, float]:
+        return (math.nan, math.nan) if self.traffic is None else self.traffic.since_last()
+
+    @property
+    def presence(self) -> Presence | None:
+        """Who of the others is still here, where the store knows it."""
+        return None if self.wiring is None else self.wiring.presence
+
+    def host_of(self, learner: int) -> str:
+        return "" if self.wiring is None else self.wiring.told(learner)[0]
 
     @property
     def overlaps(self) -> bool:
@@ -36,9 +61,26 @@ class TorchSeat(RealSeat):
 
     async def work(self, job: Callable[[], T]) -> T:
         self.surface()
+        began = self.now
         result = self.compute(job)
+        if self.presence is not None:
+            self.presence.took(self.now - began)
         self.surface()
         return result
+
+
+class Told:
+    """What learners have told of themselves: (host, device) by rank; asked once."""
+
+    def __init__(self, store: c10d.Store) -> None:
+        self._store = store
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def __call__(self, rank: int) -> tuple[str, str]:
+        if rank not in self._known:
+            host, device = self._store.get(f"host/{rank}").decode().split()
+            self._known[rank] = host, device
+        return self._known[rank]
 
 
 class TorchWorld:
@@ -93,35 +135,48 @@ class TorchWorld:
         address = address_towards(self.place.host)
         seat = TorchSeat(self.place.rank, time.monotonic(), self.sink)
         seat.device = self.device
-        seat.late = bool(store.check([f"mail/{self.place.rank}"]))  # an earlier process of this learner was here
-        mail = Mail(store, self.place.rank, address, self.timeout_seconds)
+        # An earlier process of this learner was here, or it is one more than there were.
+        seat.late = self.place.rank >= self.size or bool(store.check([f"mail/{self.place.rank}"]))
+        mail = Mail(store, self.place.rank, address, self.timeout_seconds, secret_of(self.place, store))
         try:
-            group = TorchGroup(self._wire(store, mail, address, seat), "world", range(self.size))
-            seat.group = group
+            wiring = self._wire(store, mail, address, seat)
+            seat.wiring, seat.traffic = wiring, Traffic(lambda: _flows(mail, wiring))
+            if wiring.presence is not None:
+                wiring.presence.roll.waiting = wiring.waits.longest
             try:
+                seat.group = TorchGroup(wiring, WORLD, range(self.size))
                 yield seat
-                self._part(seat, group.wiring.rolls, store)
-            except BaseException:
-                group.close()
+                self._part(seat, wiring.rolls, store)
+            except BaseException as error:
+                _abandon(wiring, error)
                 raise
         finally:
             mail.close()
 
     def _wire(self, store: c10d.Store, mail: Mail, address: str, seat: TorchSeat) -> Wiring:
         rank, size = self.place.rank, self.size
+        device = Device.at(address)
+        store.set(f"gloo/{rank}", "{}:{}".format(*device.address))
         store.set(f"host/{rank}", f"{socket.gethostname()} {self.device}")
-        told = [store.get(f"host/{r}").decode().split() for r in range(size)]
+        told = Told(store)
+        for r in range(size):
+            told(r)  # who begins together waits for all the others here
+        presence = None
+        if isinstance(store, NetStore) and size > 1:
+            roll = NetRoll(store.line, store.name_of(WORLD), rank, size, self.lease_seconds)
+            presence = Presence(roll, lambda r: told(r)[0], mail)
         return Wiring(
             store=store,
             rank=rank,
-            device=c10d.ProcessGroupGloo.create_device(hostname=address),
+            device=device,
             mail=mail,
-            hosts=tuple(t[0] for t in told),
-            devices=tuple(t[1] for t in told),
+            told=told,
             timeout_seconds=self.timeout_seconds,
             trace=seat.trace,
             late=seat.late,
             lease_seconds=self.lease_seconds,
+            presence=presence,
+            rolls=[] if presence is None else [presence.roll],
         )
 
     def _part(self, seat: TorchSeat, rolls: Sequence[Roll], store: c10d.Store) -> None:
@@ -134,6 +189,25 @@ class TorchWorld:
             store.set("all ended", "")
         if seat.waits and not rolls:
             store.wait(["all ended"], timedelta(seconds=self.timeout_seconds))
+
+
+def _flows(mail: Mail, wiring: Wiring) -> dict[Hashable, Flow]:
+    """What goes by mail and in all groups."""
+    found: dict[Hashable, Flow] = {f"mail to {to}": flow for to, flow in mail.flows().items()}
+    for group in list(wiring.groups):
+        for connection, flow in group.flows().items():
+            found[connection] = flow
+    return found
+
+
+def _abandon(wiring: Wiring, error: BaseException) -> None:
+    """End before the others: tell them why, and let nobody wait."""
+    if wiring.presence is not None:
+        with suppress(ConnectionError):  # there is nobody left to tell
+            after = f"it gave up after the loss of learner {error.learner}" if isinstance(error, PeerLost) else ""
+            wiring.presence.roll.fail(after or f"{type(error).__name__}: {error}")
+    for group in list(wiring.groups):
+        group.close()
 
 
 def device_of(place: Place) -> str:

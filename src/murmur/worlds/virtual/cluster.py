@@ -91,16 +91,19 @@ class Recorded:
             ValueError: the file holds none, or is not such a trace.
         """
         try:
-            spans = json.loads(trace.read_text())
+            spans = json.loads(trace.read_text(encoding="utf-8"))
             spans = spans["traceEvents"] if isinstance(spans, dict) else spans
             rows: dict[int, list[float]] = defaultdict(list)
             for span in sorted((s for s in spans if s.get("cat") == COMPUTE and s["dur"] > 0), key=lambda s: s["ts"]):
-                rows[span["pid"]].append(span["dur"] / 1e6)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+                rows[int(span["pid"])].append(span["dur"] / 1e6)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{trace} is not a Chrome trace of a run: {error!r}") from error
         if not rows:
             raise ValueError(f"{trace} holds no spans of kind {COMPUTE!r}: name the trace.json of a training run")
-        return cls(tuple(tuple(rows[learner]) for learner in sorted(rows)), factors or {})
+        try:
+            return cls(tuple(tuple(rows[learner]) for learner in sorted(rows)), factors or {})
+        except ValueError as error:
+            raise ValueError(f"{trace}: {error}") from error
 
     def __call__(self, learner: int, step: int) -> float:
         row = self.seconds[learner % len(self.seconds)]

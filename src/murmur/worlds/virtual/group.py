@@ -67,7 +67,8 @@ class Hub:
         self.counters: dict[str, int] = defaultdict(int)
         self.parts: dict[str, Hub] = {}
         self.register = Register.of(len(members))
-        self.gone: dict[int, int] = {}  # ranks of learners that were killed: no collective can be held any more
+        self.gone: dict[int, int] = {}  # ranks of learners that take part in no collective any more
+        self.dead: set[int] = set()  # learners of the world that are killed, or thought so
 
     def meeting(self, verb: str, number: int) -> Meeting:
         """The meeting for the number-th call of a verb; it is forgotten when everybody has been there."""
@@ -107,15 +108,23 @@ class Hub:
 
     def lose(self, learner: int) -> None:
         """A learner's lease has run out: the registers know it, and who waits for its word alone is told."""
+        self.dead.add(learner)
         if learner in self.members:
             rank = self.members.index(learner)
             self.register.lose(rank)
+            self.quit(rank)
             for waiting in [w for inbox in self.receivers for w in inbox if w[1] == rank]:
                 waiting[2].fire(error=self.silence_of(rank))
             for receivers in self.receivers:
                 receivers[:] = [w for w in receivers if not w[2].fired]
             for part in self.parts.values():
                 part.lose(learner)
+
+    def quit(self, rank: int) -> None:
+        """A member takes part in no collective any more; who waits for it there is told."""
+        self.gone[rank] = self.members[rank]
+        for meeting in self.meetings.values():
+            meeting.lose(rank, self.members[rank])
 
     def silence_of(self, rank: int) -> PeerLost:
         """What somebody gets who waits for a lost member."""
@@ -124,6 +133,7 @@ class Hub:
 
     def welcome(self, learner: int) -> None:
         """A killed learner is started again: a group that was lost as a whole can meet again."""
+        self.dead.discard(learner)
         for part in self.parts.values():
             if learner in part.members:
                 if len(part.gone) == len(part.members):
@@ -133,19 +143,20 @@ class Hub:
 
     def forget(self, learner: int) -> None:
         """A learner's process is gone, and with it what had arrived for it."""
+        self.dead.add(learner)
         if learner in self.members:
             rank = self.members.index(learner)
-            self.gone[rank] = learner
             self.inboxes[rank].clear()
             self.receivers[rank].clear()
-            for meeting in self.meetings.values():
-                meeting.lose(rank, learner)
+            self.quit(rank)
             for part in self.parts.values():
                 part.forget(learner)
 
 
 class VirtualGroup(Group):
     """One member's view of a hub."""
+
+    outlives = True
 
     def __init__(self, hub: Hub, rank: int, trace: Trace) -> None:
         self.hub, self.rank, self.trace = hub, rank, trace
@@ -165,14 +176,14 @@ class VirtualGroup(Group):
         self.trace.add(COMMUNICATING, meeting.last_seconds, self.hub.clock.now, meeting.done.what)
         return result
 
-    async def _weigh(self, x: Tensor, weight: float) -> list[float]:
-        # The weights ride on the vectors: they cost no message of their own.
-        def finish(given: list[tuple[Tensor, float]]) -> tuple[list[float], float]:
+    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+        # They ride on the vectors: they cost no message of their own.
+        def finish(given: list[tuple[Tensor, tuple[float, ...]]]) -> tuple[list[tuple[float, ...]], float]:
             check_alike([x for x, _ in given], self.name)
-            return [w for _, w in given], 0.0
+            return [said for _, said in given], 0.0
 
-        weights: list[float] = await self._meet("mean", (x, weight), finish)
-        return weights
+        found: list[tuple[float, ...]] = await self._meet("mean", (x, tuple(words)), finish)
+        return found
 
     async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
@@ -270,6 +281,17 @@ class VirtualGroup(Group):
                     self.hub.parts[name] = Hub(self.hub.clock, self.hub.network, name, members)
                 return VirtualGroup(self.hub.parts[name], list(part).index(self.rank), self.trace)
         return None
+
+    def among(self, ranks: Sequence[int], name: str) -> VirtualGroup:
+        members = [self.hub.members[r] for r in ranks]
+        if name not in self.hub.parts:
+            part = self.hub.parts[name] = Hub(self.hub.clock, self.hub.network, f"{self.name} {name}", members)
+            for learner in self.hub.dead & set(members):
+                part.forget(learner)
+        return VirtualGroup(self.hub.parts[name], list(ranks).index(self.rank), self.trace)
+
+    def close(self) -> None:
+        self.hub.quit(self.rank)
 
     def count(self, counter: str, amount: int = 0) -> int:
         self.hub.counters[counter] += amount

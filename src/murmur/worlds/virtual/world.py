@@ -8,12 +8,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from murmur.drawing import Together
 from murmur.group import PeerLost
 from murmur.roll import Register
 from murmur.trace import COMPUTE, Span, Trace
 from murmur.world import Program, Seat
 from murmur.worlds.virtual.clock import Clock, Deadlock, Task
 from murmur.worlds.virtual.cluster import Cluster, Kill, Rejoin, Stop
+from murmur.worlds.virtual.desk import AtOnce, Desk, Gathered
 from murmur.worlds.virtual.group import Hub, VirtualGroup
 from murmur.worlds.virtual.network import Network
 
@@ -23,13 +25,12 @@ T = TypeVar("T")
 class VirtualSeat(Seat):
     """A learner of the virtual cluster."""
 
-    def __init__(
-        self, cluster: Cluster, hub: Hub, rank: int, sink: Callable[[Span], None] | None, late: bool = False
-    ) -> None:
+    def __init__(self, world: VirtualWorld, hub: Hub, desk: Desk, rank: int, late: bool = False) -> None:
         self.late = late
         clock = self.clock = hub.clock
-        self.cluster, self.rank = cluster, rank
-        self.trace = Trace(rank, lambda: clock.now, sink)
+        self.cluster, self.rank = world.cluster, rank
+        self._desk = desk
+        self.trace = Trace(rank, lambda: clock.now, world.sink)
         self.group = VirtualGroup(hub, rank, self.trace)
         self._steps = 0
         self._spawned: list[Task[Any]] = []
@@ -39,16 +40,19 @@ class VirtualSeat(Seat):
         return self.clock.now
 
     async def work(self, job: Callable[[], T]) -> T:
-        """The gradient is real and taken now, at the start of its modelled seconds; then those pass."""
+        """The gradient is real, of the weights at the start of its modelled seconds; those pass."""
         self._surface()
-        result = job()
-        seconds = self.cluster.compute(self.rank, self._steps)
-        self._steps += 1
-        start = self.clock.now
-        await self.clock.sleep(seconds, f"its gradient #{self._steps}")
-        self.trace.add(COMPUTE, start, self.clock.now, f"gradient {self._steps}")
-        self._surface()
-        return result
+        result = self._desk.begin(job)
+        try:
+            seconds = self.cluster.compute(self.rank, self._steps)
+            self._steps += 1
+            start = self.clock.now
+            await self.clock.sleep(seconds, f"its gradient #{self._steps}")
+            self.trace.add(COMPUTE, start, self.clock.now, f"gradient {self._steps}")
+            self._surface()
+            return result()
+        finally:
+            self._desk.forget(job)
 
     async def sleep(self, seconds: float) -> None:
         await self.clock.sleep(seconds, f"{seconds:.3g} s to pass")
@@ -61,6 +65,8 @@ class VirtualSeat(Seat):
     def _surface(self) -> None:
         for task in self._spawned:
             error = task.failed()
+            if isinstance(error, PeerLost):
+                raise error  # that is no failure of the activity's own
             if error is not None:
                 raise RuntimeError(f"learner {self.rank}: its activity {task.what!r} failed: {error}") from error
         self._spawned = [task for task in self._spawned if not task.fired]
@@ -71,13 +77,20 @@ class VirtualWorld:
 
     Attributes:
         cluster: what is simulated.
+        sink: receives every learner's spans of time.
+        together: computes gradients of many learners by one call; None: each is computed alone.
         clock, network: of the latest run: virtual seconds, number of events, bytes and messages a learner.
         killed: learners that the latest run's faults took away, or that gave up for want of another one.
     """
 
-    def __init__(self, cluster: Cluster | int, sink: Callable[[Span], None] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster | int,
+        sink: Callable[[Span], None] | None = None,
+        together: Together | None = None,
+    ) -> None:
         self.cluster = Cluster(learners=cluster) if isinstance(cluster, int) else cluster
-        self.sink = sink
+        self.sink, self.together = sink, together
         self.clock = Clock()
         self.network = Network(self.clock, self.cluster)
         self.killed: list[int] = []
@@ -123,10 +136,11 @@ class _Run(Generic[T]):
         self.world, self.hub, self.program, self.clock = world, hub, program, hub.clock
         self.mains: dict[int, Task[T]] = {}
         self.first_loss: PeerLost | None = None
+        self._desk: Desk = AtOnce() if world.together is None else Gathered(world.together)
 
     def start(self, rank: int, late: bool) -> None:
         """Start the program at a seat."""
-        seat = VirtualSeat(self.world.cluster, self.hub, rank, self.world.sink, late)
+        seat = VirtualSeat(self.world, self.hub, self._desk, rank, late)
         self.mains[rank] = self.clock.start(self._seated(seat), "training", rank)
 
     async def _seated(self, seat: VirtualSeat) -> T:
@@ -186,4 +200,5 @@ class _Run(Generic[T]):
 
     def _return(self, learner: int) -> None:
         if not self.mains[learner].dead and not self.mains[learner].fired:
+            self.hub.dead.discard(learner)
             self.hub.everywhere(learner, Register.join)

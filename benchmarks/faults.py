@@ -1,0 +1,350 @@
+"""What a fault costs the others: four learners on four hosts, one or two of which get into trouble.
+
+    python benchmarks/faults.py [--strategies ADPSGD KAVG(8) ...] [--cases "kill one" ...]     (as root)
+
+Killed (SIGKILL): one, two; one stopped for a while (SIGSTOP); one cable pulled for 20 s; one learner ten times slower;
+one that is killed early and comes back late. Where two learners are a node, it befalls both of them. For each: whether
+the others came to the end, for how many seconds they made less than 90 % of their pace, minibatches that nobody did,
+held-out loss at the end against undisturbed runs of three seeds. SyncSGD, which cannot go on, must end within seconds
+and say who is missing. torchft's LocalSGD beside it, on this host alone (`make peers` installs it).
+
+A gradient sleeps and then takes a small real step, so that two cores can be four hosts. Pace is the number of steps of
+all untroubled learners in a window of a second, so that a full stop of d seconds is found as about d + 0.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from measure import bar, close
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.engine.schedule import Cosine
+from murmur.engine.trainer import Trainer
+from murmur.group import PeerLost
+from murmur.learner import Learner, Strategy
+from murmur.mixing import randomized_ring
+from murmur.strategies import ADPSGD, BMUF, KAVG, SuperLearners, SyncSGD
+from murmur.worlds.torch.door import listen
+from murmur.worlds.torch.environment import Place, place_of
+from murmur.worlds.torch.presence import LEAST_SECONDS, ROUNDS
+from murmur.worlds.torch.world import TorchWorld
+from namespaces import Network, hosts, refusal
+from trouble import PacedRegression, Step, StepLog, Troubled, slowness_of, steps_of, troubled
+
+HERE = Path(__file__).parent
+PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
+PEER, PEER_CASES = "torchft LocalSGD(8)", ("kill one", "slow one 10x")
+SIZE, SECONDS, MINIBATCHES, BITS, K = 4, 0.05, 2400, 1e9, 8
+BEFORE_SECONDS, CUT_SECONDS, STOP_SECONDS, LATE_SECONDS = 5.0, 20.0, 8.0, 10.0
+START_SECONDS, PATIENCE_SECONDS = 120.0, 400.0  # in lock-step a run with a slow learner takes five minutes
+WINDOW_SECONDS, GRID_SECONDS, SLOW_PACE = 1.0, 0.05, 0.9
+SEEDS = (0, 1, 2)
+DEADLINE_SECONDS = max(LEAST_SECONDS, ROUNDS * SECONDS)
+STRATEGIES: dict[str, Strategy] = {
+    "ADPSGD": ADPSGD(),
+    "ADPSGD randomized ring": ADPSGD(randomized_ring),
+    "SuperLearners(ADPSGD, 2)": SuperLearners(ADPSGD(), 2),
+    f"KAVG({K})": KAVG(K),
+    f"BMUF({K})": BMUF(K),
+    "SyncSGD": SyncSGD(),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault.
+
+    Attributes:
+        name: of the fault.
+        troubled: whom it befalls.
+        begin: what happens, to each of them.
+        seconds: after so many more `end` happens.
+        end: what happens then.
+        returns: whether the troubled are expected at the end of the run.
+    """
+
+    name: str
+    troubled: tuple[int, ...] = ()
+    begin: Callable[[Troubled, Path, int], None] = lambda *_: None
+    seconds: float = 0.0
+    end: Callable[[Troubled, Path, int], None] = lambda *_: None
+    returns: bool = True
+
+
+def slow(flock: Troubled, folder: Path, rank: int) -> None:  # noqa: ARG001 - as the other faults
+    (folder / f"{rank}.slow").write_text("10")
+
+
+CASES = (
+    Case("undisturbed"),
+    Case("kill one", (1,), lambda f, _, r: f.kill(r), returns=False),
+    Case("kill two", (1, 2), lambda f, _, r: f.kill(r), returns=False),
+    Case("stop one", (1,), lambda f, _, r: f.stop(r), STOP_SECONDS, lambda f, _, r: f.go_on(r)),
+    Case("cut one", (1,), lambda f, _, r: f.cut(r), CUT_SECONDS, lambda f, _, r: f.mend(r)),
+    Case("slow one 10x", (1,), slow),
+    Case("one comes late", (3,), lambda f, _, r: f.kill(r), LATE_SECONDS, lambda f, _, r: f.start(r)),
+)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A strategy without lock-step whose exchanges can be looked at from outside."""
+
+    strategy: Strategy
+    me: list[Learner] = field(default_factory=list, repr=False)
+
+    async def __call__(self, me: Learner) -> None:
+        self.me.append(me)
+        await self.strategy(me)
+
+    def exchanges(self) -> int:
+        """Completed so far; 0 for a member of a node, whose leader makes them."""
+        return self.me[0].flock.exchanges if self.me and not self.me[0].in_step else 0
+
+
+def learner(place: Place, name: str, seed: int, folder: Path) -> int:
+    """One learner: it leaves its steps, and its figures or what ended it, in files; its exit status."""
+    torch.set_num_threads(1)
+    task = PacedRegression(SECONDS, MINIBATCHES, seed, slowness_of(folder, place.rank))
+    chosen = STRATEGIES[name]
+    counted = Counted(chosen)
+    strategy: Strategy = counted if name.startswith("ADPSGD") else chosen
+    log = StepLog(folder / f"{place.rank}.steps", task, counted.exchanges)
+    experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.2), Cosine(warm=0.0), seed=seed)
+    try:
+        outcome = Trainer(experiment, TorchWorld(place, timeout_seconds=60), observers=lambda _: (log,)).fit()
+    except (PeerLost, ConnectionError) as error:
+        (folder / f"{place.rank}.error").write_text(f"{time.monotonic()} {type(error).__name__}: {error}")
+        return 1
+    if outcome.leads:
+        (folder / "figures.json").write_text(json.dumps(outcome.figures))
+    return 0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run.
+
+    Attributes:
+        survived: whether all who should be there at the end were, and the held-out loss.
+        disturbed_seconds: in which the untroubled made less than 90 % of their pace.
+        undone, done_twice: minibatches.
+        loss: held-out, of the consensus.
+        back_seconds: from the end of the fault until the troubled one's next exchange (or step, in lock-step).
+        ended_seconds: from the fault until the last process that was still there had ended.
+        said: what ended learners that could not go on, and how many seconds after the fault.
+    """
+
+    survived: bool
+    disturbed_seconds: float
+    undone: int
+    done_twice: int
+    loss: float | None
+    back_seconds: float | None
+    ended_seconds: float
+    said: tuple[tuple[float, str], ...]
+
+
+def befallen(name: str, case: Case) -> list[int]:
+    """The learners that a fault befalls: whole nodes, where learners make up nodes."""
+    node = 2 if name.startswith("SuperLearners") else 1
+    return [r for r in range(SIZE) if r // node in {t // node for t in case.troubled}]
+
+
+def perform(network: Network | None, name: str, case: Case, seed: int) -> Ran:
+    """Run a strategy (torchft on this host), let the fault happen, wait for the end."""
+    befell = befallen(name, case)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        words = words_of_peer(seed, place) if name == PEER else words_of(name, seed, place)
+        with troubled(network, SIZE, words) as flock:
+            began = until_under_way(flock, folder)
+            time.sleep(max(0.0, began + BEFORE_SECONDS - time.monotonic()))
+            at = time.monotonic()
+            for rank in befell:
+                case.begin(flock, folder, rank)
+            time.sleep(case.seconds)
+            over = time.monotonic()
+            for rank in befell:
+                case.end(flock, folder, rank)
+            expected = [r for r in range(SIZE) if case.returns or r not in befell]
+            again = befell if case.returns and name not in (PEER, "SyncSGD") else ()
+            codes = flock.wait(expected, PATIENCE_SECONDS, again)
+            ended = time.monotonic()
+        steps = {r: steps_of(folder / f"{r}.steps") for r in range(SIZE)}
+        figures = folder / "figures.json"
+        loss = json.loads(figures.read_text())["loss"] if figures.exists() else None
+        told = [file.read_text().partition(" ") for file in sorted(folder.glob("*.error"))]
+        said = tuple((float(when) - at, why) for when, _, why in told)
+    done = [step.minibatch for own in steps.values() for step in own]
+    return Ran(
+        survived=loss is not None and all(code == 0 for code in codes.values()),
+        disturbed_seconds=disturbed([steps[r] for r in range(SIZE) if r not in befell], began, at),
+        undone=MINIBATCHES - len(set(done)),
+        done_twice=len(done) - len(set(done)),
+        loss=loss,
+        back_seconds=back(steps[befell[0]], over) if case.seconds else None,
+        ended_seconds=ended - at,
+        said=said,
+    )
+
+
+def words_of(name: str, seed: int, folder: str) -> Callable[[int], list[str]]:
+    """Command lines of our learners."""
+    return lambda _: [sys.executable, __file__, "--learner", name, str(seed), folder]
+
+
+def words_of_peer(seed: int, folder: str) -> Callable[[int], list[str]]:
+    """Command lines of torchft's."""
+    with listen() as found:
+        port = found.getsockname()[1]
+    given = [str(port), str(MINIBATCHES), str(SECONDS), str(seed), folder]
+    return lambda rank: [str(PEERS), str(HERE / "peers" / "torchft_faults.py"), str(rank), *given]
+
+
+def until_under_way(flock: Troubled, folder: Path) -> float:
+    """Wait until every learner has taken a step; when that was.
+
+    Raises:
+        RuntimeError: one has ended, or they take too long.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while not all(steps_of(folder / f"{r}.steps") for r in range(SIZE)):
+        ended = [r for r, process in flock.processes.items() if process.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            raise RuntimeError(f"not all learners have begun; ended: {ended}")
+        time.sleep(0.05)
+    return time.monotonic()
+
+
+def disturbed(others: Sequence[Sequence[Step]], began: float, at: float) -> float:
+    """Seconds from `at` until little is left to do in which the others made less than 90 % of their earlier pace."""
+    times = torch.tensor(sorted(step.at for own in others for step in own), dtype=torch.float64)
+    if not len(times):
+        return 0.0
+
+    def counts(first: float, last: float) -> torch.Tensor:
+        starts = torch.arange(
+            first, max(first + GRID_SECONDS, last - WINDOW_SECONDS), GRID_SECONDS, dtype=torch.float64
+        )
+        return torch.searchsorted(times, starts + WINDOW_SECONDS) - torch.searchsorted(times, starts)
+
+    pace = float(counts(began + WINDOW_SECONDS, at).double().median())
+    return float((counts(at, float(times[-1])) < SLOW_PACE * pace).sum()) * GRID_SECONDS
+
+
+def back(steps: Sequence[Step], over: float) -> float | None:
+    """Seconds until a learner exchanges again (steps again, where it makes no exchanges) after its trouble is over."""
+    before = [step for step in steps if step.at <= over]
+    exchanged = before[-1].exchanges if before else 0
+    for step in steps:
+        if step.at > over and (step.exchanges != exchanged or exchanged == 0):
+            return step.at - over
+    return None
+
+
+def examine(network: Network, name: str, cases: Sequence[Case]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """All cases of a strategy: figures and bars."""
+    found: dict[str, Any] = {}
+    undisturbed = [perform(network, name, CASES[0], seed) for seed in SEEDS]
+    losses = [run.loss for run in undisturbed if run.loss is not None]
+    mean, spread = statistics.fmean(losses), statistics.stdev(losses)
+    noise = statistics.fmean(run.disturbed_seconds for run in undisturbed)
+    found["undisturbed"] = [asdict(run) for run in undisturbed]
+    print(f"{name}, undisturbed: losses {losses}, below 90 % of the pace for {noise:.2f} s on average", flush=True)
+    bars = []
+    for case in (case for case in cases if len(befallen(name, case)) < SIZE):
+        ran = perform(network, name, case, SEEDS[0])
+        found[case.name] = asdict(ran)
+        print(f"{name}, {case.name}: " + "  ".join(f"{k} {v}" for k, v in asdict(ran).items()), flush=True)
+        what = f"{name}, {case.name}"
+        bars += [
+            bar(f"{what}: survived", float(ran.survived), 1, at_most=False),
+            bar(f"{what}: seconds of disturbance", ran.disturbed_seconds, DEADLINE_SECONDS + 1),
+            bar(f"{what}: minibatches that nobody did", ran.undone, 0),
+        ]
+        if ran.loss is not None:
+            deviations = abs(ran.loss - mean) / spread
+            bars.append(bar(f"{what}: held-out loss, standard deviations off undisturbed runs", deviations, 2))
+        if case.name == "cut one":
+            returned = PATIENCE_SECONDS if ran.back_seconds is None else ran.back_seconds
+            bars.append(bar(f"{what}: seconds until it is back in the ring", returned, 10))
+    return found, bars
+
+
+def fails_in_seconds(network: Network, name: str, cases: Sequence[Case]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A strategy that cannot go on: how soon it ends, and whether it names who is lost."""
+    found: dict[str, Any] = {}
+    bars = []
+    for case in (case for case in cases if case.name in ("kill one", "stop one")):
+        ran = perform(network, name, case, SEEDS[0])
+        found[case.name] = asdict(ran)
+        print(f"{name}, {case.name}: " + "  ".join(f"{k} {v}" for k, v in asdict(ran).items()), flush=True)
+        named = [after for after, why in ran.said if f"learner {case.troubled[0]} " in why]
+        others = sorted(named)[: SIZE - 1]  # without the lost one, which learns of it when it goes on
+        bars += [
+            bar(f"{name}, {case.name}: learners that name the lost one", len(others), SIZE - 1, at_most=False),
+            bar(f"{name}, {case.name}: seconds until they have", max(others, default=PATIENCE_SECONDS), 5),
+        ]
+    return found, bars
+
+
+def beside(figures: dict[str, Any], cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """torchft's LocalSGD in the same trouble; bars: ADPSGD is disturbed no longer."""
+    if not PEERS.exists():
+        print("no .venv-peers: run `make peers` to compare with torchft")
+        return []
+    bars = []
+    found = figures[PEER] = {}
+    for case in (case for case in (CASES[0], *cases) if case.name in ("undisturbed", *PEER_CASES)):
+        ran = perform(None, PEER, case, SEEDS[0])
+        found[case.name] = asdict(ran)
+        print(f"{PEER}, {case.name}: " + "  ".join(f"{k} {v}" for k, v in asdict(ran).items()), flush=True)
+        if "ADPSGD" in figures and case.name in figures["ADPSGD"]:
+            ours = figures["ADPSGD"][case.name]["disturbed_seconds"] - ran.disturbed_seconds
+            bars.append(bar(f"{case.name}: seconds of disturbance, ADPSGD's less torchft's", ours, 0))
+    return bars
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    options.add_argument("--cases", nargs="+", choices=[c.name for c in CASES[1:]], default=[c.name for c in CASES[1:]])
+    options.add_argument("--learner", nargs=3, metavar=("STRATEGY", "SEED", "FOLDER"), help="be one of the learners")
+    given = options.parse_args()
+    place = place_of()
+    if given.learner is not None and place is not None:
+        sys.exit(learner(place, given.learner[0], int(given.learner[1]), Path(given.learner[2])))
+    reason = refusal()
+    if reason is not None:
+        print(f"faults cannot run: {reason}")
+        print(json.dumps({"benchmark": "faults", "figures": {}, "bars": [], "cannot_run": reason}))
+        return
+    figures: dict[str, Any] = {}
+    bars: list[dict[str, Any]] = []
+    cases = [case for case in CASES if case.name in given.cases]
+    with hosts(SIZE, BITS) as network:
+        for name in given.strategies:
+            judge: Callable[..., tuple[Mapping[str, Any], list[dict[str, Any]]]]
+            judge = fails_in_seconds if name == "SyncSGD" else examine
+            figures[name], more = judge(network, name, cases)
+            bars += more
+    bars += beside(figures, cases)
+    close("faults", figures, bars)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""One run of the studies: what it is made of, and its row of results/studies.jsonl.
+
+A row holds the cell, the held-out losses at the marks, word errors of every test utterance (the acoustic scale tuned on
+dev), processor seconds, commit and date. Its digest is that of the cell and of FIXED: who changes either gets new rows.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from equal_samples import errors_of
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD, NaturalGradientSGD, OptimizerFactory
+from murmur.engine.record import Record
+from murmur.engine.schedule import Exponential, Schedule, WarmUpAnneal
+from murmur.engine.trainer import Trainer
+from murmur.learner import Strategy
+from murmur.recipes import digits_demo
+from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.pretrain import PretrainTask
+from murmur.speech.models import Dnn
+from murmur.strategies import ADPSGD, KAVG, SyncSGD
+from murmur.trained import Initialised
+from murmur.world import Seat
+from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.world import VirtualWorld
+from studies_task import FrameTask
+
+KEPT = Path(__file__).parents[1] / "results" / "studies.jsonl"
+NETWORK = Dnn(hidden=128, layers=3, context=5)
+REFERENCE_FRAMES = 128  # the minibatch for which rates were tuned
+FIXED = {
+    "corpus": "the demo's digits",
+    "network": repr(NETWORK),
+    "kaldi": "exponential to a tenth",
+    "ibm": "linear warm-up over half of the budget, then down to 1/32 of the peak",
+    "stack": "one pass a machine, momentum 0.9, weight decay 2e-4",
+    "seconds": "log-normal, median 0.1, sigma 0.1",
+}
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Attributes:
+        optimizer: "SGD" or "natural gradient", both without momentum.
+        rate: for one learner and a minibatch of 128 frames; times frames / 128 and times learners elsewhere.
+        seed: of weights, order of frames, and of the stack.
+        stack: rate at which the machines were trained that the network starts from; None: random weights.
+        strategy: "KAVG", "SyncSGD" or "ADPSGD".
+        learners: virtual ones.
+        schedule: "kaldi" or "ibm", see FIXED.
+        frames: of a learner's minibatch.
+        iteration: frames of a learner between two averages (KAVG).
+        budget: frames of all learners together.
+    """
+
+    optimizer: str
+    rate: float
+    seed: int = 0
+    stack: float | None = None
+    strategy: str = "KAVG"
+    learners: int = 1
+    schedule: str = "kaldi"
+    frames: int = REFERENCE_FRAMES
+    iteration: int = 1024
+    budget: int = 480_000
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits."""
+        return _digest(asdict(self))
+
+    def experiment(self, cache: Path) -> Experiment:
+        """What is run; trains the stack first where one is needed and missing."""
+        task: Any = FrameTask(supervised(cache, self.seed), self.frames, self.seed)
+        total = self.budget // self.frames
+        passes = total / task.per_epoch
+        if self.stack is not None:
+            task = Initialised(task, stacked(cache, self.stack, self.seed), _digest([self.stack, self.seed]))
+        return Experiment(
+            task,
+            self._strategy(),
+            Budget(minibatches=total),
+            self._optimizer(),
+            self._schedule(passes),
+            seed=self.seed,
+            evaluate_every_epochs=passes / 4,
+            averaged_marks=0,
+        )
+
+    def _strategy(self) -> Strategy:
+        kavg = KAVG(max(1, self.iteration // self.frames))
+        return {"KAVG": kavg, "SyncSGD": SyncSGD(), "ADPSGD": ADPSGD()}[self.strategy]
+
+    def _optimizer(self) -> OptimizerFactory:
+        return {"SGD": SGD(self.rate), "natural gradient": NaturalGradientSGD(self.rate)}[self.optimizer]
+
+    def _schedule(self, passes: float) -> Schedule:
+        peak = self.learners * self.frames / REFERENCE_FRAMES
+        if self.schedule == "ibm":
+            return WarmUpAnneal(peak, passes / 2, (1 / 32) ** (2 / passes))
+        return Exponential(0.1, peak)
+
+
+def _digest(content: object) -> str:
+    return blake2b(json.dumps([content, FIXED], sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def supervised(cache: Path, seed: int) -> HybridTask:
+    """The demo's digits with the studies' network."""
+    task = digits_demo.experiment().task
+    assert isinstance(task, HybridTask)
+    return replace(task, network=NETWORK, cache=cache, seed=seed)
+
+
+def rows() -> dict[str, Row]:
+    """All finished runs, by digest."""
+    found = [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+    return {row["digest"]: row for row in found}
+
+
+def keep(digest: str, content: Mapping[str, Any], began: float) -> Row:
+    """Append a row, with where it comes from."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, cwd=KEPT.parent, capture_output=True, text=True, check=False).stdout.strip()
+    about = {"cpu_seconds": round(time.process_time() - began, 1), "commit": commit or "unknown"}
+    row = {"digest": digest, **content, **about, "date": datetime.now(UTC).date().isoformat()}
+    KEPT.parent.mkdir(exist_ok=True)
+    with KEPT.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    return row
+
+
+def stacked(cache: Path, rate: float, seed: int) -> Path:
+    """File of the machines trained at a rate, made and recorded where it is missing."""
+    digest = _digest(["stack", rate, seed])
+    out = cache / "stacks" / digest
+    if digest in rows() and (out / "model.json").exists():
+        return out / "model"
+    began = time.process_time()
+    task = PretrainTask(supervised(cache, seed))
+    budget = Budget(epochs=float(NETWORK.layers))
+    optimizer = SGD(rate, momentum=0.9, weight_decay=2e-4)
+    experiment = Experiment(task, SyncSGD(), budget, optimizer, seed=seed, averaged_marks=0)
+    outcome = Trainer(experiment, VirtualWorld(1), out).fit()
+    if digest not in rows():
+        cell = {"kind": "stack", "cell": {"rate": rate, "seed": seed}}
+        keep(digest, {**cell, "lost in reconstruction": outcome.figures}, began)
+    return out / "model"
+
+
+def run(cell: Cell, cache: Path, decoded: bool) -> Row:
+    """The row of a cell, from an earlier run or from this one; a run whose losses are no numbers has loss None."""
+    known = rows().get(cell.digest)
+    if known is not None:
+        return known
+    experiment = cell.experiment(cache)
+    curve: list[tuple[float, float]] = []
+    losses: list[float] = []
+
+    def observers(_: Seat) -> tuple[Any, ...]:
+        def see(record: Record) -> None:
+            if record.kind == "evaluation":
+                curve.append((record.samples, record.loss))
+            else:
+                losses.append(record.loss)
+
+        return (see,)
+
+    began = time.process_time()
+    content: Row = {"kind": "run", "cell": asdict(cell), "loss": None, "curve": curve}
+    world = VirtualWorld(Cluster(learners=cell.learners, compute=Lognormal(0.1, 0.1)))
+    try:
+        outcome = Trainer(experiment, world, observers=observers).fit()
+    except FloatingPointError as error:
+        content["ended"] = str(error)
+    else:
+        content |= {"loss": outcome.figures["loss"], "accuracy": outcome.figures["frame accuracy"]}
+        if decoded:
+            experiment.task.test(outcome.model)
+            content["errors"] = errors_of(cache / "errors" / "network-test.txt")
+    content |= {"steps": len(losses), "prior": _frames_of(experiment.task).loss_of_priors()}
+    row = keep(cell.digest, content, began)
+    print(f"{cell}: held-out loss {row['loss']}, {row['cpu_seconds']} s", flush=True)
+    return row
+
+
+def _frames_of(task: Any) -> FrameTask:
+    found = task.task if isinstance(task, Initialised) else task
+    assert isinstance(found, FrameTask)
+    return found

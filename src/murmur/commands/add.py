@@ -1,0 +1,39 @@
+"""`murmur add`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from murmur.adding import one_more
+from murmur.training import run_learner
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("add")
+def add(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder (--out) of a run that is under way.")],
+    secret_file: Annotated[Path, typer.Option(help="The secret file that the run was started with.")],
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Compute threads; the cores are shared out otherwise.")
+    ] = None,
+) -> None:
+    """Add a learner to a run that is under way; the others do not stop for it.
+
+    The run must have been started with a secret file, and with ADPSGD or a strategy that outlives a learner (KAVG,
+    BMUF, AdaptiveKAVG, ParameterAveraging). The learner takes over the weights of the others, works with them to the
+    end of the budget, and may be killed like any other. On another host it needs the same files under the same names.
+
+    Example: murmur add runs/two --secret-file secret
+
+    for a run that was started so:
+
+    (umask 077; head -c 32 /dev/urandom | base64 > secret)
+
+    murmur train ctc --learners 2 --secret-file secret --out runs/two
+    """
+    request, place = one_more(run, secret_file, threads)
+    raise typer.Exit(run_learner(request, place))

@@ -1,0 +1,53 @@
+"""A strategy's run, in a group that outlives its members where strategy and world can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from murmur.engine.source import TaskSource
+from murmur.learner import Learner, Strategy
+from murmur.regroup import Regrouping
+from murmur.reunion import LeftBehind
+
+log = logging.getLogger(__name__)
+
+
+def outlives(strategy: Strategy) -> bool:
+    """Whether a lock-step strategy says of itself that its rounds stay right when a learner is left out of a mean."""
+    return bool(getattr(strategy, "outlives", False))
+
+
+async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, entered: Callable[[int], None]) -> None:
+    """Run a strategy to its end, without those that are lost on the way, with those that come late.
+
+    Args:
+        strategy: what to run.
+        me: the learner; its group becomes one that is left where members can be lost.
+        source: its gradients.
+        entered: told how many minibatches are behind when this learner has been let in.
+
+    Raises:
+        RunOver: this learner came late and the others have done everything.
+        PeerLost: a learner is gone, and the rest cannot go on without it.
+    """
+    if not (outlives(strategy) and me.group.outlives and me.group.size > 1):
+        await strategy(me)
+        return
+    me.group = left = Regrouping(me.group, me, source.buffers)
+    outside = me.seat.late
+    while True:
+        try:
+            if outside:
+                me.outer.clear()
+                await left.enter()
+                entered(source.reached(me.steps))
+                log.info(
+                    "learner %d goes on with the others after %d minibatches", me.group.rank, source.reached(me.steps)
+                )
+            await strategy(me)
+        except LeftBehind:
+            log.warning("learner %d was taken for lost: it asks the others to let it in again", me.group.rank)
+            outside = True
+        else:
+            return

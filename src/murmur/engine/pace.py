@@ -1,0 +1,126 @@
+"""How learners' figures come together without a collective, and what is said of those that are slow.
+
+Every few seconds each learner posts a letter of a few numbers to the one that leads, which judges them as they come.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import torch
+
+from murmur.engine.record import Record, StragglerRecord
+from murmur.engine.source import TaskSource
+from murmur.engine.stragglers import Estimate, Link, Straggler, Stragglers, Window
+from murmur.learner import Learner
+from murmur.trace import COMPUTE, DATA
+
+log = logging.getLogger(__name__)
+
+PACE = "pace"
+EVERY_SECONDS = 5.0
+FEWEST_STEPS = 3  # of a window
+
+
+class Pace:
+    """One learner's part in finding out who is slow: an observer of its records that is called at its boundaries too.
+
+    Args:
+        source: of the learner's gradients.
+        every_seconds: how long a window is at least.
+    """
+
+    def __init__(self, source: TaskSource, every_seconds: float = EVERY_SECONDS) -> None:
+        self._source, self._seat, self._every = source, source.seat, every_seconds
+        self._leader, self._rank = 0, source.seat.group.rank
+        self._stragglers = Stragglers()
+        self._began = self._looked = self._seat.now
+        self._drawn = source.drawn
+        self._totals: Mapping[str, float] = self._seat.trace.totals()
+        self._compute: list[float] = []
+        self._data: list[float] = []
+
+    def __call__(self, record: Record) -> None:
+        """A step of this learner is over."""
+        if record.kind == "step":
+            self._count()
+
+    async def boundary(self, me: Learner) -> None:
+        """Between two gradients: who leads takes in what the others have sent."""
+        self._count()
+        if self._seat.now - self._looked >= self._every:
+            self._looked = self._seat.now
+            live = [me.keepers[rank] for rank in (me.group.live if me.in_step else me.view)]
+            self._leader = live[0]
+            if me.unit == 1:  # where nodes are learners their members are in no view
+                self._stragglers.only(live)
+        if self._leader != self._rank:
+            return
+        while (letter := await self._seat.group.hear(PACE, 0.0)) is not None:
+            window = Window.from_note(letter.source, letter.note)
+            found = self._stragglers.see(window, self._source.clock.seconds, self._source.progress().samples)
+            if found is not None:
+                self._say(found)
+
+    def _count(self) -> None:
+        """Note what the gradients since the last call have cost, and send the window if it is over."""
+        done = self._source.drawn - self._drawn
+        if done == 0:
+            return
+        totals, before = self._seat.trace.totals(), self._totals
+        compute, data = ((totals.get(kind, 0.0) - before.get(kind, 0.0)) / done for kind in (COMPUTE, DATA))
+        self._totals, self._drawn = totals, self._source.drawn
+        self._compute.append(compute)
+        self._data.append(data)
+        now = self._seat.now
+        if now - self._began < self._every or len(self._compute) < FEWEST_STEPS:
+            return
+        byte_seconds, sending_seconds = self._seat.sending()
+        link = Link(byte_seconds, sending_seconds / len(self._compute))
+        window = Window(self._rank, Estimate.of(self._compute), Estimate.of(self._data), link)
+        self._began, self._compute, self._data = now, [], []
+        self._seat.group.post(torch.empty(0), self._leader, PACE, window.note())
+
+    def _say(self, found: Straggler) -> None:
+        """One line for people, and one record."""
+        host = self._seat.host_of(found.learner)
+        at, seconds = self._source.progress(), self._source.clock.seconds
+        record = StragglerRecord(
+            kind="straggler",
+            learner=found.learner,
+            step=self._source.drawn,
+            minibatches=at.minibatches,
+            samples=at.samples,
+            epoch=at.epoch,
+            seconds=seconds,
+            loss=math.nan,
+            host=host,
+            cause=found.cause,
+            factor=found.factor,
+            since_seconds=found.since_seconds,
+            since_samples=found.since_samples,
+            over=found.over,
+        )
+        log.warning("%s", sentence(record, datetime.now()))
+        self._source.observe(record)
+
+
+WORDS = {
+    "compute": "computes {factor:.1f}x slower than the median",
+    "data": "waits for its data, its steps take {factor:.1f}x the median,",
+    "network": "sends {factor:.1f}x slower than the median",
+}
+
+
+def sentence(record: StragglerRecord, now: datetime) -> str:
+    """A record in one line for people; `now` is the time of day when it was made."""
+    who = f"learner {record.learner}" + (f" (host {record.host})" if record.host else "")
+    what = WORDS[record.cause].format(factor=record.factor)
+    lasted, ago = record.seconds - record.since_seconds, record.samples - record.since_samples
+    if record.over:
+        return f"{who} keeps up again; for {lasted:.0f} s and {ago:,.0f} samples of all learners it was slow: it {what}"
+    since = (now - timedelta(seconds=lasted)).strftime("%H:%M:%S")
+    return f"{who} {what} since {since}, {ago:,.0f} samples ago"

@@ -1,0 +1,109 @@
+"""Gradients of many learners by one call: their weights stacked, the loss of one mapped over the stack.
+
+    g_i = d/dw_i sum_j loss(w_j; minibatch of j)        as the loss of j depends on w_j alone
+
+torch.func.vmap over torch.func.functional_call; on one core it pays for small models, whose operations cost less than
+their calls (`benchmarks/batched_gradients.py` has figures). Sums are formed in another order: the last bits differ.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from murmur.drawing import Drawing
+from murmur.engine.experiment import Experiment
+from murmur.engine.source import TaskSource
+from murmur.engine.task import Stackable
+from murmur.flat import Layout
+from murmur.source import Gradient
+
+Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
+
+
+class NotStackable(ValueError):
+    """An experiment whose gradients cannot be computed together."""
+
+
+def check_stackable(experiment: Experiment) -> None:
+    """Try two gradients together, so that what cannot be stacked is told before a run.
+
+    Raises:
+        NotStackable: the task does not offer it, the model has running statistics or draws random numbers, the
+            optimizer looks into the backward pass, or torch cannot map an operation; says which.
+    """
+    task = experiment.task
+    if not isinstance(task, Stackable):
+        raise NotStackable(f"{type(task).__name__} does not offer gradients of many learners at once (Stackable)")
+    model = task.model().train()
+    if Layout.buffers(model).tensors:
+        raise NotStackable("the model has running statistics, which every learner keeps by itself")
+    if hasattr(experiment.optimizer(model), "preconditioning"):
+        raise NotStackable(f"{type(experiment.optimizer).__name__} preconditions within each backward pass")
+    tensors, samples = task.tensors(task.minibatch(0))
+    try:
+        gradients_of(task, [model, model], [tensors, tensors], [samples, samples])
+    except RuntimeError as error:  # what vmap says to random numbers, and to operations that it cannot map
+        raise NotStackable(f"the model's loss cannot be mapped over stacked weights: {error}") from error
+
+
+def draw_together(drawings: Sequence[Drawing]) -> list[Gradient]:
+    """The gradients of drawings that have begun, in their order; those whose minibatches have equal shapes together.
+
+    Raises:
+        FloatingPointError: as for `TaskSource.draw`.
+    """
+    sources, tasks = zip(*[_source(drawing) for drawing in drawings], strict=True)
+    minibatches = [t.tensors(s.minibatch(d.n)) for t, s, d in zip(tasks, sources, drawings, strict=True)]
+    alike: dict[Shapes, list[int]] = defaultdict(list)
+    for place, (tensors, _) in enumerate(minibatches):
+        alike[tuple((t.shape, t.dtype) for t in tensors)].append(place)
+    found: dict[int, Gradient] = {}
+    for places in alike.values():
+        models = [sources[p].model.train() for p in places]
+        samples = [minibatches[p][1] for p in places]
+        parts, losses = gradients_of(tasks[places[0]], models, [minibatches[p][0] for p in places], samples)
+        for row, place in enumerate(places):
+            own = [None if part is None else part[row] for part in parts]
+            found[place] = sources[place].given(drawings[place].n, own, samples[row], losses[row])
+    return [found[place] for place in range(len(drawings))]
+
+
+def _source(drawing: Drawing) -> tuple[TaskSource, Stackable]:
+    source = drawing.source
+    if not isinstance(source, TaskSource) or not isinstance(source.task, Stackable) or drawing.before_backward:
+        raise TypeError(f"minibatch {drawing.n} is not of a Stackable, or its gradient is wanted bucket by bucket")
+    return source, source.task
+
+
+def gradients_of(
+    task: Stackable,
+    models: Sequence[nn.Module],
+    minibatches: Sequence[tuple[Tensor, ...]],
+    samples: Sequence[float],
+) -> tuple[list[Tensor | None], list[float]]:
+    """Gradients of the mean losses of L models, each on its minibatch, by one forward and one backward pass.
+
+    Returns:
+        For each trainable tensor, in the order of `Layout.trainable`, the gradients (L, ...), None where it took no
+        part; and the L losses per sample.
+    """
+    model = models[0]
+    device = next(model.parameters()).device
+    trainable = [Layout.trainable(m).tensors for m in models]
+    known = {id(p): name for name, p in model.named_parameters()}
+    names = [known[id(t)] for t in trainable[0]]
+    stacks = [torch.stack([t.detach() for t in same]).requires_grad_() for same in zip(*trainable, strict=True)]
+    inputs = [torch.stack(same).to(device) for same in zip(*minibatches, strict=True)]
+
+    def total(weights: list[Tensor], tensors: list[Tensor]) -> Tensor:
+        named = dict(zip(names, weights, strict=True))
+        return task.total(lambda *x: functional_call(model, named, x), *tensors)
+
+    means = vmap(total)(stacks, inputs) / torch.tensor(samples, device=device)
+    parts = torch.autograd.grad(means.sum(), stacks, allow_unused=True)
+    return list(parts), means.tolist()

@@ -1,0 +1,98 @@
+"""What a learner's part of a checkpoint holds: everything that the next bit of its run depends on.
+
+Its weights, buffers, optimizer (with the estimates of natural gradient) and the strategy's own vectors are tensors;
+what a schedule listens to, counters and the place in the data are facts. Random numbers are named by minibatches, so
+there is no generator to save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from murmur.engine.checkpoint import Part, pack_optimizer, unpack_optimizer
+from murmur.engine.position import Claims, Position, go_on
+from murmur.engine.source import TaskSource
+from murmur.learner import Learner
+
+OUTER = "outer."
+
+
+def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and facts of a learner at a mark."""
+    tensors, plain = pack_optimizer(source.optimizer)
+    tensors["weights"] = me.weights.snapshot()
+    if source.buffers.tensors:
+        tensors["buffers"] = source.buffers.gather()
+    outer = me.outer if me.outer_then is None else me.outer_then
+    tensors.update({OUTER + name: vector for name, vector in outer.items()})
+    facts = {
+        "learners": savers(me),
+        "world": me.seat.group.size,
+        "seconds": source.clock.seconds,
+        "experiment": source.experiment.digest(),
+        "optimizer": plain,
+        "heldout": source.heldout,
+        "counters": source.counters.described(me.steps),
+        "claims": claims_of(me, source, mark).described(),
+    }
+    return tensors, facts
+
+
+def savers(me: Learner) -> list[int]:
+    """Who has a part in a checkpoint: in step everybody alive, else those that run the strategy."""
+    if not me.in_step:
+        return [me.keepers[r] for r in me.view]
+    if me.unit == 1:
+        return list(me.group.live)
+    ends = [*me.keepers[1:], me.seat.group.size]
+    return [learner for r in me.group.live for learner in range(me.keepers[r], ends[r])]
+
+
+def claims_of(me: Learner, source: TaskSource, mark: int) -> Claims:
+    """What a learner knows of claims; in step nobody claims, and only what was moved is to be told."""
+    if me.in_step:
+        return Claims(moved=source.deals.to_come(me.steps))
+    first, total = source.span
+    unit, holders = me.unit, me.flock.holders
+
+    def positions(claims: Iterable[int]) -> list[int]:
+        return [p for c in claims for p in range(first + c * unit, min(first + (c + 1) * unit, total))]
+
+    def of(last: Iterable[int]) -> list[int]:
+        return positions((p - first) // unit for p in last)
+
+    unfinished = {*positions(me.group.roll.unfinished()), *of(source.log.doing)}
+    done = of(source.log.save(mark))
+    holds = holders is None or me.group.rank in holders
+    return Claims(sorted(p for p in unfinished if p < mark), done if holds else (), source.deals.moved)
+
+
+def unpack(source: TaskSource, part: Part) -> dict[str, Tensor]:
+    """Let a source go on from a part of a checkpoint; gives the strategy's vectors.
+
+    Raises:
+        ValueError: the part is of another model.
+    """
+    tensors, facts = part.tensors, part.facts
+    if tensors["weights"].numel() != source.layout.numel:
+        raise ValueError(
+            f"the checkpoint holds {tensors['weights'].numel()} weights but the model has {source.layout.numel}: it is"
+            " of another experiment; choose another --out or delete it"
+        )
+    device = source.layout.device
+    source.layout.scatter(tensors["weights"].to(device))
+    if source.buffers.tensors:
+        source.buffers.scatter(tensors["buffers"].to(source.buffers.device))
+    unpack_optimizer(source.optimizer, tensors, facts["optimizer"])
+    source.clock.before = facts["seconds"]
+    source.heldout = tuple(facts["heldout"])
+    source.counters.read(facts["counters"])
+    return {k.removeprefix(OUTER): t.to(device) for k, t in tensors.items() if k.startswith(OUTER)}
+
+
+def position_of(part: Part) -> Position:
+    """Where a launch goes on from a checkpoint."""
+    return go_on(part.facts["minibatches"], [Claims.read(facts["claims"]) for facts in part.all_facts])

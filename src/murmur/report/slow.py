@@ -1,0 +1,66 @@
+"""Learners that were slow for a while, as the records tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+WORDS = {"compute": "computing", "data": "waiting for its data", "network": "sending"}
+COLUMNS = ("run", "learner", "host", "slow at", "times the median", "from second", "to second", "from sample")
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A stretch of a run in which one learner was slow.
+
+    Attributes:
+        learner: which.
+        host: where it ran; empty: on the only one.
+        cause: "compute", "data" or "network".
+        factor: times the median of the others, at most; None: more than can be told.
+        since_seconds, since_samples: where the run stood when it began.
+        until_seconds: and when it ended; None: it lasted to the end.
+    """
+
+    learner: int
+    host: str
+    cause: str
+    factor: float | None
+    since_seconds: float
+    since_samples: float
+    until_seconds: float | None = None
+
+    def row(self, run: str) -> tuple[str, ...]:
+        """Its line of the table."""
+        return (
+            run,
+            str(self.learner),
+            self.host or "-",
+            WORDS.get(self.cause, self.cause),
+            "-" if self.factor is None else f"{self.factor:.1f}",
+            f"{self.since_seconds:.0f}",
+            "the end" if self.until_seconds is None else f"{self.until_seconds:.0f}",
+            f"{self.since_samples:,.0f}",
+        )
+
+
+def take_in(known: list[Slow], row: Mapping[str, Any]) -> None:
+    """Take in a record of kind "straggler", which begins a stretch or ends the learner's latest one.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not such a record.
+    """
+    factor = row.get("factor")
+    found = Slow(
+        learner=int(row["learner"]),
+        host=str(row.get("host") or ""),
+        cause=str(row["cause"]),
+        factor=None if factor is None else float(factor),
+        since_seconds=float(row["since_seconds"]),
+        since_samples=float(row["since_samples"]),
+        until_seconds=float(row["seconds"]) if row["over"] else None,
+    )
+    began = replace(found, factor=None, until_seconds=None)
+    known[:] = [slow for slow in known if replace(slow, factor=None) != began]
+    known.append(found)

@@ -1,0 +1,111 @@
+"""Frames of the key-value server and its clients, and the fields of their headers. Standard library only.
+
+A frame is the lengths of a JSON header and of a value, the header {"do", "key", ...}, the value's bytes.
+Whatever stands in a frame that is not as agreed is a ValueError, and nothing is done.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+from typing import Any
+
+Head = dict[str, Any]
+LENGTHS = struct.Struct("<II")  # of the header, of the value
+HEAD_BYTES, VALUE_BYTES = 1 << 20, 1 << 26  # nothing larger is ours
+PIECE_BYTES = 1 << 16  # memory is taken as bytes come in, not as they are promised
+MOST_SECONDS = 1e6  # a longer wait is none of ours, and systems' clocks overflow some day
+
+
+def send_frame(line: socket.socket, head: Head, value: bytes) -> None:
+    """Send a header and a value."""
+    words = json.dumps(head).encode()
+    line.sendall(LENGTHS.pack(len(words), len(value)) + words + value)
+
+
+def receive_frame(line: socket.socket) -> tuple[Head, bytes]:
+    """Receive a header and a value.
+
+    Raises:
+        EOFError: the other side hung up.
+        ValueError: it is no frame of ours.
+    """
+    words, value = LENGTHS.unpack(exactly(line, LENGTHS.size))
+    if words > HEAD_BYTES or value > VALUE_BYTES:
+        raise ValueError(f"a frame of {words} + {value} bytes")
+    return header(exactly(line, words)), exactly(line, value)
+
+
+def header(raw: bytes | bytearray) -> Head:
+    """The header of a frame.
+
+    Raises:
+        ValueError: it is not a JSON object.
+    """
+    try:
+        head = json.loads(raw)
+    except RecursionError as error:
+        raise ValueError("a header of too many brackets") from error
+    if not isinstance(head, dict):
+        raise ValueError("a frame without a header")
+    return head
+
+
+def exactly(line: socket.socket, count: int) -> bytes:
+    """`count` bytes from a connection.
+
+    Raises:
+        EOFError: it closed before.
+    """
+    data = bytearray()
+    while len(data) < count:
+        piece = line.recv(min(PIECE_BYTES, count - len(data)))
+        if not piece:
+            raise EOFError("the other side has closed the connection")
+        data += piece
+    return bytes(data)
+
+
+def text(head: Head, name: str) -> str:
+    """A string of a header."""
+    found = head.get(name)
+    if not isinstance(found, str):
+        raise ValueError(f"{name} is {found!r}, not a string")
+    return found
+
+
+def texts(head: Head, name: str) -> list[str]:
+    """A list of at least one string."""
+    found = head.get(name)
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{name} is {found!r}, not a list of strings")
+    return found
+
+
+def whole(head: Head, name: str, least: int, most: int) -> int:
+    """A whole number within bounds."""
+    return _whole(head.get(name), name, least, most)
+
+
+def wholes(head: Head, name: str, least: int, most: int) -> list[int]:
+    """A list of whole numbers within bounds."""
+    found = head.get(name)
+    if not isinstance(found, list):
+        raise ValueError(f"{name} is {found!r}, not a list")
+    return [_whole(each, name, least, most) for each in found]
+
+
+def seconds(head: Head, name: str) -> float:
+    """A number of seconds, neither negative nor beyond all measure."""
+    found = head.get(name)
+    if not isinstance(found, int | float) or not math.isfinite(found) or found < 0:
+        raise ValueError(f"{name} is {found!r}, not a number of seconds")
+    return min(float(found), MOST_SECONDS)
+
+
+def _whole(found: object, name: str, least: int, most: int) -> int:
+    if not isinstance(found, int) or not least <= found <= most:
+        raise ValueError(f"{name} is {found!r}, not a whole number from {least} to {most}")
+    return found

@@ -1,0 +1,85 @@
+"""Who waits for what, and since when: each learner tells it with its signs of life, so that anyone can ask for all.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
+
+TOLD_AFTER_SECONDS = 30.0  # of waiting; then again after twice as long
+Told = tuple[str, float]  # what is waited for, "" for nothing; for how many seconds
+
+
+class Waits:
+    """What the threads of one learner wait for."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[str, float]] = {}
+        self._count = 0
+        self._lock = Lock()
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[Wait]:
+        """Inside, a thread waits for something."""
+        with self._lock:
+            self._count += 1
+            number, since = self._count, time.monotonic()
+            self._open[number] = what, since
+        try:
+            yield Wait(since)
+        finally:
+            with self._lock:
+                del self._open[number]
+
+    def longest(self) -> Told:
+        """What has been waited for longest, and how long."""
+        with self._lock:
+            what, since = min(self._open.values(), key=lambda each: each[1], default=("", time.monotonic()))
+        return what, time.monotonic() - since
+
+
+class Wait:
+    """One wait, which is worth a word when it has lasted long."""
+
+    def __init__(self, since: float) -> None:
+        self._since, self._next = since, TOLD_AFTER_SECONDS
+
+    def is_long(self) -> bool:
+        """Whether it has now lasted long, or twice as long as when this was last true."""
+        if time.monotonic() - self._since < self._next:
+            return False
+        self._next *= 2
+        return True
+
+
+def table(told: Mapping[int, Told], lost: Mapping[int, str]) -> str:
+    """The stall table: one line a learner, those that wait for nobody first, for they are who the others wait for."""
+    busy = [f"  learner {rank}: waits for nobody" for rank, (what, _) in sorted(told.items()) if not what]
+    waiting = sorted((-seconds, rank, what) for rank, (what, seconds) in told.items() if what)
+    lines = [f"  learner {rank}: has waited {-seconds:.1f} s for {what}" for seconds, rank, what in waiting]
+    gone = [f"  learner {rank}: lost, {why}" for rank, why in sorted(lost.items())]
+    return "\n".join(["who waits for what:", *gone, *busy, *lines])
+
+
+def read_table(answer: Mapping[str, object]) -> str:
+    """The stall table from a register's answer."""
+    waits, lost = answer["waits"], answer["lost"]
+    assert isinstance(waits, Iterable)
+    assert isinstance(lost, Iterable)
+    told = {int(rank): (str(what), float(seconds)) for rank, what, seconds in waits}
+    return table(told, {int(rank): str(why) for rank, why in lost})
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """Ranks in few words, runs of them as 0-3."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)

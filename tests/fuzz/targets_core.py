@@ -1,0 +1,291 @@
+"""Readers of the core: checkpoints, models, records, settings, clusters, traces, frames of the store and the mail."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from threading import Condition
+
+import torch
+from torch import nn
+
+from fuzz.harness import Files, Target
+from murmur.engine.checkpoint import Checkpoints, DamagedCheckpoint, layout_of, read_pair, write_pair
+from murmur.flat import Layout
+from murmur.recipes import toy
+from murmur.report.page import page
+from murmur.report.read import read_run
+from murmur.settings import configure, typed
+from murmur.simulated.words import compute_times, faults_of, kind_of
+from murmur.trained import choose, find_model, read_into
+from murmur.worlds.torch.frames import receive_frame, send_frame
+from murmur.worlds.torch.keyvalue import KeyValueServer
+from murmur.worlds.torch.mail import receive_letter
+from murmur.worlds.torch.rollcall import Rollcall
+from murmur.worlds.virtual.cluster import Recorded
+
+DIGEST = "0" * 16
+
+
+def model() -> nn.Module:
+    """A small one with weights and buffers."""
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def _write_checkpoints(folder: Path) -> None:
+    for done in (10, 20):
+        for learner in range(2):
+            facts = {"learners": [0, 1], "world": 2, "counters": {"epoch": 1, "loss": 0.5}}
+            Checkpoints(folder).save(done, learner, {"weights": torch.arange(5.0), "m": torch.ones(2)}, facts)
+
+
+def _read_checkpoints(folder: Path) -> None:
+    found = Checkpoints(folder)
+    for learner in range(3):
+        found.newest(learner)
+    for stem in sorted(folder.rglob("*.json")):
+        read_pair(stem.with_suffix(""))
+
+
+def _sign(files: Files) -> None:
+    """Give every pair the digests of what it holds now."""
+    for name in sorted(files):
+        tensors = f"{name.removesuffix('.json')}.safetensors"
+        if name.endswith(".json") and tensors in files:
+            try:
+                facts = json.loads(files[name])
+                facts["digest"], facts["bytes"] = _digest(files[tensors]), len(files[tensors])
+                facts.pop("facts_digest", None)
+                files[name] = json.dumps(facts).encode()
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                continue  # no longer an object: there is nothing to sign
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _write_models(folder: Path) -> None:
+    made = model()
+    vectors = {"weights": Layout.trainable(made).gather(), "buffers": Layout.buffers(made).gather()}
+    facts = {"experiment": DIGEST, "figures": {"loss": 0.5}, "minibatches": 7, "tensors": layout_of(made)}
+    for name in ("model", "best"):
+        write_pair(folder / name, vectors, facts)
+    (folder / "score.json").write_text(json.dumps({"model": {"name": "best"}, "test": {"wer": 3.0}}))
+
+
+def _read_models(folder: Path) -> None:
+    read_into(model(), find_model(folder))
+    _, stem = choose(folder, "lowest", DIGEST)
+    read_into(model(), stem)
+
+
+def _write_records(folder: Path) -> None:
+    step = {"kind": "step", "learner": 0, "samples": 1.0, "seconds": 1.0, "rate": 0.1, "loss": 1.0, "staleness": 2,
+            "compute_seconds": 0.5, "data_seconds": 0.0, "waiting_seconds": 0.1,
+            "communicating_seconds": 0.1}  # fmt: skip
+    mark = {
+        "kind": "evaluation",
+        "samples": 2.0,
+        "seconds": 2.0,
+        "epoch": 0.5,
+        "figures": {"loss": 1.0, "logprob": -1.0},
+    }
+    rows = [step, {**step, "learner": 1}, mark, {**mark, "samples": 4.0, "consensus_distance": 0.1}]
+    (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    facts = {
+        "source": "toy", "settings": ["a=1"], "strategy": "KAVG(K=8)", "learners": 2, "started": "2026-01-01T00:00:00",
+        "commit": "abc", "command": ["murmur", "train"], "digest": "d", "versions": {"torch": "2"}, "python": "3.11",
+        "experiment": {"type": "Experiment", "strategy": {"type": "KAVG", "K": 8}, "budget": {"epochs": 1.0}},
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(facts))
+    score = {"test": {"test wer": 5.0, "test low": 4.0, "test high": 6.0}, "lines": ["l"], "test_seconds": 2.0}
+    (folder / "score.json").write_text(json.dumps(score))
+    (folder / "phases.json").write_text(json.dumps({"features": 1.0}))
+    event = {"name": "e", "cat": "evaluation", "ph": "X", "ts": 0.0, "dur": 100.0, "pid": 0, "tid": 0}
+    (folder / "trace.json").write_text("[\n" + json.dumps(event) + "\n]")
+
+
+def _read_records(folder: Path) -> None:
+    run = read_run(folder)
+    _ = run.learners, run.simulated, run.headline, run.heldout
+    page([run], [])
+
+
+TRACE = [
+    {"name": "gradient", "cat": "compute", "ph": "X", "ts": 10.0 * n, "dur": 5.0 + n, "pid": n % 2, "tid": 0}
+    for n in range(6)
+]
+
+
+def _write_trace(folder: Path) -> None:
+    (folder / "trace.json").write_text(json.dumps(TRACE))
+    (folder / "named.json").write_text(json.dumps({"traceEvents": TRACE}))
+
+
+def _read_traces(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        times = Recorded.read(path)
+        assert all(times(learner, step) > 0 for learner in range(3) for step in range(5))
+
+
+SETTINGS = (
+    "budget.epochs=2", "strategy.K=4", "task.hidden=32", "optimizer.lr=0.1", "evaluate_every_epochs=0.5",
+    "optimizer=SGD(lr=0.1, momentum=0.9)", "schedule=Constant(0.1)", "task.ragged=True", "seed=3",
+    "budget.minibatches=9",
+)  # fmt: skip
+STRATEGIES = (
+    "KAVG(K=8)", "ADPSGD(mixing=randomized_ring)", "SuperLearners(ADPSGD(), node_size=2)", "SyncSGD",
+    "BMUF(K=4, eta=0.5)",
+)  # fmt: skip
+
+
+def _write_settings(folder: Path) -> None:
+    (folder / "settings").write_text("\n".join(SETTINGS))
+    (folder / "strategy").write_text("\n".join(STRATEGIES))
+
+
+def _lines(path: Path) -> list[str]:
+    """What a shell could have handed over: text without zero bytes."""
+    raw = path.read_bytes() if path.is_file() else b""
+    return [line.replace("\0", "") for line in raw.decode("utf-8", "surrogateescape").split("\n")]
+
+
+def _each(attempts: list[Callable[[], object]]) -> None:
+    """Make all attempts; every one may be refused by a ValueError that says something."""
+    for attempt in attempts:
+        try:
+            attempt()
+        except ValueError as error:
+            if not str(error).strip():
+                raise AssertionError("an error that says nothing") from error
+
+
+def _read_settings(folder: Path) -> None:
+    settings, texts = _lines(folder / "settings"), _lines(folder / "strategy")
+    attempts: list[Callable[[], object]] = [partial(configure, toy.experiment(), [one]) for one in settings]
+    attempts += [partial(configure, toy.experiment(), (), text) for text in texts]
+    attempts += [partial(typed, text, wanted, "x") for text in settings + texts for wanted in (int, float | None, bool)]
+    _each(attempts)
+
+
+def _write_cluster(folder: Path) -> None:
+    for name, words in {
+        "kind": "v100-ethernet", "straggler": "0=10x\n3=2.5", "kill": "5@30s\n1@2min", "stop": "3@10s+20s",
+        "rejoin": "5@60s", "seconds": "0.1 0.2",
+    }.items():  # fmt: skip
+        (folder / name).write_text(words)
+
+
+def _read_cluster(folder: Path) -> None:
+    def times() -> None:
+        seconds, jitter = (float(word) for word in " ".join(_lines(folder / "seconds")).split()[:2])
+        found = compute_times(seconds, jitter, _lines(folder / "straggler"), 8)
+        cluster = kind_of(_lines(folder / "kind")[0]).cluster(8, found, 1e6)
+        assert cluster.compute(0, 1) > 0
+
+    kills, stops, rejoins = (_lines(folder / name) for name in ("kill", "stop", "rejoin"))
+    _each([times, lambda: faults_of(kills, stops, rejoins, 8), lambda: kind_of(_lines(folder / "kind")[0])])
+
+
+REQUESTS = (
+    {"do": "set", "key": "a"},
+    {"do": "add", "key": "n", "amount": 3},
+    {"do": "wait", "keys": ["a", "n"], "seconds": 0},
+    {"do": "check", "keys": ["a"]},
+    {"do": "swap", "key": "a", "expected": "616263"},
+    {"do": "delete", "key": "a"},
+    {"do": "size"},
+    {"do": "roll", "act": "enter", "roll": "r", "rank": 0, "size": 3, "lease": 5.0},
+    {"do": "roll", "act": "beat", "roll": "r", "rank": 0, "lease": 5.0, "known": -1, "seconds": 0.0},
+    {"do": "roll", "act": "claim", "roll": "r", "rank": 0, "first": 0, "total": 9, "doing": [], "done": [], "count": 2},
+    {"do": "roll", "act": "reach", "roll": "r", "rank": 0, "stage": "ended"},
+    {"do": "roll", "act": "spent", "roll": "r", "rank": 0},
+    {"do": "roll", "act": "unfinished", "roll": "r", "rank": 0},
+    {"do": "roll", "act": "waits", "roll": "r", "rank": 0},
+    {"do": "roll", "act": "fail", "roll": "r", "rank": 1, "why": "no reason"},
+    {"do": "roll", "act": "leave", "roll": "r", "rank": 0},
+)
+
+
+class Answers(KeyValueServer):
+    """A server without its door."""
+
+    def __init__(self) -> None:
+        self._values, self._changed = {"a": b"abc", "n": b"1"}, Condition()
+        self._rollcall = Rollcall(self._changed)
+
+
+def _write_frames(folder: Path) -> None:
+    for number, head in enumerate(REQUESTS):
+        here, there = socket.socketpair()
+        with here, there:
+            send_frame(here, head, b"abc")
+            (folder / f"{number:02}.frame").write_bytes(there.recv(1 << 16))
+        (folder / f"{number:02}.json").write_text(json.dumps(head))
+
+
+def _sent(data: bytes, receive: Callable[[socket.socket], object]) -> object:
+    """What comes of bytes on a connection that then closes."""
+    here, there = socket.socketpair()
+    with here, there:
+        here.settimeout(5)
+        try:
+            there.sendall(data[: 1 << 17])
+            there.shutdown(socket.SHUT_WR)
+            return receive(here)
+        except EOFError:
+            return None  # cut off before its end
+
+
+def _read_frames(folder: Path) -> None:
+    server = Answers()
+
+    def request(head: object) -> None:
+        assert isinstance(head, dict)
+        if isinstance(head.get("seconds"), int | float) and head["seconds"] > 0:
+            head["seconds"] = 0.001 if head["seconds"] < 1e300 else head["seconds"]
+        server._answer(head, b"value")
+
+    attempts: list[Callable[[], object]] = []
+    for path in sorted(folder.glob("*.frame")):
+        attempts.append(partial(_sent, path.read_bytes(), lambda line: request(receive_frame(line)[0])))
+    for path in sorted(folder.glob("*.json")):
+        raw = path.read_bytes()[: 1 << 16]
+        attempts.append(
+            partial(_sent, struct.pack("<II", len(raw), 0) + raw, lambda line: request(receive_frame(line)[0]))
+        )
+    _each(attempts)
+
+
+def _write_letters(folder: Path) -> None:
+    for number, dtype in enumerate(("torch.float32", "torch.int64", "torch.bfloat16", "torch.uint8")):
+        head = json.dumps({"tag": "world t", "type": dtype, "numel": 8, "note": [1.0, 2.5]}).encode()
+        (folder / f"{number}.letter").write_bytes(struct.pack("<I", len(head)) + head + bytes(64))
+        (folder / f"{number}.json").write_bytes(head)
+
+
+def _read_letters(folder: Path) -> None:
+    attempts = [partial(_sent, path.read_bytes(), receive_letter) for path in sorted(folder.glob("*.letter"))]
+    for path in sorted(folder.glob("*.json")):
+        raw = path.read_bytes()[: 1 << 16]
+        attempts.append(partial(_sent, struct.pack("<I", len(raw)) + raw + bytes(64), receive_letter))
+    _each(list(attempts))
+
+
+DAMAGE = (ValueError, OSError, DamagedCheckpoint)
+TARGETS = {
+    "checkpoints": Target(_write_checkpoints, _read_checkpoints, _sign, DAMAGE),
+    "models": Target(_write_models, _read_models, _sign, DAMAGE),
+    "records": Target(_write_records, _read_records),
+    "traces": Target(_write_trace, _read_traces),
+    "settings": Target(_write_settings, _read_settings),
+    "clusters": Target(_write_cluster, _read_cluster),
+    "frames": Target(_write_frames, _read_frames),
+    "letters": Target(_write_letters, _read_letters),
+}

@@ -1,0 +1,168 @@
+"""Lock-step averaging in the virtual world while learners are killed, stopped, started again: see `murmur.regroup`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.engine.outlive import outlives
+from murmur.engine.source import TaskSource
+from murmur.engine.trainer import Outcome, Trainer
+from murmur.group import PeerLost
+from murmur.recipes.toy import ToyTask
+from murmur.strategies import BMUF, KAVG, AdaptiveKAVG, DelayByOne, ParameterAveraging, SyncSGD
+from murmur.strategies.averaging_rules import Jobs
+from murmur.strategies.facts import FACTS
+from murmur.world import Seat
+from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal, Rejoin, Stop
+from murmur.worlds.virtual.world import VirtualWorld
+
+Fault = Kill | Rejoin | Stop
+TOTAL, LEASE = 96, 2.0
+OUTLIVING = [
+    KAVG(4),
+    BMUF(4),
+    AdaptiveKAVG(),
+    ParameterAveraging(frames_per_iteration=100),
+    ParameterAveraging(frames_per_iteration=100, jobs=Jobs(1)),
+]
+
+
+@dataclass(frozen=True)
+class Logged(ToyTask):
+    """Notes which minibatches were drawn."""
+
+    drawn: list[int] = field(default_factory=list, hash=False, compare=False)
+
+    def minibatch(self, n: int) -> Any:
+        self.drawn.append(n)
+        return super().minibatch(n)
+
+
+def train(strategy: Any, faults: Sequence[Fault], learners: int = 4, jitter: bool = True) -> tuple[Outcome, list[int]]:
+    compute = Lognormal(0.1, 0.2) if jitter else Constant(0.1)
+    cluster = Cluster(learners=learners, compute=compute, faults=tuple(faults), lease_seconds=LEASE)
+    task = Logged(hidden=4, per_epoch=TOTAL)
+    experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.05), evaluate_every_epochs=0.3)
+    return Trainer(experiment, VirtualWorld(cluster)).fit(), task.drawn
+
+
+def weights_of(outcome: Outcome) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in outcome.model.parameters()])
+
+
+@pytest.mark.parametrize("strategy", OUTLIVING, ids=repr)
+def test_who_is_killed_costs_its_unfinished_minibatches_and_nothing_else(strategy: Any) -> None:
+    for faults in ([Kill(2, 0.73)], [Kill(0, 0.31)], [Kill(0, 0.5), Kill(1, 1.1)], [Kill(1, 0.4), Kill(3, 0.4001)]):
+        outcome, drawn = train(strategy, faults)
+        assert outcome.leads
+        times = Counter(drawn)
+        assert sorted(times) == list(range(TOTAL))
+        assert sum(times.values()) - TOTAL <= len(faults) * 16  # at most what the lost had done in one round
+        assert torch.isfinite(weights_of(outcome)).all()
+
+
+@pytest.mark.parametrize("strategy", OUTLIVING, ids=repr)
+def test_a_learner_that_comes_late_takes_part(strategy: Any) -> None:
+    outcome, drawn = train(strategy, [Kill(1, 0.3), Rejoin(1, 0.5)])
+    assert sorted(set(drawn)) == list(range(TOTAL))
+    assert outcome.leads
+    back, _ = train(strategy, [Kill(1, 0.3), Rejoin(1, 0.5)])
+    assert torch.equal(weights_of(back), weights_of(outcome))
+
+
+def test_who_was_thought_dead_and_was_not_comes_back() -> None:
+    outcome, drawn = train(KAVG(2), [Stop(1, 0.35, LEASE + 0.5)])
+    assert sorted(set(drawn)) == list(range(TOTAL))
+    assert outcome.leads
+
+
+def test_the_mean_after_a_loss_is_that_of_those_that_are_left() -> None:
+    """By hand: K = 2, three learners; 1 dies in the second round, whose minibatches 7 and 10 are done next."""
+    outcome, _ = train(KAVG(2), [Kill(1, 0.25)], learners=3, jitter=False)
+    task = Logged(hidden=4, per_epoch=TOTAL)
+    experiment = Experiment(task, KAVG(2), Budget(epochs=1), SGD(0.05))
+    steps = Steps(experiment)
+    w = steps.round(steps.start, [[0, 3], [1, 4], [2, 5]])
+    w = steps.round(w, [[6, 9], [8, 11]])
+    order = [7, 10, *range(12, TOTAL)]
+    for i in range(0, len(order), 4):
+        w = steps.round(w, [order[i : i + 4 : 2], order[i + 1 : i + 4 : 2]])
+    assert torch.allclose(weights_of(outcome), w, atol=1e-6)
+
+
+class Steps:
+    """Rounds of K-step averaging done by one learner, which takes the others' steps too."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        found: list[TaskSource] = []
+
+        async def program(seat: Seat) -> None:
+            found.append(TaskSource(experiment, seat, ()))
+
+        VirtualWorld(1).run(program)
+        self.source = found[0]
+        self.start = self.source.layout.gather().clone()
+
+    def round(self, w: torch.Tensor, numbers: Sequence[Sequence[int]]) -> torch.Tensor:
+        ended = []
+        for mine in numbers:
+            self.source.layout.scatter(w)
+            for n in mine:
+                gradient = self.source.draw(n, None)
+                self.source.layout.scatter(self.source.layout.gather() - 0.05 * gradient.g)
+            ended.append(self.source.layout.gather().clone())
+        return torch.stack(ended).mean(0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_random_schedules_end_with_every_minibatch_done(data: st.DataObject) -> None:
+    strategy = data.draw(st.sampled_from(OUTLIVING), "strategy")
+    learners = data.draw(st.integers(2, 5), "learners")
+    moment = st.floats(0.01, 6.0)
+    faults: list[Fault] = []
+    for learner in data.draw(st.permutations(range(learners)))[1:]:  # one lives through it all
+        kind = data.draw(st.sampled_from(["none", "kill", "kill", "back", "stop"]), "fault")
+        at = data.draw(moment, "at")
+        if kind in ("kill", "back"):
+            faults.append(Kill(learner, at))
+        if kind == "back":
+            faults.append(Rejoin(learner, at + data.draw(moment, "away")))
+        if kind == "stop":
+            faults.append(Stop(learner, at, data.draw(st.floats(0.1, 3 * LEASE), "for")))
+    outcome, drawn = train(strategy, faults, learners)
+    assert sorted(set(drawn)) == list(range(TOTAL))
+    assert outcome.leads
+    assert torch.isfinite(weights_of(outcome)).all()
+
+
+@pytest.mark.parametrize("strategy", [SyncSGD(), DelayByOne()], ids=repr)
+def test_strategies_whose_every_step_needs_everybody_end(strategy: Any) -> None:
+    with pytest.raises(PeerLost, match="learner 2"):
+        train(strategy, [Kill(2, 0.73)])
+
+
+def test_the_table_of_facts_says_who_goes_on() -> None:
+    for strategy in OUTLIVING:
+        assert FACTS[type(strategy).__name__].outlives
+    for strategy in (*OUTLIVING, SyncSGD(), DelayByOne()):
+        assert outlives(strategy) == (FACTS[type(strategy).__name__].outlives)
+
+
+@pytest.mark.parametrize("strategy", OUTLIVING, ids=repr)
+def test_without_a_loss_nothing_is_different(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_it, _ = train(strategy, [])
+    monkeypatch.setattr("murmur.engine.outlive.outlives", lambda _: False)
+    without, _ = train(strategy, [])
+    assert torch.equal(weights_of(with_it), weights_of(without))

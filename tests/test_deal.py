@@ -1,0 +1,40 @@
+"""Minibatches dealt out in turns: whoever is lost, each is done exactly once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from murmur.deal import Deal
+
+
+def test_positions_are_dealt_in_order() -> None:
+    deal = Deal((0, 1, 2), total=8)
+    assert [[deal.number(t, r) for r in range(3)] for t in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, None]]
+    assert [deal.reached(t) for t in range(4)] == [0, 3, 6, 8]
+
+
+def test_a_deal_to_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Deal((0,)).anew(0, 0, ())
+
+
+@given(st.data())
+def test_every_minibatch_is_done_once_whoever_is_lost_or_comes(data: st.DataObject) -> None:
+    """Rounds of a few turns; in some of them learners are lost with what they took, in others some come back."""
+    total = data.draw(st.integers(1, 60), "total")
+    everybody = range(data.draw(st.integers(1, 6), "learners"))
+    deal, turn, done = Deal(tuple(everybody), total), 0, list[int]()
+    while deal.reached(turn) < total:
+        begun, turn = turn, turn + data.draw(st.integers(1, 4), "turns of the round")
+        missing = set(data.draw(st.lists(st.sampled_from(deal.to), max_size=len(deal.to) - 1), "missing"))
+        for rank in set(deal.to) - missing:
+            numbers = [deal.number(t, rank) for t in range(begun, turn)]
+            done += [n for n in numbers if n is not None]
+        back = data.draw(st.sets(st.sampled_from(everybody)), "there next time")
+        to = sorted(back - missing | set(deal.to) - missing)
+        deal = deal.without(begun, turn, missing, to)
+        assert deal.reached(turn) == len(done)
+        assert len(deal.to_come(turn)) <= total - len(done)
+    assert sorted(done) == list(range(total))

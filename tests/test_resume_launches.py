@@ -1,0 +1,144 @@
+"""Launches of `murmur train` that are killed or asked to stop at random moments, and go on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from murmur.engine.checkpoint import read_pair
+from murmur.recipes import toy
+from murmur.settings import configure
+from murmur.training import Request, run_learner
+from murmur.worlds.torch.environment import Place
+from murmur.worlds.torch.signals import HALTED_STATUS
+from pool import Pool
+from tasks import fit_in_process
+
+pytestmark = pytest.mark.processes
+SETTINGS = ("budget.epochs=12", "task.hidden=8", "task.dropout=0.2", "evaluate_every_epochs=0.4")
+MINIBATCHES = 1200
+IN_STEP = ["SyncSGD()", "KAVG(K=4)", "BMUF(K=4)", "DelayByOne()", "Exchanged(KAVG(K=4), 'int8')", "AdaptiveKAVG()"]
+
+
+def launch(strategy: str, out: Path, resume: bool) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "murmur", "train", str(Path(toy.__file__)), "--learners", "2", "--threads", "1"]
+    words += ["--strategy", strategy, "--out", str(out), *(["--resume"] if resume else [])]
+    for setting in SETTINGS:
+        words += ["--set", setting]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def records(out: Path) -> int:
+    path = out / "records.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def cut(process: subprocess.Popen[str], out: Path, after: int, how: signal.Signals) -> None:
+    """Send a signal once so many records have been written."""
+    deadline = time.monotonic() + 120
+    while records(out) < after and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(how)
+    process.wait(60)
+
+
+def go_through(strategy: str, ways: Sequence[signal.Signals], seed: int, out: Path, pool: Pool) -> None:
+    """A run that is cut off in these ways ends with the bits of one that is not."""
+    draw = random.Random(seed)
+    wanted = pool.call(fit_in_process, 2, configure(toy.experiment(), SETTINGS, strategy))[0]
+    for number, how in enumerate(ways):
+        begun = records(out)
+        process = launch(strategy, out, resume=number > 0)
+        cut(process, out, begun + draw.randrange(20, MINIBATCHES // len(ways)), how)
+        if how == signal.SIGKILL:
+            assert process.returncode in (-signal.SIGKILL, 0), f"seed {seed}"
+        else:
+            assert process.returncode in (HALTED_STATUS, 0), f"seed {seed}: {process.stderr and process.stderr.read()}"
+    process = launch(strategy, out, resume=True)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, f"seed {seed}: {said}"
+    assert "going on from" in said or "the run starts from the beginning" in said
+    assert torch.equal(read_pair(out / "model")[0]["weights"], torch.tensor(wanted)), f"seed {seed}"
+
+
+def learn(place: Place, strategy: str, out: Path, resume: bool) -> None:
+    """What a learner's process does once Python has started."""
+    sys.exit(run_learner(Request(toy.__file__, SETTINGS, strategy, 2, out, resume, threads=1), place))
+
+
+def launch_forked(strategy: str, out: Path, resume: bool, pool: Pool) -> list[Any]:
+    """Two learners without a launcher, forked from a process that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["murmur.training", "murmur.recipes.toy"])
+    pool.jobs += 1  # the store is the pool's
+    places = [Place(rank, 2, rank, "127.0.0.1", pool.port, pool.jobs) for rank in range(2)]
+    learners = [context.Process(target=learn, args=(p, strategy, out, resume), daemon=True) for p in places]
+    for learner in learners:
+        learner.start()
+    return learners
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("which", range(2))
+def test_killed_at_random_times_a_run_ends_with_the_same_bits(which: int, tmp_path: Path, pool: Pool) -> None:
+    """First all learners die, then all are asked to stop; the third launch comes to the end."""
+    seed = int.from_bytes(os.urandom(4), "big")
+    draw, strategy = random.Random(seed), IN_STEP[(seed + which) % len(IN_STEP)]
+    wanted = pool.call(fit_in_process, 2, configure(toy.experiment(), SETTINGS, strategy))[0]
+    for generation, ends in enumerate([signal.SIGKILL, signal.SIGUSR1, None]):
+        begun = records(tmp_path)
+        learners = launch_forked(strategy, tmp_path, generation > 0, pool)
+        if ends is not None:
+            after = begun + draw.randrange(1, MINIBATCHES // 2)
+            while records(tmp_path) < after and all(learner.exitcode is None for learner in learners):
+                time.sleep(0.002)
+            for learner in learners:
+                with suppress(ProcessLookupError):  # it has come to its end
+                    os.kill(learner.pid, ends)
+        for learner in learners:
+            learner.join(60)
+        codes = {learner.exitcode for learner in learners}
+        allowed = {0, {signal.SIGKILL: -signal.SIGKILL, signal.SIGUSR1: HALTED_STATUS, None: 0}[ends]}
+        assert codes <= allowed, f"seed {seed}, {strategy}: {codes} in launch {generation}"
+    assert torch.equal(read_pair(tmp_path / "model")[0]["weights"], torch.tensor(wanted)), f"seed {seed}, {strategy}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("strategy", IN_STEP)
+def test_many_kills(strategy: str, seed: int, tmp_path: Path, pool: Pool) -> None:
+    ways = random.Random(seed).choices([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1], [3, 1, 1], k=3)
+    go_through(strategy, ways, seed, tmp_path, pool)
+
+
+@pytest.mark.timeout(120)
+def test_a_second_request_ends_at_once(tmp_path: Path) -> None:
+    """While the first one cannot be met: learners do not come to a boundary."""
+    waits = "import signal, time; from murmur.worlds.torch.signals import StopSignals\n"
+    waits += "with StopSignals() as asked:\n    print('ready', flush=True); time.sleep(60); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)  # the same request, which came twice
+    time.sleep(2.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGUSR1)  # only asks
+    time.sleep(0.1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == -signal.SIGTERM

@@ -1,0 +1,205 @@
+"""Real processes in lock-step, of which one fails in the middle of it: the others are told at once, and by name."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+
+from murmur.group import PeerLost
+from murmur.world import Seat
+from murmur.worlds.threads import ThreadWorld
+from murmur.worlds.torch.door import listen
+from murmur.worlds.torch.environment import Place
+from murmur.worlds.torch.keyvalue import KeyValueServer
+from murmur.worlds.torch.store import connect
+from murmur.worlds.torch.world import TorchWorld
+
+pytestmark = pytest.mark.processes
+
+BAR_SECONDS = 5.0
+SIZE, VICTIM = 3, 1
+STEP_SECONDS = 0.005
+SHORT_SECONDS = 1.0
+
+
+def crash() -> None:
+    raise MemoryError("no room for the minibatch")
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def leave() -> None:
+    os._exit(1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round of lock-step."""
+
+    verb: str
+
+    async def __call__(self, seat: Seat) -> None:
+        await seat.work(lambda: time.sleep(STEP_SECONDS))
+        x = torch.ones(50_000)
+        if self.verb == "mean":
+            await seat.group.mean(x)
+        elif self.verb == "sums behind a gradient":
+            for each in [seat.group.start_sum(part) for part in x.chunk(4)]:
+                await each
+        elif self.verb == "mixing":
+            await seat.group.mix(x, {j: 1 / SIZE for j in range(SIZE)})
+        else:
+            await seat.spawn(seat.group.mean(x), "averaging")
+
+
+def take_part(place: Place, step: Step, failure: Callable[[], None], at: int, pipe: Connection) -> None:
+    """Be a learner that steps until something happens; tells when it fails, or what it is told and when."""
+    torch.set_num_threads(1)
+
+    async def program(seat: Seat) -> None:
+        for turn in range(100_000):
+            if place.rank == VICTIM and turn == at:
+                pipe.send(time.monotonic())
+                failure()
+            await step(seat)
+
+    try:
+        TorchWorld(place, store=connect(place, 30)).run(program)
+    except PeerLost as error:
+        pipe.send((time.monotonic(), error.learner, str(error)))
+    except MemoryError:
+        pass  # of the victim's own
+    pipe.send("ended")  # the world too, not only the program
+
+
+async def patience(seat: Seat) -> float:
+    """Member 1 waits for a letter of member 0 for longer than the world's timeout."""
+    if seat.group.rank == 0:
+        await seat.sleep(2 * SHORT_SECONDS)
+        seat.group.post(torch.tensor([7.0]), 1, "late")
+        return 0.0
+    return float((await seat.group.recv(0, "late")).x)
+
+
+def wait_for_each_other(place: Place, pipe: Connection) -> None:
+    """Be a learner of a world that has little patience with collectives."""
+    torch.set_num_threads(1)
+    pipe.send(TorchWorld(place, timeout_seconds=SHORT_SECONDS, store=connect(place, 30)).run(patience)[0])
+
+
+@dataclass
+class Flock:
+    """Learners with a store of their own."""
+
+    processes: list[Any]
+    pipes: list[Connection]
+
+    def hear(self, rank: int) -> Any:
+        assert self.pipes[rank].poll(60), f"learner {rank} says nothing"
+        return self.pipes[rank].recv()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Flock]]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["murmur.worlds.torch.world"])
+    server = KeyValueServer(listen())
+    flocks: list[Flock] = []
+
+    def begin(size: int, target: Callable[..., None], *arguments: Any) -> Flock:
+        flock = Flock([], [])
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            place = Place(rank, size, rank, "127.0.0.1", server.address[1], generation=len(flocks))
+            process = context.Process(target=target, args=(place, *arguments, theirs))
+            process.start()
+            theirs.close()
+            flock.processes.append(process)
+            flock.pipes.append(ours)
+        flocks.append(flock)
+        return flock
+
+    yield begin
+    for flock in flocks:
+        for process in flock.processes:
+            process.kill()
+            process.join()
+    server.close()
+
+
+WHY = {
+    kill: "its process has ended",
+    leave: "its process has ended",
+    crash: "MemoryError: no room for the minibatch",
+    stop: "no sign of life",
+}
+VERBS = ["mean", "sums behind a gradient", "mixing", "mean beside"]
+FEW = [(stop, VERBS[1]), (stop, VERBS[2]), (stop, VERBS[3]), (kill, VERBS[1]), (crash, VERBS[0]), (leave, VERBS[3])]
+
+
+def named(value: Any) -> str:
+    return value if isinstance(value, str) else str(value.__name__)
+
+
+@pytest.mark.parametrize(("failure", "verb"), FEW, ids=named)
+def test_the_others_learn_who_is_lost(start: Callable[..., Flock], failure: Callable[[], None], verb: str) -> None:
+    check_loss(start, failure, verb, 80)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_whenever_it_happens(start: Callable[..., Flock], seed: int) -> None:
+    draw = random.Random(seed)
+    check_loss(start, draw.choice(list(WHY)), draw.choice(VERBS), draw.randrange(60, 400))
+
+
+def check_loss(start: Callable[..., Flock], failure: Callable[[], None], verb: str, at: int) -> None:
+    flock = start(SIZE, take_part, Step(verb), failure, at)
+    failed = flock.hear(VICTIM)
+    for rank in set(range(SIZE)) - {VICTIM}:
+        told, learner, message = flock.hear(rank)
+        assert told - failed < BAR_SECONDS
+        assert learner == VICTIM
+        assert f"learner {VICTIM} on " in message
+        assert WHY[failure] in message
+        assert flock.hear(rank) == "ended"
+        assert time.monotonic() - failed < 2 * BAR_SECONDS, "nothing holds the process back"
+
+
+@pytest.mark.parametrize("world", ["threads", "processes"])
+def test_a_silent_member_that_lives_is_waited_for(start: Callable[..., Flock], world: str) -> None:
+    if world == "threads":
+        assert ThreadWorld(2, timeout_seconds=0.1).run(patience) == [0.0, 7.0]
+    else:
+        flock = start(2, wait_for_each_other)
+        assert [flock.hear(rank) for rank in range(2)] == [0.0, 7.0]
+
+
+def test_nobody_waits_for_a_thread_that_has_ended() -> None:
+    async def program(seat: Seat) -> None:
+        if seat.group.rank == 1:
+            seat.group.post(torch.ones(1), 0, "first")
+            return
+        assert (await seat.group.recv(1, "first")).x == 1
+        await seat.group.recv(1, "second")
+
+    began = time.monotonic()
+    with pytest.raises(PeerLost, match="learner 1 has ended"):
+        ThreadWorld(2).run(program)
+    assert time.monotonic() - began < BAR_SECONDS
