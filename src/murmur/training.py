@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +39,7 @@ from murmur.worlds.torch.signals import HALTED_STATUS, StopSignals
 from murmur.worlds.torch.world import TorchWorld, device_of
 
 log = logging.getLogger(__name__)
-LAUNCH = "launch.json"
+LAUNCH, RECOGNISED = "launch.json", "recognised.jsonl"
 
 
 @dataclass(frozen=True)
@@ -218,6 +218,9 @@ def report(request: Request, experiment: Experiment, model: nn.Module) -> None:
         "test_seconds": seconds,
     }
     write_whole(request.out / "score.json", json.dumps(kept, indent=1).encode())
+    if score.recognised:
+        lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
+        write_whole(request.out / RECOGNISED, "".join(lines).encode())
 
 
 def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:

@@ -27,11 +27,30 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Recognised:
+    """One test utterance: what was said, what was recognised, the errors (ins + del + sub) and the words said."""
+
+    utterance: str
+    speaker: str
+    reference: str
+    hypothesis: str
+    errors: int
+    words: int
+
+
+@dataclass(frozen=True)
 class Score:
-    """What a trained model reaches on unseen data: figures for programs, lines for people."""
+    """What a trained model reaches on unseen data.
+
+    Attributes:
+        figures: for programs.
+        lines: for people.
+        recognised: every utterance of test, where words were recognised; paired comparisons of runs need them.
+    """
 
     figures: Mapping[str, float] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
+    recognised: tuple[Recognised, ...] = ()
 
 
 class Task(Protocol):

@@ -23,6 +23,7 @@ from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
 from murmur.engine.task import Loss, Score
 from murmur.recipes.ctc_data import Data, Split, load, read
+from murmur.recipes.recognised import recognised
 from murmur.speech import ctc
 from murmur.speech.augment import SpecAugment
 from murmur.speech.batching import UtteranceBatches, pad
@@ -138,7 +139,8 @@ class CtcTask:
         test = self.data.test
         hypotheses, _ = self._decode(model, test)
         words, characters = score(test.texts, hypotheses), score(test.texts, hypotheses, unit="char")
-        return Score({"wer": words.percent, "cer": characters.percent}, (str(words), str(characters)))
+        figures = {"wer": words.percent, "cer": characters.percent}
+        return Score(figures, (str(words), str(characters)), recognised(test.texts, hypotheses))
 
     def transcribe(self, model: nn.Module, split: Split) -> dict[str, str]:
         """Best-path transcripts {utterance: text} of a split of `data`."""

@@ -154,7 +154,7 @@ class HybridTask(ChunkLearning):
         """Error rates of the Gaussian systems and of the network on dev and test, all settings tuned on dev."""
         results = self.gaussian_results() + self.network_results(model)
         figures = {name: value for result in results for name, value in result.figures.items()}
-        return Score(figures, tuple(str(result) for result in results))
+        return Score(figures, tuple(str(result) for result in results), results[-1].recognised)
 
     def gaussian_results(self) -> list[Result]:
         """Error rates of the Gaussian systems that `decoding.scored` asks for."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from murmur.engine.task import Recognised
 from murmur.recipes.corpora import SpeechSet
 from murmur.recipes.hybrid_config import LOOP, ONE_WORD, TOLERANCE_PERCENT, Decoding, Search, first_options
+from murmur.recipes.recognised import recognised
 from murmur.speech.arpa import read_arpa
 from murmur.speech.bootstrap import Interval, interval
 from murmur.speech.corpus import Corpus
@@ -57,6 +59,7 @@ class Result:
     interval: Interval
     options: DecodeOptions
     real_time_factor: float
+    recognised: tuple[Recognised, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         spread = f"{100 * self.interval.coverage:.0f} % interval {self.interval.low:.2f}-{self.interval.high:.2f}"
@@ -182,7 +185,8 @@ class DecodeHalf:
         write_error_report(report, part.texts, decoded.texts)
         spread = interval(by_utterance, speakers)
         total = total_of(by_utterance.values())
-        return Result(system.name, name, total, spread, options, decoded.real_time_factor())
+        found = recognised(part.texts, decoded.texts, part.speakers)
+        return Result(system.name, name, total, spread, options, decoded.real_time_factor(), found)
 
     def _tell(self, system: System, trials: Iterable[Trial]) -> None:
         for trial in trials:
