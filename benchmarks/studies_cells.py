@@ -27,13 +27,13 @@ from murmur.learner import Strategy
 from murmur.recipes import digits_demo
 from murmur.recipes.hybrid import HybridTask
 from murmur.recipes.pretrain import PretrainTask
+from murmur.recipes.random_frames import FrameTask
 from murmur.speech.models import Dnn
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.trained import Initialised
 from murmur.world import Seat
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
-from studies_task import FrameTask
 
 KEPT = Path(__file__).parents[1] / "results" / "studies.jsonl"
 NETWORK = Dnn(hidden=128, layers=3, context=5)

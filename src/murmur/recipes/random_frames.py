@@ -1,4 +1,4 @@
-"""The task of the studies: single frames with their context, drawn at random, so that a minibatch has exactly B frames.
+"""Single frames with their context, drawn at random, so that a minibatch has exactly B frames.
 
 Data, states, dev and test are those of a hybrid task with a sigmoid network on spliced frames; only the order differs:
 every pass over the training frames is a permutation of its own, cut into minibatches; frames that fill no minibatch are
