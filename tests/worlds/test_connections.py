@@ -6,14 +6,14 @@ import socket
 import time
 from datetime import timedelta
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from murmur.worlds.torch.connections import Connections, Device, connections
+from murmur.worlds.torch.connections import Connections, Device, connections, drop
 from murmur.worlds.torch.door import listen
 
 TIMEOUT_SECONDS = 20.0
@@ -57,6 +57,32 @@ def test_what_waits_for_a_silent_member_ends_at_once(tmp_path: Path) -> None:
     del work
     made.clear()
     assert time.monotonic() - began < TIMEOUT_SECONDS / 4, "neither the operation nor the group lasts any longer"
+
+
+class Lasting:
+    """A group that ends when it may."""
+
+    def __init__(self, may_end: Event, ended: Event) -> None:
+        self.may_end, self.ended = may_end, ended
+
+    def __del__(self) -> None:
+        self.may_end.wait(TIMEOUT_SECONDS)
+        self.ended.set()
+
+
+def test_nobody_waits_for_a_group_that_does_not_end() -> None:
+    may_end, ended = Event(), Event()
+    drop([None, Lasting(may_end, ended)])
+    assert not ended.is_set()
+    may_end.set()
+    assert ended.wait(TIMEOUT_SECONDS / 4)
+
+
+def test_a_group_that_ends_is_gone_when_it_is_dropped() -> None:
+    may_end, ended = Event(), Event()
+    may_end.set()
+    drop([Lasting(may_end, ended)])
+    assert ended.is_set()
 
 
 def test_connections_of_others_stay(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
@@ -20,6 +21,7 @@ from torch._C import _distributed_c10d as c10d
 from murmur.worlds.torch.traffic import Flow, flow_of
 
 Address = tuple[str, int]
+DROP_SECONDS = 0.5  # a group whose operations have ended is dropped within milliseconds
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,18 @@ class Connections:
         """How much has gone over each of them, where the system tells."""
         found = ((_connection(descriptor, line), flow_of(line)) for descriptor, line in _lines())
         return {c: flow for c, flow in found if c is not None and c in self.held and flow is not None}
+
+
+def drop(groups: list[Any]) -> None:
+    """Empty a list of groups whose connections have been cut, and wait for their ends, but not for long.
+
+    A group ends when its operations have. gloo can leave one of them out when it tells them that a connection has
+    broken: its first message fails, those that wait are told, and only then is it put among them. It then lasts as long
+    as its timeout, minutes perhaps, for which a learner that wants to say who is lost must not wait.
+    """
+    dropping = Thread(target=groups.clear, name="drops groups", daemon=True)
+    dropping.start()
+    dropping.join(DROP_SECONDS)
 
 
 def connections() -> frozenset[Connection]:

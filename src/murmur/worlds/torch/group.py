@@ -20,7 +20,7 @@ from murmur.roll import Roll
 from murmur.trace import COMMUNICATING, WAITING, Trace
 from murmur.worlds.mailbox import PostOffice
 from murmur.worlds.torch.backends import address_of, ended, make_gloo, make_nccl
-from murmur.worlds.torch.connections import Connection, Connections, Device, connections
+from murmur.worlds.torch.connections import Connection, Connections, Device, connections, drop
 from murmur.worlds.torch.environment import Backend, backend_of
 from murmur.worlds.torch.netroll import WORLD, CountedRoll, NetRoll
 from murmur.worlds.torch.presence import LOOK_SECONDS, Presence
@@ -108,8 +108,10 @@ class TorchGroup(Group):
     @cached_property
     def _group(self) -> Any:
         """gloo's group; a learner that comes late joins it with its first collective, and may never need one."""
-        if self.size == 1 or self._closed:
+        if self.size == 1:
             return None
+        if self._closed:
+            raise PeerLost(f"{self.name} has been closed")
         devices = [address_of(self.wiring.store, member) for member in self.members]
         before = connections()
         assert self.wiring.device is not None
@@ -132,8 +134,7 @@ class TorchGroup(Group):
         self._closed = True
         if self._connections is not None:
             self._connections.cut()
-        for name in ("_group", "_nccl"):
-            self.__dict__.pop(name, None)
+        drop([self.__dict__.pop(name, None) for name in ("_group", "_nccl")])
 
     async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
         if self._group is None:
@@ -250,9 +251,8 @@ class TorchGroup(Group):
         if not self.outlives:
             raise PeerLost(f"{self.name} cannot go on with {list(ranks)} alone: its store does not notice deaths")
         members = [self._learner(r) for r in ranks]
-        return type(self)(
-            self.wiring, f"{self.name}/{name}", members, min(FORMING_SECONDS, self.wiring.timeout_seconds)
-        )
+        patience = min(FORMING_SECONDS, self.wiring.timeout_seconds)
+        return type(self)(self.wiring, f"{self.name}/{name}", members, patience)
 
     def count(self, counter: str, amount: int = 0) -> int:
         return int(self._prefix.add(f"count/{counter}", amount))
