@@ -11,8 +11,6 @@ row for done if its experiment has the same digest.
 
 from __future__ import annotations
 
-import json
-import re
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,13 +21,13 @@ import torch
 import typer
 
 from measure import bar, close
+from murmur.compared.intervals import difference
+from murmur.compared.rows import Rows
 from murmur.engine.experiment import Experiment
 from murmur.engine.trainer import Trainer
 from murmur.learner import Strategy
 from murmur.mixing import randomized_ring
 from murmur.settings import configure, load
-from murmur.speech.bootstrap import Comparison, compare
-from murmur.speech.wer import ErrorRate
 from murmur.strategies import ADPSGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.strategies.adaptive_rules import Geometric
 from murmur.strategies.facts import FACTS
@@ -74,30 +72,9 @@ def train(experiment: Experiment, learners: int) -> dict[str, Any]:
     world = VirtualWorld(Cluster(learners=learners, compute=Lognormal(0.1, 0.1)))
     outcome = Trainer(experiment, world).fit()
     score = experiment.task.test(outcome.model)
-    errors = errors_of(experiment.task.cache / "errors" / "network-test.txt")  # type: ignore[attr-defined]
+    errors = {each.utterance: (each.errors, each.words) for each in score.recognised}
     found = {"heldout": outcome.figures, "test": dict(score.figures), "virtual_seconds": world.clock.now}
     return {**found, "errors": errors}
-
-
-def errors_of(report: Path) -> dict[str, tuple[int, int]]:
-    """(errors, words) of each utterance of an error report."""
-    lines = re.finditer(r"^(\S+) %WER \S+ \[ (\d+) / (\d+),", report.read_text(encoding="utf-8"), re.MULTILINE)
-    return {line[1]: (int(line[2]), int(line[3])) for line in lines}
-
-
-def difference(alone: list[dict[str, Any]], cell: list[dict[str, Any]]) -> Comparison:
-    """Paired bootstrap of the word error rate against one learner's over the seeds of the cell, utterances drawn."""
-    seeds = {row["seed"] for row in cell}
-    first, second = (
-        {
-            f"{name} {row['seed']}": ErrorRate(words, substitutions=errors)
-            for row in rows
-            if row["seed"] in seeds
-            for name, (errors, words) in row["errors"].items()
-        }
-        for rows in (alone, cell)
-    )
-    return compare(first, second, {name: name.rpartition(" ")[0] for name in first})
 
 
 def table(rows: Mapping[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any]:
@@ -107,7 +84,7 @@ def table(rows: Mapping[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any
         alone = [row for row in rows["SyncSGD", 1] if row["seed"] in {r["seed"] for r in cell}]
         mean = statistics.mean(r["heldout"]["loss"] for r in cell)
         ratios = [a["heldout"]["loss"] / b["heldout"]["loss"] for a, b in zip(cell, alone, strict=True)]
-        wer = difference(alone, cell)
+        wer = difference(*({row["seed"]: row["errors"] for row in rows} for rows in (alone, cell)))
         found[f"{name} at {learners}"] = {
             "loss": mean,
             "ratio": statistics.mean(ratios),
@@ -158,18 +135,18 @@ def main(
     torch.set_num_threads(1)
     counts = sorted({1, *(learners or (2, 4, 8))})
     base = configure(load(recipe), [f"task.cache={cache}", *(settings or ())])
-    done = [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
-    by_digest = {(row["digest"], row["learners"]): row for row in done}
+    kept = Rows(KEPT)
+    done = kept.read()
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for name, count, seed, experiment in cells(base, counts):
-        key = (replace(experiment, task=replace(experiment.task, cache=Path("cache"))).digest(), count)  # type: ignore[type-var]
-        if key not in by_digest:
-            row = {"recipe": recipe, "strategy": name, "learners": count, "seed": seed, "digest": key[0]}
-            by_digest[key] = {**row, **train(experiment, count)}
-            with KEPT.open("a") as file:
-                file.write(json.dumps(by_digest[key]) + "\n")
-            print(f"seed {seed}: {name} at {count} learners: {by_digest[key]['heldout']}", flush=True)
-        rows.setdefault((name, count), []).append(by_digest[key])
+        plain = replace(experiment, task=replace(experiment.task, cache=Path("cache")))  # type: ignore[type-var]
+        key = f"{plain.digest()}-{count}"
+        if key not in done:
+            row = {"recipe": recipe, "strategy": name, "learners": count, "seed": seed, "digest": key}
+            done[key] = {**row, **train(experiment, count)}
+            kept.append(done[key])
+            print(f"seed {seed}: {name} at {count} learners: {done[key]['heldout']}", flush=True)
+        rows.setdefault((name, count), []).append(done[key])
     found = table(rows)
     close(f"equal_samples_{recipe}", found, bars_of(found, counts))
 

@@ -6,12 +6,12 @@ Every run is a row of results/studies.jsonl; the script goes on where it was, an
 tables and pictures of docs/studies.md again. The rules of each study were fixed before its first row; a few minutes of
 pilot runs with a seed of their own, which stand nowhere, chose sizes and the middle of the grids.
 
-Task: the demo's digits, 62 states, three sigmoid layers of 128, single frames in random order (`recipes/random_frames`); 480,000
-frames a run, about three passes. Figures are of dev (log-probability a frame) and of test (word error rate, acoustic
-scale tuned on dev). Rates are linear: tuned at one learner and 128 frames, times frames / 128, times learners. Kaldi's
-schedule falls exponentially to a tenth from there; IBM's warms up to that peak over half of the run and then falls to
-1/32 of it. No momentum, no clipping. A run whose loss is no number or above that of the class frequencies counts with
-the loss of the class frequencies.
+Task: the demo's digits, 62 states, three sigmoid layers of 128, single frames in random order
+(`recipes/random_frames`); 480,000 frames a run, about three passes. Figures are of dev (log-probability a frame) and of
+test (word error rate, acoustic scale tuned on dev). Rates are linear: tuned at one learner and 128 frames, times frames
+/ 128, times learners. Kaldi's schedule falls exponentially to a tenth from there; IBM's warms up to that peak over half
+of the run and then falls to 1/32 of it. No momentum, no clipping. A run whose loss is no number or above that of the
+class frequencies counts with the loss of the class frequencies.
 
 Tuning, seed 0, one learner: RATES for SGD and for natural gradient. Machines at STACK_RATES, each judged by SGD from it
 at SGD's rate; from the best one both optimizers also at a third of their rates.           6 + 3 + 3 + 1 + 2 runs

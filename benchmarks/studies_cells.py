@@ -6,17 +6,14 @@ dev), processor seconds, commit and date. Its digest is that of the cell and of 
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from equal_samples import errors_of
+from murmur.compared.rows import Row, Rows, digest_of
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD, NaturalGradientSGD, OptimizerFactory
@@ -31,6 +28,7 @@ from murmur.recipes.random_frames import FrameTask
 from murmur.speech.models import Dnn
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.trained import Initialised
+from murmur.training import commit
 from murmur.world import Seat
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
@@ -46,7 +44,6 @@ FIXED = {
     "stack": "one pass a machine, momentum 0.9, weight decay 2e-4",
     "seconds": "log-normal, median 0.1, sigma 0.1",
 }
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ class Cell:
 
 
 def _digest(content: object) -> str:
-    return blake2b(json.dumps([content, FIXED], sort_keys=True).encode(), digest_size=8).hexdigest()
+    return digest_of([content, FIXED])
 
 
 def supervised(cache: Path, seed: int) -> HybridTask:
@@ -127,19 +124,14 @@ def supervised(cache: Path, seed: int) -> HybridTask:
 
 def rows() -> dict[str, Row]:
     """All finished runs, by digest."""
-    found = [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
-    return {row["digest"]: row for row in found}
+    return Rows(KEPT).read()
 
 
 def keep(digest: str, content: Mapping[str, Any], began: float) -> Row:
     """Append a row, with where it comes from."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, cwd=KEPT.parent, capture_output=True, text=True, check=False).stdout.strip()
-    about = {"cpu_seconds": round(time.process_time() - began, 1), "commit": commit or "unknown"}
+    about = {"cpu_seconds": round(time.process_time() - began, 1), "commit": (commit() or "unknown")[:7]}
     row = {"digest": digest, **content, **about, "date": datetime.now(UTC).date().isoformat()}
-    KEPT.parent.mkdir(exist_ok=True)
-    with KEPT.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    Rows(KEPT).append(row)
     return row
 
 
@@ -189,8 +181,8 @@ def run(cell: Cell, cache: Path, decoded: bool) -> Row:
     else:
         content |= {"loss": outcome.figures["loss"], "accuracy": outcome.figures["frame accuracy"]}
         if decoded:
-            experiment.task.test(outcome.model)
-            content["errors"] = errors_of(cache / "errors" / "network-test.txt")
+            score = experiment.task.test(outcome.model)
+            content["errors"] = {each.utterance: (each.errors, each.words) for each in score.recognised}
     content |= {"steps": len(losses), "prior": _frames_of(experiment.task).loss_of_priors()}
     row = keep(cell.digest, content, began)
     print(f"{cell}: held-out loss {row['loss']}, {row['cpu_seconds']} s", flush=True)

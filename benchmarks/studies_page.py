@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from equal_samples import difference
 from measure import bar, close
+from murmur.compared.intervals import T, difference, paired
 from murmur.speech.bootstrap import Interval
 
 PAGE = Path(__file__).parents[1] / "docs" / "studies.md"
-# Student's t, 97.5 %, by degrees of freedom from 1 on.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
 INTERACTIONS = (("optimizer", "learners"), ("pre-training", "learners"), ("schedule", "learners"))
 Row = dict[str, Any]
 
@@ -53,18 +51,9 @@ class Study:
         return list({row["digest"]: row for group in groups for row in group}.values())
 
 
-def paired(first: Iterable[float], second: Iterable[float]) -> Interval:
-    """Mean of second / first (geometric) with its t interval over pairs of positive numbers."""
-    logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
-    mean = statistics.mean(logs)
-    reach = T[len(logs) - 2] * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Interval(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), 0.95)
-
-
 def words(first: Sequence[Row], second: Sequence[Row]) -> tuple[float, Interval]:
     """Word error rate of `second` in percent, and its difference to that of `first`."""
-    plain = [[{"seed": row["cell"]["seed"], "errors": row["errors"]} for row in rows] for rows in (first, second)]
-    found = difference(*plain)
+    found = difference(*({row["cell"]["seed"]: row["errors"] for row in rows} for rows in (first, second)))
     return found.second.percent, found.difference
 
 

@@ -36,6 +36,7 @@ GLUE = {
     "recipes",
     "cli",
     "commands",
+    "compared",
     "adding",
     "joined",
     "settings",

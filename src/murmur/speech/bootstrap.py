@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from murmur.speech.wer import ErrorRate, score_by_group, shown, total_of
+from murmur.speech.error_rate import ErrorRate, score_by_group, shown, total_of
 
 _DRAWS_AT_ONCE = 4_000_000  # entries of one block of multiplicities: 32 MB
 

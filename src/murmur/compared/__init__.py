@@ -1,0 +1,1 @@
+"""Comparisons: grids of runs, their rows on disk, tables of them."""

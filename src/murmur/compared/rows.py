@@ -1,0 +1,82 @@
+"""Rows of JSON in a file: one line each, on the disk before the next one begins; a line that was cut off is mended.
+
+A row has a `digest` of everything that determines it. Who finds a row of its digest need not make it again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class DamagedRows(ValueError):
+    """A line other than the last one cannot be read: somebody has changed the file."""
+
+
+def digest_of(content: object) -> str:
+    """Sixteen hexadecimal digits of a value in JSON's terms."""
+    return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+class Rows:
+    """The rows of a file; there need not be one yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, Row]:
+        """{digest: row}; of two rows with one digest the later one. A last line without its end is passed over.
+
+        Raises:
+            DamagedRows: another line is no row; names it.
+        """
+        if not self.path.exists():
+            return {}
+        found: dict[str, Row] = {}
+        whole = self.path.read_bytes().split(b"\n")[:-1]  # behind the last end of a line stands nothing, or a cut one
+        for number, line in enumerate(whole, start=1):
+            try:
+                row = json.loads(line)
+                found[str(row["digest"])] = row
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise DamagedRows(
+                    f"{self.path}, line {number}: expected an object with a digest, found {line[:60]!r} ({error});"
+                    " delete that line, its run is then made again"
+                ) from error
+        return found
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write a row behind the last whole one, and wait until the disk has it."""
+        line = (json.dumps(_finite(row), ensure_ascii=False) + "\n").encode()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.lseek(file, _end_of_last_whole_line(self.path), os.SEEK_SET)
+            os.truncate(file, os.lseek(file, 0, os.SEEK_CUR))
+            while line:
+                line = line[os.write(file, line) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def _end_of_last_whole_line(path: Path) -> int:
+    return path.read_bytes().rfind(b"\n") + 1
+
+
+def _finite(value: Any) -> Any:
+    """Numbers that are not finite become null, which JSON can say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
