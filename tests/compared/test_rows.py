@@ -13,8 +13,6 @@ from murmur.compared.rows import DamagedRows, Rows, digest_of
 TEXTS = st.text(max_size=8)
 CONTENTS = st.dictionaries(TEXTS, TEXTS | st.integers() | st.none())
 ROWS = st.lists(st.tuples(st.sampled_from("abc"), CONTENTS), max_size=6)
-    st.tuples(st.sampled_from("abc"), st.dictionaries(TEXTS, TEXTS | st.integers() | st.none())), max_size=6
-)
 
 
 @given(rows=ROWS, share=st.floats(0, 1))
