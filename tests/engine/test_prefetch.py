@@ -36,13 +36,11 @@ def steps_in(folder: Path) -> list[dict[str, float]]:
 class Noting:
     """Makes numbers, notes which and where."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
+    def __init__(self) -> None:
         self.made: list[int] = []
         self.background: set[int] = set()
 
     def __call__(self, n: int) -> int:
-        time.sleep(self.seconds)
         self.made.append(n)
         if threading.current_thread() is not threading.main_thread():
             self.background.add(n)
@@ -99,16 +97,22 @@ def test_an_error_comes_when_its_minibatch_is_asked_for() -> None:
 
 
 def test_what_is_under_way_is_waited_for_and_what_is_not_begun_is_made_here() -> None:
-    make = Noting(seconds=0.15)
+    note, may_end = Noting(), threading.Event()
+
+    def make(n: int) -> int:
+        assert n != 1 or may_end.wait(60)
+        return note(n)
+
     prefetch = Prefetch(make, 2, HostLane())
     prefetch.expect([1, 2])
-    time.sleep(0.05)
-    began = time.monotonic()
+    while not prefetch._coming[1].running():
+        time.sleep(0.001)
     assert prefetch.get(2) == 4  # not begun: nobody waits for minibatch 1 first
-    assert time.monotonic() - began < 0.25
+    assert note.made == [2]
+    may_end.set()
     assert prefetch.get(1) == 1
-    assert sorted(make.made) == [1, 2]
-    assert make.background == {1}
+    assert note.made == [2, 1]
+    assert note.background == {1}
     prefetch.close()
 
 
