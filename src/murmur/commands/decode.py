@@ -13,7 +13,7 @@ from torch import nn
 
 from murmur.commands.hybrid_search import HybridSearch, word_lines
 from murmur.commands.options import Jobs, Settings, resolved
-from murmur.commands.prepare import read_corpus
+from murmur.commands.prepare_data import read_corpus
 from murmur.commands.timed import timed
 from murmur.engine.checkpoint import write_whole
 from murmur.engine.task import Task

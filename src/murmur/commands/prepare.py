@@ -1,270 +1,156 @@
-"""`murmur prepare`."""
+"""`murmur prepare`: published corpora to sets, speech data to features, all that an experiment needs."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-import numpy as np
 import typer
 
 from murmur.commands.options import Jobs, Settings, resolved
+from murmur.commands.prepare_corpus import From, prepare_corpus, show_corpora
+from murmur.commands.prepare_data import Kind, Making, Wanted, prepare_data
 from murmur.commands.timed import timed
-from murmur.engine.checkpoint import write_whole
-from murmur.settings import SettingError, nearest, recipe_names
-from murmur.speech.cmvn import Scope, statistics
-from murmur.speech.corpus import Corpus
-from murmur.speech.features import Front, LogMel, Mfcc, Ready, digest, read_stored, sample_rate_hz
-from murmur.speech.frame_parts import aligned_parts, is_shar, on_demand, read_targets, shar_parts
-from murmur.speech.frame_shards import make
-from murmur.speech.frame_store import FORMAT, FrameStore, Storage
-from murmur.speech.kaldi_dir import read_data_dir
-from murmur.speech.lhotse_cuts import read_cuts
-from murmur.speech.shards import FeatureStore
-from murmur.speech.shards import prepare as make_features
+from murmur.settings import SettingError, recipe_names
+from murmur.speech.cmvn import Scope
+from murmur.speech.frame_store import Storage
+from murmur.speech.published.catalogue import CORPORA
 
-log = logging.getLogger(__name__)
 app = typer.Typer(add_completion=False)
-Kind = Literal["log-mel", "mfcc", "stored"]
+CACHE, SETS = Path("runs/cache"), Path("corpora")
+FEATURES, PUBLISHED = "Features of data", "Published corpora"
 
 
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="DATA|EXPERIMENT",
-        help="A Kaldi data directory, a lhotse cut manifest (.jsonl, .jsonl.gz) or Shar folder, or an experiment.",
+        metavar="CORPUS|DATA|EXPERIMENT",
+        help="A published corpus with --from or --download, a Kaldi data directory, a lhotse cut manifest (.jsonl, "
+        ".jsonl.gz) or Shar folder, or an experiment.",
     ),
 ]
-Out = Annotated[Path, typer.Option(help="Folder of the feature store; data only.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the set, corpora/CORPUS by default, or of the feature store, runs/cache by default."),
+]
 KindOption = Annotated[
     Kind | None,
-    typer.Option(help="Features: log-mel (default for audio), mfcc, or stored: those of feats.scp as they are."),
+    typer.Option(
+        help="log-mel (default for audio), mfcc, or stored: those of feats.scp as they are.", rich_help_panel=FEATURES
+    ),
 ]
-Bins = Annotated[int | None, typer.Option(min=1, help="Mel bins; 80 for log-mel, 23 below mfcc.")]
-Cmvn = Annotated[Scope, typer.Option(help="Whose mean and deviation are written, or taken off aligned frames.")]
+Bins = Annotated[
+    int | None, typer.Option(min=1, help="Mel bins; 80 for log-mel, 23 below mfcc.", rich_help_panel=FEATURES)
+]
+Cmvn = Annotated[
+    Scope,
+    typer.Option(help="Whose mean and deviation are written, or taken off aligned frames.", rich_help_panel=FEATURES),
+]
 Alignments = Annotated[
     Path | None,
-    typer.Option(help="Classes of all frames, .npz or folder of ali.*.gz: makes a corpus that `frames` trains on."),
+    typer.Option(
+        help="Classes of all frames, .npz or folder of ali.*.gz: makes a corpus that `frames` trains on.",
+        rich_help_panel=FEATURES,
+    ),
 ]
 AllowCommands = Annotated[
-    bool, typer.Option("--allow-commands", help="Run the shell commands that wav.scp holds instead of files.")
+    bool,
+    typer.Option(
+        "--allow-commands",
+        help="Run the shell commands that wav.scp holds instead of files: as much as running a program that came "
+        "with the data.",
+        rich_help_panel=FEATURES,
+    ),
 ]
-StorageOption = Annotated[Storage, typer.Option(help="Bytes a value of aligned frames: 4, 2 or 1.")]
+StorageOption = Annotated[
+    Storage, typer.Option(help="Bytes a value of aligned frames: 4, 2 or 1.", rich_help_panel=FEATURES)
+]
+FromOption = Annotated[
+    Path | None,
+    typer.Option("--from", help="Folder that the corpus is unpacked in; no network.", rich_help_panel=PUBLISHED),
+]
+Download = Annotated[
+    Path | None,
+    typer.Option(help="Fetch the archives into this folder and unpack them there.", rich_help_panel=PUBLISHED),
+]
+Parts = Annotated[
+    list[str] | None,
+    typer.Option("--part", help="Only this part of the corpus, see --list; repeatable.", rich_help_panel=PUBLISHED),
+]
+Mirror = Annotated[
+    str | None,
+    typer.Option(help="Address of the archives in place of the publisher's.", rich_help_panel=PUBLISHED),
+]
+List = Annotated[
+    bool,
+    typer.Option(
+        "--list",
+        help="Show the corpora with size, licence and parts.",
+        is_eager=True,
+        callback=show_corpora,
+        rich_help_panel=PUBLISHED,
+    ),
+]
 
 
 @app.command()
 def prepare(
     source: Source,
-    out: Out = Path("runs/cache"),
+    out: Out = None,
     kind: KindOption = None,
     bins: Bins = None,
     cmvn: Cmvn = "speaker",
     alignments: Alignments = None,
     storage: StorageOption = "float16",
     allow_commands: AllowCommands = False,
+    from_folder: FromOption = None,
+    download: Download = None,
+    parts: Parts = None,
+    mirror: Mirror = None,
+    listed: List = False,  # noqa: ARG001 - its callback does the work
     jobs: Jobs = None,
     settings: Settings = None,
 ) -> None:
-    """Turn speech into feature shards, with alignments into a corpus to train on, or make all an experiment needs.
+    """Turn a published corpus into a set to train on, speech into features, or make all an experiment needs.
+
+    Example: murmur prepare yesno --download downloads && murmur train yesno
 
     Example: murmur prepare data/train --kind mfcc --cmvn speaker --jobs 4 --out runs/cache
 
     Example: murmur prepare data/train --alignments exp/tri/pdfs --storage uint8 --jobs 4 --out runs/train
 
-    Example: murmur prepare librispeech --set task.corpus=FOLDER
-
-    A recipe's name or a .py file is an experiment; write ./NAME for a folder called like a recipe. What is on disk and
-    whole (checksums) is kept. What cannot be used is named and left out; more than 1 % of it is an error.
-
-    Entries of wav.scp that end in `|` are commands for a shell. They are refused unless you allow them, which is as
-    much as running a program that came with the data.
+    A recipe's name or a .py file is an experiment; with --from or --download a name is a corpus. What cannot be used
+    is named and left out; more than 1 % of it is an error.
     """
     wanted = Wanted(kind, bins, cmvn, alignments, allow_commands)
-    if source in recipe_names() or source.endswith(".py"):
-        if wanted != Wanted(None, None, cmvn, None):
-            raise SettingError(
-                "--kind, --bins, --alignments and --allow-commands are for data; an experiment has settings"
-            )
-        experiment = resolved(source, settings or (), jobs)
-        with timed(f"preparing {source}"):
-            experiment.task.prepare()
-        return
-    if settings:
-        raise SettingError(f"--set is for experiments, and {source!r} is neither a recipe nor a .py file")
-    prepare_data(source, wanted, Making(out, storage, jobs or 1))
+    plain = wanted == Wanted(None, None, cmvn, None)
+    places = From(from_folder, download, tuple(parts or ()), mirror)
+    if places != From() or (source in CORPORA and source not in recipe_names()):
+        refuse(settings or not plain, "options of features and --set are not for corpora")
+        prepare_corpus(source, places, out or SETS / source, jobs or 1)
+    elif source in recipe_names() or source.endswith(".py"):
+        refuse(not plain, FOR_DATA)
+        prepare_experiment(source, settings or [], jobs)
+    else:
+        refuse(settings, f"--set is for experiments, and {source!r} is neither a recipe nor a .py file")
+        prepare_data(source, wanted, Making(out or CACHE, storage, jobs or 1))
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be made of the data: the features, whose statistics, with which classes, by running what it says."""
-
-    kind: Kind | None
-    bins: int | None
-    scope: Scope
-    alignments: Path | None
-    commands_allowed: bool = False
+def prepare_experiment(source: str, settings: list[str], jobs: int | None) -> None:
+    """Make everything that an experiment needs before training."""
+    experiment = resolved(source, settings, jobs)
+    with timed(f"preparing {source}"):
+        experiment.task.prepare()
 
 
-@dataclass(frozen=True)
-class Making:
-    """Where a store goes, at how many bytes a value, and by how many processes."""
-
-    out: Path
-    storage: Storage
-    jobs: int
+FOR_DATA = "--kind, --bins, --alignments and --allow-commands are for data; an experiment has settings"
 
 
-def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
-    """Make what is wanted of a directory, manifest or Shar folder, and say what there is."""
-    if is_shar(Path(source)):
-        if wanted != Wanted(None, None, wanted.scope, None):
-            raise SettingError(
-                "Shar shards bring features and targets: leave --kind, --bins, --alignments and --allow-commands out"
-            )
-        tell_store(make_from_shar(Path(source), wanted.scope, how))
-        return
-    corpus = read_corpus(source, wanted.commands_allowed)
-    front = front_of(corpus, wanted.kind, wanted.bins)
-    if wanted.alignments is not None:
-        tell_store(make_aligned(corpus, front, wanted.alignments, wanted.scope, how))
-        return
-    store = make_features(corpus, front, how.out, how.jobs, progress=True)
-    write_statistics(store, wanted.scope)
-    write_summary(store, source, wanted.scope)
-    typer.echo(f"{store.summary()}\n{store.folder}")
-
-
-def make_aligned(corpus: Corpus, front: Front, alignments: Path, scope: Scope, how: Making) -> FrameStore:
-    """Frames with classes. Stored features are read where they are; those of audio are computed first.
+def refuse(where: object, message: str) -> None:
+    """A mistake of the caller where `where` holds anything.
 
     Raises:
-        CorpusError: alignments that cannot be read, or more than 1 % of the utterances without one that fits.
+        SettingError: it does.
     """
-    targets = read_targets(alignments)
-    feats: Mapping[str, np.ndarray] = on_demand(corpus, front)
-    jobs = how.jobs
-    if not isinstance(front, Ready):  # the work is in the features, and done by many; packing them is quick
-        feats, jobs = make_features(corpus, front, how.out, how.jobs, progress=True), 1
-    content = [corpus.digest(), digest(front), str(alignments.resolve()), *_stamps(alignments)]
-    folder = _frames_folder(how.out, *content, scope, how.storage)
-    return make(folder, aligned_parts(feats, corpus.speakers, targets, scope), how.storage, jobs, progress=True)
-
-
-def make_from_shar(source: Path, scope: Scope, how: Making) -> FrameStore:
-    """The frames and classes of Shar shards, a shard each.
-
-    Raises:
-        CorpusError: the shards lack something, or more than 1 % of the cuts cannot be used.
-    """
-    parts = shar_parts(source, scope)
-    stamps = [stamp for part in parts for _, path in part.files for stamp in _stamps(path)]
-    folder = _frames_folder(how.out, str(source.resolve()), *stamps, scope, how.storage)
-    return make(folder, parts, how.storage, how.jobs, progress=True)
-
-
-def tell_store(store: FrameStore) -> None:
-    """One line about a prepared corpus, one a problem, and its folder."""
-    size = sum(path.stat().st_size for path in store.folder.iterdir())
-    frames = int(store.lengths.sum())
-    typer.echo(
-        f"{frames} frames of {store.dims} values, {len(store)} utterances, {len(store.problems)} skipped, "
-        f"{store.storage}, {size / 1e6:.1f} MB"
-    )
-    for problem in store.problems:
-        typer.echo(f"skipped {problem}")
-    typer.echo(str(store.folder))
-
-
-def _frames_folder(out: Path, *content: str) -> Path:
-    """A folder whose name stands for what a prepared corpus is made from."""
-    return out / f"frames-{hashlib.sha256(json.dumps([FORMAT, *content]).encode()).hexdigest()[:16]}"
-
-
-def _stamps(source: Path) -> list[str]:
-    files = sorted(source.glob("ali.*.gz")) if source.is_dir() else [source]
-    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files if file.exists()]
-
-
-def read_corpus(source: str, commands_allowed: bool = False) -> Corpus:
-    """Utterances of a data directory or cut manifest; of a directory's commands only where they are allowed.
-
-    Raises:
-        SettingError: it is neither.
-        CorpusError: it cannot be used.
-    """
-    path = Path(source)
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return read_cuts(path)
-    if path.is_dir():
-        parts = sorted(str(p.parent) for p in path.glob("data/*/text"))
-        if parts and not (path / "text").is_file():
-            raise SettingError(f"{source} is a set, not a data directory: prepare one of {', '.join(parts)}")
-        return read_data_dir(path, commands_allowed=commands_allowed)
-    known = nearest(source, recipe_names())
-    raise SettingError(f"{source!r} is no folder, no manifest, no .py file and no recipe{known}")
-
-
-def front_of(corpus: Corpus, kind: Kind | None, bins: int | None) -> Front:
-    """The analysis of a corpus; without a kind the corpus' own features, or log-mel of its audio.
-
-    Raises:
-        SettingError: features are asked for that the corpus does not bring.
-        CorpusError: the audio cannot be read.
-    """
-    first = corpus.utterances[0]
-    if kind is None:
-        kind = "stored" if first.features is not None else "log-mel"
-    if kind == "stored":
-        if first.features is None:
-            raise SettingError(f"utterance {first.id} brings no features (feats.scp): choose --kind log-mel or mfcc")
-        if bins is not None:
-            raise SettingError("--bins is for features computed here; stored ones have their own number")
-        return Ready(dims=read_stored(first.features).shape[1])
-    rate = sample_rate_hz(corpus)
-    front: LogMel | Mfcc = LogMel(rate_hz=rate) if kind == "log-mel" else Mfcc(rate_hz=rate)
-    return front if bins is None else replace(front, bins=bins)
-
-
-def write_statistics(store: FeatureStore, scope: Scope) -> None:
-    """cmvn-SCOPE.npz: `names` (speakers or utterances), `means` and `deviations` (names, F), over all their frames."""
-    if scope == "none":
-        return
-    members: dict[str, list[str]] = {}
-    for utterance, speaker in store.corpus.speakers.items():
-        members.setdefault(speaker if scope == "speaker" else utterance, []).append(utterance)
-    names = sorted(members, key=str.encode)
-    pairs = [statistics(store[u] for u in members[name]) for name in names]
-    path = store.folder / f"cmvn-{scope}.npz"
-    beside = path.with_name(f".{path.name}")
-    with beside.open("wb") as file:
-        np.savez(
-            file,
-            names=np.array(names),
-            means=np.stack([m for m, _ in pairs]),
-            deviations=np.stack([d for _, d in pairs]),
-        )
-    beside.replace(path)
-
-
-def write_summary(store: FeatureStore, source: str, scope: Scope) -> dict[str, Any]:
-    """summary.json: how much there is, of whom, and what was left out and why."""
-    problems = store.corpus.problems
-    facts = {
-        "source": source,
-        "front": {"type": type(store.front).__name__, **asdict(store.front)},
-        "cmvn": scope,
-        "hours": store.hours,
-        "frames": sum(store.frames(u) for u in store),
-        "utterances": len(store),
-        "speakers": len(set(store.corpus.speakers.values())),
-        "skipped": [asdict(problem) for problem in problems],
-        "reasons": dict(Counter(problem.what for problem in problems).most_common()),
-    }
-    write_whole(store.folder / "summary.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
-    return facts
+    if where:
+        raise SettingError(message)

@@ -1,0 +1,112 @@
+"""`murmur prepare CORPUS`: a published corpus, from the network or a folder, to a set that experiments train on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from murmur.commands.timed import timed
+from murmur.settings import SettingError, nearest
+from murmur.speech.published.catalogue import CORPORA, Part, Published
+from murmur.speech.published.fetch import fetch
+from murmur.speech.published.written import write_set
+
+
+@dataclass(frozen=True)
+class From:
+    """Where a corpus comes from.
+
+    Attributes:
+        folder: holds an unpacked copy.
+        download: archives are fetched into it and unpacked there.
+        parts: of the corpus; none means all that there are in a folder, and the usual ones of a download.
+        mirror: in place of the publisher's address.
+    """
+
+    folder: Path | None = None
+    download: Path | None = None
+    parts: tuple[str, ...] = ()
+    mirror: str | None = None
+
+
+def prepare_corpus(name: str, places: From, out: Path, jobs: int) -> None:
+    """Fetch, read and write one corpus, and say what there is and how to go on.
+
+    Raises:
+        SettingError: an unknown corpus or part, or not one place to take it from.
+        CorpusError: it cannot be fetched, read or used; the message says what is missing.
+    """
+    if name not in CORPORA:
+        raise SettingError(f"{name!r} is no corpus that murmur knows{nearest(name, list(CORPORA))}; see --list")
+    if (places.folder is None) == (places.download is None):
+        raise SettingError(
+            f"where is {name}? --from FOLDER takes an unpacked copy, --download FOLDER fetches one (not both)"
+        )
+    if places.mirror is not None and places.download is None:
+        raise SettingError("--mirror is for --download")
+    corpus = CORPORA[name]
+    chosen = _chosen(name, corpus, places)
+    folder = places.folder or places.download or Path()
+    if places.download is not None:
+        fetch(corpus, chosen, places.download, places.mirror)
+    names = tuple(part.name for part in chosen)
+    with timed(f"reading {name} in {folder}"):
+        read = corpus.read(folder, names, jobs)
+    if places.parts and read.absent:
+        raise SettingError(f"{folder} lacks {', '.join(read.absent)}: choose other parts, or fetch them by --download")
+    tell(corpus, out, write_set(out, name, corpus, read))
+
+
+def _chosen(name: str, corpus: Published, places: From) -> tuple[Part, ...]:
+    by_name = {part.name: part for part in corpus.parts}
+    for part in places.parts:
+        if part not in by_name:
+            raise SettingError(f"{name} has no part {part!r}; its parts: {', '.join(by_name)}")
+    if places.parts:
+        return tuple(by_name[part] for part in places.parts)
+    return tuple(part for part in corpus.parts if places.folder is not None or not part.optional)
+
+
+def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
+    """A line a split, what is missing, and the next command."""
+    for split, facts in manifest["splits"].items():
+        typer.echo(
+            f"{out / 'data' / split}: {facts['utterances']} utterances, {facts['speakers']} speakers, "
+            f"{facts['hours']:.2f} h, {len(facts['skipped'])} skipped"
+        )
+        for problem in facts["skipped"]:
+            typer.echo(f"skipped {problem['utterance']} ({problem['where']}): {problem['what']}")
+    if manifest["absent"]:
+        typer.echo(f"not there, and left out: {', '.join(manifest['absent'])}")
+    lacking = [split for split in ("train", "test") if split not in manifest["splits"]]
+    if lacking:
+        typer.echo(f"training needs data/{' and data/'.join(lacking)} too: prepare more parts")
+        return
+    ready = corpus.recipe and all((out / file).is_file() for file in corpus.needs)
+    units = "" if ready else f" --set task.units={corpus.units}"
+    typer.echo(f"{corpus.licence}; {out / 'manifest.json'}")
+    typer.echo(f"next: murmur train {corpus.recipe if ready else 'ctc'} --set task.corpus={out}{units}")
+
+
+def show_corpora(wanted: bool) -> None:
+    """Print the list of corpora and end the program, where it is wanted."""
+    if not wanted:
+        return
+    for name, corpus in CORPORA.items():
+        size = _size(sum(part.megabytes for part in corpus.parts))
+        typer.echo(f"{name}: {corpus.about}")
+        typer.echo(
+            f"  {sum(part.hours for part in corpus.parts):.1f} h, {size}, licence: {corpus.licence}, {corpus.page}"
+        )
+        for part in corpus.parts:
+            when = ", only when named by --part" if part.optional else ""
+            typer.echo(f"  part {part.name}: {part.hours:.1f} h, {_size(part.megabytes)}{when}")
+        typer.echo(f"  {corpus.splits}")
+    raise typer.Exit
+
+
+def _size(megabytes: float) -> str:
+    return f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{megabytes:.0f} MB"

@@ -1,0 +1,40 @@
+"""Rules that turn published transcripts into the words that are trained on, each with a sentence that states it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_MARKS = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|\+\+[^+]*\+\+")
+_APOSTROPHES = str.maketrans("’‘ʼ＇`", "'''''")  # noqa: RUF001 - those are what is replaced
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A function of a transcript, and what it does in words (for the manifest of a set)."""
+
+    words: str
+    apply: Callable[[str], str]
+
+
+def _english(text: str) -> str:
+    text = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).upper())  # some capitals are no longer NFC
+    text = _MARKS.sub(" ", text.translate(_APOSTROPHES))
+    kept = "".join(c if c.isalnum() or c == "'" or unicodedata.category(c) == "Mn" else " " for c in text)
+    return " ".join(word for word in kept.split() if word.strip("'"))
+
+
+def _unspaced(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).upper().split())
+
+
+ENGLISH = Rule(
+    "NFC; <..>, [..], {..} and ++..++ are marks of noise and left out; typographic apostrophes become '; capitals; "
+    "everything but letters, digits and apostrophes separates words",
+    _english,
+)
+UNSPACED = Rule(
+    "NFKC, so that Latin letters have one width; capitals; no white space: a character is a unit", _unspaced
+)

@@ -1,0 +1,355 @@
+"""`murmur prepare CORPUS`: sets from folders laid out as the originals, and from archives on a server on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from murmur.cli import app
+
+pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+import layouts
+from murmur.recipes import corpora as sets
+from murmur.speech.kaldi_dir import read_data_dir, read_table
+from murmur.speech.published import catalogue, fetch
+from murmur.speech.published.catalogue import CORPORA
+
+MINI = ("train-clean-5", "dev-clean-2")
+
+
+def run(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["prepare", *map(str, words)], env={"COLUMNS": "200"})
+    return done.exit_code, done.output
+
+
+def texts(out: Path, split: str) -> dict[str, str]:
+    return read_data_dir(out / "data" / split).texts
+
+
+def test_the_list_names_size_licence_and_parts() -> None:
+    code, said = run("--list")
+    assert code == 0
+    for name, corpus in CORPORA.items():
+        assert f"\n{name}: " in f"\n{said}"
+        assert corpus.licence in said
+        assert all(part.name in said for part in corpus.parts)
+    assert "982.1 h, 60.6 GB" in said
+    assert "part train-other-500: 496.7 h, 30.0 GB, only when named by --part" in said
+
+
+@pytest.mark.parametrize("inner", ["", "LibriSpeech"])
+def test_mini_librispeech(tmp_path: Path, inner: str) -> None:
+    root = layouts.librispeech(tmp_path / "from", MINI, utterances=3, speakers=9)
+    code, said = run("mini-librispeech", "--from", root / inner, "--out", tmp_path / "set")
+    assert code == 0, said
+    assert f"{tmp_path}/set/data/train: 27 utterances, 9 speakers, 0.01 h, 0 skipped" in said
+    assert texts(tmp_path / "set", "test")["201-2001-0001"] == "IT IS A GIRL"
+    train, dev, test = sets.splits(tmp_path / "set")  # what recipes read
+    assert [len(part) for part in (train, dev, test)] == [24, 3, 27]
+    facts = json.loads((tmp_path / "set/manifest.json").read_text())
+    assert (facts["corpus"], facts["licence"], facts["finished"]) == ("mini-librispeech", "CC BY 4.0", True)
+    assert facts["splits"]["train"]["hours"] == pytest.approx(27 * 1.2 / 3600)
+    for split in ("train", "test"):
+        folder = tmp_path / "set/data" / split
+        speakers, members = read_table(folder / "utt2spk"), read_table(folder / "spk2utt")
+        assert {u: s for s, us in members.items() for u in us.split()} == speakers
+        assert set(read_table(folder / "utt2dur").values()) == {"1.200"}
+    assert f"next: murmur train ctc --set task.corpus={tmp_path / 'set'} --set task.units=char" in said
+
+
+@pytest.mark.processes
+def test_training_runs_on_a_prepared_set(tmp_path: Path) -> None:
+    root = layouts.librispeech(tmp_path / "from", MINI, utterances=3, speakers=9)
+    assert run("mini-librispeech", "--from", root, "--out", tmp_path / "set")[0] == 0
+    settings = {"corpus": tmp_path / "set", "units": "char", "hidden": 8, "layers": 1, "cache": tmp_path / "cache"}
+    words = [f"--set=task.{name}={value}" for name, value in settings.items()]
+    more = ["--set", "budget.minibatches=2", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, ["train", "ctc", *words, *more])
+    assert done.exit_code == 0, done.output
+    assert "%WER" in done.output
+
+
+def test_parts_of_librispeech_become_splits_and_the_absent_are_named(tmp_path: Path) -> None:
+    there = ("train-clean-100", "train-clean-360", "dev-clean", "test-clean", "test-other")
+    root = layouts.librispeech(tmp_path / "from", there)
+    code, said = run("librispeech", "--from", root, "--out", tmp_path / "set")
+    assert code == 0, said
+    assert {p.name for p in (tmp_path / "set/data").iterdir()} == {"train", "dev", "test", "test_other"}
+    assert len(texts(tmp_path / "set", "train")) == 12  # both parts
+    assert "not there, and left out: dev-other, train-other-500" in said
+    # A second time with less: splits that went are gone, and other files stay.
+    (tmp_path / "set/lm").mkdir()
+    code, said = run("librispeech", "--from", root, "--out", tmp_path / "set", "--part", "test-clean")
+    assert code == 0, said
+    assert {p.name for p in (tmp_path / "set/data").iterdir()} == {"test"}
+    assert (tmp_path / "set/lm").is_dir()
+    assert "training needs data/train too" in said
+    code, said = run(
+        "librispeech", "--from", root, "--part", "dev-other", "--part", "dev-clean", "--out", tmp_path / "x"
+    )
+    assert code == 1
+    assert f"{root} lacks dev-other" in said
+    assert not (tmp_path / "x").exists()
+
+
+def test_yesno_has_kaldis_split_and_its_recipe_reads_it(tmp_path: Path) -> None:
+    code, said = run("yesno", "--from", layouts.yesno(tmp_path / "from"), "--out", tmp_path / "set")
+    assert code == 0, said
+    assert {name[:8] for name in texts(tmp_path / "set", "train")} == {"global-0"}
+    assert {text.split()[0] for text in texts(tmp_path / "set", "test").values()} == {"YES"}
+    found = sets.LOADERS["yesno"](tmp_path / "set")
+    assert [len(part) for part in (found.train, found.dev, found.test)] == [27, 3, 30]
+    assert f"next: murmur train yesno --set task.corpus={tmp_path / 'set'}" in said
+    code, said = run("yesno", "--from", layouts.yesno(tmp_path / "fewer", 59), "--out", tmp_path / "y")
+    assert code == 1
+    assert "waves_yesno holds 59 of 60 recordings" in said
+
+
+def test_an4_from_sphere_files(tmp_path: Path) -> None:
+    root = layouts.an4(tmp_path / "from")
+    code, said = run("an4", "--from", root, "--out", tmp_path / "set")
+    assert code == 0, said
+    assert texts(tmp_path / "set", "train") == {
+        f"f{s}-an{n}-f{s}-b": words for s in "abcdefghi" for n, words in enumerate(("GO", "ENTER SIX"))
+    }
+    assert "next: murmur train ctc" in said  # the recipe needs a language model, which is not in this copy
+    (root / "an4/etc/an4.ug.lm").write_text("\\data\\\n")
+    assert "next: murmur train an4 " in run("an4", "--from", root, "--out", tmp_path / "set")[1]
+    assert sets.LOADERS["an4"](tmp_path / "set").lexicon.read_text().startswith("ENTER EH")
+    (root / "an4/etc/an4_test.transcription").write_text("GO an0-fz-b\n")
+    code, said = run("an4", "--from", root, "--out", tmp_path / "set")
+    assert code == 1
+    assert "an4_test.transcription:1: expected WORDS (RECORDING), found 'GO an0-fz-b'" in said
+
+
+def test_digits_and_mandarin(tmp_path: Path) -> None:
+    code, said = run("fsdd", "--from", layouts.fsdd(tmp_path / "f"), "--out", tmp_path / "fsdd")
+    assert code == 0, said
+    for name, sizes in (("fsdd_unseen", (15, 15, 15)), ("fsdd_official", (9, 18, 18))):
+        found = sets.LOADERS[name](tmp_path / "fsdd")
+        assert (len(found.train), len(found.dev), len(found.test)) == sizes
+    assert texts(tmp_path / "fsdd", "test")["theo-2-03"] == "TWO"
+    code, said = run("aishell", "--from", layouts.aishell(tmp_path / "a"), "--out", tmp_path / "aishell")
+    assert code == 0, said
+    assert texts(tmp_path / "aishell", "dev") == {f"BAC009S0724W000{n}": "而对楼市TV成交" for n in range(2)}
+
+
+def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:
+    root = layouts.librispeech(tmp_path / "from", MINI, utterances=60)
+    gone = root / "LibriSpeech/train-clean-5/100/2000/100-2000-0007.flac"
+    gone.unlink()
+    code, said = run("mini-librispeech", "--from", root, "--out", tmp_path / "set")
+    assert code == 0, said
+    assert f"skipped 100-2000-0007 ({gone.parent}/100-2000.trans.txt): its recording {gone} is missing" in said
+    for n in range(20, 30):
+        (gone.parent / f"100-2000-00{n}.flac").unlink()
+    code, said = run("mini-librispeech", "--from", root, "--out", tmp_path / "set2")
+    assert code == 1
+    assert "train: 11 of 120 utterances cannot be used, more than 1 %" in said
+    assert not (tmp_path / "set2").exists()
+    (gone.parent / "100-2000-0031.flac").write_bytes(b"fLaC")
+    code, said = run("mini-librispeech", "--from", root, "--out", tmp_path / "set2")
+    assert code == 1
+    assert "cannot be read by lhotse's recipe" in said
+    assert "100-2000-0031.flac" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mini-librispeech"], "--from FOLDER takes an unpacked copy, --download FOLDER fetches one"),
+        (["mini-librispech", "--from", "X"], "no corpus that murmur knows; did you mean 'mini-librispeech'?"),
+        (["yesno", "--from", "X", "--download", "X"], "(not both)"),
+        (["yesno", "--from", "X", "--mirror", "http://localhost"], "--mirror is for --download"),
+        (["yesno", "--from", "X", "--part", "half"], "yesno has no part 'half'; its parts: waves_yesno"),
+        (["yesno", "--from", "X", "--kind", "mfcc"], "options of features and --set are not for corpora"),
+        (["yesno", "--from", "nowhere"], "nowhere is no folder"),
+        (["yesno", "--from", "X"], "holds recordings such as 0_1_0_1_0_1_0_1; there is nothing"),
+        (["librispeech", "--from", "X"], "holds train-clean-100 or dev-clean"),
+    ],
+)
+def test_mistakes(words: list[str], says: str, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    code, said = run(*(str(tmp_path / "x") if word == "X" else word for word in words), "--out", tmp_path / "out")
+    assert code == 1, said
+    assert says in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_of_others_is_not_written_over(tmp_path: Path) -> None:
+    root = layouts.yesno(tmp_path / "from")
+    (tmp_path / "mine/data/train").mkdir(parents=True)
+    code, said = run("yesno", "--from", root, "--out", tmp_path / "mine")
+    assert code == 1
+    assert "holds data without manifest.json, so it came from elsewhere" in said
+    assert run("yesno", "--from", root, "--out", tmp_path / "set")[0] == 0
+    code, said = run("fsdd", "--from", layouts.fsdd(tmp_path / "f"), "--out", tmp_path / "set")
+    assert code == 1
+    assert "holds the corpus 'yesno'" in said
+    # An interrupted one is its own, and names in a manifest are no way out of the folder.
+    (tmp_path / "set/manifest.json").write_text(
+        json.dumps({"corpus": "yesno", "finished": False, "splits": {"../../mine/data/train": {}, "train": {}}})
+    )
+    assert run("yesno", "--from", root, "--out", tmp_path / "set")[0] == 0
+    assert (tmp_path / "mine/data/train").is_dir()
+
+
+# ---- downloads
+
+
+@dataclass
+class Server:
+    """Archives by path, on loopback; `cut` bytes at most are sent in one answer."""
+
+    files: dict[str, bytes]
+    address: str = ""
+    cut: int | None = None
+    asked: tuple[str, ...] = ()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server({})
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.asked = (*state.asked, f"{self.path} {self.headers.get('Range')}")
+            content = state.files.get(self.path)
+            if content is None:
+                self.send_error(404)
+                return
+            start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+            if start >= len(content):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(content)}")
+                self.end_headers()
+                return
+            self.send_response(206)
+            self.send_header("Content-Length", str(len(content) - start))
+            self.end_headers()
+            self.wfile.write(content[start : None if state.cut is None else start + state.cut])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    state.address = f"http://127.0.0.1:{http.server_address[1]}"
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield state
+    http.shutdown()
+    http.server_close()
+
+
+@pytest.fixture
+def archives(tmp_path: Path, server: Server) -> Server:
+    root = layouts.librispeech(tmp_path / "original", MINI)
+    for part in MINI:
+        server.files[f"/{part}.tar.gz"] = layouts.archive(tmp_path / f"{part}.tar.gz", root, f"LibriSpeech/{part}")
+    return server
+
+
+def test_download_then_nothing_more_to_fetch(tmp_path: Path, archives: Server) -> None:
+    words = ("mini-librispeech", "--download", tmp_path / "d", "--mirror", archives.address, "--out", tmp_path / "set")
+    code, said = run(*words)
+    assert code == 0, said
+    assert len(texts(tmp_path / "set", "train")) == 6
+    assert len(archives.asked) == 2
+    assert run(*words)[0] == 0
+    assert len(archives.asked) == 2
+
+
+def test_a_download_that_was_cut_off_goes_on(tmp_path: Path, archives: Server) -> None:
+    words = ("mini-librispeech", "--download", tmp_path / "d", "--mirror", archives.address, "--out", tmp_path / "set")
+    size = len(archives.files["/train-clean-5.tar.gz"])
+    archives.cut = size // 2 + 1
+    code, said = run(*words)
+    assert code == 1
+    assert "train-clean-5.tar.gz ends after 0." in said
+    assert "run the same command again, and it goes on there" in said
+    assert not (tmp_path / "set").exists()
+    code, said = run(*words)  # the second half; the other archive is cut off in turn
+    assert archives.asked[1] == f"/train-clean-5.tar.gz bytes={archives.cut}-"
+    assert code == 1
+    assert run(*words)[0] == 0
+    assert len(texts(tmp_path / "set", "train")) == 6
+
+
+def test_only_the_part_that_is_asked_for(tmp_path: Path, archives: Server) -> None:
+    code, said = run(
+        *("mini-librispeech", "--download", tmp_path / "d", "--mirror", archives.address, "--out", tmp_path / "set"),
+        *("--part", "dev-clean-2"),
+    )
+    assert code == 0, said
+    assert archives.asked == ("/dev-clean-2.tar.gz bytes=0-",)
+
+
+def test_nobody_there_and_nothing_there(tmp_path: Path, server: Server) -> None:
+    code, said = run("yesno", "--download", tmp_path / "d", "--mirror", server.address, "--out", tmp_path / "set")
+    assert code == 1
+    assert f"{server.address}/waves_yesno.tar.gz cannot be fetched (HTTP Error 404" in said
+    assert "unpack it in a folder for --from" in said
+
+
+def test_an_archive_of_another_digest_is_refused_and_removed(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = layouts.archive(tmp_path / "a.tar.gz", layouts.yesno(tmp_path / "original"), "waves_yesno")
+    server.files["/waves_yesno.tar.gz"] = content
+    words = ("yesno", "--download", tmp_path / "d", "--mirror", server.address, "--out", tmp_path / "set")
+    code, said = run(*words)
+    assert code == 1
+    assert "is not the published archive (its SHA-256 is not c3f49e0c" in said
+    assert not (tmp_path / "d/waves_yesno.tar.gz").exists()
+    known = replace(CORPORA["yesno"].parts[0], sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(catalogue.CORPORA, "yesno", replace(CORPORA["yesno"], parts=(known,)))
+    assert run(*words)[0] == 0
+    assert len(texts(tmp_path / "set", "train")) == 30
+
+
+def test_what_is_no_archive_at_all(tmp_path: Path, server: Server) -> None:
+    server.files["/train-clean-5.tar.gz"] = b"<html>moved</html>" * 9
+    code, said = run(
+        "mini-librispeech", "--download", tmp_path / "d", "--mirror", server.address, "--out", tmp_path / "s"
+    )
+    assert code == 1
+    assert "is not the published archive (it is no whole gzip file)" in said
+
+
+def test_archives_of_archives(tmp_path: Path, server: Server) -> None:
+    root = layouts.aishell(tmp_path / "original")
+    wav = root / "data_aishell/wav"
+    for split, speaker in (("train", "S0002"), ("dev", "S0724"), ("test", "S0764")):
+        layouts.archive(wav / f"{speaker}.tar.gz", wav, f"{split}/{speaker}")
+    names = ["data_aishell/transcript", *(f"data_aishell/wav/{p.name}" for p in wav.glob("*.tar.gz"))]
+    server.files["/data_aishell.tgz"] = layouts.archive(tmp_path / "a.tgz", root, *names)
+    code, said = run("aishell", "--download", tmp_path / "d", "--mirror", server.address, "--out", tmp_path / "set")
+    assert code == 0, said
+    assert len(texts(tmp_path / "set", "train")) == 2
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/tmp/../{}/outside.txt", "a/../../outside.txt"])
+def test_an_archive_writes_nothing_outside(name: str, tmp_path: Path) -> None:
+    layouts.hostile(tmp_path / "bad.tar.gz", **{name.format(tmp_path): b"x"})
+    (tmp_path / "in").mkdir()
+    with pytest.raises(ValueError, match="leads out of"):
+        fetch.unpack(tmp_path / "bad.tar.gz", tmp_path / "in")
+    assert not list(tmp_path.rglob("outside.txt"))
+
+
+def test_links_of_an_archive_are_not_made_nor_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    layouts.hostile(tmp_path / "bad.tar.gz", way=str(tmp_path), **{"way/outside.txt": b"x", "plain.txt": b"y"})
+    (tmp_path / "in").mkdir()
+    fetch.unpack(tmp_path / "bad.tar.gz", tmp_path / "in")
+    assert not (tmp_path / "outside.txt").exists()
+    assert (tmp_path / "in/plain.txt").read_bytes() == b"y"
+    assert (tmp_path / "in/way/outside.txt").read_bytes() == b"x"
+    assert "way is no regular file and was left out" in caplog.text
