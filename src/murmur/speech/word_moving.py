@@ -1,0 +1,290 @@
+"""Words moved to where every decoder reads them: onto arcs that read a frame.
+
+sherpa-onnx reads the word of an arc of the best path only if its input label is neither epsilon nor 1 (the blank of
+CTC) and is not the label of the arc before; homophones, prefixes and back-off put words elsewhere. `move_words` gives
+a graph with the same weight for every pair of input and words in which each word sits where it is read: on the next
+such arc, or on the last one before it where the next ones are taken or the utterance may end first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import kaldifst
+import numpy as np
+
+NOT_READ = 1  # input labels up to this one (epsilon, the blank) carry no word for sherpa-onnx
+MOST_WAITING = 8  # words that may wait for an arc at once: no path of a lexicon needs more
+
+
+class Arc(NamedTuple):
+    """An arc of a graph; `ilabel` and `olabel` are 0 for epsilon, `weight` is a cost."""
+
+    source: int
+    ilabel: int
+    olabel: int
+    weight: float
+    target: int
+
+
+class Moved(NamedTuple):
+    """A graph whose words are all read, how many of the old one's arcs lost theirs, and by which way they went."""
+
+    fst: kaldifst.StdVectorFst
+    unread: int
+    forwards: int
+    backwards: int
+
+
+@dataclass
+class _Graph:
+    """A graph that grows: the arcs of a transducer without those removed, states and arcs added.
+
+    A new state is a copy of an old one, `origin`, that is reached by arcs with labels of that one's arcs only.
+    """
+
+    table: np.ndarray  # (arcs, 4): source, ilabel, olabel, target, by source
+    weights: np.ndarray
+    finals: list[float]
+    start: int
+    removed: set[int] = field(default_factory=set)
+    added: dict[int, list[Arc]] = field(default_factory=dict)
+    origin: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def of(fst: kaldifst.StdVectorFst) -> _Graph:
+        """The content of a transducer."""
+        numbers, weights, finals = array("q"), array("d"), []
+        for state in kaldifst.StateIterator(fst):
+            finals.append(float(fst.final(state).value))
+            for arc in kaldifst.ArcIterator(fst, state):
+                numbers.extend((state, arc.ilabel, arc.olabel, arc.nextstate))
+                weights.append(arc.weight.value)
+        table = np.frombuffer(numbers, dtype=np.int64).reshape(-1, 4)
+        return _Graph(table, np.frombuffer(weights), finals, fst.start)
+
+    def __post_init__(self) -> None:
+        count = len(self.finals)
+        self.first = np.searchsorted(self.table[:, 0], np.arange(count + 1))
+        self.entering = np.argsort(self.table[:, 3], kind="stable")
+        self.first_entering = np.searchsorted(self.table[self.entering, 3], np.arange(count + 1))
+        self.labels_before: dict[int, frozenset[int]] = {}
+        self.origin = list(range(count))
+
+    def arc(self, number: int) -> Arc:
+        """An old arc by number."""
+        source, ilabel, olabel, target = self.table[number].tolist()
+        return Arc(source, ilabel, olabel, float(self.weights[number]), target)
+
+    def into(self, state: int) -> list[Arc]:
+        """Old arcs that enter an old state."""
+        numbers = self.entering[self.first_entering[state] : self.first_entering[state + 1]]
+        return [self.arc(n) for n in numbers.tolist()]
+
+    def leaving(self, state: int) -> list[Arc]:
+        """Arcs that leave a state now."""
+        old: list[Arc] = []
+        if state < len(self.first) - 1:
+            numbers = range(int(self.first[state]), int(self.first[state + 1]))
+            old = [self.arc(n) for n in numbers if n not in self.removed]
+        return old + self.added.get(state, [])
+
+    def add_copy(self, state: int) -> int:
+        """A new state, not final, that stands for an old one."""
+        self.finals.append(float("inf"))
+        self.origin.append(self.origin[state])
+        return len(self.finals) - 1
+
+    def add(self, arc: Arc) -> None:
+        """Put an arc in."""
+        self.added.setdefault(arc.source, []).append(arc)
+
+    def readable(self, arc: Arc) -> bool:
+        """Whether a word on this arc is read."""
+        if arc.ilabel <= NOT_READ:
+            return False
+        before = self.origin[arc.source]
+        if before not in self.labels_before:
+            self.labels_before[before] = frozenset(a.ilabel for a in self.into(before))
+        return arc.ilabel not in self.labels_before[before]
+
+    def unread(self) -> list[int]:
+        """Numbers of old arcs whose word is not read."""
+        source, ilabel, olabel, target = self.table.T
+        spoken = np.flatnonzero(olabel)
+        labels = int(ilabel.max(initial=0)) + 1
+        repeats = np.isin(source[spoken] * labels + ilabel[spoken], target * labels + ilabel)
+        return spoken[repeats | (ilabel[spoken] <= NOT_READ)].tolist()
+
+    def put_into(self, fst: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
+        """A copy of the transducer that this graph was read from, changed as this one, without states left over."""
+        out = fst.copy()
+        out.start = out.start  # the copy shares its arcs until it is first changed, and arc iterators do not unshare it
+        while out.num_states < len(self.finals):
+            out.add_state()
+        nowhere = out.add_state()
+        for number in self.removed:
+            source = int(self.table[number, 0])
+            arcs = kaldifst.ArcIterator(out, source)
+            arcs.seek(number - int(self.first[source]))
+            arcs.value.nextstate = nowhere
+        for arcs_of_state in self.added.values():
+            for a in arcs_of_state:
+                arc = kaldifst.StdArc(ilabel=a.ilabel, olabel=a.olabel, weight=a.weight, nextstate=a.target)
+                out.add_arc(a.source, arc)
+        kaldifst.connect(out)
+        return out
+
+
+def move_words(fst: kaldifst.StdVectorFst) -> Moved:
+    """The same transducer, as a new one, with each word on an arc that sherpa-onnx reads words from.
+
+    Raises:
+        ValueError: some path has fewer such arcs than words, or a word on a loop of its own.
+    """
+    graph = _Graph.of(fst)
+    unread = graph.unread()
+    loops = [a for a in map(graph.arc, unread) if a.source == a.target]
+    if loops:
+        raise ValueError(f"{len(loops)} words sit on loops that read no frame, such as label {loops[0].olabel}")
+    ways = _Ways(graph)
+    backwards = [n for n in unread if not ways.free_after(n) and ways.free_before(n)]
+    before = _Before(graph)
+    for number in backwards:
+        before.move(graph.arc(number))
+    graph.removed.update(unread)
+    forwards = [graph.arc(n) for n in sorted(set(unread).difference(backwards))]
+    _After(graph, forwards).move()
+    return Moved(graph.put_into(fst), len(unread), len(forwards), len(backwards))
+
+
+class _Ways:
+    """Whether the nearest readable arcs on either side of an unread one are all free."""
+
+    def __init__(self, graph: _Graph) -> None:
+        self.graph = graph
+        self.after: dict[int, bool] = {}
+        self.before: dict[int, bool] = {}
+
+    def free_after(self, number: int) -> bool:
+        """No end and no other word before the next readable arc, and that one carries none."""
+        state = self.graph.arc(number).target
+        if state not in self.after:
+            self.after[state] = self._free(state, self._open_end, self.graph.leaving, lambda a: a.target)
+        return self.after[state]
+
+    def free_before(self, number: int) -> bool:
+        """No beginning and no other word after the last readable arc, and that one carries none."""
+        state = self.graph.arc(number).source
+        if state not in self.before:
+            self.before[state] = self._free(state, self._is_start, self.graph.into, lambda a: a.source)
+        return self.before[state]
+
+    def _free(
+        self,
+        first: int,
+        ends: Callable[[int], bool],
+        arcs_at: Callable[[int], list[Arc]],
+        beyond: Callable[[Arc], int],
+    ) -> bool:
+        seen, waiting = {first}, [first]
+        while waiting:
+            state = waiting.pop()
+            if ends(state):
+                return False
+            for arc in arcs_at(state):
+                if arc.olabel:
+                    return False
+                if not self.graph.readable(arc) and beyond(arc) not in seen:
+                    seen.add(beyond(arc))
+                    waiting.append(beyond(arc))
+        return True
+
+    def _open_end(self, state: int) -> bool:
+        return self.graph.finals[state] < float("inf")
+
+    def _is_start(self, state: int) -> bool:
+        return state == self.graph.start
+
+
+@dataclass
+class _Before:
+    """Words put on the last readable arc before: what follows it is copied, and leads to that word alone."""
+
+    graph: _Graph
+    copies: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def move(self, unread: Arc) -> None:
+        """Give one arc's word to the arcs before it."""
+        promised = self._copy(unread.source, unread.olabel)
+        self.graph.add(unread._replace(source=promised, olabel=0))
+
+    def _copy(self, state: int, word: int) -> int:
+        """The copy of a state whose path has already said `word`, with all ways into it."""
+        if (state, word) in self.copies:
+            return self.copies[state, word]
+        first = self.copies[state, word] = self.graph.add_copy(state)
+        waiting = [(state, first)]
+        while waiting:
+            old, new = waiting.pop()
+            for arc in self.graph.into(old):
+                if self.graph.readable(arc):
+                    self.graph.add(arc._replace(olabel=word, target=new))
+                    continue
+                if (arc.source, word) not in self.copies:
+                    self.copies[arc.source, word] = self.graph.add_copy(arc.source)
+                    waiting.append((arc.source, self.copies[arc.source, word]))
+                self.graph.add(arc._replace(source=self.copies[arc.source, word], target=new))
+        return first
+
+
+class _After:
+    """Words put on the next readable arc: states are copied with the words that wait there."""
+
+    def __init__(self, graph: _Graph, unread: list[Arc]) -> None:
+        self.graph = graph
+        self.unread = unread
+        self.by_source: dict[int, list[Arc]] = {}
+        for arc in unread:
+            self.by_source.setdefault(arc.source, []).append(arc)
+        self.copies: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.todo: list[tuple[int, tuple[int, ...]]] = []
+        self.made: list[Arc] = []  # put in at the end: until then `leaving` tells what was there before
+
+    def move(self) -> None:
+        """Give every arc's word to the arcs behind it."""
+        for arc in self.unread:
+            self.made.append(arc._replace(olabel=0, target=self._at(arc.target, (arc.olabel,))))
+        while self.todo:
+            state, words = self.todo.pop()
+            self._leave(state, words)
+        for arc in self.made:
+            self.graph.add(arc)
+
+    def _at(self, state: int, words: tuple[int, ...]) -> int:
+        """The copy of a state where these words wait; the state itself for none."""
+        if not words:
+            return state
+        if (state, words) not in self.copies:
+            if len(words) > MOST_WAITING:
+                raise ValueError(f"{len(words)} words follow each other without a frame between: labels {words}")
+            self.copies[state, words] = self.graph.add_copy(state)
+            self.todo.append((state, words))
+        return self.copies[state, words]
+
+    def _leave(self, state: int, words: tuple[int, ...]) -> None:
+        """The arcs out of the copy of a state: the first word waiting goes on those that are read."""
+        here = self.copies[state, words]
+        if self.graph.finals[state] < float("inf"):
+            raise ValueError(f"an utterance may end before a frame that could carry its word (label {words[0]})")
+        for arc in self.by_source.get(state, []):
+            self.made.append(arc._replace(source=here, olabel=0, target=self._at(arc.target, (*words, arc.olabel))))
+        for arc in self.graph.leaving(state):
+            if self.graph.readable(arc):
+                rest = words[1:] + ((arc.olabel,) if arc.olabel else ())
+                self.made.append(arc._replace(source=here, olabel=words[0], target=self._at(arc.target, rest)))
+            else:
+                self.made.append(arc._replace(source=here, target=self._at(arc.target, words)))

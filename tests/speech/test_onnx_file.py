@@ -1,0 +1,127 @@
+"""Exported networks of random weights: onnxruntime computes what torch does, whole, in batches and chunk by chunk."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("onnx", reason="onnx is not installed (pip install murmur[deploy])")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+
+from murmur.speech.cmvn import normalise_all, statistics
+from murmur.speech.deployable import (
+    Chunks,
+    FixedCmvn,
+    NoCmvn,
+    Readout,
+    Scores,
+    UtteranceCmvn,
+    WholeUtterances,
+)
+from murmur.speech.models import Blstm, Dnn, Lstm, Tdnn
+from murmur.speech.onnx_file import OPSET, ExportError, in_chunks, session, write_onnx
+
+VALUES, OUTPUTS = 6, 5
+NETWORKS = {
+    "tdnn": Tdnn(hidden=8, contexts=((-2, 0, 2), (-1, 0, 1), (0,))),
+    "dnn": Dnn(hidden=8, layers=2, context=3),
+    "lstm": Lstm(hidden=7, layers=2),
+    "blstm with stacked frames": Blstm(hidden=7, layers=2, stack=3, bottleneck=4),
+}
+
+
+def network_of(config):
+    torch.manual_seed(3)
+    return config.build(VALUES, OUTPUTS).eval()
+
+
+def exported(tmp_path, module):
+    path = tmp_path / "model.onnx"
+    return path, write_onnx(module, VALUES, {"sample_rate": "16000"}, path)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_scores_are_those_of_each_utterance_alone(tmp_path, name):
+    config = NETWORKS[name]
+    network = network_of(config)
+    prior, columns = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1])), np.array([4, 0, 0, 1, 2, 3, 3])
+    module = WholeUtterances(UtteranceCmvn(), network, Scores(Readout(prior, columns, 0.3), OUTPUTS))
+    path, worst = exported(tmp_path, module)
+    assert worst <= 1e-4
+    rng = np.random.default_rng(1)
+    lengths = [1, 2, 5, 40, 7]
+    feats = {str(i): (rng.normal(size=(n, VALUES)) * 3 - 8).astype(np.float32) for i, n in enumerate(lengths)}
+    x = np.full((len(lengths), max(lengths), VALUES), -23.0, np.float32)  # as sherpa-onnx pads
+    for i, n in enumerate(lengths):
+        x[i, :n] = feats[str(i)]
+    got, got_lens = session(path).run(None, {"x": x, "x_lens": np.array(lengths)})
+    normal = normalise_all(feats, {name: name for name in feats}, "utterance")
+    for i, n in enumerate(lengths):
+        with torch.inference_mode():
+            alone = network(torch.from_numpy(normal[str(i)])[None]).log_softmax(-1)[0] - prior
+        frames = -(-n // config.stack)
+        assert got_lens[i] == frames == len(alone)
+        np.testing.assert_allclose(got[i, :frames], 0.3 * alone.numpy()[:, columns], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lstm", "blstm with stacked frames"])
+def test_fixed_statistics_and_none(tmp_path, name):
+    network = network_of(NETWORKS[name])
+    feats_TF = (np.random.default_rng(2).normal(size=(50, VALUES)) * 3 - 8).astype(np.float32)
+    mean_F, deviation_F = statistics([feats_TF])
+    for cmvn, seen in ((FixedCmvn(mean_F, deviation_F), (feats_TF - mean_F) / deviation_F), (NoCmvn(), feats_TF)):
+        path, _ = exported(tmp_path, WholeUtterances(cmvn, network, Scores(Readout(), OUTPUTS)))
+        got, _ = session(path).run(None, {"x": feats_TF[None], "x_lens": np.array([50])})
+        with torch.inference_mode():
+            wanted = network(torch.from_numpy(seen.astype(np.float32))[None]).log_softmax(-1)
+        np.testing.assert_allclose(got, wanted.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize(("stack", "chunk"), [(1, 1), (1, 13), (3, 3), (3, 12)])
+def test_a_stream_in_chunks_equals_the_whole(tmp_path, stack, chunk):
+    network = network_of(Lstm(hidden=7, layers=3, stack=stack, bottleneck=4))
+    cmvn = FixedCmvn(np.full(VALUES, -8.0), np.full(VALUES, 3.0))
+    scores = Scores(Readout(), OUTPUTS)
+    module = Chunks(cmvn, network, scores)
+    path, worst = exported(tmp_path, module)
+    assert worst <= 1e-4
+    x = (np.random.default_rng(stack).normal(size=(2, 50, VALUES)) * 3 - 8).astype(np.float32)
+    got = in_chunks(session(path), x, chunk, module)
+    with torch.inference_mode():
+        whole, _ = WholeUtterances(cmvn, network, scores)(torch.from_numpy(x), torch.tensor([50, 50]))
+    np.testing.assert_allclose(got, whole.numpy(), atol=1e-4)
+
+
+def test_axes_opset_and_metadata(tmp_path):
+    import onnx
+
+    path, _ = exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["tdnn"]), Scores(Readout(), OUTPUTS)))
+    model = onnx.load(str(path))
+    assert [o.version for o in model.opset_import if o.domain == ""] == [OPSET]
+    assert {p.key: p.value for p in model.metadata_props} == {"sample_rate": "16000"}
+    x, scores = model.graph.input[0].type.tensor_type.shape.dim, model.graph.output[0].type.tensor_type.shape.dim
+    assert [d.dim_param for d in x][:2] == ["N", "T"]
+    assert [d.dim_param for d in scores][:2] == ["N", "U"]
+    assert (x[2].dim_value, scores[2].dim_value) == (VALUES, OUTPUTS)
+
+
+def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path):
+    projected = network_of(Lstm(hidden=7, layers=1, projection=3))
+    with pytest.raises(ExportError, match="projection have no ONNX operator"):
+        exported(tmp_path, WholeUtterances(NoCmvn(), projected, Scores(Readout(), OUTPUTS)))
+    refused = (("blstm with stacked frames", NoCmvn(), "one-directional"), ("lstm", UtteranceCmvn(), "--cmvn global"))
+    for name, cmvn, reason in refused:
+        with pytest.raises(ValueError, match=reason):
+            Chunks(cmvn, network_of(NETWORKS[name]), Scores(Readout(), OUTPUTS))
+    with pytest.raises(ValueError, match="do not belong together"):
+        Scores(Readout(columns=np.array([OUTPUTS])), OUTPUTS)
+    with pytest.raises(ValueError, match="do not belong together"):
+        Scores(Readout(log_prior=torch.zeros(3)), OUTPUTS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_computes_something_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("murmur.speech.onnx_file.TOLERANCE", -1.0)
+    with pytest.raises(ExportError, match="from the network's, more than"):
+        exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["lstm"]), Scores(Readout(), OUTPUTS)))
