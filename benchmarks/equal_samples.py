@@ -23,8 +23,8 @@ import typer
 from measure import bar, close
 from murmur.compared.intervals import difference
 from murmur.compared.rows import Rows
+from murmur.compared.virtual import train as follow
 from murmur.engine.experiment import Experiment
-from murmur.engine.trainer import Trainer
 from murmur.learner import Strategy
 from murmur.mixing import randomized_ring
 from murmur.settings import configure, load
@@ -32,7 +32,6 @@ from murmur.strategies import ADPSGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, Supe
 from murmur.strategies.adaptive_rules import Geometric
 from murmur.strategies.facts import FACTS
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
-from murmur.worlds.virtual.world import VirtualWorld
 
 SEEDS = (0, 1, 2)
 KEPT = Path(__file__).parents[1] / "results" / "equal_samples.jsonl"
@@ -69,11 +68,12 @@ def cells(base: Experiment, learners: list[int]) -> Iterator[tuple[str, int, int
 
 def train(experiment: Experiment, learners: int) -> dict[str, Any]:
     """One cell's figures."""
-    world = VirtualWorld(Cluster(learners=learners, compute=Lognormal(0.1, 0.1)))
-    outcome = Trainer(experiment, world).fit()
-    score = experiment.task.test(outcome.model)
+    course = follow(experiment, Cluster(learners=learners, compute=Lognormal(0.1, 0.1)))
+    if course.model is None:
+        raise FloatingPointError(course.ended)
+    score = experiment.task.test(course.model)
     errors = {each.utterance: (each.errors, each.words) for each in score.recognised}
-    found = {"heldout": outcome.figures, "test": dict(score.figures), "virtual_seconds": world.clock.now}
+    found = {"heldout": course.figures, "test": dict(score.figures), "virtual_seconds": course.seconds}
     return {**found, "errors": errors}
 
 

@@ -14,22 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from murmur.compared.rows import Row, Rows, digest_of
+from murmur.compared.virtual import train
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD, NaturalGradientSGD, OptimizerFactory
-from murmur.engine.record import Record
 from murmur.engine.schedule import Exponential, Schedule, WarmUpAnneal
 from murmur.engine.trainer import Trainer
 from murmur.learner import Strategy
 from murmur.recipes import digits_demo
 from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.pretrain import PretrainTask
+from murmur.recipes.pretrain import stack_experiment
 from murmur.recipes.random_frames import FrameTask
 from murmur.speech.models import Dnn
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.trained import Initialised
 from murmur.training import commit
-from murmur.world import Seat
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -142,10 +141,7 @@ def stacked(cache: Path, rate: float, seed: int) -> Path:
     if digest in rows() and (out / "model.json").exists():
         return out / "model"
     began = time.process_time()
-    task = PretrainTask(supervised(cache, seed))
-    budget = Budget(epochs=float(NETWORK.layers))
-    optimizer = SGD(rate, momentum=0.9, weight_decay=2e-4)
-    experiment = Experiment(task, SyncSGD(), budget, optimizer, seed=seed, averaged_marks=0)
+    experiment = stack_experiment(supervised(cache, seed), rate)
     outcome = Trainer(experiment, VirtualWorld(1), out).fit()
     if digest not in rows():
         cell = {"kind": "stack", "cell": {"rate": rate, "seed": seed}}
@@ -159,31 +155,18 @@ def run(cell: Cell, cache: Path, decoded: bool) -> Row:
     if known is not None:
         return known
     experiment = cell.experiment(cache)
-    curve: list[tuple[float, float]] = []
-    losses: list[float] = []
-
-    def observers(_: Seat) -> tuple[Any, ...]:
-        def see(record: Record) -> None:
-            if record.kind == "evaluation":
-                curve.append((record.samples, record.loss))
-            else:
-                losses.append(record.loss)
-
-        return (see,)
-
     began = time.process_time()
+    course = train(experiment, Cluster(learners=cell.learners, compute=Lognormal(0.1, 0.1)))
+    curve = [(samples, loss) for samples, loss, _ in course.curve]
     content: Row = {"kind": "run", "cell": asdict(cell), "loss": None, "curve": curve}
-    world = VirtualWorld(Cluster(learners=cell.learners, compute=Lognormal(0.1, 0.1)))
-    try:
-        outcome = Trainer(experiment, world, observers=observers).fit()
-    except FloatingPointError as error:
-        content["ended"] = str(error)
+    if course.model is None:
+        content["ended"] = course.ended
     else:
-        content |= {"loss": outcome.figures["loss"], "accuracy": outcome.figures["frame accuracy"]}
+        content |= {"loss": course.figures["loss"], "accuracy": course.figures["frame accuracy"]}
         if decoded:
-            score = experiment.task.test(outcome.model)
+            score = experiment.task.test(course.model)
             content["errors"] = {each.utterance: (each.errors, each.words) for each in score.recognised}
-    content |= {"steps": len(losses), "prior": _frames_of(experiment.task).loss_of_priors()}
+    content |= {"steps": course.steps, "prior": _frames_of(experiment.task).loss_of_priors()}
     row = keep(cell.digest, content, began)
     print(f"{cell}: held-out loss {row['loss']}, {row['cpu_seconds']} s", flush=True)
     return row

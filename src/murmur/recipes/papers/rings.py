@@ -1,0 +1,167 @@
+"""Cui et al. 2021: fixed ring, randomised ring and delay-by-one; slow learners; how large a minibatch may be.
+
+16 learners, IBM's schedule, rates linear in the minibatch of all of them together.
+
+Slow: a minibatch of 2,048 (128 a learner), all equal, then learner 0 ten times slower; seed 0.
+Largest: bisection over minibatches of 2^9 to 2^13 frames, seed 0, 100 updates of the largest: the middle one of those
+left; up if it trained, down if it diverged. A run has diverged where a loss is no number, or the held-out loss at the
+end is above 0.9 of that of the class frequencies.
+Large: three seeds at the largest minibatch at which all four trained, for the same frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from murmur.compared.rows import Row
+from murmur.recipes.papers.cell import Cell
+from murmur.recipes.papers.run import loss
+from murmur.recipes.papers.study import SEEDS, Finding, Go, Groups, Study, holds, lower, ratio, shown
+
+LEARNERS, SLOW = 16, 10.0
+STRATEGIES = {
+    "synchronous": "SyncSGD()",
+    "fixed ring": "ADPSGD(ring)",
+    "randomised ring": "ADPSGD(randomized_ring)",
+    "delay-by-one": "DelayByOne()",
+}
+EXPONENTS, UPDATES, DIVERGED = range(9, 14), 100, 0.9
+BUDGET = UPDATES * 2 ** EXPONENTS[-1]
+
+
+def large(strategy: str, batch: int, seed: int = 0) -> Cell:
+    """A run with a minibatch of all learners together."""
+    frames = batch // LEARNERS
+    return Cell(strategy, LEARNERS, power=1.0, seed=seed, frames=frames, budget=BUDGET, schedule="ibm")
+
+
+def diverged(row: Row) -> bool:
+    """By the rule above."""
+    return row["ended"] is not None or loss(row) > DIVERGED * row["prior"]
+
+
+def batch_of(row: Row) -> int:
+    """Frames of all learners together."""
+    return int(row["cell"]["learners"] * row["cell"]["frames"])
+
+
+def bisection(strategy: str, go: Go) -> list[Row]:
+    """The runs in order."""
+    left, done = list(EXPONENTS), []
+    while left:
+        middle = len(left) // 2
+        done.append(go(large(strategy, 2 ** left[middle])))
+        left = left[:middle] if diverged(done[-1]) else left[middle + 1 :]
+    return done
+
+
+def largest(rows: Sequence[Row]) -> int:
+    """The largest minibatch that trained; 0: none did."""
+    return max((batch_of(row) for row in rows if not diverged(row)), default=0)
+
+
+def runs(go: Go) -> Groups:
+    """Slow learners, bisections, then seeds at the minibatch that all can do."""
+    found: dict[str, list[Row]] = {}
+    for name, strategy in STRATEGIES.items():
+        cells = (Cell(strategy, LEARNERS, power=1.0, schedule="ibm", slow=slow) for slow in (1.0, SLOW))
+        found[f"{name}: equal, slow"] = [go(cell) for cell in cells]
+    for name, strategy in STRATEGIES.items():
+        found[f"{name}: largest"] = bisection(strategy, go)
+    common = min(largest(found[f"{name}: largest"]) for name in STRATEGIES)
+    if common:
+        for name, strategy in STRATEGIES.items():
+            found[f"{name}: large"] = [go(large(strategy, common, seed)) for seed in SEEDS]
+    return found
+
+
+def findings(rows: Groups) -> list[Finding]:
+    """Time with a slow learner, convergence with equal ones, the largest minibatch, consensus."""
+    return [_stragglers(rows), *_convergence(rows), _largest(rows), _consensus(rows)]
+
+
+def _stragglers(rows: Groups) -> Finding:
+    times = {}
+    for name in STRATEGIES:
+        equal, slow = rows[f"{name}: equal, slow"]
+        times[name] = slow["seconds"] / equal["seconds"]
+    rings, steps = ("fixed ring", "randomised ring"), ("synchronous", "delay-by-one")
+    good = all(times[name] <= 1.2 for name in rings) and all(times[name] >= SLOW / 2 for name in steps)
+    return Finding(
+        "rings cope with slow learners, strategies in step do not",
+        f"without numbers; all in step must take {SLOW:g} times as long, an ideal ring"
+        f" {LEARNERS / (LEARNERS - 1 + 1 / SLOW):.2f} times",
+        f"time with one learner of 16 ten times slower over time without: rings at most 1.2, the others at least"
+        f" {SLOW / 2:g}",
+        ", ".join(f"{name} {value:.2f}" for name, value in times.items()),
+        holds(good),
+        "held-out loss with the slow learner over that without: "
+        + ", ".join(f"{name} {_slow_loss(rows, name):.3f}" for name in STRATEGIES),
+    )
+
+
+def _slow_loss(rows: Groups, name: str) -> float:
+    equal, slow = rows[f"{name}: equal, slow"]
+    return loss(slow) / loss(equal)
+
+
+def _convergence(rows: Groups) -> list[Finding]:
+    if "delay-by-one: large" not in rows:
+        return []
+    against: Mapping[str, float] = {
+        name: sum(map(loss, rows[f"{name}: large"])) for name in ("fixed ring", "randomised ring")
+    }
+    ring = min(against, key=lambda name: against[name])
+    found = ratio(rows[f"{ring}: large"], rows["delay-by-one: large"])
+    sync = ratio(rows["synchronous: large"], rows["delay-by-one: large"])
+    return [
+        Finding(
+            "with equally fast learners delay-by-one converges fastest at large minibatches",
+            "fastest of the three",
+            "its loss over that of the better ring at equal frames, interval below 1",
+            f"{shown(found)} against the {ring}, minibatch {batch_of(rows['delay-by-one: large'][0]):,}",
+            lower(found),
+            f"against synchronous SGD {shown(sync)}",
+        )
+    ]
+
+
+def _largest(rows: Groups) -> Finding:
+    most = {name: largest(rows[f"{name}: largest"]) for name in STRATEGIES}
+    ends = {name: ", ".join(f"{batch_of(r):,} {_end(r)}" for r in rows[f"{name}: largest"]) for name in STRATEGIES}
+    rings = max(most["fixed ring"], most["randomised ring"])
+    return Finding(
+        "decentralised learners train with larger minibatches than synchronous SGD",
+        "12,288 against 4,096 sequences (Zhang et al. 2019)",
+        "the larger of the rings' largest minibatches is at least twice that of synchronous SGD",
+        ", ".join(f"{name} {value:,}" for name, value in most.items()),
+        holds(rings >= 2 * most["synchronous"]),
+        "; ".join(f"{name}: {told}" for name, told in ends.items()),
+    )
+
+
+def _end(row: Row) -> str:
+    return "diverged" if diverged(row) else f"{loss(row):.3f}"
+
+
+def _consensus(rows: Groups) -> Finding:
+    apart = {name: rows[f"{name}: equal, slow"][0]["consensus_distance"] for name in STRATEGIES}
+    return Finding(
+        "a randomised ring keeps learners closer together than a fixed one",
+        "a larger spectral gap (Zhang et al. 2020); at 16 learners 0.46 against 0.05 (computed)",
+        "its distance from the mean at the end is smaller",
+        ", ".join(f"{name} {value:.3f}" for name, value in apart.items() if value is not None),
+        holds(apart["randomised ring"] < apart["fixed ring"]),
+        "16 equally fast learners, minibatch 2,048, seed 0",
+    )
+
+
+STUDY = Study(
+    "rings",
+    "Cui, Zhang, Kayi, Liu, Finkler, Kingsbury, Saon, Kung: Asynchronous decentralized distributed training of acoustic"
+    " models (arXiv 2110.11199, 2021)",
+    "16 learners: fixed and randomised ring, delay-by-one, synchronous SGD; equal and slow; the largest minibatch by"
+    " bisection; three seeds at the largest that all can do",
+    runs,
+    findings,
+)
