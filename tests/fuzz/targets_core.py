@@ -114,7 +114,7 @@ def _write_records(folder: Path) -> None:
 def _read_records(folder: Path) -> None:
     run = read_run(folder)
     _ = run.learners, run.simulated, run.headline, run.heldout
-    page([run], [])
+    page([run], {})
 
 
 TRACE = [

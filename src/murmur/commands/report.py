@@ -9,29 +9,56 @@ import typer
 
 from murmur.commands.timed import timed
 from murmur.report import write_report
+from murmur.report.events import write_events
 from murmur.settings import SettingError
 
 app = typer.Typer(add_completion=False)
 
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that murmur train wrote.")]
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Folders that murmur train, simulate or compare wrote.")
+]
 Out = Annotated[Path | None, typer.Option(help="The page to write; RUN/report.html of the first run otherwise.")]
+Audio = Annotated[
+    list[Path] | None,
+    typer.Option(help="A folder with UTTERANCE.wav, .flac, ..., or a wav.scp: recordings beside the worst utterances."),
+]
+Tensorboard = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write event files for TensorBoard into DIR, one folder a run, and no page."),
+]
 
 
 @app.command()
 def report(
     runs: Runs,
     out: Out = None,
+    audio: Audio = None,
+    tensorboard: Tensorboard = None,
 ) -> None:
-    """One self-contained HTML page from the records of one or more runs: figures side by side, no network needed.
+    """One self-contained HTML page from the records of one or more runs: who won, curves, time, averaging, worst words.
 
     Example: murmur report runs/one runs/two --out report.html
+
+    The folder of a murmur compare gives the page of all its cells. Runs that are still going, or were cut off, are
+    reported as far as they go. The page needs no network.
+
+    murmur report runs/two --audio data/test/wav.scp
+
+    murmur report runs/one runs/two --tensorboard runs/events; tensorboard --logdir runs/events
     """
     for run in runs:
         if not run.is_dir():
             raise SettingError(f"there is no folder {run}: name the --out of a murmur train")
+    if tensorboard is not None:
+        if out is not None or audio:
+            raise SettingError("--tensorboard writes event files and no page: leave out --out and --audio")
+        with timed("writing events"):
+            written = write_events(runs, tensorboard)
+        for folder in written:
+            typer.echo(f"{folder}")
+        return
     page = out or runs[0] / "report.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
     with timed("drawing figures"):
-        write_report(runs, page)
+        write_report(runs, page, audio or ())
     typer.echo(f"{page}")

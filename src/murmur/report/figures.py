@@ -1,97 +1,114 @@
-"""Figures of a report as inline SVG: every one scales with its column, carries a title for screen readers, and is drawn
-in colours that people with any colour vision can tell apart (Okabe and Ito 2008), with a line style each as well.
-"""
+"""Figures of a report: how the runs learned, and what their averaging did to them."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from murmur.report.read import KINDS, Evaluation, Run
+from murmur.report.drawn import (
+    BAR_INCHES,
+    COLOURS,
+    DASHES,
+    GREY,
+    GRID,
+    HEIGHT_INCHES,
+    Curves,
+    Drawing,
+    Series,
+    Table,
+    colour_of,
+    dash_of,
+    drawn,
+    short,
+)
+from murmur.report.read import Evaluation, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-DASHES: tuple[tuple[int, tuple[float, ...]], ...] = ((0, ()), (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-KIND_COLOURS = {"compute": "#0072b2", "data": "#56b4e9", "waiting": "#e69f00", "communicating": "#d55e00"}
-INK, GREY = "#1b1b1b", "#b8b8b8"
-WIDTH_INCHES, HEIGHT_INCHES, BAR_INCHES = 4.8, 3.1, 0.34
-MOST_BARS = 24
+__all__ = ["COLOURS", "DASHES", "Drawing", "drawings", "heldout", "learning", "logprob"]
 ACCURACIES = ("frame accuracy", "accuracy")
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """An SVG element with the heading over it and what it shows in words."""
-
-    title: str
-    svg: str
-    words: str
+UNITS = (("hours", 3600.0, 2.0), ("minutes", 60.0, 2.0), ("seconds", 1.0, 0.0))  # from so many of them on
+STALENESS = "How often the weights changed between the beginning of a gradient and its step."
+MOST_IN_LEGEND = 6
+MOST_ROWS = 60
 
 
 def drawings(runs: Sequence[Run]) -> list[Drawing]:
-    """All figures for which the runs hold something."""
-    made = (
-        error_rates(runs),
-        heldout(runs, "samples"),
-        heldout(runs, "seconds"),
-        accuracy(runs),
-        phases(runs),
-        spent(runs),
-        consensus(runs),
-        rates(runs),
-        staleness(runs),
-    )
+    """All figures of this file for which the runs hold something."""
+    return [*learning(runs), *averaging(runs)]
+
+
+def learning(runs: Sequence[Run]) -> list[Drawing]:
+    """Held-out and training curves."""
+    made = [error_rates(runs), heldout(runs, "samples"), heldout(runs, "seconds"), training(runs), accuracy(runs)]
+    return present([*made, rates(runs)])
+
+
+def averaging(runs: Sequence[Run]) -> list[Drawing]:
+    """Distance from the consensus and staleness."""
+    return present([consensus(runs), staleness(runs)])
+
+
+def present(made: Iterable[Drawing | None]) -> list[Drawing]:
+    """Those that are there."""
     return [drawing for drawing in made if drawing is not None]
 
 
 def error_rates(runs: Sequence[Run]) -> Drawing | None:
     """Word error rates, best at the top, with their intervals."""
-    shown = sorted(((run.headline, run.name) for run in runs if run.headline), key=lambda pair: pair[0].percent)
-    if not shown:
+    found = [(run.headline, place) for place, run in enumerate(runs) if run.headline]
+    if not found:
         return None
+    shown = sorted(found, key=lambda pair: pair[0].percent)
 
     def draw(axes: Axes) -> None:
-        for place, (headline, name) in enumerate(shown):
+        for row, (headline, place) in enumerate(shown):
             if headline.low is not None and headline.high is not None:
-                axes.plot([headline.low, headline.high], [place, place], color=GREY, linewidth=6)
-            axes.plot([headline.percent], [place], "o", color=COLOURS[_index(runs, name) % len(COLOURS)])
-        axes.set_yticks(range(len(shown)), [name for _, name in shown])
+                axes.plot(
+                    [headline.low, headline.high], [row, row], color=GREY, linewidth=6, gid=f"run{place}-interval"
+                )
+            axes.plot([headline.percent], [row], "o", color=colour_of(place), gid=f"run{place}-rate")
+        axes.set_yticks(range(len(shown)), [short(runs[place].name) for _, place in shown])
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set_xlim(left=0)
-        axes.set_xlabel("word error rate in % (grey: 95 % interval)")
+        axes.set_xlabel("word error rate in % (bar: 95 % interval)")
 
-    words = "; ".join(f"{name} {headline.percent:.2f} %" for headline, name in shown)
-    return _drawn("Word error rate", words, draw, 0.9 + BAR_INCHES * len(shown))
+    words = "; ".join(f"{runs[place].name} {headline.percent:.2f} %" for headline, place in shown)
+    svg = drawn("Word error rate", words, draw, 0.9 + BAR_INCHES * len(shown))
+    return Drawing("Word error rate", svg, words)
 
 
 def heldout(runs: Sequence[Run], against: str) -> Drawing | None:
     """Held-out log-probability against "samples" or "seconds" of all runs."""
-    seconds, axis = time_axis(runs)
-    per = seconds if against == "seconds" else 1.0
-    curves = {
-        legend(run, runs): [
-            (getattr(e, against) / per, y) for e in run.records.evaluations if (y := logprob(e)) is not None
-        ]
+    per, unit_of_time, virtual = time_axis(runs)
+    if against == "samples":
+        per = 1.0
+    curves = [
+        [(getattr(e, against) / per, y) for e in run.records.evaluations if (y := logprob(e)) is not None]
         for run in runs
-    }
+    ]
     per_frame = any("logprob" in e.figures for run in runs for e in run.records.evaluations)
     unit = "frame" if per_frame else "sample"
-    what = f"{unit}s" if against == "samples" else axis
-    shown = against if against == "samples" or per == 1.0 else axis
-    return _curves(f"Held-out log-probability per {unit} against {shown}", what, f"nats per {unit}", curves)
+    what = f"{unit}s" if against == "samples" else f"{virtual}{unit_of_time} of training"
+    shown = what if against == "samples" else f"{virtual}{unit_of_time}"
+    title = f"Held-out log-probability per {unit} against {shown}"
+    return _curves(title, (what, f"nats per {unit}"), runs, curves)
 
 
-def time_axis(runs: Sequence[Run]) -> tuple[float, str]:
-    """Seconds of a unit of the time axis and its label: virtual hours where all runs are simulated."""
-    if runs and all(run.simulated for run in runs):
-        return 3600.0, "virtual hours"
-    return 1.0, "seconds of training"
+def training(runs: Sequence[Run]) -> Drawing | None:
+    """Loss of the minibatches that were trained on."""
+    curves = [[(samples, loss) for samples, _, loss in run.records.training_losses] for run in runs]
+    note = "Each point is the mean over the steps of all learners in a stretch of samples."
+    return _curves("Training loss", ("samples", "mean per sample"), runs, curves, note)
+
+
+def time_axis(runs: Sequence[Run]) -> tuple[float, str, str]:
+    """Seconds of a unit of the time axis, the unit, and "virtual " where all runs are simulated."""
+    longest = max((run.records.last_seconds for run in runs), default=0.0)
+    virtual = bool(runs) and all(run.simulated for run in runs)
+    unit, per = next((unit, per) for unit, per, least in UNITS if longest >= per * least)
+    return per, unit, "virtual " if virtual else ""
 
 
 def legend(run: Run, runs: Sequence[Run]) -> str:
@@ -101,16 +118,14 @@ def legend(run: Run, runs: Sequence[Run]) -> str:
 
 def consensus(runs: Sequence[Run]) -> Drawing | None:
     """How far learners were from their mean, where they were."""
-    per, axis = time_axis(runs)
-    curves = {
-        legend(run, runs): [
-            (e.seconds / per, e.consensus_distance) for e in run.records.evaluations if e.consensus_distance is not None
-        ]
+    curves = [
+        [(e.samples, e.consensus_distance) for e in run.records.evaluations if e.consensus_distance is not None]
         for run in runs
-    }
-    if not any(y > 0 for points in curves.values() for _, y in points):
+    ]
+    if not any(y > 0 for points in curves for _, y in points):
         return None
-    return _curves("Distance of the learners from the consensus", axis, "root mean square", curves)
+    title = "Distance of the learners from the consensus"
+    return _curves(title, ("samples", "root mean square"), runs, curves)
 
 
 def logprob(evaluation: Evaluation) -> float | None:
@@ -126,139 +141,99 @@ def accuracy(runs: Sequence[Run]) -> Drawing | None:
     name = next((a for a in ACCURACIES if any(a in e.figures for r in runs for e in r.records.evaluations)), None)
     if name is None:
         return None
-    curves = {
-        run.name: [(e.samples, 100 * e.figures[name]) for e in run.records.evaluations if name in e.figures]
-        for run in runs
-    }
-    return _curves(f"Held-out {name}", "frames" if name == "frame accuracy" else "samples", "%", curves)
+    curves = [
+        [(e.samples, 100 * e.figures[name]) for e in run.records.evaluations if name in e.figures] for run in runs
+    ]
+    return _curves(f"Held-out {name}", ("frames" if name == "frame accuracy" else "samples", "%"), runs, curves)
 
 
 def rates(runs: Sequence[Run]) -> Drawing | None:
-    """Learning rates."""
-    return _curves("Learning rate", "samples", "", {run.name: run.records.rates for run in runs}, marks=False)
-
-
-def phases(runs: Sequence[Run]) -> Drawing | None:
-    """Seconds of each phase, a bar a run."""
-    names = list(dict.fromkeys(phase for run in runs for phase in run.phases))
-    if not names:
+    """Learning rates; none where all stayed at one value."""
+    curves = [run.records.rates for run in runs]
+    if len({rate for points in curves for _, rate in points}) < 2:
         return None
-    parts = {phase: [run.phases.get(phase, 0.0) for run in runs] for phase in names}
-    colours = {phase: COLOURS[i % len(COLOURS)] for i, phase in enumerate(names)}
-    return _bars("Time by phase", [run.name for run in runs], parts, colours)
-
-
-def spent(runs: Sequence[Run]) -> Drawing | None:
-    """What learners spent their seconds on, a bar a learner."""
-    rows = [(run, learner) for run in runs for learner in sorted(run.records.seconds_of)]
-    if not rows:
-        return None
-    if len(rows) > MOST_BARS:  # an even choice: a bar for each of hundreds of learners could not be read
-        rows = [rows[place * len(rows) // MOST_BARS] for place in range(MOST_BARS)]
-    names = [f"{run.name}: {learner}" if len(runs) > 1 else f"learner {learner}" for run, learner in rows]
-    parts = {kind: [run.records.seconds_of[learner][kind] for run, learner in rows] for kind in KINDS}
-    virtual = " (virtual seconds)" if any(run.simulated for run in runs) else ""
-    return _bars(f"What each learner's time went into{virtual}", names, parts, KIND_COLOURS)
+    return _curves("Learning rate", ("samples", ""), runs, [_thin(points) for points in curves])
 
 
 def staleness(runs: Sequence[Run]) -> Drawing | None:
     """How stale gradients were, where any was."""
-    shares = {}
-    for run in runs:
-        total = sum(sum(counts.values()) for counts in run.records.staleness.values())
-        steps = sorted({s for counts in run.records.staleness.values() for s in counts})
-        if steps and steps[-1] > 0:
-            counted = [sum(counts[s] for counts in run.records.staleness.values()) for s in steps]
-            shares[run.name] = [(float(s), 100 * c / total) for s, c in zip(steps, counted, strict=True)]
-    return _curves("Staleness of gradients", "steps", "% of gradients", shares)
+    counted = [run.records.staleness_counts for run in runs]
+    most = max((max(counts, default=0) for counts in counted), default=0)
+    if most == 0:
+        return None
+    shown = [place for place, counts in enumerate(counted) if max(counts, default=0) > 0]
+    steps = sorted({step for place in shown for step in counted[place]})
+    thick = 0.8 / len(shown)
+
+    def draw(axes: Axes) -> None:
+        for row, place in enumerate(shown):
+            counts, total = counted[place], sum(counted[place].values())
+            at = [step + (row - (len(shown) - 1) / 2) * thick for step in counts]
+            boxes = axes.bar(at, [100 * c / total for c in counts.values()], thick, color=colour_of(place))
+            for box, (step, count) in zip(boxes, counts.items(), strict=True):
+                box.set_gid(f"tip:staleness {step}: {count} gradients")
+            boxes.patches[0].set_label(short(legend(runs[place], runs)))
+        axes.set(xlabel="changes of the weights", ylabel="% of gradients")
+        axes.locator_params(axis="x", integer=True)
+        if 1 < len(shown) <= MOST_IN_LEGEND:
+            axes.legend(frameon=False)
+
+    words = "; ".join(
+        f"{runs[p].name} mean {sum(s * c for s, c in counted[p].items()) / sum(counted[p].values()):.2f}" for p in shown
+    )
+    rows = tuple((str(step), *(str(counted[place].get(step, 0)) for place in shown)) for step in steps)
+    table: Table = (("staleness", *(f"gradients of {runs[place].name}" for place in shown)), rows)
+    title = "Staleness of gradients"
+    return Drawing(title, drawn(title, words, draw, HEIGHT_INCHES), words, f"{STALENESS} {words}.", table)
+
+
+Points = Sequence[tuple[float, float]]
 
 
 def _curves(
-    title: str, x: str, y: str, curves: dict[str, list[tuple[float, float]]], marks: bool = True
+    title: str, axis: tuple[str, str], runs: Sequence[Run], curves: Sequence[Points], note: str = ""
 ) -> Drawing | None:
-    shown = {name: points for name, points in curves.items() if points}
-    if not shown:
+    x, y = axis
+    series = [Series(place, legend(runs[place], runs), tuple(points)) for place, points in enumerate(curves) if points]
+    if not series:
         return None
 
-    from matplotlib.ticker import EngFormatter  # noqa: PLC0415 - as in _drawn
+    from matplotlib.ticker import EngFormatter  # noqa: PLC0415 - as in drawn
 
     def draw(axes: Axes) -> None:
-        for index, (name, points) in enumerate(curves.items()):
-            if not points:
-                continue
-            marker = "o" if marks and len(points) <= 40 else ""
+        for each in series:
             axes.plot(
-                [p[0] for p in points],
-                [p[1] for p in points],
-                label=name,
-                color=COLOURS[index % len(COLOURS)],
-                linestyle=DASHES[index % len(DASHES)],
-                marker=marker,
+                [p[0] for p in each.points],
+                [p[1] for p in each.points],
+                label=short(each.name),
+                color=colour_of(each.run),
+                linestyle=dash_of(each.run),
+                marker="o" if len(each.points) <= 40 else "",
                 markersize=3,
+                gid=f"run{each.run}-curve",
             )
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-        axes.grid(color="#e4e4e4", linewidth=0.6)
+        axes.grid(color=GRID, linewidth=0.6)
         thousands = EngFormatter(sep="")
         axes.xaxis.set_major_formatter(lambda x, _: thousands(x) if abs(x) >= 1000 else f"{x:g}")
-        axes.legend(frameon=False)
+        if len(series) <= MOST_IN_LEGEND:
+            axes.legend(frameon=False)
 
-    words = "; ".join(f"{name} ends at {points[-1][1]:.4g} {y}".rstrip() for name, points in shown.items())
-    return _drawn(title, words, draw, HEIGHT_INCHES)
-
-
-def _bars(title: str, names: list[str], parts: dict[str, list[float]], colours: dict[str, str]) -> Drawing:
-    """Stacked horizontal bars of seconds."""
-
-    def draw(axes: Axes) -> None:
-        left = [0.0] * len(names)
-        for part, seconds in parts.items():
-            if not any(seconds):
-                continue
-            axes.barh(range(len(names)), seconds, left=left, label=part, color=colours[part], height=0.6)
-            left = [a + b for a, b in zip(left, seconds, strict=True)]
-        axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
-        axes.set_xlabel("seconds")
-        axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=8)
-
-    told = [", ".join(f"{part} {s[i]:.1f} s" for part, s in parts.items() if s[i] > 0) for i in range(len(names))]
-    words = "; ".join(f"{name}: {text}" for name, text in zip(names, told, strict=True))
-    return _drawn(title, words, draw, 1.3 + BAR_INCHES * len(names))
+    words = "; ".join(f"{each.name} ends at {each.points[-1][1]:.4g} {y}".rstrip() for each in series)
+    svg = drawn(title, words, draw, HEIGHT_INCHES)
+    rows = [(each.name, f"{px:.6g}", f"{py:.6g}") for each in series for px, py in _ends(each.points)]
+    return Drawing(title, svg, words, note, (("run", x, y or title.lower()), tuple(rows)), Curves(x, y, tuple(series)))
 
 
-def _drawn(title: str, words: str, draw: Callable[[Axes], None], height_inches: float) -> Drawing:
-    """Draw on fresh axes, without pyplot's list of open figures."""
-    import matplotlib as mpl  # noqa: PLC0415 - the extra `viz` is optional, and this takes a second
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": title,
-        "font.size": 9.5,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-    }
-    with mpl.rc_context(style):
-        figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
-        axes = figure.add_subplot()
-        axes.spines[["top", "right"]].set_visible(False)
-        draw(axes)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
-    return Drawing(title, inline(file.getvalue(), title, words), words)
+def _thin(points: Points) -> Points:
+    """Every so many-th point, and the last."""
+    step = max(1, len(points) // 200)
+    return [*points[:-1:step], *points[-1:]]
 
 
-def inline(svg: str, title: str, words: str) -> str:
-    """A stand-alone SVG document as an element of a page: no prologue, no fixed size, a title and a label."""
-    element = svg[svg.index("<svg") :]
-    head, rest = element.split(">", 1)
-    head = re.sub(r'\s(width|height)="[^"]*"', "", head)
-    rest = re.sub(r"\s*<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
-    rest = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", rest)  # names of groups, alike in all figures of a page
-    label = escape(f"{title}. {words}", quote=True)
-    return f'{head} role="img" aria-label="{label}"><title>{escape(title)}</title>{rest}'
-
-
-def _index(runs: Sequence[Run], name: str) -> int:
-    return [run.name for run in runs].index(name)
+def _ends(points: Points) -> Points:
+    """All points of a short curve; of a long one as many, evenly."""
+    if len(points) <= MOST_ROWS:
+        return points
+    return [points[place * (len(points) - 1) // (MOST_ROWS - 1)] for place in range(MOST_ROWS)]

@@ -1,20 +1,32 @@
 """One self-contained page about one or several runs: who won, how it went, what was run.
 
-The page needs no network and no script.
+The page needs no network. Its figures are SVG; a script, where it may run, draws the curves again with values under the
+pointer. The page's policy lets no other script run and nothing be loaded, whatever stands in names and transcripts.
 """
 
 from __future__ import annotations
 
-import math
+import base64
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmur.report.figures import Drawing, drawings, heldout, logprob
+from murmur.report.about import COLUMNS, about, row, strategy_of, tiles
+from murmur.report.cells import COLUMNS as CELL_COLUMNS
+from murmur.report.cells import Grid, is_grid, read_grid, seconds_disagree
+from murmur.report.drawn import COLOURS, DASHES, Drawing, Table, themed
+from murmur.report.figures import averaging, heldout, learning
+from murmur.report.learners import graphs, speed
+from murmur.report.names import names_of
 from murmur.report.read import ReportError, Run, read_run
+from murmur.report.recognised import LARGEST_FILE, LARGEST_TOGETHER, Shown, find_audio, worst
 from murmur.report.slow import COLUMNS as SLOW_COLUMNS
+from murmur.report.themes import DARK, LIGHT, variables
+from murmur.report.verdict import headline, notes, ranking
 
 try:
     import jinja2
@@ -22,50 +34,87 @@ try:
 except ImportError:  # the extra is optional; write_report says so when it is asked for
     mpl = jinja2 = None  # type: ignore[assignment]
 
-TEMPLATE = Path(__file__).parent / "template.html"
-COLUMNS = (
-    "run",
-    "WER %",
-    "95 % interval",
-    "held-out log-prob.",
-    "accuracy",
-    "training s",
-    "learners",
-    "strategy",
+__all__ = ["ReportError", "check_installed", "headline", "names_of", "notes", "page", "ranking", "strategy_of",
+           "write_curve", "write_report"]  # fmt: skip
+ASSETS = Path(__file__).parent / "assets"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
+MOST_DRAWN = 14  # runs: more curves could not be told apart
+MOST_SPOKEN = 4
+AUDIO_RULE = (
+    f"Recordings are in the page where --audio found them, up to {LARGEST_FILE // 1000} kB each and"
+    f" {LARGEST_TOGETHER / 1e6:.1f} MB together."
 )
-NOTHING = "-"
 
 
 @dataclass(frozen=True)
-class About:
-    """What the page says of one run: the lines of its score, and facts by name."""
+class Section:
+    """A part of the page: figures under a heading, by a key for links to it."""
+
+    key: str
+    title: str
+    drawings: Sequence[Placed]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A figure in its place; `chart` is the number of its curves among those of the page's script."""
+
+    title: str
+    svg: str
+    note: str
+    table: Table
+    chart: int | None
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What was recognised worst in a run."""
 
     name: str
-    lines: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
+    counted: str
+    shown: Sequence[Shown]
 
 
-def write_report(runs: Sequence[Path], out: Path) -> Path:
+@dataclass(frozen=True)
+class Chip:
+    """A run's entry in the legend of the page."""
+
+    place: int
+    name: str
+    colour: str
+    dashes: str
+
+
+def write_report(runs: Sequence[Path], out: Path, audio: Sequence[Path] = ()) -> Path:
     """Write one page about the runs in these folders.
 
     Folders of runs that were cut off, or that lack some of their files, are reported as far as they go; the page names
     what is missing.
 
     Args:
-        runs: run folders, as `murmur train --out` makes them.
+        runs: run folders, as `murmur train --out` makes them, and folders of `murmur compare`.
         out: the HTML file to write.
+        audio: folders and wav.scp files with recordings of the test utterances.
 
     Returns:
         `out`.
 
     Raises:
         ReportError: no folder was given, one of them is no run's folder, or the extra `viz` is not installed.
+        FileNotFoundError: a place of `audio` does not exist.
     """
     check_installed()
     if not runs:
         raise ReportError("a report needs at least one run folder")
-    read = [read_run(folder, name) for folder, name in zip(runs, names_of(runs), strict=True)]
-    write_text(Path(out), page(read, drawings(read)))
+    grids = [read_grid(folder) for folder in runs if is_grid(folder)]
+    single = [folder for folder in runs if not is_grid(folder)]
+    folders = [*single, *(folder for grid in grids for folder in grid.folders)]
+    if not folders:
+        raise ReportError(f"{', '.join(map(str, runs))}: no cell of the comparison has left a run yet")
+    read = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    shown = ranking(read)[:MOST_DRAWN] if len(read) > MOST_DRAWN else read
+    wanted = {u.name for run in shown for u in run.utterances}
+    write_text(Path(out), page(read, sections(shown), grids, find_audio(audio, wanted)))
     return Path(out)
 
 
@@ -92,153 +141,124 @@ def check_installed() -> None:
         raise ReportError("a report needs matplotlib and jinja2: pip install 'murmur[viz]'")
 
 
-def page(runs: Sequence[Run], figures: Sequence[Drawing]) -> str:
+def sections(runs: Sequence[Run]) -> dict[str, list[Drawing]]:
+    """All figures for which the runs hold something, by the title of their part of the page."""
+    return {"Learning": learning(runs), "Time": speed(runs), "Averaging": [*graphs(runs), *averaging(runs)]}
+
+
+def page(
+    runs: Sequence[Run],
+    figures: Mapping[str, Sequence[Drawing]],
+    grids: Sequence[Grid] = (),
+    audio: Mapping[str, Path] | None = None,
+) -> str:
     """The page's HTML."""
     ranked = ranking(runs)
+    charts = [d.curves.described() for drawings in figures.values() for d in drawings if d.curves is not None]
+    spoken = [found for run in ranked[:MOST_SPOKEN] if (found := spoken_in(run, audio or {})).shown]
+    slow = [slow.row(run.name) for run in ranked for slow in run.records.slow]
+    drawn = runs if len(runs) <= MOST_DRAWN else ranked[:MOST_DRAWN]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return environment.from_string(read_asset("page.html")).render(
         headline=headline(ranked),
-        notes=notes(ranked),
-        problems=[problem for run in runs for problem in run.problems],
+        notes=[*notes(ranked), *left_out(runs)],
+        problems=[*(p for run in runs for p in run.problems), *problems_of(grids, runs)],
+        tiles=tiles(runs[0]) if len(runs) == 1 else [],
         columns=COLUMNS,
         rows=[row(run) for run in ranked],
-        winner=len(runs) > 1 and ranked[0].headline is not None,
-        drawings=figures,
+        grids=[table_of(grid) for grid in grids],
+        winner=len(runs) > 1 and headline(ranked).startswith("Winner"),
+        sections=placed(figures, bool(slow), bool(spoken)),
+        chips=[chip(place, run) for place, run in enumerate(drawn)],
         slow_columns=SLOW_COLUMNS,
-        slow=[slow.row(run.name) for run in ranked for slow in run.records.slow],
+        slow=slow,
+        spoken=spoken,
+        audio_rule=AUDIO_RULE,
         runs=[about(run) for run in runs],
+        interactive=bool(charts),
+        **source(charts),
     )
 
 
-def names_of(folders: Sequence[Path]) -> list[str]:
-    """A name for each folder: its own, with as many parents as it takes to tell them apart."""
-    absolute = [Path(folder).absolute() for folder in folders]
-    for depth in range(1, max((len(path.parts) for path in absolute), default=1) + 1):
-        names = ["/".join(path.parts[-depth:]) for path in absolute]
-        if len(set(names)) == len(names):
-            return names
-    raise ReportError(f"the same run folder was given twice: {', '.join(map(str, folders))}")
-
-
-def ranking(runs: Sequence[Run]) -> list[Run]:
-    """Runs with an error rate first, the lowest at the top; the others follow, the best held-out figures first."""
-
-    def key(run: Run) -> tuple[float, float]:
-        found = last_logprob(run)
-        return run.headline.percent if run.headline else math.inf, math.inf if found is None else -found
-
-    return sorted(runs, key=key)
-
-
-def last_logprob(run: Run) -> float | None:
-    """Held-out log-probability at the last evaluation."""
-    return logprob(run.records.evaluations[-1]) if run.records.evaluations else None
-
-
-def headline(ranked: Sequence[Run]) -> str:
-    """The page's first line."""
-    best = ranked[0]
-    rate = best.headline
-    if rate is None:
-        found = last_logprob(best)
-        least = "nothing held-out yet" if found is None else f"held-out log-probability {found:.4f}"
-        return f"{f'Best: {best.name},' if len(ranked) > 1 else f'{best.name}:'} {least}; no word error rate"
-    spread = "" if rate.low is None or rate.high is None else f" (95 % interval {rate.low:.2f} to {rate.high:.2f} %)"
-    who = f"Winner: {best.name}," if len(ranked) > 1 else f"{best.name}:"
-    return f"{who} word error rate {rate.percent:.2f} %{spread}"
-
-
-def notes(ranked: Sequence[Run]) -> list[str]:
-    """What has to be said beside the first line so that it does not mislead."""
-    rates = [(run, run.headline) for run in ranked if run.headline is not None]
-    said = []
-    if rates:
-        system, _, part = rates[0][1].name.removesuffix("wer").strip().rpartition(" ")
-        said.append(f"Measured on {part or 'test'}{system and ', by the '}{system}.")
-    close = [run.name for run, rate in rates[1:] if rate.overlaps(rates[0][1])]
-    if close:
-        said.append(
-            f"The interval overlaps with that of {', '.join(close)}: on this test set the order is not certain."
-        )
-    simulated = [run for run in ranked if run.simulated]
-    if simulated:
-        which = "" if len(simulated) == len(ranked) else f" ({', '.join(run.name for run in simulated)})"
-        kinds = ", ".join(dict.fromkeys(f"{run.learners} learners, {run.simulated.get('kind')}" for run in simulated))
-        said.append(
-            f"Simulated{which}: gradients are real, seconds and bytes are those of a modelled cluster: {kinds}."
-        )
-    unfinished = [run.name for run in ranked if not run.score and run.simulated.get("tested", True)]
-    if unfinished:
-        said.append(f"Not finished, so without an error rate: {', '.join(unfinished)}.")
-    return said
-
-
-def row(run: Run) -> tuple[str, ...]:
-    """The run's line of the table."""
-    rate, found = run.headline, last_logprob(run)
-    accuracy = run.heldout.get("frame accuracy", run.heldout.get("accuracy"))
-    return (
-        run.name,
-        NOTHING if rate is None else f"{rate.percent:.2f}",
-        NOTHING if rate is None or rate.low is None or rate.high is None else f"{rate.low:.2f} to {rate.high:.2f}",
-        NOTHING if found is None else f"{found:.4f}",
-        NOTHING if accuracy is None else f"{100 * accuracy:.1f} %",
-        NOTHING if not run.records.last_seconds else training_time(run),
-        str(run.learners),
-        strategy_of(run.facts),
+def source(charts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Style, scripts, the curves' data and the policy that lets these scripts run and no others."""
+    licence = read_asset("uPlot.LICENSE").strip()
+    library = f"/*\n{licence}\n*/\n{read_asset('uPlot.iife.min.js')}"
+    script = read_asset("page.js")
+    digests = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (library, script)
     )
-
-
-def training_time(run: Run) -> str:
-    """Seconds of training; virtual hours of a simulated run."""
-    seconds = run.records.last_seconds
-    return f"{seconds / 3600:.4g} virtual h" if run.simulated else f"{seconds:.1f}"
-
-
-def strategy_of(facts: Mapping[str, Any]) -> str:
-    """The strategy as one would write it, such as KAVG(K=4)."""
-    experiment = facts.get("experiment")
-    described = experiment.get("strategy") if isinstance(experiment, Mapping) else None
-    return NOTHING if described is None else _written(described)
-
-
-def _written(value: Any) -> str:
-    if not isinstance(value, Mapping) or "type" not in value:
-        return str(value).rpartition(".")[2] if str(value).startswith("murmur.") else str(value)
-    fields = ", ".join(f"{name}={_written(x)}" for name, x in value.items() if name != "type")
-    return f"{str(value['type']).rpartition('.')[2]}({fields})"
-
-
-def about(run: Run) -> About:
-    """Command, versions, seeds and times of a run."""
-    facts = run.facts
-    experiment = facts.get("experiment") if isinstance(facts.get("experiment"), Mapping) else {}
-    assert isinstance(experiment, Mapping)
-    versions = facts.get("versions") if isinstance(facts.get("versions"), Mapping) else {}
-    assert isinstance(versions, Mapping)
-    told = {
-        "folder": run.folder,
-        "command": " ".join(_words(facts.get("command"))),
-        "settings": ", ".join(_words(facts.get("settings"))),
-        "started": facts.get("started"),
-        "seed": experiment.get("seed"),
-        "strategy": strategy_of(facts),
-        "learners": _learners(run),
-        "simulated": _cluster(run),
-        "commit": facts.get("commit"),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "Python": facts.get("python"),
-        "experiment digest": facts.get("digest"),
-        "time": ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in run.phases.items()),
+    data = json.dumps(charts, separators=(",", ":"), allow_nan=False)
+    return {
+        "style": f"{read_asset('uPlot.min.css')}\n{read_asset('page.css')}",
+        "light": variables(LIGHT),
+        "dark": variables(DARK),
+        "library": library,
+        "script": script,
+        "curves": data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
+        "policy": f"{POLICY}; script-src {digests}",
     }
-    lines = run.score.get("lines")
-    shown = tuple(map(str, lines)) if isinstance(lines, list) else ()
-    return About(run.name, shown, tuple((name, str(value)) for name, value in told.items() if value not in (None, "")))
 
 
-def _words(value: Any) -> list[str]:
-    """The words of a list; none of anything else."""
-    return [str(word) for word in value] if isinstance(value, list) else []
+def placed(figures: Mapping[str, Sequence[Drawing]], slow: bool, spoken: bool) -> list[Section]:
+    """The parts of the page that hold something."""
+    made, chart = [], 0
+    for title, drawings in figures.items():
+        shown = []
+        for drawing in drawings:
+            svg = themed(drawing.svg)
+            place = None
+            if drawing.curves is not None:
+                place, chart = chart, chart + 1
+                svg = svg.replace("<svg ", '<svg class="still" ', 1)
+            shown.append(Placed(drawing.title, svg, drawing.note, drawing.table, place))
+        if shown or (title == "Time" and slow):
+            made.append(Section(title.lower(), title, shown))
+    if slow and "Time" not in figures:
+        made.append(Section("time", "Time", []))
+    return [*made, Section("words", "Words", [])] if spoken else made
+
+
+def spoken_in(run: Run, audio: Mapping[str, Path]) -> Spoken:
+    """The run's worst utterances."""
+    wrong = sum(u.errors > 0 for u in run.utterances)
+    errors, words = sum(u.errors for u in run.utterances), sum(u.words for u in run.utterances)
+    counted = f"{errors} errors in {words} words; {wrong} of {len(run.utterances)} utterances have any."
+    return Spoken(run.name, counted, worst(run.utterances, audio))
+
+
+def left_out(runs: Sequence[Run]) -> list[str]:
+    """That not all runs are drawn, where it is so."""
+    if len(runs) <= MOST_DRAWN:
+        return []
+    return [f"Figures show the {MOST_DRAWN} best of {len(runs)} runs; the table has all."]
+
+
+def problems_of(grids: Sequence[Grid], runs: Sequence[Run]) -> list[str]:
+    """What comparisons lack, and where they contradict the records."""
+    found = [problem for grid in grids for problem in (*grid.problems, *grid.failed)]
+    return found + [
+        f"{run.folder}: cells.jsonl tells other seconds than records.jsonl"
+        for run in runs
+        if seconds_disagree(grids, run.folder.name, run.records.last_seconds)
+    ]
+
+
+def table_of(grid: Grid) -> Mapping[str, Any]:
+    """A comparison's table."""
+    note = "As cells.jsonl tells it; - is what a cell does not have."
+    return {"title": f"Comparison {grid.folder.name}", "columns": CELL_COLUMNS, "rows": grid.rows, "note": note}
+
+
+def chip(place: int, run: Run) -> Chip:
+    """A run's entry in the legend."""
+    dash = DASHES[(place + place // len(COLOURS)) % len(DASHES)][1]
+    return Chip(place, run.name, f"--c{place % len(COLOURS)}", " ".join(f"{2 * length:g}" for length in dash))
+
+
+def read_asset(name: str) -> str:
+    """A file that is part of the page."""
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -247,19 +267,3 @@ def write_text(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)
-
-
-def _cluster(run: Run) -> str:
-    """The virtual cluster of a simulated run: what differs from one learner a node, and what went wrong."""
-    cluster, compute = run.simulated.get("cluster"), run.simulated.get("compute")
-    if not isinstance(cluster, Mapping):
-        return ""
-    parts = [f"cluster {run.simulated.get('kind')}, {cluster.get('learners_per_node')} learners a node"]
-    parts += [f"compute times {_written(compute)}"] if compute else []
-    faults = cluster.get("faults")
-    parts += [_written(fault) for fault in faults] if isinstance(faults, Sequence) else []
-    return "; ".join(parts)
-
-
-def _learners(run: Run) -> str:
-    return f"{run.learners} learner{'' if run.learners == 1 else 's'}"

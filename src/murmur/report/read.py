@@ -1,4 +1,6 @@
-"""Run folders into values: run.json, records.jsonl, score.json, phases.json and trace*.json; any of them may be absent.
+"""Run folders into values: run.json, records.jsonl, score.json, recognised.jsonl, phases.json and trace*.json.
+
+Any of them may be absent.
 
 A run that was killed leaves a last line cut off; what cannot be read is left out and named in `Run.problems`, so that
 a report of the rest can still be made.
@@ -7,35 +9,19 @@ a report of the rest can still be made.
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmur.report.slow import Slow, take_in
+from murmur.report.recognised import Utterance, read_recognised
+from murmur.report.records import KINDS, MOST_POINTS, Evaluation, Records, is_number
 
-KINDS = ("compute", "data", "waiting", "communicating")
-MOST_POINTS = 2000  # of the learning rate's curve
+__all__ = ["KINDS", "MOST_POINTS", "Evaluation", "Headline", "Records", "ReportError", "Run", "read_run"]
 
 
 class ReportError(ValueError):
     """There is nothing to report on."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Held-out figures of the consensus, and where the run stood then: samples and seconds of training.
-
-    `consensus_distance` is the root of the mean square distance of the learners from it, where it is known.
-    """
-
-    samples: float
-    seconds: float
-    epoch: float
-    figures: Mapping[str, float]
-    consensus_distance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,60 +48,6 @@ class Headline:
         return low <= others_high and others_low <= high
 
 
-@dataclass
-class Records:
-    """What records.jsonl holds, summed up while it is read.
-
-    Attributes:
-        evaluations: in order; of two at the same place the later one.
-        seconds_of: {learner: {kind: seconds}}.
-        steps_of: {learner: steps}.
-        rates: (samples, learning rate), thinned out.
-        staleness: {learner: {steps: how often}}.
-        slow: learners that were slow for a while, in the order in which that ended or was last told.
-        last_seconds: of training, at the last record.
-    """
-
-    evaluations: list[Evaluation] = field(default_factory=list)
-    seconds_of: dict[int, dict[str, float]] = field(default_factory=dict)
-    steps_of: Counter[int] = field(default_factory=Counter)
-    rates: list[tuple[float, float]] = field(default_factory=list)
-    staleness: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    slow: list[Slow] = field(default_factory=list)
-    last_seconds: float = 0.0
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Take in one record."""
-        self.last_seconds = max(self.last_seconds, float(row["seconds"]))
-        if row["kind"] == "straggler":
-            take_in(self.slow, row)
-            return
-        if row["kind"] == "evaluation":
-            figures = {name: float(x) for name, x in row["figures"].items() if _is_number(x)}
-            distance = row.get("consensus_distance")
-            found = Evaluation(
-                float(row["samples"]),
-                float(row["seconds"]),
-                float(row["epoch"]),
-                figures,
-                float(distance) if isinstance(distance, int | float) and _is_number(distance) else None,
-            )
-            if self.evaluations and self.evaluations[-1].samples == found.samples:
-                self.evaluations.pop()
-            self.evaluations.append(found)
-            return
-        learner = int(row["learner"])
-        spent = self.seconds_of.setdefault(learner, dict.fromkeys(KINDS, 0.0))
-        for kind in KINDS:
-            spent[kind] += float(row.get(f"{kind}_seconds") or 0.0)
-        self.steps_of[learner] += 1
-        self.staleness[learner][int(row.get("staleness") or 0)] += 1
-        if learner == 0 and _is_number(row.get("rate")):
-            self.rates.append((float(row["samples"]), float(row["rate"])))
-            if len(self.rates) > 2 * MOST_POINTS:
-                self.rates = self.rates[::2]
-
-
 @dataclass(frozen=True)
 class Run:
     """One run folder, read.
@@ -128,6 +60,7 @@ class Run:
         score: score.json; empty where the run is not finished.
         phases: {phase: seconds}, in the order in which they passed.
         problems: what could not be read, with the file's name.
+        utterances: of test, as they were recognised.
     """
 
     folder: Path
@@ -137,6 +70,7 @@ class Run:
     score: Mapping[str, Any]
     phases: Mapping[str, float]
     problems: tuple[str, ...] = ()
+    utterances: tuple[Utterance, ...] = ()
 
     @property
     def learners(self) -> int:
@@ -154,7 +88,7 @@ class Run:
     def headline(self) -> Headline | None:
         """The word error rate on test: of several systems the one named last, which is the run's own model."""
         test = self.score.get("test")
-        figures = {k: float(v) for k, v in test.items() if _is_number(v)} if isinstance(test, Mapping) else {}
+        figures = {k: float(v) for k, v in test.items() if is_number(v)} if isinstance(test, Mapping) else {}
         rates = [name for name in figures if name == "wer" or name.endswith(" wer")]
         on_test = [name for name in rates if "test" in name.split()]
         name = (on_test or rates or [None])[-1]
@@ -186,7 +120,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     score = _object(folder / "score.json", problems, needed=False)
     # Virtual seconds of training and real ones of decoding do not add up.
     phases = {} if "simulated" in facts else _phases(folder, records, score, problems)
-    return Run(folder, name or folder.name, facts, records, score, phases, tuple(problems))
+    utterances = read_recognised(folder / "recognised.jsonl", problems)
+    return Run(folder, name or folder.name, facts, records, score, phases, tuple(problems), utterances)
 
 
 def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
@@ -228,13 +163,13 @@ def _records(path: Path, problems: list[str]) -> Records:
 def _phases(folder: Path, records: Records, score: Mapping[str, Any], problems: list[str]) -> dict[str, float]:
     """phases.json of the demo, then what every run tells: training, evaluation, decoding."""
     told = _object(folder / "phases.json", problems, needed=False)
-    phases = {str(name): float(seconds) for name, seconds in told.items() if _is_number(seconds)}
+    phases = {str(name): float(seconds) for name, seconds in told.items() if is_number(seconds)}
     if records.last_seconds > 0:
         phases["training"] = records.last_seconds
     evaluation = sum(_evaluation_seconds(path) for path in sorted(folder.glob("trace*.json")))
     if evaluation > 0:
         phases["evaluation"] = evaluation
-    if _is_number(score.get("test_seconds")):
+    if is_number(score.get("test_seconds")):
         phases["decoding"] = float(score["test_seconds"])
     return phases
 
@@ -244,7 +179,7 @@ def _evaluation_seconds(path: Path) -> float:
     return sum(
         float(event["dur"]) / 1e6
         for event in _events(path)
-        if event.get("cat") == "evaluation" and event.get("pid") == 0 and _is_number(event.get("dur"))
+        if event.get("cat") == "evaluation" and event.get("pid") == 0 and is_number(event.get("dur"))
     )
 
 
@@ -258,7 +193,3 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
                     continue  # the last event of a run that was killed
                 if isinstance(event, dict):
                     yield event
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,155 @@
+"""A run in words and numbers: its line of the table, its key figures, what was run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from murmur.report.read import Run
+from murmur.report.verdict import last_logprob
+
+COLUMNS = (
+    "run",
+    "WER %",
+    "95 % interval",
+    "held-out log-prob.",
+    "accuracy",
+    "training s",
+    "learners",
+    "samples",
+    "samples/s",
+    "not computing",
+    "strategy",
+)
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class About:
+    """What the page says of one run: the lines of its score, facts by name, and its experiment as JSON."""
+
+    name: str
+    lines: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    experiment: str
+
+
+def row(run: Run) -> tuple[str, ...]:
+    """The run's line of the table."""
+    rate, found, records = run.headline, last_logprob(run), run.records
+    accuracy = run.heldout.get("frame accuracy", run.heldout.get("accuracy"))
+    return (
+        run.name,
+        NOTHING if rate is None else f"{rate.percent:.2f}",
+        NOTHING if rate is None or rate.low is None or rate.high is None else f"{rate.low:.2f} to {rate.high:.2f}",
+        NOTHING if found is None else f"{found:.4f}",
+        NOTHING if accuracy is None else f"{100 * accuracy:.1f} %",
+        NOTHING if not records.last_seconds else training_time(run),
+        str(run.learners),
+        NOTHING if not records.last_samples else f"{records.last_samples:,.0f}",
+        NOTHING if records.samples_per_second is None else f"{records.samples_per_second:,.0f}",
+        NOTHING if records.waiting_share is None else f"{100 * records.waiting_share:.1f} %",
+        strategy_of(run.facts),
+    )
+
+
+def tiles(run: Run) -> list[tuple[str, str]]:
+    """Name and value of what one wants to know of a single run first; figures that it does not have are left out."""
+    values = dict(zip(COLUMNS, row(run), strict=True))
+    names = {
+        "WER %": "word error rate in %",
+        "held-out log-prob.": "held-out log-probability",
+        "accuracy": "held-out accuracy",
+        "training s": "of training" if run.simulated else "seconds of training",
+        "learners": "learners",
+        "samples": "samples",
+        "samples/s": "samples a second",
+        "not computing": "of the learners' time not computing",
+    }
+    return [(name, values[column]) for column, name in names.items() if values[column] != NOTHING]
+
+
+def training_time(run: Run) -> str:
+    """Seconds of training; virtual hours of a long simulated run."""
+    seconds = run.records.last_seconds
+    if not run.simulated:
+        return f"{seconds:.1f}"
+    return f"{seconds / 3600:.4g} virtual h" if seconds >= 3600 else f"{seconds:.4g} virtual s"
+
+
+def strategy_of(facts: Mapping[str, Any]) -> str:
+    """The strategy as one would write it, such as KAVG(K=4)."""
+    experiment = facts.get("experiment")
+    described = experiment.get("strategy") if isinstance(experiment, Mapping) else None
+    return NOTHING if described is None else written(described)
+
+
+def written(value: Any) -> str:
+    """A described value as one would write it."""
+    if not isinstance(value, Mapping) or "type" not in value:
+        return str(value).rpartition(".")[2] if str(value).startswith("murmur.") else str(value)
+    fields = ", ".join(f"{name}={written(x)}" for name, x in value.items() if name != "type")
+    return f"{str(value['type']).rpartition('.')[2]}({fields})"
+
+
+def about(run: Run) -> About:
+    """Command, versions, seeds and times of a run."""
+    facts, records = run.facts, run.records
+    experiment = facts.get("experiment") if isinstance(facts.get("experiment"), Mapping) else {}
+    assert isinstance(experiment, Mapping)
+    versions = facts.get("versions") if isinstance(facts.get("versions"), Mapping) else {}
+    assert isinstance(versions, Mapping)
+    told = {
+        "folder": run.folder,
+        "command": shlex.join(_words(facts.get("command"))),
+        "settings": ", ".join(_words(facts.get("settings"))),
+        "started": facts.get("started"),
+        "seed": experiment.get("seed"),
+        "strategy": strategy_of(facts),
+        "learners": _learners(run),
+        "simulated": _cluster(run),
+        "steps of learners": _steps(records.steps_of),
+        "minibatches skipped": sum(records.skipped.values()) or "",
+        "losses that were no number": records.not_finite or "",
+        "weights replaced": sum(records.replaced.values()) or "",
+        "commit": facts.get("commit"),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "Python": facts.get("python"),
+        "experiment digest": facts.get("digest"),
+        "time": ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in run.phases.items()),
+    }
+    lines = run.score.get("lines")
+    shown = tuple(map(str, lines)) if isinstance(lines, list) else ()
+    kept = tuple((name, str(value)) for name, value in told.items() if value not in (None, ""))
+    return About(run.name, shown, kept, json.dumps(experiment, indent=1, ensure_ascii=False) if experiment else "")
+
+
+def _words(value: Any) -> list[str]:
+    """The words of a list; none of anything else."""
+    return [str(word) for word in value] if isinstance(value, list) else []
+
+
+def _steps(steps_of: Mapping[int, int]) -> str:
+    """Steps of each learner; of many, the fewest and the most."""
+    if len(steps_of) > 16:
+        return f"{min(steps_of.values())} to {max(steps_of.values())}"
+    return ", ".join(f"{learner}: {steps}" for learner, steps in sorted(steps_of.items()))
+
+
+def _cluster(run: Run) -> str:
+    """The virtual cluster of a simulated run: what differs from one learner a node, and what went wrong."""
+    cluster, compute = run.simulated.get("cluster"), run.simulated.get("compute")
+    if not isinstance(cluster, Mapping):
+        return ""
+    parts = [f"cluster {run.simulated.get('kind')}, {cluster.get('learners_per_node')} learners a node"]
+    parts += [f"compute times {written(compute)}"] if compute else []
+    faults = cluster.get("faults")
+    parts += [written(fault) for fault in faults] if isinstance(faults, Sequence) else []
+    return "; ".join(parts)
+
+
+def _learners(run: Run) -> str:
+    return f"{run.learners} learner{'' if run.learners == 1 else 's'}"

@@ -1,0 +1,107 @@
+"""Comparisons: DIR/cells.jsonl, as `murmur compare` writes it, into a table and the folders of its runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from murmur.report.records import is_number
+
+NOTHING = "-"
+COLUMNS = (
+    "cell", "strategy", "learners", "seconds of", "seed", "samples", "seconds", "WER %", "95 % interval",
+    "held-out loss", "not computing", "sent MB", "staleness", "consensus distance",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A comparison: rows of its table, finished cells' names and seconds, and what could not be read."""
+
+    folder: Path
+    rows: tuple[tuple[str, ...], ...]
+    failed: tuple[str, ...]
+    runs: Mapping[str, float | None]
+    problems: tuple[str, ...]
+
+    @property
+    def folders(self) -> list[Path]:
+        """Of the runs that are there."""
+        return [folder for name in self.runs if (folder := self.folder / "runs" / name).is_dir()]
+
+
+def is_grid(folder: Path) -> bool:
+    """Whether `murmur compare` wrote this folder."""
+    return (folder / "cells.jsonl").is_file()
+
+
+def read_grid(folder: Path) -> Grid:
+    """Read cells.jsonl: of two lines with one digest the later one counts, damaged lines are left out and noted."""
+    cells: dict[str, Mapping[str, Any]] = {}
+    problems, damaged = [], []
+    with (folder / "cells.jsonl").open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                cell = json.loads(line)
+                cells[str(cell["digest"])] = {**cell, "name": _plain(cell["name"]), "status": str(cell["status"])}
+            except (ValueError, KeyError, TypeError, RecursionError):
+                damaged.append(number)
+    if damaged:
+        problems.append(f"{folder / 'cells.jsonl'}: {len(damaged)} damaged line(s) left out, the first is {damaged[0]}")
+    finished = [cell for cell in cells.values() if cell["status"] == "finished"]
+    failed = tuple(
+        f"{cell['name']} failed: {cell.get('error') or 'no reason was kept'}"
+        for cell in cells.values()
+        if cell["status"] != "finished"
+    )
+    runs = {str(cell["name"]): float(cell["seconds"]) if is_number(cell.get("seconds")) else None for cell in finished}
+    problems += [f"{folder / 'runs' / name} is missing: there are no curves of this cell"
+                 for name in runs if not (folder / "runs" / name).is_dir()]  # fmt: skip
+    return Grid(folder, tuple(row(cell) for cell in finished), failed, runs, tuple(problems))
+
+
+def row(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    """A cell's line of the table; what the cell does not tell is "-"."""
+    found = cell.get("wer")
+    wer: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    told = cell.get("heldout")
+    heldout: Mapping[str, Any] = told if isinstance(told, Mapping) else {}
+    sent = cell.get("sent_bytes")
+    ends = (wer.get("low"), wer.get("high"))
+    return (
+        str(cell["name"]),
+        str(cell.get("strategy") or NOTHING),
+        number(cell.get("learners"), "g"),
+        {"virtual": "virtual cluster", "processes": "this host"}.get(str(cell.get("kind")), NOTHING),
+        number(cell.get("seed"), "g"),
+        number(cell.get("samples"), ",.0f"),
+        number(cell.get("seconds"), ".4g"),
+        number(wer.get("percent"), ".2f"),
+        " to ".join(number(end, ".2f") for end in ends) if all(map(is_number, ends)) else NOTHING,
+        number(heldout.get("loss"), ".4f"),
+        number(cell.get("waiting_share"), ".1%"),
+        number(sent / 1e6 if isinstance(sent, int | float) else None, ".4g"),
+        number(cell.get("staleness"), ".2f"),
+        number(cell.get("consensus_distance"), ".3g"),
+    )
+
+
+def number(value: Any, form: str) -> str:
+    """A number in this form; "-" where there is none."""
+    return format(value, form) if is_number(value) else NOTHING
+
+
+def seconds_disagree(grids: Sequence[Grid], name: str, seconds: float) -> bool:
+    """Whether a comparison tells of a run of this name another number of seconds than its records."""
+    told = [grid.runs[name] for grid in grids if name in grid.runs]
+    return any(other is not None and abs(other - seconds) > 1e-6 * max(1.0, seconds) for other in told)
+
+
+def _plain(name: Any) -> str:
+    """The name of a cell, which is that of a folder beside the others and leads nowhere else."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is no cell's name")
+    return name

@@ -1,0 +1,164 @@
+"""Runs as TensorBoard event files: the records again, for people who compare runs there.
+
+One folder a run, and in it one a learner, so that TensorBoard draws learners as curves of one chart. The steps of all
+curves are global samples; wall times are the run's beginning and its seconds of training.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from murmur.report.about import strategy_of, written
+from murmur.report.names import names_of
+from murmur.report.read import ReportError, Run, read_run
+from murmur.report.records import KINDS, is_number
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+STEP_FIGURES = ("loss", "rate", "staleness", *(f"{kind}_seconds" for kind in KINDS))
+MARK = ".murmur-events"
+
+
+def write_events(runs: Sequence[Path], out: Path) -> list[Path]:
+    """Write the runs as event files; what an earlier call wrote there for the same run is replaced.
+
+    Args:
+        runs: run folders.
+        out: for `tensorboard --logdir`.
+
+    Returns:
+        The folder of each run.
+
+    Raises:
+        ReportError: tensorboard is not installed, a folder is no run's, or a folder that somebody else filled is in
+            the way.
+    """
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter  # noqa: PLC0415 - the extra `viz` is optional
+    except ImportError as error:
+        raise ReportError("event files need tensorboard: pip install 'murmur[viz]'") from error
+    made = []
+    for folder, name in zip(runs, names_of(runs), strict=True):
+        run = read_run(folder, name)
+        target = out / name.replace("/", "-")
+        empty(target)
+        with SummaryWriter(str(target)) as writer:
+            _about(writer, run)
+            _held_out(writer, run)
+        _steps(SummaryWriter, run, target)
+        made.append(target)
+    return made
+
+
+def empty(target: Path) -> None:
+    """Make an empty folder of ours.
+
+    Raises:
+        ReportError: the folder holds something that `write_events` did not write.
+    """
+    if target.exists():
+        if not (target / MARK).is_file():
+            raise ReportError(f"{target} was not written by murmur report --tensorboard: name another folder")
+        shutil.rmtree(target)
+    target.mkdir(parents=True)
+    (target / MARK).touch()
+
+
+def records_of(run: Run) -> Iterator[Mapping[str, Any]]:
+    """Steps and evaluations whose place is known; damaged lines are passed over, as in the page."""
+    path = run.folder / "records.jsonl"
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and all(is_number(row.get(key)) for key in ("samples", "seconds")):
+                yield row
+
+
+def _about(writer: SummaryWriter, run: Run) -> None:
+    """The experiment as text, and hyperparameters with the figures that the run ended with."""
+    experiment = run.facts.get("experiment")
+    if isinstance(experiment, Mapping):
+        writer.add_text("experiment", f"```\n{json.dumps(experiment, indent=1, ensure_ascii=False)}\n```")
+    command = run.facts.get("command")
+    if isinstance(command, list):
+        writer.add_text("command", " ".join(map(str, command)))
+    figures = {f"final/{name}": value for name, value in run.heldout.items()}
+    if run.headline is not None:
+        figures["final/wer"] = run.headline.percent
+    if figures:
+        writer.add_hparams(dict(hyperparameters(run)), figures, run_name=".")
+
+
+def hyperparameters(run: Run) -> Iterator[tuple[str, str | float]]:
+    """Fields of the resolved experiment by their dotted names, learners and strategy."""
+    yield "learners", run.learners
+    yield "strategy", strategy_of(run.facts)
+    experiment = run.facts.get("experiment")
+    if isinstance(experiment, Mapping):
+        yield from _flat("", experiment)
+
+
+def _flat(before: str, value: Mapping[str, Any]) -> Iterator[tuple[str, str | float]]:
+    for name, field in value.items():
+        dotted = f"{before}{name}"
+        if dotted == "strategy" or name == "type":
+            continue
+        if isinstance(field, Mapping):
+            yield from _flat(f"{dotted}.", field)
+        elif is_number(field) or isinstance(field, bool):
+            yield dotted, field
+        elif field is not None:
+            yield dotted, written(field)
+
+
+def _held_out(writer: SummaryWriter, run: Run) -> None:
+    began = start_of(run)
+    for evaluation in run.records.evaluations:
+        at = {"global_step": int(evaluation.samples), "walltime": began + evaluation.seconds}
+        for name, value in evaluation.figures.items():
+            writer.add_scalar(f"held-out/{name}", value, **at)
+        if evaluation.consensus_distance is not None:
+            writer.add_scalar("averaging/consensus distance", evaluation.consensus_distance, **at)
+
+
+def _steps(make: type[SummaryWriter], run: Run, target: Path) -> None:
+    """Every step of every learner."""
+    began = start_of(run)
+    writers: dict[int, SummaryWriter] = {}
+    try:
+        for row in records_of(run):
+            if row.get("kind") != "step" or not isinstance(row.get("learner"), int):
+                continue
+            learner = row["learner"]
+            if learner not in writers:
+                writers[learner] = make(str(target / f"learner-{learner}"))
+            at = {"global_step": int(row["samples"]), "walltime": began + row["seconds"]}
+            for name in STEP_FIGURES:
+                if is_number(row.get(name)):
+                    place = "seconds of a step" if name.endswith("_seconds") else "training"
+                    writers[learner].add_scalar(f"{place}/{name.removesuffix('_seconds')}", row[name], **at)
+    finally:
+        for writer in writers.values():
+            writer.close()
+
+
+def start_of(run: Run) -> float:
+    """Seconds since 1970 at which the run began; 0 where it does not say, and for a simulated one."""
+    started = run.facts.get("started")
+    if run.simulated or not isinstance(started, str):
+        return 0.0
+    try:
+        return datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return 0.0  # a text of somebody else's: the axis then begins at 0

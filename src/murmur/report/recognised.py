@@ -1,0 +1,135 @@
+"""What was recognised: recognised.jsonl of a run, the worst utterances aligned, and their audio."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+KEYS = ("utterance", "speaker", "reference", "hypothesis")
+WORST = 10
+MIME = {".wav": "audio/wav", ".flac": "audio/flac", ".ogg": "audio/ogg", ".mp3": "audio/mpeg", ".m4a": "audio/mp4"}
+LARGEST_FILE, LARGEST_TOGETHER = 200_000, 1_200_000  # bytes that a page takes in
+LONGEST = 400  # words that are aligned
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One test utterance: what was said, what was recognised, the errors (ins + del + sub) and the words said."""
+
+    name: str
+    speaker: str
+    reference: str
+    hypothesis: str
+    errors: int
+    words: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A word said over the word recognised; "" where there is none. `kind` is "", "sub", "ins" or "del"."""
+
+    said: str
+    heard: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An utterance as the page shows it; `audio` is a data URI, or "" where there is none."""
+
+    utterance: Utterance
+    pairs: tuple[Pair, ...]
+    audio: str = ""
+
+
+def read_recognised(path: Path, problems: list[str]) -> tuple[Utterance, ...]:
+    """The utterances of recognised.jsonl; none where there is no such file. Damaged lines are left out and noted."""
+    if not path.is_file():
+        return ()
+    found, damaged = [], []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                name, speaker, said, heard = (str(row[key]) for key in KEYS)
+                errors, words = int(row["errors"]), int(row["words"])
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                damaged.append(number)
+            else:
+                found.append(Utterance(name, speaker, said, heard, errors, words))
+    if damaged:
+        problems.append(f"{path}: {len(damaged)} damaged line(s) left out, the first is line {damaged[0]}")
+    return tuple(found)
+
+
+def worst(utterances: Iterable[Utterance], audio: Mapping[str, Path]) -> list[Shown]:
+    """The utterances with the most errors, aligned, with their audio where it is small."""
+    ranked = sorted((u for u in utterances if u.errors > 0), key=lambda u: (-u.errors, u.name))[:WORST]
+    shown, embedded = [], 0
+    for utterance in ranked:
+        uri, size = embed(audio.get(utterance.name), LARGEST_TOGETHER - embedded)
+        embedded += size
+        shown.append(Shown(utterance, align(utterance.reference.split(), utterance.hypothesis.split()), uri))
+    return shown
+
+
+def align(said: Sequence[str], heard: Sequence[str]) -> tuple[Pair, ...]:
+    """An alignment with the fewest insertions, deletions and substitutions together (Levenshtein), word by word.
+
+    Of very long utterances only the beginning is aligned.
+    """
+    said, heard = said[:LONGEST], heard[:LONGEST]
+    costs = [list(range(len(heard) + 1))]
+    for i, word in enumerate(said, start=1):
+        row = [i]
+        for j, other in enumerate(heard, start=1):
+            row.append(min(costs[-1][j - 1] + (word != other), costs[-1][j] + 1, row[-1] + 1))
+        costs.append(row)
+    i, j, pairs = len(said), len(heard), list[Pair]()
+    while i or j:
+        if i and j and costs[i][j] == costs[i - 1][j - 1] + (said[i - 1] != heard[j - 1]):
+            i, j = i - 1, j - 1
+            pairs.append(Pair(said[i], heard[j], "" if said[i] == heard[j] else "sub"))
+        elif i and costs[i][j] == costs[i - 1][j] + 1:
+            i -= 1
+            pairs.append(Pair(said[i], "", "del"))
+        else:
+            j -= 1
+            pairs.append(Pair("", heard[j], "ins"))
+    return tuple(reversed(pairs))
+
+
+def embed(path: Path | None, room: int) -> tuple[str, int]:
+    """A recording as a data URI, and its bytes; "" and 0 where none can be played, or it is too large."""
+    if path is None or path.suffix.lower() not in MIME or not path.is_file():
+        return "", 0
+    size = path.stat().st_size
+    if size > min(LARGEST_FILE, room):
+        return "", 0
+    return f"data:{MIME[path.suffix.lower()]};base64,{base64.b64encode(path.read_bytes()).decode()}", size
+
+
+def find_audio(places: Sequence[Path], wanted: Iterable[str]) -> dict[str, Path]:
+    """Recordings of the utterances in folders (UTTERANCE.wav, .flac, ..., at any depth) and Kaldi's wav.scp files.
+
+    Lines of wav.scp that are commands are passed over: a report runs nothing.
+
+    Raises:
+        FileNotFoundError: one of the places does not exist.
+    """
+    names, found = set(wanted), dict[str, Path]()
+    for place in places:
+        if place.is_dir():
+            files = sorted(f for f in place.rglob("*") if f.suffix.lower() in MIME and f.stem in names)
+            found.update({f.stem: f for f in files})
+        elif place.is_file():
+            for line in place.read_text(encoding="utf-8", errors="replace").splitlines():
+                name, _, path = line.strip().partition(" ")
+                if name in names and path and not path.rstrip().endswith("|"):
+                    found[name] = Path(path.strip())
+        else:
+            raise FileNotFoundError(f"--audio {place}: there is no such folder or wav.scp file")
+    return found

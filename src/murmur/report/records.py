@@ -1,0 +1,211 @@
+"""What records.jsonl holds, summed up while it is read: a run of any length takes the memory of a short one."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from murmur.report.slow import Slow, take_in
+
+KINDS = ("compute", "data", "waiting", "communicating")
+MOST_POINTS = 2000  # of the learning rate's curve
+MOST_BINS = 160  # of a curve of sums
+NARROWEST = 2.0**-10  # bin, in seconds or samples
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out figures of the consensus, and where the run stood then: samples and seconds of training.
+
+    `consensus_distance` is the root of the mean square distance of the learners from it, where it is known.
+    """
+
+    samples: float
+    seconds: float
+    epoch: float
+    figures: Mapping[str, float]
+    consensus_distance: float | None = None
+
+
+class Bins:
+    """Sums of `size` values along an axis from 0, in at most MOST_BINS bins of equal width.
+
+    What falls beyond the last bin makes all of them twice as wide: neighbours are added, so that no sum loses anything.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.width = NARROWEST
+        self.size = size
+        self._sums: dict[int, list[float]] = {}
+
+    def add(self, at: float, values: Sequence[float]) -> None:
+        """Add values to the bin around `at`, which is finite and not negative."""
+        self.reach(at)
+        here = self._sums.setdefault(int(at / self.width), [0.0] * self.size)
+        for index, value in enumerate(values):
+            here[index] += value
+
+    def spread(self, start: float, end: float, values: Sequence[float]) -> None:
+        """Add values evenly to the bins between `start` and `end`."""
+        start, end = max(0.0, start), max(0.0, end)
+        self.reach(end)
+        first, last = int(start / self.width), int(end / self.width)
+        if first == last:
+            self.add(end, values)
+            return
+        for index in range(first, last + 1):
+            low, high = max(start, index * self.width), min(end, (index + 1) * self.width)
+            if high > low:
+                share = (high - low) / (end - start)
+                self.add(index * self.width, [share * value for value in values])
+
+    def reach(self, at: float) -> None:
+        """Make bins so wide that `at` has one."""
+        while at >= MOST_BINS * self.width:
+            self.width *= 2
+            merged: dict[int, list[float]] = {}
+            for index, values in self._sums.items():
+                into = merged.setdefault(index // 2, [0.0] * self.size)
+                for place, value in enumerate(values):
+                    into[place] += value
+            self._sums = merged
+
+    def items(self) -> list[tuple[float, list[float]]]:
+        """(beginning of the bin, its sums), in order; bins to which nothing was added are left out."""
+        return [(index * self.width, values) for index, values in sorted(self._sums.items())]
+
+
+@dataclass
+class Records:
+    """What records.jsonl holds, summed up while it is read.
+
+    Attributes:
+        evaluations: in order; of two at the same place the later one.
+        seconds_of: {learner: {kind: seconds}}.
+        steps_of: {learner: steps}.
+        rates: (samples, learning rate), thinned out.
+        staleness: {learner: {steps: how often}}.
+        slow: learners that were slow for a while, in the order in which that ended or was last told.
+        losses: training loss of all steps along samples: bins of (sum of losses, sum of seconds, steps).
+        timeline: {learner: bins of KINDS along seconds of training}.
+        first: (samples, seconds) of the first step.
+        latest: {learner: its last step's record}.
+        last_seconds, last_samples: of training, at the last record.
+        not_finite: steps whose loss was not a finite number.
+        skipped, replaced: {learner: as its last record counts them}.
+    """
+
+    evaluations: list[Evaluation] = field(default_factory=list)
+    seconds_of: dict[int, dict[str, float]] = field(default_factory=dict)
+    steps_of: Counter[int] = field(default_factory=Counter)
+    rates: list[tuple[float, float]] = field(default_factory=list)
+    staleness: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    slow: list[Slow] = field(default_factory=list)
+    losses: Bins = field(default_factory=lambda: Bins(3))
+    timeline: dict[int, Bins] = field(default_factory=dict)
+    first: tuple[float, float] | None = None
+    latest: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    last_seconds: float = 0.0
+    last_samples: float = 0.0
+    not_finite: int = 0
+    skipped: dict[int, int] = field(default_factory=dict)
+    replaced: dict[int, int] = field(default_factory=dict)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take in one record.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError, OverflowError: it is not a record.
+        """
+        seconds = _finite(row["seconds"])
+        if row["kind"] == "straggler":
+            take_in(self.slow, row)
+        elif row["kind"] == "evaluation":
+            self._evaluation(row, seconds)
+        else:
+            self._step(row, seconds)
+        self.last_seconds = max(self.last_seconds, seconds)
+        self.last_samples = max(self.last_samples, _finite(row.get("samples") or 0.0))
+
+    def _evaluation(self, row: Mapping[str, Any], seconds: float) -> None:
+        figures = {name: float(x) for name, x in row["figures"].items() if is_number(x)}
+        distance = row.get("consensus_distance")
+        found = Evaluation(
+            _finite(row["samples"]),
+            seconds,
+            float(row["epoch"]),
+            figures,
+            float(distance) if isinstance(distance, int | float) and is_number(distance) else None,
+        )
+        if self.evaluations and self.evaluations[-1].samples == found.samples:
+            self.evaluations.pop()
+        self.evaluations.append(found)
+
+    def _step(self, row: Mapping[str, Any], seconds: float) -> None:
+        learner, samples = int(row["learner"]), _finite(row.get("samples") or 0.0)
+        parts = [_finite(max(0.0, float(row.get(f"{kind}_seconds") or 0.0))) for kind in KINDS]
+        staleness = int(row.get("staleness") or 0)
+        spent = self.seconds_of.setdefault(learner, dict.fromkeys(KINDS, 0.0))
+        for kind, part in zip(KINDS, parts, strict=True):
+            spent[kind] += part
+        self.steps_of[learner] += 1
+        self.staleness[learner][staleness] += 1
+        self.timeline.setdefault(learner, Bins(len(KINDS))).spread(seconds - sum(parts), seconds, parts)
+        if self.first is None or seconds < self.first[1]:
+            self.first = (samples, seconds)
+        self.latest[learner] = row
+        if is_number(row.get("loss")):
+            self.losses.add(samples, (float(row["loss"]), seconds, 1.0))
+        else:
+            self.not_finite += 1
+        self.skipped[learner] = int(row.get("skipped") or 0)
+        self.replaced[learner] = int(row.get("replaced") or 0)
+        if learner == 0 and is_number(row.get("rate")):
+            self.rates.append((samples, float(row["rate"])))
+            if len(self.rates) > 2 * MOST_POINTS:
+                self.rates = self.rates[::2]
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """From the first step to the last record, so that start-up does not count; None with nothing between them."""
+        if self.first is None or self.last_seconds <= self.first[1] or self.last_samples <= self.first[0]:
+            return None
+        return (self.last_samples - self.first[0]) / (self.last_seconds - self.first[1])
+
+    @property
+    def training_losses(self) -> list[tuple[float, float, float]]:
+        """(samples at the end of a bin, mean seconds, mean loss) of the steps of each bin."""
+        return [
+            (min(start + self.losses.width, self.last_samples), seconds / steps, loss / steps)
+            for start, (loss, seconds, steps) in self.losses.items()
+        ]
+
+    @property
+    def staleness_counts(self) -> dict[int, int]:
+        """{steps: gradients of all learners}, in the order of steps."""
+        counted: Counter[int] = Counter()
+        for counts in self.staleness.values():
+            counted.update(counts)
+        return dict(sorted(counted.items()))
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Share of the learners' recorded time in which they did not compute; None where nothing was recorded."""
+        total = sum(sum(spent.values()) for spent in self.seconds_of.values())
+        computing = sum(spent["compute"] for spent in self.seconds_of.values())
+        return 1 - computing / total if total > 0 else None
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number, not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{value!r} is not a finite number from 0 on")
+    return number
