@@ -19,6 +19,7 @@ from murmur.engine.outlive import outlives
 from murmur.engine.source import TaskSource
 from murmur.engine.trainer import Outcome, Trainer
 from murmur.group import PeerLost
+from murmur.learner import Learner
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import BMUF, KAVG, AdaptiveKAVG, DelayByOne, ParameterAveraging, SyncSGD
 from murmur.strategies.averaging_rules import Jobs
@@ -166,3 +167,23 @@ def test_without_a_loss_nothing_is_different(strategy: Any, monkeypatch: pytest.
     monkeypatch.setattr("murmur.engine.outlive.outlives", lambda _: False)
     without, _ = train(strategy, [])
     assert torch.equal(weights_of(with_it), weights_of(without))
+
+
+@dataclass(frozen=True)
+class Momenta(BMUF):
+    """Notes the block momentum with which each learner ends."""
+
+    found: dict[int, torch.Tensor] = field(default_factory=dict, hash=False, compare=False)
+
+    async def __call__(self, me: Learner) -> None:
+        await super().__call__(me)
+        self.found[me.group.rank] = me.outer["Delta"]
+
+
+def test_who_comes_late_takes_over_the_vectors_of_the_strategy() -> None:
+    """With another momentum than the others' it would leave each round with another model."""
+    strategy = Momenta(4, eta=0.9)
+    train(strategy, [Kill(1, 0.3), Rejoin(1, 0.5)])
+    assert sorted(strategy.found) == [0, 1, 2, 3]
+    for delta in strategy.found.values():
+        assert torch.equal(delta, strategy.found[0])
