@@ -41,4 +41,39 @@ def test_best_path_of_ctc(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "text").read_bytes() == (tmp_path / "c" / "text").read_bytes()
     code, said = run("decode", "ctc", "--model", tmp_path / "run", "--scale", 0.3, "--out", tmp_path / "d")
     assert code == 1
-    assert "there is no scale, penalty, beam or grammar to set" in said
+    assert "a best path has no scale, penalty, beam or states to set" in said
+
+
+def test_a_graph_over_phones(tmp_path: Path) -> None:
+    root = make_set(tmp_path / "set", {"train": 40, "dev": 8, "test": 8})
+    lines = (root / "lexicon.txt").read_text().replace("NOB N O B\n", "").replace("ANNA", "anna")
+    (root / "lexicon.txt").write_text(lines)  # one word is in another case, one is to be spelled: n o b
+    places = (f"task.corpus={root}", f"task.cache={tmp_path / 'cache'}", "task.units=phone")
+    # Letters are no phones of that lexicon, which is said; without a lexicon all words are spelled.
+    spelled = [w for s in (*OPTIONS, *places, "task.guess=graphemes") for w in ("--set", s)]
+    code, said = run("prepare", "ctc", *spelled)
+    assert code == 1
+    assert "the phone set lacks b, n, o" in said
+    (root / "lexicon.txt").unlink()
+    code, said = run("prepare", "ctc", *[w for s in (*OPTIONS, *places) for w in ("--set", s)])
+    assert code == 1
+    assert "name one (task.lexicon), or guess all words (task.guess=espeak)" in said
+    settings = [*spelled, "--set", "task.decoding.grammar=loop"]
+    code, said = run("train", "ctc", *settings, "--out", tmp_path / "run", "--threads", 1)
+    assert code == 0, said
+    figures = json.loads((tmp_path / "run" / "score.json").read_text())["test"]
+    assert {"wer", "cer", "greedy per", "acoustic scale", "insertion penalty", "low", "high"} <= set(figures)
+    code, said = run("decode", "ctc", "--model", tmp_path / "run", "--out", tmp_path / "a")
+    assert code == 0, said
+    facts = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert facts["wer"] == figures["wer"]
+    assert facts["search"]["acoustic_scale"] == figures["acoustic scale"]
+    other = ("--grammar", "one word", "--scale", 0.5, "--max-active", 100)
+    assert run("decode", "ctc", "--model", tmp_path / "run", *other, "--out", tmp_path / "b")[0] == 0
+    texts = read_table(tmp_path / "b" / "text", values_required=False)
+    assert all(len(text.split()) == 1 for text in texts.values())
+    code, said = run("decode", "ctc", "--model", tmp_path / "run", "--grammar", "no.arpa", "--out", tmp_path / "c")
+    assert code == 1
+    assert "there is no grammar 'no.arpa'" in said
+    assert run("decode", "ctc", "--model", tmp_path / "run", "--grammar", "greedy", "--out", tmp_path / "d")[0] == 0
+    assert set(" ".join(read_table(tmp_path / "d" / "text", values_required=False).values()).split()) <= set("abno")

@@ -80,7 +80,8 @@ def test_the_loss_is_a_sum_over_utterances(task):
     with torch.no_grad():
         together = plain.loss(model, batch)
         apart = [single.loss(model, single.minibatch(n)) for n in numbers]
-    assert together.samples == sum(loss.samples for loss in apart) == 4
+    assert together.samples == sum(loss.samples for loss in apart) == batch.frames
+    assert len(apart) == 4
     assert float(together.total) == pytest.approx(sum(float(loss.total) for loss in apart), rel=1e-4)
 
 
@@ -88,21 +89,23 @@ def test_figures_and_lines(task):
     model = task.model().train()
     figures, score = task.evaluate(model), task.test(model)
     assert model.training
-    assert set(figures) == {"loss", "wer", "cer"}
-    assert np.isfinite(figures["loss"])
+    assert set(figures) == {"loss", "logprob", "wer", "cer"}
+    assert figures["logprob"] == -figures["loss"] < 0
     assert score.lines[0].startswith("%WER")
     assert score.lines[1].startswith("%CER")
-    assert set(score.figures) == {"wer", "cer"}
+    assert set(score.figures) == {"wer", "cer", "low", "high"}
+    assert score.figures["low"] <= score.figures["wer"] <= score.figures["high"]
+    assert len(score.recognised) == 6
 
 
-@pytest.mark.parametrize("units", ["word", "char"])
-def test_a_folder_of_features_is_learnt(tmp_path, units):
+@pytest.mark.parametrize(("units", "columns"), [("word", 4), ("char", 8), ("grapheme", 7)])
+def test_a_folder_of_features_is_learnt(tmp_path, units, columns):
     root = make_feature_set(tmp_path, {"train": 60, "dev": 12, "test": 12})
     easy = CtcTask(corpus=root, units=units, hidden=32, layers=1, stack=2, minibatch_size=4, cache=tmp_path / "cache")
-    assert easy.data.units.columns == (4 if units == "word" else 8)
+    assert easy.data.units.columns == columns
     model = train(easy, 8, rate=2e-2)
     assert easy.test(model).figures["wer"] <= 10
-    assert easy.evaluate(model)["loss"] < 2
+    assert easy.evaluate(model)["loss"] < 0.1
 
 
 def test_a_set_without_dev_gives_every_eighth_speaker(tmp_path):
@@ -115,13 +118,27 @@ def test_a_set_without_dev_gives_every_eighth_speaker(tmp_path):
         splits(make_feature_set(tmp_path / "few", {"train": 8, "test": 4}))
 
 
-def test_training_utterances_too_short_for_their_text_are_left_out(tmp_path):
+def test_training_utterances_too_short_for_their_text_are_named_and_left_out(tmp_path, caplog):
     root = make_feature_set(tmp_path, {"train": 120, "dev": 4, "test": 4})
     text = root / "data/train/text"
     text.write_text(text.read_text().replace("train000 ", "train000 " + "AN BO " * 20))
     names = CtcTask(corpus=root, cache=tmp_path / "cache").data.train.names
     assert "train000" not in names
     assert len(names) == 119
+    assert "train, left out of the criterion: train000" in caplog.text
+
+
+def test_too_many_short_utterances_are_an_error_and_short_ones_of_dev_count_in_no_loss(tmp_path, caplog):
+    root = make_feature_set(tmp_path, {"train": 20, "dev": 4, "test": 4})
+    dev = root / "data/dev/text"
+    dev.write_text(dev.read_text().replace("dev000 ", "dev000 " + "AN BO " * 20))
+    task = CtcTask(corpus=root, hidden=4, layers=1, cache=tmp_path / "cache")
+    assert np.isfinite(task.evaluate(task.model())["loss"])
+    assert "dev, left out of the criterion: dev000" in caplog.text
+    text = root / "data/train/text"
+    text.write_text(text.read_text().replace("train000 ", "train000 " + "AN BO " * 20))
+    with pytest.raises(CorpusError, match=r"1 of 20 utterances cannot be used[^$]*train000"):
+        _ = CtcTask(corpus=root, cache=tmp_path / "cache").data
 
 
 def shuffled(split: Split) -> Split:

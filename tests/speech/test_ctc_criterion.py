@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.speech import ctc
-from murmur.speech.corpus import CorpusError
+from murmur.speech.corpus import CorpusError, normal_text
 
 
 def collapse(path):
@@ -48,11 +48,11 @@ def test_greedy_collapses_the_best_path(path, padding):
 
 
 @given(
-    st.lists(st.lists(st.text(st.characters(categories=("L",)), min_size=1), max_size=5), min_size=1),
-    st.sampled_from(["char", "word"]),
+    st.lists(st.lists(st.text(st.characters(categories=("L", "M")), min_size=1), max_size=5), min_size=1),
+    st.sampled_from(["char", "grapheme", "phone", "word"]),
 )
 def test_texts_survive_encoding(rows, kind):
-    texts = [" ".join(words) for words in rows]
+    texts = [normal_text(" ".join(words)) for words in rows]
     units = ctc.Units.of(texts, kind)
     assert [units.decode(units.encode(text)) for text in texts] == texts
     assert all(units.covers(text) for text in texts)
@@ -65,5 +65,16 @@ def test_unknown_units_are_refused_by_name():
     assert not units.covers("YES MAYBE")
     with pytest.raises(CorpusError, match="'MAYBE'"):
         units.encode("YES MAYBE")
-    with pytest.raises(ValueError, match="unknown CTC unit 'phone'"):
-        ctc.Units.of(["YES"], "phone")
+    with pytest.raises(ValueError, match="unknown CTC unit 'syllable'"):
+        ctc.Units.of(["YES"], "syllable")
+
+
+def test_graphemes_keep_marks_and_tell_beginnings_of_words():
+    assert ctc.pieces("na\u0308h e\u0301", "grapheme") == ["\u2581n", "\u00e4", "h", "\u2581\u00e9"]
+    assert ctc.pieces("\u0915\u093f", "grapheme") == ["\u2581\u0915\u093f"]  # a consonant and its vowel sign
+    units = ctc.Units.of(["AB A"], "grapheme")
+    assert units.symbols == ("B", "\u2581A")
+    assert units.encode("A AB") == (2, 2, 1)
+    assert units.decode((1, 2, 1, 2)) == "B AB A"
+    with pytest.raises(CorpusError, match="U\\+2581"):
+        ctc.Units.of(["\u2581A"], "grapheme")

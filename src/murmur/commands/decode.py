@@ -18,6 +18,7 @@ from murmur.commands.timed import timed
 from murmur.engine.checkpoint import write_whole
 from murmur.engine.task import Task
 from murmur.recipes.ctc import CtcTask
+from murmur.recipes.ctc_decode import GREEDY
 from murmur.recipes.hybrid import HybridTask
 from murmur.settings import SettingError
 from murmur.speech.corpus import Corpus
@@ -44,7 +45,10 @@ Penalty = Annotated[float | None, typer.Option(help="Cost of a word, natural log
 Beam = Annotated[float | None, typer.Option(help="Search beam; as tuned on dev otherwise.", min=1e-6)]
 MaxActive = Annotated[int | None, typer.Option(help="Most states a frame; as tuned on dev otherwise.", min=21)]
 Grammar = Annotated[
-    str | None, typer.Option(help="loop, 'one word' or a language model of the set; the experiment's otherwise.")
+    str | None,
+    typer.Option(
+        help="loop, 'one word', a language model of the set, for CTC also greedy; the experiment's otherwise."
+    ),
 ]
 
 
@@ -78,9 +82,9 @@ def decode(
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
     changes = {name: value for name, value in given.items() if value is not None}
     if isinstance(task, CtcTask):
-        if changes or grammar:
-            raise SettingError("CTC is decoded by its best path: there is no scale, penalty, beam or grammar to set")
-        facts = decode_ctc(task, load(task, model), data, out)
+        if grammar is not None:
+            task = replace(task, decoding=replace(task.decoding, grammar=grammar))
+        facts = decode_ctc(task, load(task, model), (data, changes), (scales_of(folder), out))
     else:
         facts = decode_hybrid(task, load(task, model), (data, grammar, changes), scales_of(folder), out)
     write_whole(out / "summary.json", json.dumps({"model": str(find_model(model)), **facts}, indent=1).encode())
@@ -116,7 +120,8 @@ def scales_of(folder: Path) -> Mapping[str, float]:
         return {}
     figures = json.loads(record.read_text(encoding="utf-8"))["test"]
     names = {field: field.replace("_", " ") for field in SETTINGS}
-    return {field: figures[f"network dev {name}"] for field, name in names.items() if f"network dev {name}" in figures}
+    tuned = {field: figures.get(f"network dev {name}", figures.get(name)) for field, name in names.items()}
+    return {field: value for field, value in tuned.items() if value is not None}
 
 
 def decode_hybrid(
@@ -135,10 +140,7 @@ def decode_hybrid(
     if "acoustic_scale" not in {**tuned, **changes}:
         raise SettingError("the run has no score.json with an acoustic scale tuned on dev: give --scale, such as 0.3")
     search = HybridSearch(task, network, grammar)
-    settings = {**tuned, **changes}
-    if "max_active" in settings:
-        settings["max_active"] = int(settings["max_active"])
-    options = replace(search.widest, **settings)
+    options = replace(search.widest, **options_of({**tuned, **changes}))
     corpus = corpus_of(task, data)
     found = search.decode(corpus, options)
     write_texts(found.texts, out)
@@ -155,13 +157,44 @@ def corpus_of(task: HybridTask, data: str) -> Corpus:
     return getattr(task.material, data) if data in PARTS else read_corpus(data)
 
 
-def decode_ctc(task: CtcTask, network: nn.Module, data: str, out: Path) -> dict[str, Any]:
-    """Decode by the best path of CTC."""
+def decode_ctc(
+    task: CtcTask,
+    network: nn.Module,
+    wanted: tuple[str, Mapping[str, Any]],
+    places: tuple[Mapping[str, float], Path],
+) -> dict[str, Any]:
+    """Decode by the best path of CTC, or with a graph; `wanted` are the data and the search settings that were given.
+
+    `places` are what the run tuned on dev and the folder of the results.
+
+    Raises:
+        SettingError: settings of a search for best paths, or neither the caller nor the run gives an acoustic scale.
+    """
+    (data, changes), (tuned, out) = wanted, places
+    greedy = task.decoding.grammar == GREEDY
+    if greedy and changes:
+        raise SettingError("a best path has no scale, penalty, beam or states to set: give a --grammar, such as loop")
+    if not greedy and "acoustic_scale" not in {**tuned, **changes}:
+        raise SettingError("the run has no score.json with an acoustic scale tuned on dev: give --scale, such as 0.7")
     split = getattr(task.data, data) if data in PARTS else task.read(read_corpus(data))
+    if greedy:
+        with timed(f"recognising {len(split.names)} utterances"):
+            texts = task.transcribe(network, split)
+        write_texts(texts, out)
+        phones = task.data.units.kind == "phone"  # no words to compare
+        return {"search": "best path", "wer": None if phones else told(split.texts, texts)}
+    options = replace(task.decoding.first, **options_of({**tuned, **changes}))
     with timed(f"recognising {len(split.names)} utterances"):
-        texts = task.transcribe(network, split)
-    write_texts(texts, out)
-    return {"search": "best path", "wer": told(split.texts, texts)}
+        found = task.search.decode(task.outputs(network, split).scores, options)
+    write_texts(found.texts, out)
+    speed = found.real_time_factor(task.search.frames_per_second)
+    facts = {"search": shown(options), "real_time_factor": speed, "partial": list(found.partial)}
+    return {**facts, "wer": told(split.texts, found.texts)}
+
+
+def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Search settings with the types that the search wants; they come from JSON, where all are alike."""
+    return {name: int(value) if name == "max_active" else value for name, value in settings.items()}
 
 
 def write_texts(texts: Mapping[str, str], out: Path) -> None:

@@ -1,8 +1,11 @@
-"""AN4 (spelled names, addresses, dates; 0.7 h) from its published MFCC, by the CTC recipe on characters.
+"""AN4 (spelled names, addresses, dates; 0.7 h) from its published MFCC, by the CTC recipe.
 
-    murmur train an4_ctc --set task.corpus=FOLDER --learners 2
+    murmur train an4_ctc --set task.corpus=FOLDER --learners 2                                (characters)
+    murmur train an4_ctc --set task.corpus=FOLDER --set task.units=phone                      (or grapheme, word)
+    murmur train an4_ctc --set task.corpus=FOLDER --set task.decoding.grammar=greedy          (no graph)
 
-FOLDER holds feats.npz and data/{train,test}. Settings were chosen on ten speakers carved out of train.
+FOLDER holds feats.npz, data/{train,test}, an4.dic (for phones) and an4.ug.lm (for the graph). Settings of training were
+chosen on ten speakers carved out of train, with characters.
 """
 
 from __future__ import annotations
@@ -14,18 +17,21 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
 from murmur.recipes.ctc import CtcTask
+from murmur.recipes.ctc_decode import CtcDecoding
 from murmur.speech.augment import SpecAugment
 from murmur.strategies import KAVG
 
 
 def experiment() -> Experiment:
-    """Characters, speaker CMVN, strong dropout and masking; K-step averaging."""
+    """Characters, speaker CMVN, strong dropout and masking; K-step averaging; the corpus' unigrams in the graph."""
     task = CtcTask(
         corpus=Path("corpora/an4_mfcc"),
         units="char",
+        lexicon=Path("an4.dic"),
         hidden=128,
         dropout=0.3,
         cmvn="speaker",
+        decoding=CtcDecoding("an4.ug.lm"),
         augment=SpecAugment(tempo=0.15, time_masks=2, time_frames=15, bin_masks=1, bins=4),
     )
     return Experiment(
@@ -35,5 +41,5 @@ def experiment() -> Experiment:
         Adam(lr=3e-3),
         Cosine(warm=0.1),
         evaluate_every_epochs=6.0,
-        max_gradient_norm=5.0,
+        max_gradient_norm=0.02,
     )

@@ -1,20 +1,22 @@
 """CTC training of an LSTM acoustic model, as a task for the engine: the embedded digits, or any folder of data sets.
 
     murmur train ctc --learners 2                                    (digits spoken by espeak-ng; a minute on two cores)
-    murmur train ctc --learners 2 --set task.corpus=path/to/an4_mfcc --set task.units=char --set budget.epochs=36 ...
+    murmur train ctc --learners 2 --set task.corpus=FOLDER --set task.units=grapheme --set budget.epochs=36 ...
+    murmur train ctc --set task.corpus=FOLDER --set task.units=phone --set task.guess=espeak
+        --set task.decoding.grammar=lm/tg.arpa.gz ...
 
-A folder holds `data/train`, `data/test` and perhaps `data/dev` in Kaldi's layout, with audio or with features.
+A folder holds `data/train`, `data/test` and perhaps `data/dev` in Kaldi's layout, with audio or with features. Units:
+char, grapheme and word need no lexicon; phone needs one (`task.lexicon`), or guesses pronunciations. The loss is
+-ln P(transcript | frames) / frames in nats, a sum over all pronunciations and alignments; "logprob" is its negative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from murmur.engine.budget import Budget
@@ -22,39 +24,48 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
 from murmur.engine.task import Loss, Score
-from murmur.recipes.ctc_data import Data, Split, load, read
-from murmur.recipes.recognised import recognised
-from murmur.speech import ctc
+from murmur.recipes.ctc_data import Data, Reading, Split, load, read
+from murmur.recipes.ctc_decode import GREEDY, CtcDecoding, CtcSearch
+from murmur.recipes.ctc_output import Outputs, graph_score, greedy_rates, greedy_score, outputs
+from murmur.recipes.pronouncing import Guess
+from murmur.speech import ctc, ctc_labels
 from murmur.speech.augment import SpecAugment
 from murmur.speech.batching import UtteranceBatches, pad
 from murmur.speech.cmvn import Scope
 from murmur.speech.corpus import Corpus
+from murmur.speech.ctc_labels import LabelGraph
 from murmur.speech.digits import Digits, make_digits
 from murmur.speech.models import Blstm, Network
-from murmur.speech.wer import score
 from murmur.strategies import KAVG
 
-EVALUATION_SIZE = 32
 AUGMENT = SpecAugment(warp=0.1, tempo=0.1, time_masks=1, time_frames=12, bin_masks=1, bins=6)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Utterances of similar length: feats (N, T, F) padded with zeros, lengths (N,) in frames, label columns, names."""
+    """Utterances of similar length.
+
+    feats (N, T, F) padded with zeros, lengths (N,) in frames, label graphs, names; `frames` of the corpus, before any
+    change of tempo: the weight of the minibatch.
+    """
 
     feats: Tensor
     lengths: Tensor
-    targets: tuple[tuple[int, ...], ...]
+    targets: tuple[LabelGraph, ...]
     names: tuple[str, ...]
+    frames: int
 
 
 @dataclass(frozen=True)
 class CtcTask:
-    """Audio to text by one LSTM and the CTC criterion; held-out figures by greedy decoding.
+    """Audio to text by one LSTM and the CTC criterion.
 
     Attributes:
         corpus: folder with data/{train,dev,test}; None synthesises the digits corpus with espeak-ng.
-        units: what the network writes, "word" or "char".
+        units: what the network writes, see `murmur.speech.ctc.Units`.
+        lexicon: pronunciations for phone units: a file in the corpus folder, or its path.
+        guess: what pronounces words of train that the lexicon lacks: espeak (espeak-ng, in CMUdict's phones),
+            graphemes, or none, which leaves such utterances out.
         hidden: LSTM cells per layer and direction.
         layers: bidirectional LSTM layers.
         dropout: behind every layer, while training.
@@ -63,13 +74,17 @@ class CtcTask:
         augment: on training minibatches; `SpecAugment(time_masks=0, bin_masks=0)` leaves them alone. The warp of the
             bin axis is left out for features that the corpus brings along, whose columns need not be frequencies.
         cmvn: whose statistics normalise the features.
+        decoding: greedy, or with a graph of the words.
         seed: of the order of the data and of the augmentation.
         digits: size of the synthetic corpus.
-        cache: folder for synthesised audio and computed features.
+        jobs: decoding processes.
+        cache: folder for synthesised audio, computed features, completed lexicons and graphs.
     """
 
     corpus: Path | None = None
     units: ctc.Kind = "word"
+    lexicon: Path = Path("lexicon.txt")
+    guess: Guess = "none"
     hidden: int = 96
     layers: int = 2
     dropout: float = 0.1
@@ -77,9 +92,15 @@ class CtcTask:
     minibatch_size: int = 8
     augment: SpecAugment = AUGMENT
     cmvn: Scope = "utterance"
+    decoding: CtcDecoding = field(default_factory=CtcDecoding)
     seed: int = 0
     digits: Digits = field(default_factory=Digits)
+    jobs: int = 1
     cache: Path = Path("runs/cache")
+
+    def __post_init__(self) -> None:
+        if min(self.stack, self.minibatch_size) < 1:
+            raise ValueError(f"stack {self.stack} and minibatch_size {self.minibatch_size} must be at least 1")
 
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: data already loaded stays out of pickles, every process reads its own."""
@@ -96,8 +117,18 @@ class CtcTask:
         Raises:
             CorpusError: the folder cannot be used; the message says why.
         """
-        root = make_digits(self.cache, self.digits) if self.corpus is None else Path(self.corpus)
-        return load(root, self.units, self.stack, self.cmvn, self.cache)
+        return load(self.root, self._reading)
+
+    @cached_property
+    def root(self) -> Path:
+        """The corpus folder; the digits are synthesised on first use."""
+        return make_digits(self.cache, self.digits) if self.corpus is None else Path(self.corpus)
+
+    @property
+    def _reading(self) -> Reading:
+        lexicon = self.root / self.lexicon
+        lexicon = lexicon if lexicon.is_file() or not self.lexicon.is_file() else self.lexicon
+        return Reading(self.units, self.stack, self.cmvn, lexicon, self.guess, self.cache)
 
     @property
     def per_epoch(self) -> int:
@@ -106,8 +137,8 @@ class CtcTask:
 
     @property
     def samples_per_epoch(self) -> float:
-        """Utterances in one pass; a minibatch weighs what it holds of them."""
-        return float(len(self.data.train.names))
+        """Feature frames in one pass; a minibatch weighs what it holds of them."""
+        return float(self.data.train.frames)
 
     def model(self) -> nn.Module:
         """A fresh BLSTM, feats_NTF and lengths_N to logits_NUC."""
@@ -120,31 +151,45 @@ class CtcTask:
         rng = np.random.default_rng([self.seed, n])
         names = [self.data.train.names[i] for i in self._order[n]]
         feats = [self._augmented(name, rng) for name in names]
-        return _batch(feats, self.data.train, names)
+        feats_NTF, lengths_N = pad(feats)
+        frames = sum(len(self.data.train.feats[name]) for name in names)
+        return Batch(feats_NTF, lengths_N, tuple(self.data.train.targets[name] for name in names), tuple(names), frames)
 
     def loss(self, model: nn.Module, minibatch: Batch) -> Loss:
-        """CTC loss, -ln P(transcript), summed over the utterances of the minibatch."""
+        """-ln P(transcript | frames), summed over utterances; the samples are their frames."""
         logits_NUC, frames_N = self._logits(model, minibatch)
-        return Loss(ctc.loss(logits_NUC, frames_N, minibatch.targets), len(minibatch.names))
+        return Loss(ctc_labels.loss(logits_NUC, frames_N, minibatch.targets), minibatch.frames)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """On dev: "loss" per utterance (of those whose text the units can write), "wer" and "cer" in percent."""
-        dev = self.data.dev
-        hypotheses, loss = self._decode(model, dev)
-        words, characters = score(dev.texts, hypotheses), score(dev.texts, hypotheses, unit="char")
-        return {"loss": loss, "wer": words.percent, "cer": characters.percent}
+        """On dev: "loss" in nats per frame (of utterances whose text the units can write), "logprob", its negative.
+
+        With them the error rates of greedy decoding in percent: "wer" and "cer"; "per" where the units are phones.
+        """
+        found = outputs(model, self.data.dev, self.stack)
+        rates = greedy_rates(self.data, self.data.dev, found)
+        return {"loss": found.loss, "logprob": -found.loss, **{name: rate.percent for name, rate in rates.items()}}
 
     def test(self, model: nn.Module) -> Score:
-        """On test, whose speakers are not in training: %WER and %CER with insertions, deletions, substitutions."""
-        test = self.data.test
-        hypotheses, _ = self._decode(model, test)
-        words, characters = score(test.texts, hypotheses), score(test.texts, hypotheses, unit="char")
-        figures = {"wer": words.percent, "cer": characters.percent}
-        return Score(figures, (str(words), str(characters)), recognised(test.texts, hypotheses))
+        """Error rates on test, greedy and, where `decoding` names a grammar, with the graph, tuned on dev."""
+        test = outputs(model, self.data.test, self.stack)
+        if self.decoding.grammar == GREEDY:
+            return greedy_score(self.data, test)
+        dev = outputs(model, self.data.dev, self.stack)
+        options = self.search.tune(dev.scores, self.data.dev.texts)
+        return graph_score(self.data, test, self.search.decode(test.scores, options).texts, options)
+
+    @cached_property
+    def search(self) -> CtcSearch:
+        """Graph decoding, by the grammar of `decoding`."""
+        return CtcSearch(self.data, self.root, self.decoding, self.cache, self.jobs, 100.0 / self.stack)
+
+    def outputs(self, model: nn.Module, split: Split) -> Outputs:
+        """What the network says of a split: log posteriors, best paths, loss."""
+        return outputs(model, split, self.stack)
 
     def transcribe(self, model: nn.Module, split: Split) -> dict[str, str]:
-        """Best-path transcripts {utterance: text} of a split of `data`."""
-        return self._decode(model, split)[0]
+        """Best-path transcripts {utterance: text} of a split of `data`; phones where the units are phones."""
+        return outputs(model, split, self.stack).texts(self.data.units)
 
     def read(self, corpus: Corpus) -> Split:
         """Other speech, ready for `transcribe`.
@@ -152,13 +197,13 @@ class CtcTask:
         Raises:
             CorpusError: its audio or features cannot be used.
         """
-        return read(corpus, self.data, self.stack, self.cmvn, self.cache)
+        return read(corpus, self.data, self._reading)
 
     def _augmented(self, name: str, rng: np.random.Generator) -> np.ndarray:
         train = self.data.train
         augment = self.augment if self.data.log_mel else replace(self.augment, warp=0.0)
         changed = augment(train.feats[name], rng)
-        needed = ctc.frames_needed(train.targets[name]) * self.stack
+        needed = train.targets[name].frames_needed * self.stack
         return changed if len(changed) >= needed else train.feats[name]  # a fast tempo must not undo alignability
 
     @cached_property
@@ -172,27 +217,6 @@ class CtcTask:
         logits_NUC = model(batch.feats.to(device), batch.lengths.to(device))
         return logits_NUC, (batch.lengths + self.stack - 1) // self.stack
 
-    def _decode(self, model: nn.Module, split: Split) -> tuple[dict[str, str], float]:
-        order = UtteranceBatches(tuple(len(split.feats[name]) for name in split.names), EVALUATION_SIZE).in_order()
-        hypotheses, total, training = {}, 0.0, model.training
-        model.eval()
-        with torch.inference_mode():
-            for group in order:
-                names = [split.names[i] for i in group]
-                batch = _batch([split.feats[name] for name in names], split, names)
-                logits_NUC, frames_N = self._logits(model, batch)
-                best = ctc.greedy(logits_NUC, frames_N)
-                hypotheses.update({n: self.data.units.decode(b) for n, b in zip(batch.names, best, strict=True)})
-                known = [i for i, name in enumerate(batch.names) if name in split.targets]
-                total += float(ctc.loss(logits_NUC[known], frames_N[known], [batch.targets[i] for i in known]))
-        model.train(training)
-        return hypotheses, total / max(len(split.targets), 1)
-
-
-def _batch(feats: Sequence[np.ndarray], split: Split, names: Sequence[str]) -> Batch:
-    feats_NTF, lengths_N = pad(feats)
-    return Batch(feats_NTF, lengths_N, tuple(split.targets.get(name, ()) for name in names), tuple(names))
-
 
 def experiment() -> Experiment:
     """The digits with K-step averaging. Expected: a word error rate of 3 to 4 % on unseen voices."""
@@ -203,5 +227,5 @@ def experiment() -> Experiment:
         Adam(lr=3e-3),
         Cosine(warm=0.1),
         evaluate_every_epochs=2.0,
-        max_gradient_norm=5.0,
+        max_gradient_norm=0.02,
     )

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from murmur.recipes.corpora import splits
+from murmur.recipes.pronouncing import Guess, completed_lexicon
 from murmur.speech import ctc
 from murmur.speech.cmvn import Scope, normalise_all
-from murmur.speech.corpus import Corpus, Problem
+from murmur.speech.corpus import Corpus, CorpusError, Problem
+from murmur.speech.ctc_labels import LabelGraph
 from murmur.speech.features import Front, LogMel, Ready, deltas, sample_rate_hz
+from murmur.speech.lexicon import Entry, pronunciations_of, read_lexicon
 from murmur.speech.shards import FeatureStore, prepare
 
+log = logging.getLogger(__name__)
 BINS = 40  # log-mel
+NAMED = 8  # left-out utterances of a part, in the log
 
 
 @dataclass(frozen=True)
 class Split:
-    """One part of the data: utterance names in byte order, normalised feats_TF, transcripts, label columns."""
+    """One part of the data: utterance names in byte order, normalised feats_TF, transcripts, label graphs, speakers.
+
+    `targets` lacks the utterances of which `problems` says why CTC cannot align them.
+    """
 
     names: tuple[str, ...]
     feats: Mapping[str, np.ndarray]
     texts: Mapping[str, str]
-    targets: Mapping[str, tuple[int, ...]]
+    targets: Mapping[str, LabelGraph]
+    speakers: Mapping[str, str]
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def frames(self) -> int:
+        """Feature frames of the utterances that CTC can align."""
+        return sum(len(self.feats[name]) for name in self.targets)
 
 
 @dataclass(frozen=True)
 class Data:
     """The output units and the three splits; `train` holds only utterances that CTC can align.
 
-    `log_mel` tells whether the columns of the features are mel bins, computed here from audio.
+    `log_mel` tells whether the columns of the features are mel bins, computed here from audio. `lexicon` holds the
+    pronunciations behind phone units, and is empty for others.
     """
 
     units: ctc.Units
@@ -40,50 +57,116 @@ class Data:
     dev: Split
     test: Split
     log_mel: bool
+    lexicon: tuple[Entry, ...] = ()
 
 
-def load(root: Path, kind: ctc.Kind, stack: int, cmvn: Scope, cache: Path) -> Data:
-    """Read `root`/data/{train,dev,test}, computing or finding the features in `cache`.
+@dataclass(frozen=True)
+class Reading:
+    """How data is read.
+
+    Attributes:
+        kind: units of the network.
+        stack: frames joined into one network input.
+        cmvn: whose statistics normalise the features.
+        lexicon: for phone units.
+        guess: what pronounces words of the transcripts that the lexicon lacks.
+        cache: folder of features and completed lexicons.
+    """
+
+    kind: ctc.Kind
+    stack: int
+    cmvn: Scope
+    lexicon: Path
+    guess: Guess
+    cache: Path
+
+
+def load(root: Path, how: Reading) -> Data:
+    """Read `root`/data/{train,dev,test}, computing or finding the features in `how.cache`.
 
     Corpora that bring features (feats.scp) get two orders of deltas; from audio 40 log-mel bins are computed.
 
     Raises:
-        CorpusError: a split is missing or malformed, or more than 1 % of it cannot be used.
+        CorpusError: a split is missing or malformed, or more than 1 % of train cannot be used; names utterances.
     """
-    train, dev, test = splits(root)
+    parts = splits(root)
+    train = parts[0]
     first = train.utterances[0]
     front: Front = Ready() if first.features else LogMel(rate_hz=sample_rate_hz(train), bins=BINS)
-    units = ctc.Units.of(train.texts.values(), kind)
-    parts = [_split(prepare(part, front, cache), units, stack, cmvn) for part in (train, dev, test)]
-    usable = set(parts[0].targets)
-    problems = [
-        Problem(name, str(root), f"its transcript needs more frames than its {len(parts[0].feats[name])} / {stack}")
-        for name in parts[0].names
-        if name not in usable
-    ]
-    train = train.without(problems)
-    aligned = replace(parts[0], names=tuple(name for name in parts[0].names if name in usable))
-    return Data(units, aligned, parts[1], parts[2], log_mel=isinstance(front, LogMel))
+    units, lexicon = _units(parts, how)
+    label = labeller(units, lexicon)
+    held = [_split(prepare(part, front, how.cache), label, how) for part in parts]
+    for name, part in zip(("train", "dev", "test"), held, strict=True):
+        _tell(name, part.problems)
+    train.without(held[0].problems)  # refuses to go on where too many are lost
+    aligned = replace(held[0], names=tuple(name for name in held[0].names if name in held[0].targets))
+    return Data(units, aligned, held[1], held[2], isinstance(front, LogMel), lexicon)
 
 
-def read(corpus: Corpus, data: Data, stack: int, cmvn: Scope, cache: Path) -> Split:
+def read(corpus: Corpus, data: Data, how: Reading) -> Split:
     """Other speech in the form of the splits of `data`.
 
     Raises:
         CorpusError: its audio or features cannot be used.
     """
     front: Front = LogMel(rate_hz=sample_rate_hz(corpus), bins=BINS) if data.log_mel else Ready()
-    return _split(prepare(corpus, front, cache), data.units, stack, cmvn)
+    return _split(prepare(corpus, front, how.cache), labeller(data.units, data.lexicon), how)
 
 
-def _split(store: FeatureStore, units: ctc.Units, stack: int, cmvn: Scope) -> Split:
-    feats = normalise_all(store, store.corpus.speakers, cmvn)
+def labeller(units: ctc.Units, lexicon: Iterable[Entry] = ()) -> Callable[[str], LabelGraph]:
+    """From a transcript to its label graph; of phones, all pronunciations of its words that `lexicon` lists.
+
+    The function raises CorpusError for a text that the units cannot write or the lexicon cannot say.
+    """
+    if units.kind != "phone":
+        return lambda text: LabelGraph.linear(units.encode(text))
+    prons = {
+        word: [units.encode(" ".join(phones)) for phones in found] for word, found in pronunciations_of(lexicon).items()
+    }
+
+    def graph(text: str) -> LabelGraph:
+        missing = sorted({word for word in text.split() if word not in prons})
+        if missing:
+            raise CorpusError(f"not in the lexicon: {', '.join(missing[:NAMED])} (task.guess=espeak pronounces words)")
+        return LabelGraph.of_words([prons[word] for word in text.split()])
+
+    return graph
+
+
+def _units(parts: tuple[Corpus, ...], how: Reading) -> tuple[ctc.Units, tuple[Entry, ...]]:
+    if how.kind != "phone":
+        return ctc.Units.of(parts[0].texts.values(), how.kind), ()
+    # Words of dev and test that training lacks stay unknown: a vocabulary made from them would flatter.
+    entries = tuple(read_lexicon(completed_lexicon(how.lexicon, parts[0].texts.values(), how.guess, how.cache)))
+    return ctc.Units.of((" ".join(phones) for _, phones in entries), how.kind), entries
+
+
+def _split(store: FeatureStore, label: Callable[[str], LabelGraph], how: Reading) -> Split:
+    feats = normalise_all(store, store.corpus.speakers, how.cmvn)
     if isinstance(store.front, Ready):
         feats = {name: deltas(feats_TF) for name, feats_TF in feats.items()}
     texts = store.corpus.texts
-    targets = {}
+    targets: dict[str, LabelGraph] = {}
+    problems = []
     for name, text in texts.items():
-        labels = units.encode(text) if units.covers(text) else None
-        if labels is not None and ctc.frames_needed(labels) <= -(-len(feats[name]) // stack):
-            targets[name] = labels
-    return Split(tuple(texts), feats, texts, targets)
+        try:
+            graph = label(text)
+        except CorpusError as error:
+            problems.append(Problem(name, "text", str(error)))
+            continue
+        frames = len(feats[name])
+        if graph.frames_needed <= -(-frames // how.stack):
+            targets[name] = graph
+        else:
+            what = f"its {frames} frames in steps of {how.stack} are fewer than the {graph.frames_needed} steps that"
+            problems.append(
+                Problem(name, "text", f"{what} its transcript needs: is it cut off, or task.stack too large?")
+            )
+    return Split(tuple(texts), feats, texts, targets, store.corpus.speakers, tuple(problems))
+
+
+def _tell(part: str, problems: tuple[Problem, ...]) -> None:
+    for problem in problems[:NAMED]:
+        log.warning("%s, left out of the criterion: %s", part, problem)
+    if len(problems) > NAMED:
+        log.warning("%s: %d more utterances are left out of the criterion", part, len(problems) - NAMED)

@@ -8,21 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from murmur.speech.corpus import CorpusError
+from murmur.speech.spelling import graphemes
 
 BLANK = 0
-Kind = Literal["char", "word"]
+Kind = Literal["char", "grapheme", "phone", "word"]
+WORD_START = "\u2581"  # in front of the first grapheme of a word
 
 
 @dataclass(frozen=True)
 class Units:
-    """What the network writes: characters (the space among them) or whole words. Unit i is column i + 1.
+    """What the network writes. Unit i is column i + 1.
+
+    "char": code points, the space among them. "grapheme": letters with their marks, those that begin a word marked by
+    `WORD_START`, so that no unit stands for a space. "word": whole words. "phone": phones; texts are pronunciations.
 
     Raises:
         ValueError: an unknown kind.
@@ -32,13 +37,13 @@ class Units:
     symbols: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.kind not in ("char", "word"):
-            raise ValueError(f"unknown CTC unit {self.kind!r}: use char or word")
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"unknown CTC unit {self.kind!r}: use {', '.join(get_args(Kind))}")
 
     @classmethod
     def of(cls, texts: Iterable[str], kind: Kind) -> Units:
         """All units that occur in `texts`, in byte order."""
-        found = {symbol for text in texts for symbol in (text if kind == "char" else text.split())}
+        found = {symbol for text in texts for symbol in pieces(text, kind)}
         return cls(kind, tuple(sorted(found, key=str.encode)))
 
     @property
@@ -53,23 +58,38 @@ class Units:
             CorpusError: the transcript has a unit that is not among the symbols.
         """
         column = {symbol: i for i, symbol in enumerate(self.symbols, 1)}
-        pieces = self._pieces(text)
-        unknown = [piece for piece in pieces if piece not in column]
+        parts = pieces(text, self.kind)
+        unknown = [piece for piece in parts if piece not in column]
         if unknown:
             raise CorpusError(f"{self.kind} {unknown[0]!r} of {text!r} does not occur in training: leave the text out")
-        return tuple(column[piece] for piece in pieces)
+        return tuple(column[piece] for piece in parts)
 
     def covers(self, text: str) -> bool:
         """Whether the units can write the transcript."""
-        return set(self._pieces(text)) <= set(self.symbols)
-
-    def _pieces(self, text: str) -> list[str]:
-        return list(text) if self.kind == "char" else text.split()
+        return set(pieces(text, self.kind)) <= set(self.symbols)
 
     def decode(self, columns: Iterable[int]) -> str:
         """The text of a sequence of columns without blanks."""
-        glue = "" if self.kind == "char" else " "
-        return " ".join(glue.join(self.symbols[c - 1] for c in columns).split())
+        glue = " " if self.kind in ("word", "phone") else ""
+        text = glue.join(self.symbols[c - 1] for c in columns)
+        return " ".join((text.replace(WORD_START, " ") if self.kind == "grapheme" else text).split())
+
+
+def pieces(text: str, kind: Kind) -> list[str]:
+    """The units of a text, in order.
+
+    Raises:
+        CorpusError: a text for graphemes holds the mark of beginnings of words itself.
+    """
+    if kind == "char":
+        return list(text)
+    words = text.split()
+    if kind != "grapheme":
+        return words
+    if WORD_START in text:
+        raise CorpusError(f"{text!r} holds U+2581, which marks beginnings of words here: take it out, or use char")
+    spelled = [graphemes(word) for word in words]
+    return [unit for first, *rest in spelled for unit in (WORD_START + first, *rest)]
 
 
 def frames_needed(targets: Sequence[int]) -> int:

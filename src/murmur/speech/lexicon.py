@@ -210,6 +210,14 @@ def read_lexicon(path: Path) -> list[Entry]:
     return list(entries)
 
 
+def pronunciations_of(entries: Iterable[Entry]) -> dict[str, list[tuple[str, ...]]]:
+    """The pronunciations of each word, in the order of the entries."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for word, phones in entries:
+        found.setdefault(word, []).append(phones)
+    return found
+
+
 def without_stress(entries: Iterable[Entry]) -> list[Entry]:
     """The entries with CMUdict's stress digits taken off the phones (AH0 -> AH); equal ones are kept once."""
     return list(dict.fromkeys((word, tuple(p.rstrip("012") for p in phones)) for word, phones in entries))

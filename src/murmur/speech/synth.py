@@ -48,6 +48,22 @@ class Voice:
     pitch_range: int = 50
 
 
+def load_espeak() -> tuple[ctypes.CDLL, int]:
+    """The initialised library and its sampling rate in Hz.
+
+    Raises:
+        SynthesisError: the extra `synth` is not installed, or the library finds no voice data.
+    """
+    if espeakng_loader is None:
+        raise SynthesisError("espeak-ng is not installed: pip install 'murmur[synth]'")
+    library = ctypes.CDLL(espeakng_loader.get_library_path())
+    data = espeakng_loader.get_data_path()
+    rate = library.espeak_Initialize(_SYNCHRONOUS, 0, data.encode(), _NEVER_EXIT)
+    if rate <= 0:
+        raise SynthesisError(f"espeak-ng cannot read its voices in {data}: reinstall espeakng-loader")
+    return library, rate
+
+
 class Synthesizer:
     """One espeak-ng engine; at most one per process, because the library keeps its state globally.
 
@@ -56,14 +72,7 @@ class Synthesizer:
     """
 
     def __init__(self) -> None:
-        if espeakng_loader is None:
-            raise SynthesisError("speech synthesis needs espeak-ng: pip install 'murmur[synth]'")
-        self._library = ctypes.CDLL(espeakng_loader.get_library_path())
-        data = espeakng_loader.get_data_path()
-        rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data.encode(), _NEVER_EXIT)
-        if rate <= 0:
-            raise SynthesisError(f"espeak-ng cannot read its voices in {data}: reinstall espeakng-loader")
-        self.rate_hz: int = rate
+        self._library, self.rate_hz = load_espeak()
         self._library.espeak_ng_SetRandSeed(
             ctypes.c_long(1)
         )  # breathy voices draw noise, seeded by the clock otherwise

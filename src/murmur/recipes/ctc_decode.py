@@ -1,0 +1,179 @@
+"""Decoding of CTC networks with a graph: the units' lexicon and a grammar over words, its scale tuned on dev.
+
+Miao, Gowayyed and Metze, "EESEN: end-to-end speech recognition using deep RNN models and WFST-based decoding" (2015).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from murmur.recipes.ctc_data import Data
+from murmur.recipes.hybrid_config import LOOP, ONE_WORD
+from murmur.speech import ctc
+from murmur.speech.arpa import read_arpa
+from murmur.speech.corpus import CorpusError
+from murmur.speech.ctc_graph import build_ctc_graph
+from murmur.speech.decode import DecodeOptions
+from murmur.speech.decode_set import Decoded, decode_set
+from murmur.speech.decode_tuning import DevelopmentSet, Trial, tune_acoustic_scale
+from murmur.speech.grammar import Grammar, loop_grammar, ngram_grammar, one_word_grammar
+from murmur.speech.graph_store import DamagedGraphError, StoredGraph, graph_key, save_graph
+from murmur.speech.lexicon import Entry, Lang, make_lang
+from murmur.speech.ngram import NgramModel
+
+log = logging.getLogger(__name__)
+GREEDY = "greedy"
+BLANK_NAME = "<blk>"
+Scores = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class CtcDecoding:
+    """From log posteriors to words.
+
+    Attributes:
+        grammar: "greedy" (the best unit of each frame, no graph), "loop" (any words of the lexicon, or of train for
+            units that spell), "one word", or an ARPA file: its name in the corpus folder, or its path.
+        scales: acoustic scales to try on dev.
+        insertion_penalties: costs of every word (natural log) to try on dev, each with all scales.
+        beam: of the search, natural log after scaling.
+        max_active: most states a frame.
+    """
+
+    grammar: str = GREEDY
+    scales: tuple[float, ...] = (0.4, 0.55, 0.75, 1.0, 1.4)
+    insertion_penalties: tuple[float, ...] = (0.0, 1.0)
+    beam: float = 16.0
+    max_active: int = 7000
+
+    def __post_init__(self) -> None:
+        if not self.scales or not self.insertion_penalties:
+            raise ValueError("give at least one acoustic scale and insertion penalty to decode with")
+
+    @property
+    def first(self) -> DecodeOptions:
+        """Where tuning starts."""
+        penalty = self.insertion_penalties[0]
+        return DecodeOptions(self.scales[0], self.beam, self.max_active, insertion_penalty=penalty)
+
+
+@dataclass(frozen=True)
+class CtcSearch:
+    """Graph decoding for the units of one set.
+
+    Attributes:
+        data: units, lexicon and texts.
+        root: the corpus folder, where grammars are looked for first.
+        decoding: settings.
+        cache: folder of graphs.
+        jobs: decoding processes.
+        frames_per_second: of the scores.
+    """
+
+    data: Data
+    root: Path
+    decoding: CtcDecoding
+    cache: Path
+    jobs: int = 1
+    frames_per_second: float = 100.0
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the decoding graph, built if it is not there.
+
+        Raises:
+            ValueError: no such grammar, or it shares no word with what the units can write.
+        """
+        units = self.data.units
+        tokens = [BLANK_NAME, *units.symbols]
+        separator = " " if units.kind == "char" and " " in units.symbols else None
+        model = self._model
+        lang = make_lang(self._entries(model))
+        grammar = self._grammar(lang, model)
+        content = json.dumps([graph_key(lang, grammar), tokens, separator]).encode()
+        key = hashlib.sha256(content).hexdigest()
+        folder = self.cache / f"graph-{key[:16]}"
+        try:
+            if StoredGraph.of(folder).key == key:
+                return folder
+        except FileNotFoundError:
+            log.info("graph %s: building", folder.name)
+        except DamagedGraphError as error:
+            log.warning("%s", error)
+        built = build_ctc_graph(lang, tokens, grammar, separator)
+        log.info("graph %s: %s", folder.name, built.facts)
+        save_graph(built, folder, key)
+        return folder
+
+    def tune(self, scores: Scores, references: Mapping[str, str]) -> DecodeOptions:
+        """Penalty and scale with the fewest errors on dev; of equals the first penalty and the middle scale."""
+        dev = DevelopmentSet(self.folder, scores, references, self.jobs, self.frames_per_second)
+        found: list[Trial] = []
+        for penalty in self.decoding.insertion_penalties:
+            first = replace(self.decoding.first, insertion_penalty=penalty)
+            _, trials = tune_acoustic_scale(dev, self.decoding.scales, first)
+            for trial in trials:
+                log.info("dev: %s", trial)
+            fewest = min(trial.rate.errors for trial in trials)
+            alike = [trial for trial in trials if trial.rate.errors == fewest]
+            found.append(alike[len(alike) // 2])
+        best = min(found, key=lambda trial: trial.rate.errors).options
+        if len(self.decoding.scales) > 2 and best.acoustic_scale in (
+            min(self.decoding.scales),
+            max(self.decoding.scales),
+        ):
+            log.warning("scale %g is the edge of what was tried", best.acoustic_scale)
+        return best
+
+    def decode(self, scores: Scores, options: DecodeOptions) -> Decoded:
+        """The best words of every utterance."""
+        return decode_set(self.folder, scores, options, self.jobs)
+
+    @property
+    def _model(self) -> NgramModel | None:
+        name = self.decoding.grammar
+        if name in (LOOP, ONE_WORD):
+            return None
+        for path in (self.root / name, Path(name)):
+            if path.is_file():
+                return read_arpa(path)
+        raise CorpusError(
+            f"there is no grammar {name!r}: write greedy, loop, 'one word', or an ARPA file (in {self.root} or a path)"
+        )
+
+    def _grammar(self, lang: Lang, model: NgramModel | None) -> Grammar:
+        if model is not None:
+            return ngram_grammar(lang, model)
+        return loop_grammar(lang) if self.decoding.grammar == LOOP else one_word_grammar(lang)
+
+    def _entries(self, model: NgramModel | None) -> list[Entry]:
+        """Words and the units that write them: the lexicon for phones; else the grammar's words, or those of train."""
+        units = self.data.units
+        if units.kind == "phone":
+            return list(self.data.lexicon)
+        train = {word for name in self.data.train.names for word in self.data.train.texts[name].split()}
+        words = train if model is None else {word for word in model.words if not _is_mark(word)}
+        written = [word for word in words if _writable(units, word)]
+        if len(written) < len(words):
+            log.warning("%d words of the grammar hold units that the network lacks", len(words) - len(written))
+        if not written:
+            raise CorpusError(f"the network's units write none of the {len(words)} words of the grammar")
+        return [(word, tuple(ctc.pieces(word, units.kind))) for word in sorted(written, key=str.encode)]
+
+
+def _writable(units: ctc.Units, word: str) -> bool:
+    """Whether the units write a word."""
+    return ctc.WORD_START not in word and units.covers(word)
+
+
+def _is_mark(word: str) -> bool:
+    """Whether a language model's word is none, as <s> and <unk>."""
+    return word.startswith("<") and word.endswith(">")
