@@ -1,0 +1,62 @@
+"""`murmur watch`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from murmur.report.frame import frame
+from murmur.report.watched import Watched
+from murmur.settings import SettingError
+
+app = typer.Typer(add_completion=False)
+INTERRUPTED_STATUS = 130
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The --out of a murmur train or simulate, going or ended.")]
+Once = Annotated[bool, typer.Option("--once", help="Print one frame and end.")]
+Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two frames.")]
+
+
+@app.command()
+def watch(run: Run, once: Once = False, every: Every = 1.0) -> None:
+    """A run in the terminal: progress, loss, speed, every learner's state, time to go.
+
+    Example: murmur watch runs/toy
+
+    Only what is new in records.jsonl is read, so a long run may be watched from its end, and over ssh. A learner is
+    slow when the run's own straggler report says so; lost when it has been silent for 20 of its steps, and for 5 s at
+    least, while others went on; back for the minute after that. The command ends when the run ends (status 0), and
+    when no record has come for a minute, or for 20 steps if that is longer (status 1: cut off). Ctrl-C ends it too and
+    leaves the run alone.
+    """
+    if not run.is_dir():
+        raise SettingError(f"there is no folder {run}: name the --out of a murmur train")
+    watched, console = Watched(run, time.time), Console(highlight=False)
+    if once:
+        while watched.look():
+            pass
+        console.print(frame(watched))
+        return
+    try:
+        state = follow(watched, console, every)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED_STATUS) from None
+    raise typer.Exit(1 if state == "cut off" else 0)
+
+
+def follow(watched: Watched, console: Console, every: float) -> str:
+    """Show the run until it has ended; its state then."""
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        while True:
+            more = watched.look()
+            live.update(frame(watched), refresh=True)
+            if more:
+                continue
+            if watched.state in ("finished", "cut off"):
+                return watched.state
+            time.sleep(every)

@@ -1,0 +1,183 @@
+"""A run as it stands now: what its records tell, followed while they grow."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from murmur.report.records import Records, is_number
+from murmur.report.slow import WORDS
+from murmur.report.tail import Tail
+
+RECENT = 200  # records, of which speed is told
+INTERVALS = 30  # of a learner's own steps
+LEAST_SILENCE, SILENT_STEPS = 5.0, 20.0  # seconds; times the learner's usual step
+BACK_SECONDS = 60.0  # for which a learner that was away counts as back
+QUIET_SECONDS = 60.0  # without a record, after which a run that has not ended counts as cut off
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+@dataclass
+class Seen:
+    """When a learner was seen: the run's seconds at its last step, its usual step, when it came back last."""
+
+    at: float
+    intervals: deque[float]
+    back: float | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which it counts as lost."""
+        usual = statistics.median(self.intervals) if self.intervals else 0.0
+        return max(LEAST_SILENCE, SILENT_STEPS * usual)
+
+
+class Watched:
+    """A run folder that is followed.
+
+    Args:
+        folder: of the run.
+        now: wall seconds since 1970.
+    """
+
+    def __init__(self, folder: Path, now: Callable[[], float]) -> None:
+        self.folder, self._now = folder, now
+        self.tail = Tail(folder / "records.jsonl")
+        self._begun = 0
+        self.facts: Mapping[str, Any] = {}  # run.json; empty while there is none
+        self._forget()
+
+    def _forget(self) -> None:
+        self.records = Records()
+        self.damaged = 0
+        self.epoch = 0.0
+        self.minibatches = 0
+        self.front = 0.0
+        self.seen: dict[int, Seen] = {}
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+
+    def look(self) -> bool:
+        """Take in what is new; whether there is more to read at once."""
+        self.facts = _object(self.folder / "run.json")
+        lines = self.tail.lines()
+        if self.tail.begun != self._begun:
+            self._begun = self.tail.begun
+            self._forget()
+        for line in lines:
+            try:
+                row = json.loads(line)
+                self.records.add(row)
+                self._place(row)
+            except UNREADABLE:
+                self.damaged += 1
+        return self.tail.behind
+
+    def _place(self, row: Mapping[str, Any]) -> None:
+        self.epoch = max(self.epoch, float(row.get("epoch") or 0.0))
+        self.minibatches = max(self.minibatches, int(row.get("minibatches") or 0))
+        self.front = max(self.front, float(row["seconds"]))
+        self._recent.append((self.front, self.records.last_samples))
+        if row["kind"] == "step":
+            learner = int(row["learner"])
+            seen = self.seen.setdefault(learner, Seen(self.front, deque(maxlen=INTERVALS)))
+            silent = self.front - seen.at
+            if silent > seen.patience:
+                seen.back = self.front
+            else:
+                seen.intervals.append(silent)
+            seen.at = self.front
+
+    @property
+    def score(self) -> Mapping[str, Any]:
+        """score.json of this launch; empty until there is one."""
+        return _object(self.folder / "score.json") if self._newer("score.json") else {}
+
+    def _newer(self, name: str) -> bool:
+        """Whether a file was written after run.json, which every launch writes first."""
+        file, began = self.folder / name, self.folder / "run.json"
+        return file.is_file() and (not began.is_file() or file.stat().st_mtime >= began.stat().st_mtime)
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the budget that is done, from 0 to 1; None where run.json does not tell the budget."""
+        experiment = self.facts.get("experiment")
+        budget = experiment.get("budget") if isinstance(experiment, Mapping) else None
+        if not isinstance(budget, Mapping):
+            return None
+        done = {"samples": self.records.last_samples, "minibatches": self.minibatches, "epochs": self.epoch}
+        for unit, so_far in done.items():
+            total = budget.get(unit)
+            if isinstance(total, int | float) and is_number(total):
+                return min(1.0, so_far / total) if total > 0 else 1.0
+        return min(1.0, self.epoch)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Of all learners, over the latest records."""
+        if len(self._recent) < 2:
+            return None
+        (began, first), (ended, last) = self._recent[0], self._recent[-1]
+        return (last - first) / (ended - began) if ended > began and last > first else None
+
+    @property
+    def seconds_to_go(self) -> float | None:
+        """At the present speed."""
+        done, speed = self.progress, self.samples_per_second
+        if not done or speed is None:
+            return None
+        return self.records.last_samples * (1 - done) / done / speed
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Wall seconds since the last record, or since the run began."""
+        for name in ("records.jsonl", "run.json"):
+            if (self.folder / name).is_file():
+                return max(0.0, self._now() - (self.folder / name).stat().st_mtime)
+        return 0.0
+
+    @property
+    def state(self) -> str:
+        """ "finished", "testing", "going", "starting" or "cut off"."""
+        if self._newer("score.json") or self._newer("simulated.json"):
+            return "finished"
+        usual = [statistics.median(seen.intervals) for seen in self.seen.values() if seen.intervals]
+        patience = max(QUIET_SECONDS, SILENT_STEPS * max(usual, default=0.0))
+        if self.quiet_seconds > patience:
+            return "cut off"
+        if self.progress == 1.0:
+            return "testing"
+        return "going" if self.records.steps_of else "starting"
+
+    def learner_state(self, learner: int, state: str) -> tuple[str, str]:
+        """A learner's state, "computing", "slow", "lost", "back", "stopped" or "finished", and words about it.
+
+        `state` is that of the run.
+        """
+        seen, slow = self.seen[learner], [s for s in self.records.slow if s.learner == learner]
+        silent = self.front - seen.at
+        if state in ("finished", "testing"):
+            return "finished", ""
+        if silent > seen.patience:
+            return "lost", f"silent for {silent:.0f} s"
+        if state == "cut off":
+            return "stopped", ""
+        if slow and slow[-1].until_seconds is None:
+            times = "" if slow[-1].factor is None else f"{slow[-1].factor:.1f} x "
+            return "slow", f"{times}{WORDS.get(slow[-1].cause, slow[-1].cause)}"
+        if seen.back is not None and self.front - seen.back < BACK_SECONDS:
+            return "back", f"for {self.front - seen.back:.0f} s"
+        return "computing", ""
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    """A JSON object; empty where there is none, or one that is just being written."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
