@@ -83,15 +83,12 @@ def test_a_learner_that_comes_late_takes_part(strategy: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", OUTLIVING[:3], ids=repr)
-def test_what_comes_late_takes_work_off_the_others(strategy: Any) -> None:
-    """Learner 1 is away for a fifth of a second of the three that the others would need without it."""
-    ends = []
-    for faults in ((Kill(1, 0.3), Rejoin(1, 0.5)), (Kill(1, 0.3),)):
-        world = VirtualWorld(Cluster(learners=4, compute=Constant(0.1), faults=faults, lease_seconds=LEASE))
-        experiment = Experiment(ToyTask(hidden=4, per_epoch=TOTAL), strategy, Budget(epochs=1), SGD(0.05))
-        Trainer(experiment, world).fit()
-        ends.append(world.clock.now)
-    assert ends[0] < 0.95 * ends[1]
+def test_who_comes_late_takes_work_off_the_others(strategy: Any) -> None:
+    """Three learners would need 3.2 s for the gradients alone."""
+    faults = (Kill(1, 0.3), Rejoin(1, 0.5))
+    world = VirtualWorld(Cluster(learners=4, compute=Constant(0.1), faults=faults, lease_seconds=LEASE))
+    Trainer(Experiment(ToyTask(hidden=4, per_epoch=TOTAL), strategy, Budget(epochs=1), SGD(0.05)), world).fit()
+    assert world.clock.now < TOTAL / 3 * 0.1
 
 
 def test_who_was_thought_dead_and_was_not_comes_back() -> None:
