@@ -121,18 +121,9 @@ class Decoder:
         """
         if n < 1:
             raise ValueError(f"an n-best list of {n} hypotheses: ask for at least 1")
-        scores_TL = self._by_label(scores_TC)
-        if not len(scores_TL):
+        lattice, complete = self.lattice(scores_TC)
+        if lattice is None:
             return []
-        search = kaldi_decoder.LatticeSimpleDecoder(
-            self.graph.fst,
-            kaldi_decoder.LatticeSimpleDecoderConfig(beam=self.options.beam, lattice_beam=self.options.lattice_beam),
-        )
-        search.decode(kaldi_decoder.DecodableCtc(scores_TL))
-        found, lattice = search.get_raw_lattice()
-        if not found:
-            return []
-        complete = bool(np.isfinite(search.final_relative_cost()))
         # Several paths spell the same words: look at more of them until n different ones are there, or no more come.
         asked = 4 * n
         while True:
@@ -144,6 +135,28 @@ class Decoder:
             if len(different) >= n or len(paths) < asked:
                 return list(different.values())[:n]
             asked *= 4
+
+    def lattice(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
+        """All paths within `options.lattice_beam` of the best one, and whether they end in final states.
+
+        The library gives states up by `options.beam` alone here: `max_active` does not hold. None for no frames, or
+        where the search died. Raises ValueError as `decode` does.
+        """
+        scores_TL = self._by_label(scores_TC)
+        if not len(scores_TL):
+            return None, False
+        search = kaldi_decoder.LatticeSimpleDecoder(
+            self.graph.fst,
+            kaldi_decoder.LatticeSimpleDecoderConfig(beam=self.options.beam, lattice_beam=self.options.lattice_beam),
+        )
+        search.decode(kaldi_decoder.DecodableCtc(scores_TL))
+        found, lattice = search.get_raw_lattice()
+        return (lattice, bool(np.isfinite(search.final_relative_cost()))) if found else (None, False)
+
+    def best_of(self, lattice: kaldifst.Lattice, complete: bool) -> tuple[Hypothesis, tuple[int, ...]]:
+        """The best path of a lattice, and for each word the frame at which the path emits it."""
+        path = kaldifst.lattice_to_nbest(lattice, acoustic_scale=1.0, n=1)[0]
+        return _hypothesis(path, self.graph, complete), _word_frames(path)
 
     def _by_label(self, scores_TC: np.ndarray) -> np.ndarray:
         """(T, L) scaled scores per input label. The C++ side checks no sizes: it would read beyond the matrix."""

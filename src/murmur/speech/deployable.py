@@ -132,10 +132,10 @@ class Chunks(nn.Module):
     A chunk is any multiple of `stack` frames; only a stream's last one may be shorter than its T says (x_lens).
     """
 
-    def __init__(self, cmvn: nn.Module, network: AcousticLstm, scores: Scores) -> None:
+    def __init__(self, cmvn: nn.Module, network: nn.Module, scores: Scores) -> None:
         super().__init__()
         why_not = why_no_stream(network, cmvn)
-        if why_not:
+        if why_not or not isinstance(network, AcousticLstm):
             raise ValueError(why_not)
         self.cmvn, self.network, self.scores = cmvn, network, scores
         self.stack = network.stack

@@ -3,13 +3,13 @@
 sherpa-onnx reads the word of an arc of the best path only if its input label is neither epsilon nor 1 (the blank of
 CTC) and is not the label of the arc before; homophones, prefixes and back-off put words elsewhere. `move_words` gives
 a graph with the same weight for every pair of input and words in which each word sits where it is read: on the next
-such arc, or on the last one before it where the next ones are taken or the utterance may end first.
+such arc or on the last one before it, whichever are free and fewer; on the next ones, in turn, where neither are free.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -79,18 +79,18 @@ class _Graph:
         source, ilabel, olabel, target = self.table[number].tolist()
         return Arc(source, ilabel, olabel, float(self.weights[number]), target)
 
-    def into(self, state: int) -> list[Arc]:
+    def into(self, state: int) -> Iterator[Arc]:
         """Old arcs that enter an old state."""
-        numbers = self.entering[self.first_entering[state] : self.first_entering[state + 1]]
-        return [self.arc(n) for n in numbers.tolist()]
+        for place in range(int(self.first_entering[state]), int(self.first_entering[state + 1])):
+            yield self.arc(int(self.entering[place]))
 
-    def leaving(self, state: int) -> list[Arc]:
+    def leaving(self, state: int) -> Iterator[Arc]:
         """Arcs that leave a state now."""
-        old: list[Arc] = []
         if state < len(self.first) - 1:
-            numbers = range(int(self.first[state]), int(self.first[state + 1]))
-            old = [self.arc(n) for n in numbers if n not in self.removed]
-        return old + self.added.get(state, [])
+            for number in range(int(self.first[state]), int(self.first[state + 1])):
+                if number not in self.removed:
+                    yield self.arc(number)
+        yield from self.added.get(state, [])
 
     def add_copy(self, state: int) -> int:
         """A new state, not final, that stands for an old one."""
@@ -108,7 +108,8 @@ class _Graph:
             return False
         before = self.origin[arc.source]
         if before not in self.labels_before:
-            self.labels_before[before] = frozenset(a.ilabel for a in self.into(before))
+            places = self.entering[self.first_entering[before] : self.first_entering[before + 1]]
+            self.labels_before[before] = frozenset(self.table[places, 1].tolist())
         return arc.ilabel not in self.labels_before[before]
 
     def unread(self) -> list[int]:
@@ -151,7 +152,7 @@ def move_words(fst: kaldifst.StdVectorFst) -> Moved:
     if loops:
         raise ValueError(f"{len(loops)} words sit on loops that read no frame, such as label {loops[0].olabel}")
     ways = _Ways(graph)
-    backwards = [n for n in unread if not ways.free_after(n) and ways.free_before(n)]
+    backwards = [n for n in unread if ways.backwards(graph.arc(n))]
     before = _Before(graph)
     for number in backwards:
         before.move(graph.arc(number))
@@ -162,48 +163,44 @@ def move_words(fst: kaldifst.StdVectorFst) -> Moved:
 
 
 class _Ways:
-    """Whether the nearest readable arcs on either side of an unread one are all free."""
+    """How many arcs lie between an unread one and the nearest readable ones on either side, if those are all free."""
 
     def __init__(self, graph: _Graph) -> None:
         self.graph = graph
-        self.after: dict[int, bool] = {}
-        self.before: dict[int, bool] = {}
+        self.after: dict[int, float] = {}
+        self.before: dict[int, float] = {}
 
-    def free_after(self, number: int) -> bool:
-        """No end and no other word before the next readable arc, and that one carries none."""
-        state = self.graph.arc(number).target
-        if state not in self.after:
-            self.after[state] = self._free(state, self._open_end, self.graph.leaving, lambda a: a.target)
-        return self.after[state]
+    def backwards(self, arc: Arc) -> bool:
+        """Whether the word should go on the arcs before; else on those behind."""
+        if arc.source not in self.before:
+            self.before[arc.source] = self._arcs(arc.source, self._is_start, self.graph.into, lambda a: a.source)
+        if arc.target not in self.after:
+            self.after[arc.target] = self._arcs(arc.target, self._may_end, self.graph.leaving, lambda a: a.target)
+        return self.before[arc.source] < self.after[arc.target]
 
-    def free_before(self, number: int) -> bool:
-        """No beginning and no other word after the last readable arc, and that one carries none."""
-        state = self.graph.arc(number).source
-        if state not in self.before:
-            self.before[state] = self._free(state, self._is_start, self.graph.into, lambda a: a.source)
-        return self.before[state]
-
-    def _free(
+    def _arcs(
         self,
         first: int,
         ends: Callable[[int], bool],
-        arcs_at: Callable[[int], list[Arc]],
+        arcs_at: Callable[[int], Iterator[Arc]],
         beyond: Callable[[Arc], int],
-    ) -> bool:
-        seen, waiting = {first}, [first]
+    ) -> float:
+        """Arcs up to the next readable ones; infinite where an end or another word is in the way."""
+        seen, waiting, count = {first}, [first], 0
         while waiting:
             state = waiting.pop()
             if ends(state):
-                return False
+                return float("inf")
             for arc in arcs_at(state):
                 if arc.olabel:
-                    return False
+                    return float("inf")
+                count += 1
                 if not self.graph.readable(arc) and beyond(arc) not in seen:
                     seen.add(beyond(arc))
                     waiting.append(beyond(arc))
-        return True
+        return float(count)
 
-    def _open_end(self, state: int) -> bool:
+    def _may_end(self, state: int) -> bool:
         return self.graph.finals[state] < float("inf")
 
     def _is_start(self, state: int) -> bool:

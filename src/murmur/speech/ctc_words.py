@@ -1,0 +1,81 @@
+"""Words of a CTC best path in time, with the posterior of their units.
+
+A unit's frames are the run in which it is the best column; a word lasts from the first frame of its first unit to the
+last of its last. These are spikes: they say when the network is sure, which is inside or shortly after the sound, and
+no more. A word's confidence is the geometric mean over its units of the greatest posterior in each run: 1 for a
+network without doubt, not calibrated.
+
+Shapes: U output frames, C columns; column 0 is the blank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from murmur.speech.ctc import BLANK, WORD_START, Units
+
+
+class Run(NamedTuple):
+    """A unit's column, its first frame, the frame behind its last, and its greatest log posterior."""
+
+    column: int
+    first: int
+    end: int
+    log_posterior: float
+
+
+class SpokenWord(NamedTuple):
+    """A word, its first output frame, the frame behind its last, and its confidence."""
+
+    word: str
+    first: int
+    end: int
+    confidence: float
+
+
+def runs(log_probs_UC: np.ndarray) -> list[Run]:
+    """Runs of equal best columns, without blanks (Graves et al. 2006, section 3.2)."""
+    best_U = log_probs_UC.argmax(1)
+    edges = np.flatnonzero(np.diff(best_U)) + 1
+    found = []
+    for first, end in zip([0, *edges.tolist()], [*edges.tolist(), len(best_U)], strict=True):
+        if end > first and best_U[first] != BLANK:
+            column = int(best_U[first])
+            found.append(Run(column, first, end, float(log_probs_UC[first:end, column].max())))
+    return found
+
+
+def spoken_words(log_probs_UC: np.ndarray, units: Units) -> list[SpokenWord]:
+    """The words of the best path: what lies between spaces, units themselves for whole words and phones."""
+    words: list[list[Run]] = [[]]
+    for run in runs(log_probs_UC):
+        symbol = units.symbols[run.column - 1]
+        alone = units.kind in ("word", "phone")
+        if alone or symbol == " " or (units.kind == "grapheme" and symbol.startswith(WORD_START)):
+            words.append([])
+        if symbol != " ":
+            words[-1].append(run)
+    return [_word(pieces, units) for pieces in words if pieces]
+
+
+def _word(pieces: list[Run], units: Units) -> SpokenWord:
+    text = "".join(units.symbols[run.column - 1] for run in pieces).replace(WORD_START, "")
+    mean = sum(run.log_posterior for run in pieces) / len(pieces)
+    return SpokenWord(text, pieces[0].first, pieces[-1].end, math.exp(min(mean, 0.0)))
+
+
+def units_between(labels_U: np.ndarray, emitted: Sequence[int]) -> list[tuple[int, int]]:
+    """Of each word of a graph's best path: its first frame, and the frame behind its last unit.
+
+    `labels_U` are the columns of the path, `emitted` the frames at which its words come out; a word's units are those
+    from there up to the next word's frame. Where that leaves no unit, the word has its one frame.
+    """
+    found = []
+    for first, limit in zip(emitted, [*emitted[1:], len(labels_U)], strict=True):
+        spoken = [u for u in range(first, limit) if labels_U[u] != BLANK]
+        found.append((spoken[0], spoken[-1] + 1) if spoken else (first, first + 1))
+    return found

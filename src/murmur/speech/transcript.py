@@ -1,0 +1,126 @@
+"""Transcripts: words with times and confidences, written as text, JSON, CTM or SubRip subtitles."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+LONGEST_LINE = 42  # characters of a subtitle, as broadcasters have it
+LONGEST_CUE_SECONDS = 6.0
+PAUSE_SECONDS = 0.6  # a pause as long as this begins a new subtitle
+
+
+@dataclass(frozen=True)
+class Word:
+    """A recognised word: seconds from the beginning of the recording, confidence from 0 to 1."""
+
+    word: str
+    start_seconds: float
+    end_seconds: float
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was recognised in one recording.
+
+    Attributes:
+        source: name of the file, as it was given.
+        seconds: length of the recording.
+        words: in order of time.
+        pieces: (start, end) in seconds of the pieces it was cut into.
+        partial: whether the search of some piece ended before the end of its grammar, so that a word may lack there.
+        changes: what was done to the audio; empty for nothing.
+    """
+
+    source: str
+    seconds: float
+    words: tuple[Word, ...]
+    pieces: tuple[tuple[float, float], ...] = ()
+    partial: bool = False
+    changes: str = ""
+
+    @property
+    def text(self) -> str:
+        """The words with single spaces."""
+        return " ".join(word.word for word in self.words)
+
+
+def readable(name: str) -> str:
+    """A file name as valid text on one line: bytes that are no UTF-8 and control characters are written as escapes."""
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def one_field(name: str) -> str:
+    """A file name as one field of ASCII that begins no comment; `urllib.parse.unquote_to_bytes` undoes it."""
+    return urllib.parse.quote_from_bytes(os.fsencode(name), safe="/!#$&'()*+,-.:=?@[]^_{|}~")
+
+
+def as_text(transcript: Transcript) -> str:
+    """The words on one line."""
+    return f"{transcript.text}\n"
+
+
+def as_json(transcript: Transcript) -> str:
+    """One object on one line: file, seconds, text, words, pieces, partial, changes."""
+    content: dict[str, Any] = {
+        "file": readable(transcript.source),
+        "seconds": round(transcript.seconds, 3),
+        "text": transcript.text,
+        "words": [
+            {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(word).items()}
+            for word in transcript.words
+        ],
+        "pieces": [[round(start, 3), round(end, 3)] for start, end in transcript.pieces],
+        "partial": transcript.partial,
+        "changes": transcript.changes,
+    }
+    return json.dumps(content, ensure_ascii=False) + "\n"
+
+
+def as_ctm(transcript: Transcript) -> str:
+    """NIST's CTM: file, channel 1, start and duration in seconds, word, confidence."""
+    name = one_field(transcript.source)
+    return "".join(
+        f"{name} 1 {w.start_seconds:.3f} {w.end_seconds - w.start_seconds:.3f} {w.word} {w.confidence:.3f}\n"
+        for w in transcript.words
+    )
+
+
+def as_srt(transcript: Transcript) -> str:
+    """SubRip: numbered cues of at most 42 characters and 6 seconds, cut at pauses."""
+    cues = []
+    for number, words in enumerate(_cues(transcript.words), 1):
+        start, end = words[0].start_seconds, max(words[-1].end_seconds, words[0].start_seconds + 0.001)
+        text = " ".join(word.word for word in words)
+        cues.append(f"{number}\n{_clock(start)} --> {_clock(end)}\n{text}\n\n")
+    return "".join(cues)
+
+
+FORMATS: Mapping[str, Callable[[Transcript], str]] = {"text": as_text, "json": as_json, "ctm": as_ctm, "srt": as_srt}
+SUFFIXES: Mapping[str, str] = {"text": ".txt", "json": ".json", "ctm": ".ctm", "srt": ".srt"}
+
+
+def _cues(words: Sequence[Word]) -> list[list[Word]]:
+    cues: list[list[Word]] = [list(words[:1])] if words else []
+    for before, word in pairwise(words):
+        cue = cues[-1]
+        letters = sum(len(w.word) + 1 for w in cue) + len(word.word)
+        long = word.end_seconds - cue[0].start_seconds > LONGEST_CUE_SECONDS
+        if letters > LONGEST_LINE or long or word.start_seconds - before.end_seconds >= PAUSE_SECONDS:
+            cues.append([])
+        cues[-1].append(word)
+    return cues
+
+
+def _clock(seconds: float) -> str:
+    milliseconds = round(seconds * 1000)
+    hours, rest = divmod(milliseconds, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    return f"{hours:02}:{minutes:02}:{rest // 1000:02},{rest % 1000:03}"

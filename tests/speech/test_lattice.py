@@ -1,0 +1,130 @@
+"""Posteriors of words in lattices against the enumeration of all their paths."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+import kaldifst
+
+from murmur.speech.decode import DecodeOptions, Decoder
+from murmur.speech.grammar import loop_grammar
+from murmur.speech.graph import build_hclg
+from murmur.speech.hmm.transitions import make_transitions
+from murmur.speech.hmm.tree import monophone_tree
+from murmur.speech.lattice import Lattice
+from murmur.speech.lexicon import make_lang
+
+
+class Text:
+    """What `Lattice.of` reads of a lattice: its start and its text."""
+
+    def __init__(self, arcs, finals):
+        self.arcs, self.finals, self.start = arcs, finals, 0
+
+    def to_str(self, show_weight_one):
+        lines = ["\t".join(map(str, arc[:4])) + f"\t{arc[4]},{arc[5]}\n" for arc in self.arcs]
+        return "".join(lines + [f"{state}\t{cost},0\n" for state, cost in self.finals.items()])
+
+    def paths(self, state=0):
+        """(cost, [(frame, word)], frames) of every path to a final state."""
+        found = [(self.finals[state], [], 0)] if state in self.finals else []
+        for source, target, ilabel, olabel, graph, acoustic in self.arcs:
+            if source == state:
+                for cost, words, frames in self.paths(target):
+                    later = [(f + (ilabel != 0), w) for f, w in words]
+                    said = [(0, olabel)] if olabel else []
+                    found.append((cost + graph + acoustic, said + later, frames + (ilabel != 0)))
+        return found
+
+
+@st.composite
+def lattices(draw):
+    """Frames in layers, epsilon arcs within a layer, words on some arcs."""
+    layers, width = draw(st.integers(1, 4)), 2
+    arcs, costs = [], st.integers(0, 12).map(lambda n: n / 4)
+    for layer in range(layers):
+        first = layer * width
+        if draw(st.booleans()):
+            arcs.append((first, first + 1, 0, draw(st.integers(0, 3)), draw(costs), 0.0))
+        for source in (first, first + 1):
+            for target in draw(st.sets(st.integers(0, width - 1), max_size=2)):
+                word = draw(st.integers(0, 3))
+                arcs.append((source, first + width + target, 1 + target, word, draw(costs), draw(costs)))
+    ends = {layers * width: draw(costs), layers * width + 1: draw(costs)}
+    return Text(arcs, ends)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lattices())
+def test_posteriors_are_sums_over_paths(text):
+    every = text.paths()
+    if not every:
+        with pytest.raises(ValueError, match="no path"):
+            Lattice.of(text)
+        return
+    weights = [math.exp(-cost) for cost, _, _ in every]
+    found = Lattice.of(text)
+    assert found.cost == pytest.approx(-math.log(sum(weights)))
+    best = min(every, key=lambda path: path[0])[1]
+    frames, labels = [f for f, _ in best], [w for _, w in best]
+    got = found.confidences(labels, frames)
+    for number, label in enumerate(labels):
+        here = frames[number]
+        low = max(((f + here) / 2 for f in frames if f < here), default=-math.inf)
+        high = min(((f + here) / 2 for f in frames if f > here), default=math.inf)
+        counted = [sum(w == label and low <= f < high for f, w in words) for _, words, _ in every]
+        expected = sum(w * n for w, n in zip(weights, counted, strict=True)) / sum(weights)
+        assert got[number] == pytest.approx(min(expected, 1.0), abs=1e-9)
+        assert got[number] >= max(weights) / sum(weights) - 1e-9  # the best path says it
+
+
+def test_a_cycle_is_refused():
+    with pytest.raises(ValueError, match="has a cycle"):
+        Lattice.of(Text([(0, 1, 1, 0, 0.0, 0.0), (1, 1, 0, 0, 1.0, 0.0)], {1: 0.0}))
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    lang = make_lang([("TO", ("t", "u")), ("TUNA", ("t", "u", "n", "a")), ("AT", ("a", "t"))])
+    graph = build_hclg(lang, make_transitions(lang, monophone_tree(lang)), loop_grammar(lang))
+    return Decoder(graph, DecodeOptions(acoustic_scale=1.0, beam=30.0, lattice_beam=12.0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lattices_of_the_decoder(decoder, seed):
+    scores_TC = np.random.default_rng(seed).normal(size=(40, decoder.graph.num_columns)).astype(np.float32)
+    lattice, complete = decoder.lattice(scores_TC)
+    found, emitted = decoder.best_of(lattice, complete)
+    assert found.words == decoder.decode(scores_TC).words
+    summed = Lattice.of(lattice)
+    labels = [decoder.graph.words.index(word) for word in found.words]
+    confidences = summed.confidences(labels, emitted)
+    assert all(0 < c <= 1 for c in confidences)
+    # The best path's own share is a lower bound for each of its words.
+    assert min(confidences) >= math.exp(summed.cost - found.cost) - 1e-6
+    for frame in (0, 17, 39):  # every path reads every frame once
+        reads = summed.posteriors[(summed.frames == frame) & (_reading(lattice))]
+        assert reads.sum() == pytest.approx(1.0, abs=1e-6)
+    louder = decoder.lattice(scores_TC * 50)
+    sure, at = decoder.best_of(*louder)
+    assert min(Lattice.of(louder[0]).confidences([decoder.graph.words.index(w) for w in sure.words], at)) > 0.9
+
+
+def _reading(lattice):
+    """Which arcs read a frame, in the order of `Lattice`."""
+    from murmur.speech.lattice import _arcs, _sorted
+
+    table, _, _ = _arcs(lattice)
+    return np.array([a[2] != 0 for s in _sorted(table, lattice.start) for a in table.get(s, [])])
+
+
+def test_no_frames_no_lattice(decoder):
+    assert decoder.lattice(np.zeros((0, decoder.graph.num_columns), np.float32)) == (None, False)
+    assert isinstance(decoder.graph.fst, kaldifst.StdVectorFst)
