@@ -1,0 +1,77 @@
+"""`murmur export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from murmur.commands.exported import Cmvn, Kind, Wish, export_run
+from murmur.commands.options import Settings
+from murmur.commands.timed import timed
+from murmur.commands.trained_run import open_run
+
+app = typer.Typer(add_completion=False)
+NORMALISATION, SEARCH = "Normalisation", "Search"
+
+Model = Annotated[Path, typer.Argument(help="Folder of a run, or one of its .safetensors files.")]
+To = Annotated[Literal["onnx"], typer.Option(help="Format of the network.")]
+Out = Annotated[Path, typer.Option(help="Folder of the export; an earlier export there is replaced as a whole.")]
+KindOption = Annotated[
+    Kind, typer.Option(help="whole utterances, or stream: chunk by chunk, states in and out (one-directional LSTMs).")
+]
+CmvnOption = Annotated[
+    Cmvn,
+    typer.Option(
+        help="utterance: each utterance by itself, as in training with task...cmvn=utterance; global: by the training"
+        " set's statistics. Without it: what is closest to training.",
+        rich_help_panel=NORMALISATION,
+    ),
+]
+Grammar = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the graph: loop, 'one word', a language model of the set; for CTC also greedy or an ARPA file. The"
+        " experiment's otherwise.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Scale = Annotated[
+    float | None,
+    typer.Option(min=1e-6, help="Acoustic scale, put into the model; as tuned otherwise.", rich_help_panel=SEARCH),
+]
+Penalty = Annotated[
+    float | None,
+    typer.Option(help="Cost of a word, put into the graph; as tuned otherwise.", rich_help_panel=SEARCH),
+]
+Experiment = Annotated[str | None, typer.Option(help="File or recipe, where the run's run.json does not name it.")]
+
+
+@app.command()
+def export(
+    model: Model,
+    out: Out,
+    to: To = "onnx",
+    kind: KindOption = "whole",
+    cmvn: CmvnOption = "closest",
+    grammar: Grammar = None,
+    scale: Scale = None,
+    penalty: Penalty = None,
+    experiment: Experiment = None,
+    settings: Settings = None,
+) -> None:
+    """Write a trained model for other runtimes: network, normalisation, prior, graph, tokens and words in one folder.
+
+    Example: murmur export runs/demo/one-learner --to onnx --out exported
+
+    The folder holds model.onnx, tokens.txt, metadata.json and, with a graph, graph.fst and words.txt, as
+    sherpa-onnx's from_zipformer_ctc wants them; examples/decode_export.py decodes it with onnxruntime. The scores are
+    compared with the network's before anything is kept; docs/export.md says how each kind of model is decoded.
+    """
+    run = open_run(model, experiment, settings or ())
+    options = run.options({"acoustic_scale": scale, "insertion_penalty": penalty})
+    with timed(f"exporting to {to}"):
+        lines = export_run(run, Wish(out, kind, cmvn, grammar), options)
+    for line in lines:
+        typer.echo(line)

@@ -1,0 +1,211 @@
+"""The folder that `murmur export` writes: network, graph, symbol tables, metadata; whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from torch import nn
+
+from murmur.commands.trained_run import TrainedRun, graph_folder
+from murmur.recipes.ctc import CtcTask
+from murmur.settings import SettingError
+from murmur.speech.ctc import Units
+from murmur.speech.decode import DecodeOptions
+from murmur.speech.deployable import (
+    Chunks,
+    FixedCmvn,
+    NoCmvn,
+    Readout,
+    Scores,
+    UtteranceCmvn,
+    WholeUtterances,
+    outputs_of,
+    why_no_stream,
+)
+from murmur.speech.features import LogMel
+from murmur.speech.graph import DecodingGraph, with_insertion_penalty
+from murmur.speech.graph_store import StoredGraph
+from murmur.speech.lexicon import write_symbols
+from murmur.speech.onnx_file import OPSET, ExportError, libraries, write_onnx
+from murmur.speech.word_moving import Moved, move_words
+
+Kind = Literal["whole", "stream"]
+Cmvn = Literal["closest", "utterance", "global"]
+MARK = "murmur-export"
+SPACE = "\u2581"  # what sherpa-onnx writes as a space
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for: the folder, whole utterances or chunks, whose statistics, another grammar than the run's."""
+
+    out: Path
+    kind: Kind = "whole"
+    cmvn: Cmvn = "closest"
+    grammar: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What stands beside the network: the graph and its words, or neither; the names of the output columns."""
+
+    tokens: Sequence[str]
+    columns: np.ndarray | None = None
+    graph: DecodingGraph | None = None
+    moved: Moved | None = None
+
+
+def export_run(run: TrainedRun, wish: Wish, options: DecodeOptions) -> list[str]:
+    """Write the folder; returns lines that say what is in it.
+
+    Raises:
+        ExportError: this network cannot be written in that form, or onnxruntime computes something else.
+        SettingError: the folder holds something that is no export.
+    """
+    _check_place(wish.out)
+    front = run.front
+    cmvn, normalised_by = normaliser(run, wish)
+    why_not = why_no_stream(run.network, cmvn) if wish.kind == "stream" else None
+    if why_not:  # before a graph is built
+        raise ExportError(why_not)
+    search = _search(run, wish.grammar, options)
+    # Without a graph nothing is weighed against the scores: they stay log posteriors.
+    scale = options.acoustic_scale if search.graph is not None else 1.0
+    scores = Scores(Readout(run.log_prior, search.columns, scale), outputs_of(run.network))
+    form: dict[Kind, type[WholeUtterances] | type[Chunks]] = {"whole": WholeUtterances, "stream": Chunks}
+    module = form[wish.kind](cmvn, run.network, scores)
+    facts = _facts(run, wish, front, normalised_by)
+    facts |= {"acoustic_scale": f"{scale:g}", "vocab_size": str(scores.width), "graph": _of(search)}
+    partial = wish.out.with_name(f"{wish.out.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        worst = write_onnx(module, front.bins, facts, partial / "model.onnx")
+        lines = _write_tables(partial, search)
+        _write_metadata(partial, facts, search, options, worst)
+        if wish.out.exists():
+            shutil.rmtree(wish.out)
+        os.replace(partial, wish.out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    first = (
+        f"{wish.out}: opset {OPSET}, {wish.kind}, normalised by {normalised_by}, at most {worst:.1g} from the network"
+    )
+    return [first, *lines]
+
+
+def normaliser(run: TrainedRun, wish: Wish) -> tuple[nn.Module, str]:
+    """The normalisation that goes into the graph, and what it is, in words.
+
+    Statistics of a speaker are not there when a single utterance is recognised: it is taken for a speaker of its own.
+    """
+    if run.cmvn == "none":
+        if wish.cmvn != "closest":
+            raise ExportError("the network was trained on features as they are: leave --cmvn out")
+        return NoCmvn(), "nothing, as in training"
+    if wish.cmvn == "global":
+        return FixedCmvn(*run.training_statistics()), f"the training set's statistics (training: each {run.cmvn}'s)"
+    if run.cmvn == "speaker":
+        return UtteranceCmvn(), "each utterance's own statistics (training: each speaker's)"
+    return UtteranceCmvn(), "each utterance's own statistics, as in training"
+
+
+def token_names(units: Units) -> list[str]:
+    """Names of the columns as sherpa-onnx joins them to text: a word's first unit, and a space, begin with U+2581."""
+    if units.kind in ("word", "phone"):
+        return ["<blk>", *(SPACE + symbol for symbol in units.symbols)]
+    return ["<blk>", *(SPACE if symbol == " " else symbol for symbol in units.symbols)]
+
+
+def _search(run: TrainedRun, grammar: str | None, options: DecodeOptions) -> Search:
+    search = run.search(grammar)
+    if search is None:
+        assert isinstance(run.task, CtcTask)
+        return Search(token_names(run.task.data.units))
+    graph = StoredGraph.of(graph_folder(search)).read()
+    if options.insertion_penalty:
+        graph = with_insertion_penalty(graph, options.insertion_penalty)
+    if isinstance(run.task, CtcTask):
+        names = token_names(run.task.data.units)
+    else:
+        names = ["<blk>", *(f"t{label}" for label in range(2, len(graph.columns) + 1))]
+    return Search(names, graph.columns, graph, move_words(graph.fst))
+
+
+def _of(search: Search) -> str:
+    if search.graph is None:
+        return "none: the best path of CTC"
+    return "graph.fst: input label k reads column k - 1 of log_probs, output labels are those of words.txt"
+
+
+def _facts(run: TrainedRun, wish: Wish, front: LogMel, normalised_by: str) -> dict[str, str]:
+    """Metadata of the ONNX file, all strings; the names that sherpa-onnx has are its own."""
+    return {
+        "model_author": "murmur",
+        "version": version("murmur"),
+        "comment": f"{run.name}, {type(run.task).__name__}",
+        "kind": wish.kind,
+        "sample_rate": str(front.rate_hz),
+        "feature_dim": str(front.bins),
+        "features": "log mel energies as Kaldi's and lhotse's fbank",
+        "samples": "in [-1, 1], normalize_samples=1",
+        "dither": "0",
+        "snip_edges": "0",
+        "low_freq": f"{front.low_hz:g}",
+        "high_freq": f"{front.high_hz:g}",
+        "frame_length_ms": f"{1000 * front.frame_length_seconds:g}",
+        "frame_shift_ms": f"{1000 * front.frame_shift_seconds:g}",
+        "subsampling_factor": str(run.stack),
+        "normalised_by": normalised_by,
+    }
+
+
+def _write_tables(folder: Path, search: Search) -> list[str]:
+    """tokens.txt, and graph.fst with words.txt."""
+    write_symbols({name: label for label, name in enumerate(search.tokens)}, folder / "tokens.txt")
+    if search.graph is None or search.moved is None:
+        return [f"{len(search.tokens)} tokens, no graph: greedy decoding"]
+    fst, moved = search.moved.fst, search.moved
+    if not fst.write(str(folder / "graph.fst")):
+        raise OSError(f"could not write {folder / 'graph.fst'}: is the disk full?")
+    write_symbols({word: label for label, word in enumerate(search.graph.words)}, folder / "words.txt")
+    return [
+        f"{len(search.tokens)} columns, {len(search.graph.words)} words, a graph of {fst.num_states} states",
+        f"{moved.unread} words sat where sherpa-onnx does not look: {moved.backwards} moved to the frame before, "
+        f"{moved.forwards} to the frame behind",
+    ]
+
+
+def _write_metadata(
+    folder: Path, facts: Mapping[str, str], search: Search, options: DecodeOptions, worst: float
+) -> None:
+    content = {
+        "format": MARK,
+        **facts,
+        "opset": OPSET,
+        "libraries": list(libraries()),
+        "greatest_difference": worst,
+        "search": {"beam": options.beam, "max_active": options.max_active, "min_active": options.min_active},
+        "insertion_penalty": options.insertion_penalty if search.graph is not None else 0.0,
+        "words_moved": search.moved.unread if search.moved is not None else 0,
+    }
+    (folder / "metadata.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _check_place(out: Path) -> None:
+    """Only an earlier export may be replaced."""
+    if not out.exists():
+        return
+    mark = out / "metadata.json"
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if not mark.is_file() or f'"{MARK}"' not in mark.read_text(encoding="utf-8", errors="replace"):
+        raise SettingError(f"{out} holds something that is no export: name another folder")

@@ -1,0 +1,176 @@
+"""A run's folder as something that recognises speech: its network, front end, normalisation, prior and graphs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from murmur.commands.decode import scales_of, settings_of
+from murmur.commands.hybrid_search import HybridSearch
+from murmur.commands.options import resolved
+from murmur.commands.timed import timed
+from murmur.recipes.corpora import splits
+from murmur.recipes.ctc import CtcTask
+from murmur.recipes.ctc_data import BINS
+from murmur.recipes.ctc_decode import GREEDY, CtcSearch
+from murmur.recipes.hybrid import HybridTask
+from murmur.settings import SettingError
+from murmur.speech import hybrid
+from murmur.speech.cmvn import Pair, Scope, statistics
+from murmur.speech.corpus import Corpus
+from murmur.speech.decode import DecodeOptions
+from murmur.speech.features import LogMel, sample_rate_hz
+from murmur.speech.shards import prepare
+from murmur.trained import find_model, read_into
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun:
+    """A trained network and the task that it was trained for.
+
+    Attributes:
+        task: hybrid or CTC.
+        network: in evaluation mode.
+        folder: of the run.
+        name: of the experiment.
+    """
+
+    task: HybridTask | CtcTask
+    network: nn.Module
+    folder: Path
+    name: str
+
+    @cached_property
+    def train(self) -> Corpus:
+        """The training utterances."""
+        task = self.task
+        return task.material.train if isinstance(task, HybridTask) else splits(task.root)[0]
+
+    @cached_property
+    def front(self) -> LogMel:
+        """What turns audio into the network's features.
+
+        Raises:
+            SettingError: the network was trained on features that its corpus brought along.
+        """
+        if self.train.utterances[0].features is not None:
+            raise SettingError(
+                f"{self.folder} was trained on features that came with the corpus: nobody here knows how to make them "
+                "from audio; train on audio"
+            )
+        bins = self.task.front.bins if isinstance(self.task, HybridTask) else BINS
+        return LogMel(rate_hz=sample_rate_hz(self.train), bins=bins)
+
+    @property
+    def cmvn(self) -> Scope:
+        """Whose statistics normalised the features in training."""
+        return self.task.front.cmvn if isinstance(self.task, HybridTask) else self.task.cmvn
+
+    @property
+    def stack(self) -> int:
+        """Input frames per output frame."""
+        return 1 if isinstance(self.task, HybridTask) else self.task.stack
+
+    @property
+    def log_prior(self) -> Tensor | None:
+        """ln p(pdf), (C,); None for CTC."""
+        return self.task.targets.log_prior if isinstance(self.task, HybridTask) else None
+
+    def training_statistics(self) -> Pair:
+        """Mean and deviation of all training frames."""
+        store = prepare(self.train, self.front, self.task.cache, self.task.jobs)
+        return statistics(store[name] for name in store)
+
+    def scores(self, feats_TF: np.ndarray) -> np.ndarray:
+        """(U, C) log-likelihoods up to a constant of normalised features, or log posteriors of CTC."""
+        prior = self.log_prior
+        if prior is not None:
+            return hybrid.log_likelihoods(self.network, feats_TF, prior)
+        with torch.inference_mode():
+            lengths_N = torch.tensor([len(feats_TF)])
+            logits_NUC = self.network(torch.from_numpy(np.ascontiguousarray(feats_TF))[None], lengths_N)
+            log_probs_UC: np.ndarray = logits_NUC[0].float().log_softmax(-1).numpy()
+        return log_probs_UC
+
+    def search(self, grammar: str | None) -> HybridSearch | CtcSearch | None:
+        """How words are found; None for the best path of CTC.
+
+        Raises:
+            SettingError: a graph of words for a network that writes phones without a lexicon.
+        """
+        if isinstance(self.task, HybridTask):
+            return HybridSearch(self.task, self.network, grammar)
+        name = grammar or self.task.decoding.grammar
+        if name == GREEDY:
+            return None
+        return replace(self.task.search, decoding=replace(self.task.decoding, grammar=name))
+
+    def options(self, given: Mapping[str, float | int | None]) -> DecodeOptions:
+        """Search settings: as given, else as the run tuned them on dev, else the experiment's first.
+
+        Raises:
+            SettingError: a hybrid system without an acoustic scale.
+        """
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if isinstance(self.task, HybridTask):
+            settings = {**scales_of(self.folder), **changes}
+            if "acoustic_scale" not in settings:
+                raise SettingError(
+                    "the run has no score.json with an acoustic scale tuned on dev: give --scale, such as 0.3"
+                )
+            first = HybridSearch(self.task, self.network).widest
+        else:
+            settings, first = {**_ctc_scales(self.folder), **changes}, self.task.decoding.first
+            settings.setdefault("acoustic_scale", 1.0)
+        if "max_active" in settings:
+            settings["max_active"] = int(settings["max_active"])
+        return replace(first, **settings)
+
+
+def graph_folder(search: HybridSearch | CtcSearch) -> Path:
+    """The folder of the decoding graph, built if it is not there."""
+    with timed("decoding graph"):
+        if isinstance(search, CtcSearch):
+            return search.folder
+        grammar = search.grammar or search.task.decoding.network.grammar
+        return search.half.graph(search.stage.model, grammar)
+
+
+def open_run(model: Path, experiment: str | None = None, settings: Sequence[str] = ()) -> TrainedRun:
+    """The run behind a folder or one of its .safetensors files.
+
+    Raises:
+        SettingError: there is no model, no record of its experiment, or it recognises no speech.
+    """
+    stem = find_model(model)
+    folder = stem.parent
+    record = folder / "run.json"
+    if experiment is None:
+        if not record.is_file():
+            raise SettingError(f"{folder} has no run.json that names the experiment of the model: give --experiment")
+        experiment = str(json.loads(record.read_text(encoding="utf-8"))["source"])
+    task = resolved(experiment, [*settings_of(folder, experiment), *settings]).task
+    if not isinstance(task, HybridTask | CtcTask):
+        raise SettingError(f"{experiment} trains a {type(task).__name__}, which recognises no speech")
+    with timed("loading the model"):
+        network = task.model()
+        read_into(network, stem)
+    return TrainedRun(task, network.eval(), folder, experiment)
+
+
+def _ctc_scales(folder: Path) -> dict[str, float]:
+    """What a CTC run with a graph tuned on dev, from its score.json."""
+    record = folder / "score.json"
+    if not record.is_file():
+        return {}
+    figures = json.loads(record.read_text(encoding="utf-8"))["test"]
+    names = {"acoustic_scale": "acoustic scale", "insertion_penalty": "insertion penalty"}
+    return {field: float(figures[name]) for field, name in names.items() if name in figures}

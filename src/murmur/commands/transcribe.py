@@ -1,0 +1,140 @@
+"""`murmur transcribe`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from murmur.commands.options import Settings
+from murmur.commands.trained_run import open_run
+from murmur.commands.transcriber import Transcriber, transcriber
+from murmur.engine.checkpoint import write_whole
+from murmur.settings import SettingError
+from murmur.speech.corpus import CorpusError
+from murmur.speech.recordings import Recording, read_recording, read_stream
+from murmur.speech.transcript import FORMATS, SUFFIXES, Transcript, readable
+
+app = typer.Typer(add_completion=False)
+STDIN = "-"
+SOME_FAILED = 3
+Format = Literal["text", "json", "ctm", "srt"]
+FILES, SEARCH, OUTPUT = "Audio", "Search", "Output"
+
+Model = Annotated[Path, typer.Argument(help="Folder of a run, or one of its .safetensors files.")]
+Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="WAV, FLAC, Ogg or MP3 files, or - for a stream.")]
+Form = Annotated[Format, typer.Option("--format", help="text, json, ctm or srt.", rich_help_panel=OUTPUT)]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for one file each; standard output otherwise.", rich_help_panel=OUTPUT)
+]
+Rate = Annotated[
+    int | None,
+    typer.Option(min=1000, help="Hz of raw 16-bit little-endian samples from -.", rich_help_panel=FILES),
+]
+Longest = Annotated[
+    float, typer.Option(min=1.0, help="Seconds; longer recordings are cut at silences.", rich_help_panel=FILES)
+]
+Grammar = Annotated[
+    str | None,
+    typer.Option(
+        help="loop, 'one word', a language model of the set; for CTC also greedy or an ARPA file. The experiment's"
+        " otherwise.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Scale = Annotated[float | None, typer.Option(min=1e-6, help="Acoustic scale.", rich_help_panel=SEARCH)]
+Penalty = Annotated[float | None, typer.Option(help="Cost of a word, natural log.", rich_help_panel=SEARCH)]
+Beam = Annotated[float | None, typer.Option(min=1e-6, help="Search beam; less is faster.", rich_help_panel=SEARCH)]
+LatticeBeam = Annotated[
+    float | None, typer.Option(min=1e-6, help="Paths that confidences look at.", rich_help_panel=SEARCH)
+]
+Experiment = Annotated[str | None, typer.Option(help="File or recipe, where the run's run.json does not name it.")]
+
+
+@app.command()
+def transcribe(
+    model: Model,
+    files: Files,
+    form: Form = "text",
+    out: Out = None,
+    rate: Rate = None,
+    longest: Longest = 30.0,
+    grammar: Grammar = None,
+    scale: Scale = None,
+    penalty: Penalty = None,
+    beam: Beam = None,
+    lattice_beam: LatticeBeam = None,
+    experiment: Experiment = None,
+    settings: Settings = None,
+) -> None:
+    """Write down what is said in recordings, with the times of words and how sure each is.
+
+    Examples:
+      murmur transcribe runs/demo/one-learner talk.flac --format srt --out subtitles
+      ffmpeg -i talk.mp4 -f wav - | murmur transcribe runs/demo/one-learner - --format json
+      arecord -f S16_LE -r 16000 -t raw -d 5 | murmur transcribe runs/demo/one-learner - --rate 16000
+
+    Channels are averaged and other sample rates resampled; both are said. A file that cannot be read is reported and
+    the others are done; the exit status is then 3.
+    """
+    _check_names(files, out)
+    run = open_run(model, experiment, settings or ())
+    given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "lattice_beam": lattice_beam}
+    work = transcriber(run, grammar, run.options(given), longest)
+    failed = _do_all(files, work, rate, lambda found: _write(found, form, out, several=len(files) > 1))
+    if failed:
+        typer.echo(f"murmur: {failed} of {len(files)} could not be read", err=True)
+        raise typer.Exit(SOME_FAILED)
+
+
+def _do_all(files: list[str], work: Transcriber, rate: int | None, write: Callable[[Transcript], None]) -> int:
+    """Transcribe file after file with a progress bar; how many could not be read."""
+    failed = 0
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with Progress(console=console, disable=len(files) < 2) as progress:
+        bar = progress.add_task("transcribing", total=len(files))
+        for name in files:
+            progress.update(bar, description=escape(readable(Path(name).name)))
+            try:
+                write(work(_read(name, work, rate), name))
+            except CorpusError as error:
+                failed += 1
+                console.print(f"murmur: {readable(str(error))}", markup=False)
+            progress.advance(bar)
+    return failed
+
+
+def _check_names(files: list[str], out: Path | None) -> None:
+    """Refuse what would be read or written twice, before anything is done."""
+    names = Counter(files if out is None else [_stem(name) for name in files])
+    twice = [name for name, count in names.items() if count > 1]
+    if twice and (out is not None or STDIN in twice):
+        raise SettingError(f"{readable(twice[0])!r} would be read or written twice: rename the files, or run twice")
+
+
+def _stem(name: str) -> str:
+    return "stdin" if name == STDIN else Path(name).stem or "unnamed"
+
+
+def _read(name: str, work: Transcriber, rate: int | None) -> Recording:
+    if name == STDIN:
+        return read_stream(sys.stdin.buffer.read(), work.front.rate_hz, rate)
+    return read_recording(Path(name), work.front.rate_hz)
+
+
+def _write(found: Transcript, form: Format, out: Path | None, several: bool) -> None:
+    text = FORMATS[form](found)
+    if found.changes:
+        typer.echo(f"murmur: {readable(found.source)}: {found.changes}", err=True)
+    if out is None:
+        typer.echo(f"{readable(found.source)}: {text}" if several and form == "text" else text, nl=False)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / f"{_stem(found.source)}{SUFFIXES[form]}", text.encode())
