@@ -53,7 +53,7 @@ def test_a_graph_over_phones(tmp_path: Path) -> None:
     spelled = [w for s in (*OPTIONS, *places, "task.guess=graphemes") for w in ("--set", s)]
     code, said = run("prepare", "ctc", *spelled)
     assert code == 1
-    assert "the phone set lacks b, n, o" in said
+    assert "the phone set lacks n:" in said
     (root / "lexicon.txt").unlink()
     code, said = run("prepare", "ctc", *[w for s in (*OPTIONS, *places) for w in ("--set", s)])
     assert code == 1

@@ -25,6 +25,7 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.kaldi_dir import write_table
+from murmur.speech.lexicon import read_lexicon
 from murmur.speech.models import Lstm, Tdnn
 from murmur.speech.wer import ErrorRate
 
@@ -235,3 +236,14 @@ def test_speed_copies_of_synthetic_digits(tmp_path):
     for name, feats_TF in plain.items():
         assert feats_TF.shape[1] == task.hmms.network_dims == 40
         assert len(fast[name]) == pytest.approx(len(feats_TF) / 1.25, abs=1)
+
+
+def test_words_of_train_that_the_lexicon_lacks_are_spelled(tmp_path):
+    root = make_set(tmp_path / "set")
+    lexicon = root / "lexicon.txt"
+    lexicon.write_text(lexicon.read_text().replace("NOB N O B\n", "").replace("ANNA A N A", "ANNA a n o b"))
+    guessing = HybridTask(corpus=root, guess="graphemes", cache=tmp_path / "cache")
+    for found in (guessing.material.lexicon, guessing.hmms.lexicon):
+        assert ("NOB", ("n", "o", "b")) in read_lexicon(found)
+        assert "NOB\tn o b\tspelled" in (found.parent / "pronunciations.tsv").read_text(encoding="utf-8")
+    assert HybridTask(corpus=root, cache=tmp_path / "cache").material.lexicon == lexicon

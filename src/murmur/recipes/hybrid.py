@@ -11,7 +11,7 @@ recognition" (1994); Hinton et al., "Deep neural networks for acoustic modeling 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -32,6 +32,7 @@ from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages
 from murmur.recipes.hybrid_data import HybridData, Targets, make_targets, realigned
 from murmur.recipes.hybrid_decode import DecodeHalf, Result, Scorer, System
 from murmur.recipes.hybrid_hmm import HmmHalf, Stage
+from murmur.recipes.pronouncing import Guess, completed_lexicon
 from murmur.speech import hybrid
 from murmur.speech.augment import SpecAugment
 from murmur.speech.chunks import ChunkBatch, ChunkTable
@@ -50,6 +51,8 @@ class HybridTask(ChunkLearning):
     Attributes:
         corpus: folder of the set; None synthesises the digits corpus with espeak-ng.
         loader: which set the folder holds, see `murmur.recipes.corpora`.
+        guess: what pronounces words of train that the lexicon lacks: espeak (espeak-ng, in CMUdict's phones),
+            graphemes, or none, which leaves such utterances out.
         digits: size of the synthetic corpus.
         front: features.
         hmm: Gaussian systems, the last of which aligns.
@@ -67,6 +70,7 @@ class HybridTask(ChunkLearning):
 
     corpus: Path | None = None
     loader: Loader = "folder"
+    guess: Guess = "none"
     digits: Digits = field(default_factory=Digits)
     front: FrontEnd = field(default_factory=FrontEnd)
     hmm: HmmStages = field(default_factory=HmmStages)
@@ -99,13 +103,21 @@ class HybridTask(ChunkLearning):
         """
         if self.corpus is None:
             return corpora.digits(self.cache, self.digits)
-        return corpora.LOADERS[self.loader](Path(self.corpus))
+        found = corpora.LOADERS[self.loader](Path(self.corpus))
+        return replace(found, lexicon=self._completed(found.lexicon, found.train))
+
+    def _completed(self, lexicon: Path, train: Corpus) -> Path:
+        if self.guess == "none":
+            return lexicon
+        return completed_lexicon(lexicon, train.texts.values(), self.guess, self.cache)
 
     @cached_property
     def hmms(self) -> HmmHalf:
         """The Gaussian half."""
         own = None if self.corpus is None else Path(self.corpus) / "lexicon.txt"
-        lexicon = own if own is not None and own.is_file() else self.material.lexicon
+        lexicon = self.material.lexicon
+        if own is not None and own.is_file():
+            lexicon = self._completed(own, self.material.train)
         return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs)
 
     def prepare(self) -> HybridData:
