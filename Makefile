@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := speech,synth,viz
-.PHONY: demo test fuzz check bench soak peers results clean
+.PHONY: demo test fuzz check bench soak peers results dist wheel-check docs clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
 .venv/installed: pyproject.toml constraints.txt
@@ -32,7 +32,7 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 
 bench: .venv/installed-dev
-	@for script in $(filter-out $(addprefix benchmarks/,measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py graph_memory.py soak.py trouble.py studies.py studies_cells.py studies_page.py studies_pictures.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out $(addprefix benchmarks/,measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py graph_memory.py pronunciations.py soak.py trouble.py studies.py studies_cells.py studies_page.py studies_pictures.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 # An hour of faults; as root on hosts of their own (network namespaces), else kills and stops only.
 soak: .venv/installed-dev
@@ -47,5 +47,16 @@ peers:
 results: .venv/installed-dev
 	$(BIN)/python benchmarks/results.py
 
+# Wheel and source archive in dist/, built in environments of their own from pinned versions.
+dist:
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build
+	rm -rf dist
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv-dist/bin/python -m build
+
+# The wheel in clean environments, the core alone and with each extra; minutes, and 2 GB in a temporary folder.
+wheel-check: dist
+	$(PYTHON) tests/packaging/wheel_check.py dist/*.whl
+
 clean:
-	rm -rf .venv .venv-peers runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-dist .venv-peers site runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

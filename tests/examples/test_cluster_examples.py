@@ -1,0 +1,131 @@
+"""The Slurm script with stand-ins for srun and scontrol, and the systemd unit as systemd itself reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from murmur.worlds.torch.signals import HALTED_STATUS
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = EXAMPLES / "slurm" / "train.sbatch"
+UNIT = EXAMPLES / "systemd" / "murmur@.service"
+
+# Two learners with Slurm's variables; USR1 after so many records where SIGNAL_AFTER says so.
+SRUN = """#!{python}
+import os, signal, subprocess, sys, time
+from pathlib import Path
+run = Path(sys.argv[sys.argv.index("--out") + 1])
+def learner(rank):
+    own = dict(SLURM_PROCID=str(rank), SLURM_STEP_NUM_TASKS="2", SLURM_LOCALID=str(rank))
+    return subprocess.Popen(sys.argv[1:], env=os.environ | own | dict(SLURM_STEP_TASKS_PER_NODE="2", SLURM_STEP_ID="0"))
+def records():
+    path = run / "records.jsonl"
+    return path.read_bytes().count(b"\\n") if path.exists() else 0
+learners = [learner(rank) for rank in range(2)]
+after = int(os.environ.get("SIGNAL_AFTER", "0"))
+while after and records() < after and all(p.poll() is None for p in learners):
+    time.sleep(0.005)
+for p in learners if after else ():
+    p.send_signal(signal.SIGUSR1)
+sys.exit(max(p.wait() for p in learners))
+"""
+SCONTROL = '#!/bin/bash\necho "$@" >> "{calls}"\n'
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def submit(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The script as Slurm would start it, with what it finds on PATH replaced."""
+    program(folder / "bin/murmur", f"#!{sys.executable}\nfrom murmur.cli import main\nmain()\n")
+    if not (folder / "bin/srun").exists():
+        program(folder / "bin/srun", SRUN.format(python=sys.executable))
+    program(folder / "bin/scontrol", SCONTROL.format(calls=folder / "calls"))
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    given = {**os.environ, "PATH": path, "SLURM_JOB_ID": f"77{os.getpid()}", "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        ["bash", str(SCRIPT), *words], cwd=folder, env=given, capture_output=True, text=True, check=False, timeout=230
+    )
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.processes
+def test_a_job_is_requeued_when_its_time_is_up_and_goes_on(tmp_path: Path) -> None:
+    words = ("toy", "runs/a", "--strategy", "KAVG(K=4)", "--threads", "1", "--set", "budget.minibatches=300")
+    first = submit(tmp_path, *words, SIGNAL_AFTER="40")
+    assert first.returncode == 0, first.stderr
+    (asked,) = calls(tmp_path)
+    assert re.fullmatch(r"requeue 77\d+", asked)
+    assert not (tmp_path / "runs/a/score.json").exists()
+    secret = tmp_path / "runs/a.secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    before = secret.read_bytes()
+    second = submit(tmp_path, *words, SLURM_RESTART_COUNT="1")
+    assert second.returncode == 0, second.stderr
+    assert "going on from" in second.stderr
+    assert calls(tmp_path) == [asked]
+    assert json.loads((tmp_path / "runs/a/score.json").read_text())
+    assert secret.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "requeued", "ends_with"),
+    [(HALTED_STATUS, 0, True, 0), (75, 19, True, 0), (HALTED_STATUS, 20, False, HALTED_STATUS), (1, 0, False, 1)],
+)
+def test_only_what_another_try_can_help_is_requeued(
+    status: int, restarts: int, requeued: bool, ends_with: int, tmp_path: Path
+) -> None:
+    program(tmp_path / "bin/srun", f'#!/bin/bash\nprintf "%s\\n" "$@" > "{tmp_path}/words"\nexit {status}\n')
+    done = submit(tmp_path, "ctc", "runs/b", "--set", "a=b c", SLURM_RESTART_COUNT=str(restarts))
+    assert done.returncode == ends_with, done.stderr
+    assert bool(calls(tmp_path)) == requeued
+    assert ("given up after 20 restarts" in done.stderr) == (restarts == 20)
+    wanted = "murmur train ctc --out runs/b --resume --secret-file runs/b.secret --set a=b c"
+    assert (tmp_path / "words").read_text().splitlines() == [*wanted.split(" ")[:-2], "a=b c"]
+
+
+def test_the_script_says_how_it_is_called(tmp_path: Path) -> None:
+    done = submit(tmp_path, "ctc")
+    assert done.returncode == 2
+    assert "usage: sbatch train.sbatch EXPERIMENT RUN" in done.stderr
+
+
+def test_signal_and_requeue_stand_in_the_header() -> None:
+    header = [line for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --requeue" in header
+    assert any(re.fullmatch(r"#SBATCH --signal=USR1@\d+", line) for line in header)  # no B:, the learners get it
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
+def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
+    unit = UNIT.read_text().replace("/srv/murmur/.venv/bin/murmur", sys.executable)  # has to be a program that is there
+    (tmp_path / UNIT.name).write_text(unit)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / UNIT.name)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert UNIT.name not in done.stderr  # unknown keys are only warned of
+
+
+def test_the_unit_stops_with_the_status_of_a_saved_run() -> None:
+    lines = UNIT.read_text().splitlines()
+    assert f"SuccessExitStatus={HALTED_STATUS}" in lines
+    assert "KillMode=mixed" in lines  # a signal to all at once would end learners before the launcher passes it on
+    command = next(line for line in lines if line.startswith("ExecStart="))
+    assert "--resume" in command
