@@ -31,6 +31,7 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 300.0
 LEASE_SECONDS = 10.0
 POLL_SECONDS = 0.02
+LAST_WORDS_SECONDS = 5.0
 
 
 class TorchSeat(RealSeat):
@@ -189,6 +190,11 @@ class TorchWorld:
             store.set("all ended", "")
         if seat.waits and not rolls:
             store.wait(["all ended"], timedelta(seconds=self.timeout_seconds))
+        if rolls and self.place.store == "learner 0" and self.place.rank == 0:
+            # The store ends with this process, and who is alive has a few words left for it; the lost have none.
+            deadline = time.monotonic() + LAST_WORDS_SECONDS
+            while int(store.add("ended", 0)) < self.size and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
 
 
 def _flows(mail: Mail, wiring: Wiring) -> dict[Hashable, Flow]:
