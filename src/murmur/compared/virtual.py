@@ -22,6 +22,7 @@ class Course:
 
     Attributes:
         learners: how many.
+        minibatches: in all, as they are planned.
         model: the consensus.
         figures: its held-out figures.
         ended: why the run came to no end.
@@ -30,11 +31,12 @@ class Course:
         seconds: virtual, of training, evaluation left out.
         compute_seconds: of all learners.
         stale: sum of the staleness of all steps.
-        consensus_distance: at the last mark that has one.
+        consensus_distance: at the last mark before the end, where strategies have made all learners equal.
         sent_bytes: by all learners.
     """
 
     learners: int
+    minibatches: int
     model: nn.Module | None = None
     figures: dict[str, float] = field(default_factory=dict)
     ended: str | None = None
@@ -51,7 +53,7 @@ class Course:
         self.seconds = max(self.seconds, record.seconds)
         if record.kind == "evaluation":
             self.curve.append((record.samples, record.loss, record.seconds))
-            if record.consensus_distance is not None:
+            if record.consensus_distance is not None and record.minibatches < self.minibatches:
                 self.consensus_distance = record.consensus_distance
         elif record.kind == "step":
             self.steps += 1
@@ -76,7 +78,7 @@ class Course:
 
 def train(experiment: Experiment, cluster: Cluster) -> Course:
     """Train to the end of the budget, or until losses are no numbers any more."""
-    course, world = Course(cluster.learners), VirtualWorld(cluster)
+    course, world = Course(cluster.learners, experiment.budget.total(experiment.task)), VirtualWorld(cluster)
 
     def observers(_: Seat) -> tuple[Any, ...]:
         return (course.see,)

@@ -1,8 +1,8 @@
 """Cong, Kingsbury, Gosh, Saon, Zhou 2017: asynchronous SGD against K-step averaging, at 4 and at 20 learners.
 
 One learner; 4 and 20 learners with ASGD (updates one by one, at one learner's rate), KAVG(8) and K-step averaging whose
-K falls from 8 to 1 (rates times learners). Three seeds. What the paper's "adaptive measures" are could not be read: a
-falling K stands in their place.
+K falls from 8 to 1 (rate times the root of the number of learners). Three seeds. What the paper's "adaptive measures" are
+could not be read: a falling K stands in their place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def runs(go: Go) -> Groups:
     found = {"one learner": seeded(Cell(), go)}
     for learners in (4, 20):
         for name, strategy in STRATEGIES.items():
-            cell = Cell(strategy, learners, power=0.0 if name == "ASGD" else 1.0)
+            cell = Cell(strategy, learners, power=0.0 if name == "ASGD" else 0.5)
             found[f"{name}, {learners}"] = seeded(replace(cell), go)
     return found
 

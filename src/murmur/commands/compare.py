@@ -1,0 +1,230 @@
+"""`murmur compare`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from murmur.commands.cluster_options import KINDS, Jitter, Stragglers
+from murmur.commands.dry_run import first_steps
+from murmur.commands.options import Settings, Source
+from murmur.commands.timed import timed
+from murmur.compared import output
+from murmur.compared.grid import Cell, Grid, numbers, split_strategies
+from murmur.compared.rows import Row, Rows
+from murmur.compared.runs import Place, run
+from murmur.compared.table import table
+from murmur.engine.checkpoint import write_whole
+from murmur.engine.experiment import describe
+from murmur.engine.record import duration
+from murmur.engine.seeds import seed_of, seed_torch
+from murmur.settings import SettingError
+from murmur.simulated.scenario import KIND, Scenario
+from murmur.worlds.torch.environment import cores_here
+
+app = typer.Typer(add_completion=False)
+GRID, CLUSTER, HOW = "The grid", "The virtual cluster", "How it is run"
+INTERRUPTED_STATUS = 130
+
+Chosen = Annotated[
+    str, typer.Option("--strategies", help="Such as 'KAVG(8),ADPSGD(randomized_ring)'.", rich_help_panel=GRID)
+]
+Learners = Annotated[str, typer.Option(help="Processes on this host, such as 2,4; wall seconds.", rich_help_panel=GRID)]
+Virtual = Annotated[str, typer.Option(help="Virtual learners, such as 16,32; virtual seconds.", rich_help_panel=GRID)]
+Seeds = Annotated[str, typer.Option(help="Repetitions, such as 0,1,2.", rich_help_panel=GRID)]
+Kind = Annotated[
+    str | None,
+    typer.Option("--cluster", help=f"{KINDS} Otherwise EXPERIMENT's own, or {KIND}.", rich_help_panel=CLUSTER),
+]
+Step = Annotated[
+    float | None,
+    typer.Option("--step-seconds", help="Of a virtual learner's gradient; measured here.", rich_help_panel=CLUSTER),
+]
+Out = Annotated[Path, typer.Option(help="Folder for rows, runs and tables.", rich_help_panel=HOW)]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Compute threads a process; the cores are shared out.", rich_help_panel=HOW)
+]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Show the grid with an estimate; train nothing.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Run cells again that failed before.", rich_help_panel=HOW)]
+
+HELP = """Compare strategies at several numbers of learners: a grid of runs, one table.
+
+Example: murmur compare toy --strategies 'KAVG(8),ADPSGD()' --learners 1,2 --virtual 16 --seeds 0,1 --out runs/grid
+
+--learners trains with real processes, --virtual on a virtual cluster with real gradients and a virtual clock. One
+learner is added to each: speed-up, efficiency and the difference of word error rates are relative to it.
+
+The same command again goes on where it was cut off; with more strategies, numbers or seeds it adds to the table. A cell
+that fails is recorded with its error, the others go on, and the exit code is 1. What each file holds: docs/compare.md.
+`murmur report runs/grid` makes a page of it.
+"""
+
+
+@app.command("compare", help=HELP)
+def compare_command(
+    source: Source,
+    strategies: Chosen,
+    learners: Learners = "",
+    virtual: Virtual = "",
+    seeds: Seeds = "0",
+    settings: Settings = None,
+    kind: Kind = None,
+    step: Step = None,
+    jitter: Jitter = 0.0,
+    straggler: Stragglers = None,
+    out: Out = Path("runs/compared"),
+    threads: Threads = None,
+    retry: Retry = False,
+    dry: Dry = False,
+) -> None:
+    grid = Grid(
+        source,
+        tuple(settings or ()),
+        split_strategies(strategies),
+        numbers(learners, "--learners"),
+        numbers(virtual, "--virtual"),
+        numbers(seeds, "--seeds"),
+        Scenario(kind=kind, step_seconds=step, jitter=jitter, stragglers=tuple(straggler or ())),
+    )
+    place, before = Place(out), told(out, grid)
+    grid, measured = timed_grid(grid, before, dry)
+    if dry:
+        Console().print(estimate(grid, Rows(place.cells).read(), measured))
+        return
+    write_whole(out / "compare.json", json.dumps(asked(grid, measured), indent=1).encode())
+    raise typer.Exit(compare(grid, place, threads, retry))
+
+
+def told(out: Path, grid: Grid) -> Mapping[str, Any]:
+    """compare.json of a comparison that was begun in `out`; empty where there is none.
+
+    Raises:
+        SettingError: it is one of another experiment.
+    """
+    path = out / "compare.json"
+    if not path.is_file():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        same = (found["source"], found["settings"]) == (grid.source, list(grid.settings))
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"{path} is damaged ({error}): delete it, finished runs are kept") from error
+    if not same:
+        raise SettingError(
+            f"{out} holds a comparison of {found['source']} with --set {found['settings']}: give another --out"
+        )
+    return found
+
+
+def timed_grid(grid: Grid, before: Mapping[str, Any], dry: bool) -> tuple[Grid, float | None]:
+    """The grid with seconds a gradient, measured once for all launches where nothing says it; and what was measured."""
+    experiment, measured = grid.base, before.get("measured_step_seconds")
+    unknown = bool(grid.virtual) and grid.scenario.unknown_step(experiment)
+    if measured is None and (unknown or dry):
+        experiment.task.prepare()
+        with timed("a step of one learner, on this machine"):
+            seed_torch(seed_of(experiment.seed, "model"), "cpu")
+            measured = first_steps(experiment, experiment.task.model(), "cpu").step_seconds
+    if unknown:
+        grid = replace(grid, scenario=replace(grid.scenario, step_seconds=measured))
+    for cell in grid.cells():
+        grid.digest(cell)  # a strategy or cluster that cannot be is told before anything is run
+    return grid, measured
+
+
+def asked(grid: Grid, measured: float | None) -> dict[str, Any]:
+    """compare.json."""
+    return {
+        "source": grid.source,
+        "settings": list(grid.settings),
+        "strategies": list(grid.strategies),
+        "learners": list(grid.learners),
+        "virtual": list(grid.virtual),
+        "seeds": list(grid.seeds),
+        "scenario": describe(grid.scenario),
+        "measured_step_seconds": measured,
+        "command": ["murmur", *sys.argv[1:]],
+    }
+
+
+def estimate(grid: Grid, rows: Mapping[str, Row], step_seconds: float | None) -> Table:
+    """The cells, and how long each takes here, its gradients alone."""
+    total, whole, cores = grid.base.budget.total(grid.base.task), 0.0, cores_here()
+    shown = Table("cell", "kind", "learners", "seed", "minibatches", "about", "")
+    for cell in grid.cells():
+        at_once = min(cell.learners, cores) if cell.kind == "processes" else 1
+        seconds = math.nan if step_seconds is None else total * step_seconds / at_once
+        row = rows.get(grid.digest(cell))
+        state = "to do" if row is None else row["status"]
+        whole += seconds if row is None else 0.0
+        shown.add_row(
+            cell.strategy, cell.kind, str(cell.learners), str(cell.seed), str(total), duration(seconds), state
+        )
+    shown.caption = f"{duration(whole)} to do: gradients alone, no start of processes, evaluation or test"
+    return shown
+
+
+def compare(grid: Grid, place: Place, threads: int | None, retry: bool) -> int:
+    """Run what is missing, write and show the table.
+
+    Returns:
+        The exit status: 1 where a cell failed, 130 where it was cut off.
+    """
+    rows, console = Rows(place.cells), Console(stderr=True)
+    known = rows.read()
+    missing = [cell for cell in grid.cells() if _to_do(known.get(grid.digest(cell)), retry)]
+    grid.base.task.prepare()
+    try:
+        run_all(grid, missing, place, threads, console)
+    except KeyboardInterrupt:
+        console.print("cut off; the same command goes on")
+        show(grid, place)
+        return INTERRUPTED_STATUS
+    return show(grid, place)
+
+
+def _to_do(row: Row | None, retry: bool) -> bool:
+    return row is None or (retry and row["status"] == "failed")
+
+
+def run_all(grid: Grid, cells: Sequence[Cell], place: Place, threads: int | None, console: Console) -> None:
+    """One cell after the other, each row written as soon as it is there."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(cells))
+        for cell in cells:
+            bar.update(task, description=cell.name)
+            row = run(grid, cell, place, threads)
+            Rows(place.cells).append(row)
+            bar.advance(task)
+            end = f"failed: {row['error']}" if row["error"] else f"{row['real_seconds']:.1f} s"
+            console.print(f"{cell.name}: {end}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show(grid: Grid, place: Place) -> int:
+    """The table, on the terminal and in files.
+
+    Returns:
+        1 where a cell failed.
+    """
+    rows = Rows(place.cells).read()
+    lines = table(grid, rows, place)
+    output.write(lines, place.out)
+    console = Console()
+    for each in output.console_tables(lines, f"{grid.source}, seeds {', '.join(map(str, grid.seeds))}"):
+        console.print(each)
+    for note in output.notes(lines):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{place.out / 'table.md'}, .csv, .json", highlight=False, soft_wrap=True)
+    found = [rows.get(grid.digest(cell)) for cell in grid.cells()]
+    return 1 if any(row is not None and row["status"] == "failed" for row in found) else 0

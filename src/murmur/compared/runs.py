@@ -1,0 +1,214 @@
+"""One cell as a process of its own, and its row from what the run left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from murmur.compared.grid import Cell, Grid
+from murmur.compared.rows import Row
+from murmur.recipes.hybrid_records import hardware
+from murmur.report.read import KINDS, Records, read_run
+from murmur.training import commit
+from murmur.worlds.torch.signals import HALTED_STATUS
+
+FORMAT = 1
+PATIENCE_SECONDS = 60.0  # for a run to end after Ctrl-C, which it gets too
+MOST_ERROR = 600  # letters of an error
+EMPTY: Mapping[str, Any] = dict.fromkeys(
+    (
+        "samples",
+        "minibatches",
+        "seconds",
+        "heldout",
+        "model",
+        "test",
+        "wer",
+        *(f"{kind}_seconds" for kind in KINDS),
+        "waiting_share",
+        "sent_bytes",
+        "staleness",
+        "consensus_distance",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a comparison is kept: cells.jsonl and a folder a run."""
+
+    out: Path
+
+    @property
+    def cells(self) -> Path:
+        """The rows."""
+        return self.out / "cells.jsonl"
+
+    def run(self, cell: Cell) -> Path:
+        """A cell's run."""
+        return self.out / "runs" / cell.name
+
+    def log(self, cell: Cell) -> Path:
+        """What a cell's run printed."""
+        return self.out / "runs" / f"{cell.name}.log"
+
+
+def command(grid: Grid, cell: Cell, place: Place, threads: int | None) -> list[str]:
+    """How a cell is run: `murmur train`, or `murmur simulate`."""
+    out, experiment = place.run(cell), grid.experiment(cell)
+    words = ["train" if cell.kind == "processes" else "simulate", grid.source, "--strategy", cell.strategy]
+    words += ["--learners", str(cell.learners), "--out", str(out)]
+    for setting in grid.settings_of(cell):
+        words += ["--set", setting]
+    if threads is not None:
+        words += ["--threads", str(threads)]
+    if cell.kind == "virtual":
+        words += scenario_words(grid, cell)
+    if _digest_in(out) == experiment.digest():
+        words.append("--resume")
+    return words
+
+
+def scenario_words(grid: Grid, cell: Cell) -> list[str]:
+    """The virtual cluster on a command line."""
+    where, words = grid.scenario_of(cell), list[str]()
+    for option, value in (("--cluster", where.kind), ("--nodes", where.nodes), ("--step-seconds", where.step_seconds)):
+        words += [] if value is None else [option, str(value)]
+    words += ["--jitter", str(where.jitter)] if where.jitter else []
+    for straggler in where.stragglers:
+        words += ["--straggler", straggler]
+    return words
+
+
+def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
+    """Run a cell to its end, whatever that is.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, or the run was asked to stop; it goes on when the comparison is run again.
+    """
+    words = command(grid, cell, place, threads)
+    began = time.monotonic()
+    place.log(cell).parent.mkdir(parents=True, exist_ok=True)
+    with place.log(cell).open("a", encoding="utf-8") as log:
+        log.write(f"$ murmur {' '.join(words)}\n")
+        log.flush()
+        status = _wait(subprocess.Popen([sys.executable, "-m", "murmur", *words], stdout=log, stderr=log))
+    if status == HALTED_STATUS:
+        raise KeyboardInterrupt
+    about = {
+        "format": FORMAT,
+        "digest": grid.digest(cell),
+        "name": cell.name,
+        "status": "finished" if status == 0 else "failed",
+        "error": None if status == 0 else f"status {status}: {last_words(place.log(cell))}",
+        "kind": cell.kind,
+        "strategy": cell.strategy,
+        "learners": cell.learners,
+        "seed": cell.seed,
+        "experiment": grid.experiment(cell).digest(),
+    }
+    found = figures(place.run(cell), cell) if status == 0 else EMPTY
+    return {**about, **found, **_origin(words, time.monotonic() - began)}
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    try:
+        return child.wait()
+    except KeyboardInterrupt:  # the child has got it too; it may have something to put in order
+        try:
+            child.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        raise
+
+
+def _origin(words: list[str], seconds: float) -> Row:
+    return {
+        "real_seconds": seconds,
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
+        "command": ["murmur", *words],
+    }
+
+
+def figures(out: Path, cell: Cell) -> Row:
+    """What a finished run's records say of it; see docs/compare.md."""
+    read = read_run(out)
+    records, score = read.records, read.score
+    last = records.evaluations[-1]
+    whole = cell.learners * records.last_seconds
+    computed = sum(spent["compute"] for spent in records.seconds_of.values())
+    steps = sum(records.steps_of.values())
+    stale = sum(age * count for ages in records.staleness.values() for age, count in ages.items())
+    before = [e.consensus_distance for e in records.evaluations if e.samples < last.samples]
+    apart = [distance for distance in before if distance is not None]
+    return {
+        "samples": last.samples,
+        "minibatches": json.loads((out / "model.json").read_text(encoding="utf-8"))["minibatches"],
+        "seconds": records.last_seconds,
+        "heldout": dict(score.get("heldout") or last.figures),
+        "model": (score.get("model") or {}).get("name"),
+        "test": dict(score.get("test") or {}),
+        "wer": _wer(out, score),
+        **_spent(records, cell.learners),
+        "waiting_share": 1 - computed / whole if whole > 0 else None,
+        "sent_bytes": _sent(out) if cell.kind == "virtual" else None,
+        "staleness": stale / steps if steps else None,
+        "consensus_distance": apart[-1] if apart else None,
+    }
+
+
+def _spent(records: Records, learners: int) -> dict[str, list[float]]:
+    return {
+        f"{kind}_seconds": [records.seconds_of.get(i, {}).get(kind, 0.0) for i in range(learners)] for kind in KINDS
+    }
+
+
+def _wer(out: Path, score: Mapping[str, Any]) -> Row | None:
+    """The word error rate on test, with its counts."""
+    lines = recognised(out)
+    if not lines:
+        return None
+    errors, words = (sum(int(line[name]) for line in lines) for name in ("errors", "words"))
+    test = score.get("test") or {}
+    name = next((n for n in reversed(test) if n.endswith("test wer")), "wer")
+    stem = name.removesuffix("wer")
+    percent = 100 * errors / words if words else None
+    about = {"low": test.get(f"{stem}low"), "high": test.get(f"{stem}high")}
+    return {"name": name, "percent": percent, **about, "errors": errors, "words": words}
+
+
+def recognised(out: Path) -> list[dict[str, Any]]:
+    """The lines of a run's recognised.jsonl; none where nothing was recognised."""
+    path = out / "recognised.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
+def _sent(out: Path) -> float | None:
+    """Bytes of all learners; a run that was continued has counted those of its last launch alone."""
+    told = json.loads((out / "simulated.json").read_text(encoding="utf-8"))
+    return None if told["since_seconds"] else float(sum(told["sent_bytes"]))
+
+
+def _digest_in(out: Path) -> str | None:
+    """The experiment of a run that was begun there."""
+    path = out / "run.json"
+    if not path.is_file() or not (out / "checkpoints").is_dir():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))["digest"]
+    return str(found)
+
+
+def last_words(log: Path) -> str:
+    """The last lines of what a run printed."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-3:])[-MOST_ERROR:]
