@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,7 +18,6 @@ pytest.importorskip("matplotlib")
 from murmur.report.page import headline, names_of, notes, ranking, strategy_of, write_curve, write_report
 from murmur.report.read import MOST_POINTS, Records, ReportError, read_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 STEP = {"kind": "step", "figures": {}, "loss": 1.0, "staleness": 0, "epoch": 0.0, "data_seconds": 0.0}
 
 
@@ -204,32 +201,6 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="twice"):
         write_report([run, run], tmp_path / "r.html")
     assert names_of([tmp_path / "x" / "a", tmp_path / "y" / "a"]) == ["x/a", "y/a"]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine to open the report in")
-@pytest.mark.parametrize("width", [360, 1440])
-def test_nothing_overflows_in_a_browser(width: int, tmp_path: Path) -> None:
-    assert CHROMIUM is not None
-    runs = [make_run(tmp_path / name, n, 2.0 + n) for name, n in (("one-learner", 1), ("two-learners", 2))]
-    page = write_report(runs, tmp_path / "report.html").read_text()
-    # Windows cannot be narrower than 500 pixels, frames can.
-    script = (
-        "f.onload=()=>{const w=f.contentWindow,d=f.contentDocument;"
-        "document.title=w.innerWidth+' '+d.documentElement.scrollWidth+' '+d.body.scrollWidth}"
-    )
-    frame = f'<iframe id="f" style="border:0;width:{width}px;height:900px" srcdoc="{html.escape(page)}"></iframe>'
-    (tmp_path / "frame.html").write_text(f"<!DOCTYPE html><title>-</title>{frame}<script>{script}</script>")
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={tmp_path}/profile", "--window-size=1600,900", "--dump-dom"]
-    done = subprocess.run(
-        [*command, f"file://{tmp_path}/frame.html"], capture_output=True, text=True, timeout=60, check=True
-    )
-    found = re.search(r"<title>(\d+) (\d+) (\d+)</title>", done.stdout)
-    assert found, done.stderr
-    inner, *scrolled = map(int, found.groups())
-    assert inner == width
-    assert max(scrolled) <= width
-    assert "CONSOLE" not in done.stderr
 
 
 def make_simulated(folder: Path, tested: bool = False) -> Path:
