@@ -57,3 +57,4 @@ def test_words_of_a_graph_have_the_frames_of_their_units():
     labels = np.array([0, 1, 1, 0, 2, 0, 0, 1])
     assert units_between(labels, (1, 7)) == [(1, 5), (7, 8)]
     assert units_between(np.zeros(8, int), (3,)) == [(3, 4)]
+    assert units_between(np.zeros(8, int), ()) == []

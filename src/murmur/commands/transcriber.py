@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -77,7 +78,7 @@ class GraphSearch:
             times = word_times(self.lang, self.transitions, found)
             spans = [(time.first_frame, time.first_frame + time.num_frames) for time in times]
         else:  # the last word may be cut: the phones of the path do not spell the words
-            spans = list(zip(emitted, [*emitted[1:], len(scores_UC)], strict=True))
+            spans = list(pairwise([*emitted, len(scores_UC)]))
         return [Heard(w, *span, c) for w, span, c in zip(found.words, spans, sure, strict=True)], complete
 
     @cached_property

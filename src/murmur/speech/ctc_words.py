@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ def units_between(labels_U: np.ndarray, emitted: Sequence[int]) -> list[tuple[in
     from there up to the next word's frame. Where that leaves no unit, the word has its one frame.
     """
     found = []
-    for first, limit in zip(emitted, [*emitted[1:], len(labels_U)], strict=True):
+    for first, limit in pairwise([*emitted, len(labels_U)]):
         spoken = [u for u in range(first, limit) if labels_U[u] != BLANK]
         found.append((spoken[0], spoken[-1] + 1) if spoken else (first, first + 1))
     return found

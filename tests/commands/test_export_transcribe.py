@@ -1,0 +1,224 @@
+"""`murmur export` and `murmur transcribe` of small runs on tones, with strangers' runtimes as judges."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from murmur.cli import app
+
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+import soundfile
+
+from plateaus import make_experiment
+from tones import CTC, HYBRID, RATE, make_tones, tones
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "decode_export.py"
+WORDS = ["ANNA", "BOB", "NOB"]
+
+
+def run(*words: object, stdin: bytes = b"") -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [str(w) for w in words], env={"COLUMNS": "200"}, input=stdin)
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_tones(tmp_path_factory.mktemp("tones") / "set", {"train": 48, "dev": 8, "test": 8})
+
+
+@pytest.fixture(scope="module")
+def hybrid(corpus):
+    file = corpus.parent / "tones_experiment.py"
+    file.write_text(HYBRID.format(corpus=str(corpus), cache=str(corpus.parent / "cache")))
+    code, _, said = run("train", file, "--out", corpus.parent / "hybrid", "--threads", 1)
+    assert code == 0, said
+    return corpus.parent / "hybrid"
+
+
+@pytest.fixture(scope="module")
+def ctc(corpus):
+    settings = [
+        w for s in (*CTC, f"task.corpus={corpus}", f"task.cache={corpus.parent / 'cache'}") for w in ("--set", s)
+    ]
+    code, _, said = run("train", "ctc", *settings, "--out", corpus.parent / "ctc", "--threads", 1)
+    assert code == 0, said
+    return corpus.parent / "ctc"
+
+
+@pytest.fixture
+def speech(tmp_path):
+    path = tmp_path / "said.wav"
+    soundfile.write(path, tones(WORDS, 99), RATE)
+    return path
+
+
+def by_sherpa(export, path):
+    """Words by sherpa-onnx in a process of its own, which it ends on what it does not like."""
+    pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed (pip install murmur[deploy])")
+    code = """
+import json, pathlib, sys, soundfile, sherpa_onnx
+export, path = map(pathlib.Path, sys.argv[1:])
+facts, graph = json.loads((export / "metadata.json").read_text()), export / "graph.fst"
+r = sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
+    model=str(export / "model.onnx"), tokens=str(export / "tokens.txt"), sample_rate=int(facts["sample_rate"]),
+    feature_dim=int(facts["feature_dim"]), ctc_graph=str(graph) if graph.is_file() else "")
+s = r.create_stream()
+samples, rate = soundfile.read(path, dtype="float32")
+s.accept_waveform(rate, samples)
+r.decode_stream(s)
+if not graph.is_file():
+    sys.exit(print(s.result.text.strip()))
+words = dict(reversed(line.split()) for line in (export / "words.txt").read_text().splitlines())
+print(" ".join(words[str(label)] for label in s.result.words))
+"""
+    command = [sys.executable, "-c", code, export, path]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def by_example(monkeypatch, capsys, export, path):
+    monkeypatch.setattr(sys, "argv", ["decode_export.py", str(export), str(path)])
+    capsys.readouterr()
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    return capsys.readouterr().out.strip()
+
+
+def transcribed(model, path, *options):
+    code, out, said = run("transcribe", model, path, *options)
+    assert code == 0, said
+    return out.strip()
+
+
+def test_hybrid_says_the_same_everywhere(hybrid, speech, tmp_path, monkeypatch, capsys):
+    assert transcribed(hybrid, speech) == " ".join(WORDS)
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    out = tmp_path / "exported"
+    code, told, said = run("export", hybrid, "--to", "onnx", "--out", out)
+    assert code == 0, said
+    assert "each utterance's own statistics (training: each speaker's)" in told
+    facts = json.loads((out / "metadata.json").read_text())
+    assert facts["greatest_difference"] < 1e-4
+    assert (facts["opset"], facts["sample_rate"], facts["feature_dim"]) == (17, "8000", "12")
+    assert by_example(monkeypatch, capsys, out, speech) == " ".join(WORDS)
+    assert by_sherpa(out, speech) == " ".join(WORDS)
+
+
+def test_stream_says_the_same(hybrid, speech, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    out = tmp_path / "stream"
+    code, _, said = run("export", hybrid, "--out", out, "--kind", "stream")
+    assert (code, out.exists()) == (1, False)
+    assert "--cmvn global" in said
+    assert run("export", hybrid, "--out", out, "--kind", "stream", "--cmvn", "global")[0] == 0
+    whole = tmp_path / "whole"
+    assert run("export", hybrid, "--out", whole, "--cmvn", "global")[0] == 0
+    monkeypatch.setattr(sys, "argv", ["decode_export.py"])
+    example = runpy.run_path(str(EXAMPLE))
+    facts = json.loads((out / "metadata.json").read_text())
+    feats = example["features"](tones(WORDS, 99), facts)
+    sessions = {p: example["onnxruntime"].InferenceSession(str(p / "model.onnx")) for p in (out, whole)}
+    got, wanted = example["chunks"](sessions[out], feats, facts), example["whole"](sessions[whole], feats)
+    np.testing.assert_allclose(got, wanted, atol=1e-4)
+    assert by_example(monkeypatch, capsys, out, speech) == " ".join(WORDS)
+
+
+@pytest.mark.parametrize("grammar", ["greedy", "loop"])
+def test_ctc_says_the_same_everywhere(ctc, speech, tmp_path, monkeypatch, capsys, grammar):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    out = tmp_path / "exported"
+    assert run("export", ctc, "--out", out, "--grammar", grammar)[0] == 0
+    assert transcribed(ctc, speech, "--grammar", grammar) == " ".join(WORDS)
+    assert by_example(monkeypatch, capsys, out, speech) == " ".join(WORDS)
+    assert by_sherpa(out, speech) == " ".join(WORDS)
+    assert (out / "graph.fst").is_file() == (grammar == "loop")
+
+
+def test_export_is_whole_or_not_at_all(hybrid, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    out = tmp_path / "exported"
+    assert run("export", hybrid, "--out", out)[0] == 0
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    monkeypatch.setattr("murmur.speech.onnx_file.TOLERANCE", -1.0)
+    code, _, said = run("export", hybrid, "--out", out)
+    assert code == 1
+    assert "from the network's" in said
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["exported"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    code, _, said = run("export", hybrid, "--out", tmp_path / "mine")
+    assert code == 1
+    assert "holds something that is no export" in said
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_features_from_elsewhere_are_refused(tmp_path):
+    file = make_experiment(tmp_path)
+    code, _, said = run("train", file, "--set", "budget.epochs=1", "--out", tmp_path / "run", "--threads", 1)
+    assert code == 0, said
+    for command in (("export", tmp_path / "run", "--out", tmp_path / "x"), ("transcribe", tmp_path / "run", file)):
+        code, _, said = run(*command)
+        assert code == 1
+        assert "features that came with the corpus" in said
+
+
+def test_times_and_confidences(hybrid, speech):
+    found = json.loads(transcribed(hybrid, speech, "--format", "json"))
+    assert [w["word"] for w in found["words"]] == WORDS
+    samples = tones(WORDS, 99)
+    loud = np.flatnonzero(np.abs(samples) > 0.1) / RATE
+    assert found["words"][0]["start_seconds"] == pytest.approx(loud[0], abs=0.03)
+    assert found["words"][-1]["end_seconds"] == pytest.approx(loud[-1], abs=0.03)
+    assert all(0.5 < w["confidence"] <= 1 for w in found["words"])
+
+
+def test_long_recordings_are_cut_in_pauses(hybrid, tmp_path):
+    path = tmp_path / "long.flac"
+    soundfile.write(path, np.concatenate([tones(WORDS, seed) for seed in range(3)]), RATE)
+    found = json.loads(transcribed(hybrid, path, "--format", "json", "--longest", "1.2"))
+    assert len(found["pieces"]) > 2
+    assert [w["word"] for w in found["words"]] == WORDS * 3
+    starts = [w["start_seconds"] for w in found["words"]]
+    assert starts == sorted(starts)
+
+
+def test_others_are_done_when_one_is_broken(hybrid, speech, tmp_path):
+    broken = tmp_path / "bro[ken].wav"
+    broken.write_bytes(b"RIFF but no more")
+    empty = tmp_path / "empty.wav"
+    soundfile.write(empty, np.zeros(0), RATE)
+    stereo = tmp_path / "two words;.wav"
+    soundfile.write(stereo, np.stack([tones(["BOB"], 5)] * 2, 1), RATE)
+    out = tmp_path / "out"
+    code, _, said = run("transcribe", hybrid, broken, empty, stereo, speech, "--format", "ctm", "--out", out)
+    assert code == 3
+    assert "1 of 4 could not be read" in said
+    assert "2 channels averaged" in said
+    assert sorted(p.name for p in out.iterdir()) == ["empty.ctm", "said.ctm", "two words;.ctm"]
+    assert (out / "empty.ctm").read_text() == ""
+    (line,) = (out / "two words;.ctm").read_text().splitlines()
+    assert line.split(" ")[4] == "BOB"
+    twice = tmp_path / "more" / "said.flac"
+    code, _, said = run("transcribe", hybrid, speech, twice, "--out", out)
+    assert code == 1
+    assert "written twice" in said
+
+
+def test_streams(hybrid, speech):
+    code, out, said = run("transcribe", hybrid, "-", stdin=speech.read_bytes())
+    assert (code, out) == (0, " ".join(WORDS) + "\n"), said
+    raw = (tones(WORDS, 99) * 32767).astype("<i2").tobytes()
+    assert run("transcribe", hybrid, "-", "--rate", RATE, stdin=raw)[:2] == (0, " ".join(WORDS) + "\n")
+    code, _, said = run("transcribe", hybrid, "-", stdin=raw)
+    assert code == 3
+    assert "give --rate" in said
