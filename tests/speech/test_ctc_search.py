@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,10 @@ def test_graphs_of_other_units_or_grammars_are_other_graphs(tmp_path: Path) -> N
     folders = {search(tmp_path, kind, grammar="loop").folder for kind in ("char", "grapheme", "phone")}
     folders.add(search(tmp_path, "phone", grammar="one word").folder)
     assert len(folders) == 4
-    again = search(tmp_path, "phone", grammar="loop").folder
-    assert again in folders
+    again = search(tmp_path, "phone", grammar="loop")
+    assert again.folder in folders
+    more = replace(again.data, units=ctc.Units("phone", ("w", "x", "y")))  # the same words, other columns
+    assert replace(again, data=more).folder not in folders
 
 
 def test_words_that_the_units_cannot_write_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

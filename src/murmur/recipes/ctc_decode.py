@@ -49,8 +49,8 @@ class CtcDecoding:
     """
 
     grammar: str = GREEDY
-    scales: tuple[float, ...] = (0.4, 0.55, 0.75, 1.0, 1.4)
-    insertion_penalties: tuple[float, ...] = (0.0, 1.0)
+    scales: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0)
+    insertion_penalties: tuple[float, ...] = (0.0, 1.0, -1.0)
     beam: float = 16.0
     max_active: int = 7000
 
