@@ -16,7 +16,7 @@ from murmur.speech.pronounce import LEXICON, ORIGINS, REFUSED, Completed, comple
 from murmur.speech.spelling import Digits
 
 app = typer.Typer(add_completion=False)
-GUESSES, SHOWN = "Words that the base lacks", 8
+GUESSES = "Words that the base lacks"
 
 Text = Annotated[
     list[Path],
@@ -84,7 +84,7 @@ def lexicon(
     words = [*counts, *(word for word, _ in entries)] if whole else list(counts)
     found = complete(words, entries, guesser(guess, entries, digits, voice, phone_map))
     if not found.origins:
-        raise SettingError(f"none of the {len(counts)} words has a pronunciation; the first: {_reasons(found)}")
+        raise SettingError(f"none of the {len(counts)} words has a pronunciation; the first: {found.reasons()}")
     found.write(out)
     typer.echo(summary(found, counts))
     typer.echo(str(out / LEXICON))
@@ -99,11 +99,5 @@ def summary(found: Completed, counts: Counter[str]) -> str:
     if found.refused:
         running = sum(counts[word] for word in found.refused)
         share = 100 * running / counts.total()
-        lines.append(f"  {len(found.refused)} refused, {share:.2f} % of the running words: {_reasons(found)}")
+        lines.append(f"  {len(found.refused)} refused, {share:.2f} % of the running words: {found.reasons()}")
     return "\n".join(lines)
-
-
-def _reasons(found: Completed) -> str:
-    reasons = [f"{word}: {why}" for word, why in list(found.refused.items())[:SHOWN]]
-    more = len(found.refused) - len(reasons)
-    return "".join(f"\n    {reason}" for reason in reasons) + (f"\n    and {more} more" if more > 0 else "")

@@ -13,12 +13,11 @@ from murmur.speech.arpabet import ARPABET, PHONES
 from murmur.speech.corpus import CorpusError
 from murmur.speech.g2p import EspeakGuess, GraphemeGuess, PhoneMap
 from murmur.speech.lexicon import Entry, read_lexicon
-from murmur.speech.pronounce import LEXICON, REFUSED, Completed, Guesser, completed_base, has_stress, phone_set
+from murmur.speech.pronounce import LEXICON, Completed, Guesser, completed_base, has_stress, phone_set
 from murmur.speech.spelling import Digits
 
 log = logging.getLogger(__name__)
 Guess = Literal["none", "espeak", "graphemes"]
-NAMED = 8
 
 
 def guesser(
@@ -65,13 +64,15 @@ def completed_lexicon(path: Path, texts: Iterable[str], guess: Guess, cache: Pat
     words = sorted({word for text in texts for word in text.split()})
     if not set(words).difference(word for word, _ in base):
         return path
-    found = completed_base(words, base, guesser(guess, base))
     content = hashlib.sha256(json.dumps([base, words, guess]).encode()).hexdigest()[:16]
     folder = cache / f"lexicon-{content}"
-    found.write(folder)
+    if (folder / LEXICON).is_file():  # written last, so all is there
+        return folder / LEXICON
+    found = completed_base(words, base, guesser(guess, base))
     tell(found, folder)
     if not found.entries:
-        raise CorpusError(f"no word of the transcripts has a pronunciation: see {folder / REFUSED}")
+        raise CorpusError(f"no word of the transcripts has a pronunciation: {found.reasons()}")
+    found.write(folder)
     return folder / LEXICON
 
 
@@ -80,7 +81,5 @@ def tell(found: Completed, folder: Path) -> None:
     guessed = sorted({origin.word for origin in found.guessed}, key=str.encode)
     if guessed:
         log.info("%d words guessed or found in another case, such as %s: %s", len(guessed), guessed[:3], folder)
-    for word, why in list(found.refused.items())[:NAMED]:
-        log.warning("no pronunciation of %s: %s", word, why)
-    if len(found.refused) > NAMED:
-        log.warning("%d more words have no pronunciation: %s", len(found.refused) - NAMED, folder)
+    if found.refused:
+        log.warning("%d words have no pronunciation: %s", len(found.refused), found.reasons())

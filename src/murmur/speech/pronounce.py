@@ -16,6 +16,7 @@ from murmur.speech.spelling import UnspeakableError, folded
 
 LEXICON, ORIGINS, REFUSED = "lexicon.txt", "pronunciations.tsv", "refused.tsv"
 SEEN = "seen"
+NAMED = 8  # refused words in a message
 _STRESSED = re.compile(r"([A-Z]{2})[012]")
 
 
@@ -59,6 +60,12 @@ class Completed:
     def guessed(self) -> list[Origin]:
         """What the base lexicon does not have under the same spelling."""
         return [origin for origin in self.origins if origin.how != SEEN]
+
+    def reasons(self) -> str:
+        """Why the first words were refused, a line each."""
+        lines = [f"\n    {word}: {why}" for word, why in list(self.refused.items())[:NAMED]]
+        more = len(self.refused) - len(lines)
+        return "".join(lines) + (f"\n    and {more} more" if more > 0 else "")
 
     def write(self, folder: Path) -> None:
         """lexicon.txt, pronunciations.tsv (word, pronunciation, how) and refused.tsv (word, why), each whole or not."""
