@@ -36,7 +36,7 @@ def one_more(run: Path, secret_file: Path, threads: int | None) -> tuple[Request
     if missing:
         raise SettingError(f"{run} is no run of several learners that has begun: {', '.join(missing)} is missing")
     facts = _fields(files[0], source=str, settings=list, strategy=str | None, learners=int, init=str | None)
-    launch = _fields(files[1], store=str, learners=int, host=str, port=int, generation=int)
+    launch = _fields(files[1], store=str, learners=int, host=str, port=int, generation=int, lease_seconds=float | None)
     if launch["store"] == "torchrun":
         raise SettingError("torchrun fixes the number of its learners: start the run with murmur train --learners")
     init = facts["init"]
@@ -49,6 +49,7 @@ def one_more(run: Path, secret_file: Path, threads: int | None) -> tuple[Request
         threads=threads,
         init=None if init is None else Path(init),
         secret_file=secret_file,
+        lease_seconds=launch["lease_seconds"],
     )
     strategy = request.experiment().strategy
     if not (outlives(strategy) or isinstance(strategy, ADPSGD)):

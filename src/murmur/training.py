@@ -34,6 +34,7 @@ from murmur.world import Seat, World
 from murmur.worlds.mpi.world import MpiWorld
 from murmur.worlds.torch.environment import Place, cores_here, place_of, threads_per_learner
 from murmur.worlds.torch.launch import PEER_LOST_STATUS, Launch, Restart
+from murmur.worlds.torch.presence import LEAST_SECONDS
 from murmur.worlds.torch.secret import draw, from_file
 from murmur.worlds.torch.signals import HALTED_STATUS, StopSignals
 from murmur.worlds.torch.world import TorchWorld, device_of
@@ -59,6 +60,7 @@ class Request:
         tested: which of the run's models test.
         world: what moves vectors between learners.
         secret_file: a file of the user's own with the secret that the learners of this run share.
+        lease_seconds: silence after which a learner counts as lost, at least; None leaves it to the world.
     """
 
     source: str
@@ -73,6 +75,7 @@ class Request:
     tested: Choice = "lowest"
     world: Literal["torch", "mpi"] = "torch"
     secret_file: Path | None = None
+    lease_seconds: float | None = None
 
     def experiment(self) -> Experiment:
         """The resolved experiment.
@@ -100,6 +103,8 @@ class Request:
             words += ["--init", str(self.init)]
         if self.tested != "lowest":
             words += ["--test-model", self.tested]
+        if self.lease_seconds is not None:
+            words += ["--lease-seconds", str(self.lease_seconds)]
         return [*words, "--resume"] if resume or self.resume else words
 
 
@@ -155,7 +160,7 @@ def run_in_mpi(request: Request) -> int:
     """
     if request.secret_file is not None:
         raise SettingError("MPI carries a secret of its own to the learners: leave --secret-file out with --world mpi")
-    world = MpiWorld()
+    world = MpiWorld() if request.lease_seconds is None else MpiWorld(lease_seconds=request.lease_seconds)
     if world.size == 1 or request.learners not in (1, world.size):
         learners = max(2, request.learners)
         raise SettingError(
@@ -172,9 +177,10 @@ def run_learner(request: Request, place: Place, world: World | None = None) -> i
     if place.store != "murmur" and place.rank == 0:  # started by somebody else, who has not written it
         write_run(replace(request, learners=place.size), experiment)
     if world is None and place.rank == 0 and place.size > 1:
-        write_launch(request.out, place)
+        write_launch(request, place)
     if world is None:
-        world = TorchWorld(place, device_of(place), store=HashStore() if place.size == 1 else None)
+        alone = HashStore() if place.size == 1 else None
+        world = TorchWorld(place, device_of(place), store=alone, lease_seconds=request.lease_seconds or LEAST_SECONDS)
 
     def observers(seat: Seat) -> tuple[Observer, ...]:
         if seat.group.rank > 0:
@@ -246,10 +252,11 @@ def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, 
     write_whole(request.out / "run.json", json.dumps(facts, indent=1).encode())
 
 
-def write_launch(out: Path, place: Place) -> None:
+def write_launch(request: Request, place: Place) -> None:
     """launch.json: where the learners of this run meet, for one that is added later; never the secret."""
     facts = {"host": place.host, "port": place.port, "generation": place.generation, "learners": place.size}
-    write_whole(out / LAUNCH, json.dumps({**facts, "store": place.store}, indent=1).encode())
+    facts |= {"store": place.store, "lease_seconds": request.lease_seconds}
+    write_whole(request.out / LAUNCH, json.dumps(facts, indent=1).encode())
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_lost_learners import Run
+from test_lost_learners import BORNE, Run
 
 from murmur.adding import one_more
 from murmur.settings import SettingError
@@ -28,7 +28,7 @@ def secret_in(folder: Path) -> Path:
 @pytest.mark.parametrize("strategy", ["KAVG(K=4)", "ADPSGD()"])
 def test_it_takes_part_to_the_end(strategy: str, tmp_path: Path) -> None:
     secret = secret_in(tmp_path)
-    run = Run(tmp_path, "--secret-file", str(secret), "--strategy", strategy, "--set", "budget.epochs=3")
+    run = Run(tmp_path, "--secret-file", str(secret), "--strategy", strategy, "--set", "budget.epochs=3", *BORNE)
     run.until(40)
     words = [sys.executable, "-m", "murmur", "add", str(run.out), "--secret-file", str(secret), "--threads", "1"]
     added = subprocess.Popen(words)
@@ -37,7 +37,7 @@ def test_it_takes_part_to_the_end(strategy: str, tmp_path: Path) -> None:
     steps = [r for r in run.records() if r["kind"] == "step"]
     assert max(i for i, r in enumerate(steps) if r["learner"] == 3) > 1100
     assert sum(r["learner"] == 3 for r in steps) > 50
-    assert 1200 <= len(steps) <= 1204  # on a busy machine a learner may be thought dead, and its work be done twice
+    assert 1200 <= len(steps) <= 1204
 
 
 def test_it_needs_a_run_that_has_begun_and_can_take_it(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_it_needs_a_run_that_has_begun_and_can_take_it(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"run\.json"):
         one_more(tmp_path, secret, None)
     facts = {"source": "toy", "settings": [], "strategy": "SyncSGD()", "learners": 2, "init": None}
-    launch = {"host": "127.0.0.1", "port": 9, "generation": 0, "learners": 2, "store": "murmur"}
+    launch = {"host": "127.0.0.1", "port": 9, "generation": 0, "learners": 2, "store": "murmur", "lease_seconds": None}
     (tmp_path / "run.json").write_text(json.dumps(facts))
     (tmp_path / "launch.json").write_text(json.dumps(launch))
     with pytest.raises(SettingError, match="not to SyncSGD"):

@@ -41,6 +41,13 @@ SecretFile = Annotated[
     Path | None,
     typer.Option(help="A file that only you may read; learners on several hosts know each other by what stands in it."),
 ]
+LeaseSeconds = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        help="A learner silent for so long, and for ten median gradients, is lost; 1 (MPI: 30) otherwise.",
+    ),
+]
 
 
 HELP = """Train an experiment with one or more learners.
@@ -89,6 +96,7 @@ def train_command(
     dry: Dry = False,
     world: World = "torch",
     secret_file: SecretFile = None,
+    lease_seconds: LeaseSeconds = None,
 ) -> None:
     request = Request(
         source,
@@ -103,5 +111,6 @@ def train_command(
         test_model,
         world,
         secret_file,
+        lease_seconds,
     )
     raise typer.Exit(dry_run(request) if dry else train(request))

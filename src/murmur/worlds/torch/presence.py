@@ -34,10 +34,13 @@ class Presence:
         roll: its line to the register of the whole world.
         host_of: where a learner runs, by rank.
         mail: its post office, which learns who neither writes nor reads any more.
+        least_seconds: silence that is always borne.
     """
 
-    def __init__(self, roll: NetRoll, host_of: Callable[[int], str], mail: Mail) -> None:
-        self.roll, self._host_of, self._mail = roll, host_of, mail
+    def __init__(
+        self, roll: NetRoll, host_of: Callable[[int], str], mail: Mail, least_seconds: float = LEAST_SECONDS
+    ) -> None:
+        self.roll, self._host_of, self._mail, self._least = roll, host_of, mail, least_seconds
         roll.when_gone = self._gone
         self._told = -math.inf
         self._rounds: deque[float] = deque(maxlen=MOST_ROUNDS)
@@ -48,13 +51,12 @@ class Presence:
         if len(self._rounds) < FEWEST_ROUNDS:
             return
         median = statistics.median(self._rounds)
+        self.roll.lease_seconds = max(self._least, ROUNDS * median)
         if len(self._rounds) == FEWEST_ROUNDS and self.roll.rank == 0:
-            deadline = max(LEAST_SECONDS, ROUNDS * median)
             log.info(
                 "a learner that is silent for %.2f s, max(%g s, %d median rounds of %.3f s), counts as lost",
-                *(deadline, LEAST_SECONDS, ROUNDS, median),
+                *(self.roll.lease_seconds, self._least, ROUNDS, median),
             )
-        self.roll.lease_seconds = max(LEAST_SECONDS, ROUNDS * median)
 
     def incarnations(self, members: Sequence[int]) -> dict[int, int]:
         """Of those members that are here now; see `missing`."""

@@ -23,13 +23,13 @@ from murmur.worlds.torch.environment import Place, address_towards
 from murmur.worlds.torch.group import TorchGroup, Wiring
 from murmur.worlds.torch.mail import Mail
 from murmur.worlds.torch.netroll import WORLD, NetRoll
-from murmur.worlds.torch.presence import Presence
+from murmur.worlds.torch.presence import LEAST_SECONDS, Presence
 from murmur.worlds.torch.store import NetStore, connect, secret_of
 from murmur.worlds.torch.traffic import Flow, Traffic
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 300.0
-LEASE_SECONDS = 10.0
+STARTING_LEASE_SECONDS = 10.0  # until it is known how long rounds take
 POLL_SECONDS = 0.02
 LAST_WORDS_SECONDS = 5.0
 
@@ -91,7 +91,8 @@ class TorchWorld:
         place: this process's place (see `place_of`).
         device: where this learner's model lives, "cpu" or "cuda:0".
         timeout_seconds: how long a collective may take before it is given up; must be finite.
-        lease_seconds: silence after which the others go on without a learner, where the strategy can.
+        lease_seconds: silence after which the others go on without a learner, where the strategy can; ten median rounds
+            where they last longer.
         sink: receives the spans of the trace.
         store: an open store of this launch; None connects to the one that `place` names.
     """
@@ -103,10 +104,12 @@ class TorchWorld:
         timeout_seconds: float = TIMEOUT_SECONDS,
         sink: Callable[[Span], None] | None = None,
         store: c10d.Store | None = None,
-        lease_seconds: float = LEASE_SECONDS,
+        lease_seconds: float = LEAST_SECONDS,
     ) -> None:
         if not 0 < timeout_seconds < float("inf"):
             raise ValueError(f"timeout_seconds must be positive and finite, got {timeout_seconds}")
+        if not 0 < lease_seconds < float("inf"):
+            raise ValueError(f"lease_seconds must be positive and finite, got {lease_seconds}")
         self.place, self.device, self.timeout_seconds, self.sink = place, device, timeout_seconds, sink
         self.store, self.lease_seconds = store, lease_seconds
 
@@ -162,10 +165,10 @@ class TorchWorld:
         told = Told(store)
         for r in range(size):
             told(r)  # who begins together waits for all the others here
-        presence = None
+        presence, lease = None, max(STARTING_LEASE_SECONDS, self.lease_seconds)
         if isinstance(store, NetStore) and size > 1:
-            roll = NetRoll(store.line, store.name_of(WORLD), rank, size, self.lease_seconds)
-            presence = Presence(roll, lambda r: told(r)[0], mail)
+            roll = NetRoll(store.line, store.name_of(WORLD), rank, size, lease)
+            presence = Presence(roll, lambda r: told(r)[0], mail, self.lease_seconds)
         return Wiring(
             store=store,
             rank=rank,
@@ -175,7 +178,7 @@ class TorchWorld:
             timeout_seconds=self.timeout_seconds,
             trace=seat.trace,
             late=seat.late,
-            lease_seconds=self.lease_seconds,
+            lease_seconds=lease,
             presence=presence,
             rolls=[] if presence is None else [presence.roll],
         )
