@@ -11,7 +11,7 @@ from murmur.adding import one_more
 from murmur.settings import SettingError
 
 FACTS = {"source": "toy", "settings": [], "strategy": "KAVG(K=2)", "learners": 2, "init": None}
-LAUNCH = {"store": "murmur", "learners": 2, "host": "127.0.0.1", "port": 9, "generation": 0, "lease_seconds": null}
+LAUNCH = {"store": "murmur", "learners": 2, "host": "127.0.0.1", "port": 9, "generation": 0, "lease_seconds": None}
 
 
 @pytest.mark.parametrize(
