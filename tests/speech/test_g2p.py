@@ -47,6 +47,8 @@ def test_every_image_is_a_phone_of_cmudict() -> None:
         ("measure", "M EH ZH ER", "M EH1 ZH ER0"),
         ("café", "K AE F EY", "K AE0 F EY1"),
         ("hurry", "HH ER IY", "HH ER1 IY0"),
+        ("\u00e0", "EY", "EY1"),  # not "a grave"
+        ("\ufb01ne", "F AY N", "F AY1 N"),
         ("loch", "L AA K", "L AA1 K"),
         ("seventeen", "S EH V AH N T IY N", "S EH1 V AH0 N T IY2 N"),
     ],
@@ -74,6 +76,8 @@ def test_apostrophes_and_case_make_no_difference(word: str) -> None:
         ("\u65e5\u672c", "en-us does not read"),
         ("\u041c\u043e\u0441\u043a\u0432\u0430", "en-us does not read"),
         ("\u0301", "which is no letter"),
+        ("a" * 61, "61 letters, more than 60"),
+        ("k\u02b7", "en-us does not read"),
     ],
 )
 def test_what_is_no_word_is_refused_with_the_reason(word: str, reason: str) -> None:

@@ -26,6 +26,11 @@ entries_strategy = st.lists(
 )
 
 
+def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path):
+    (tmp_path / "lexicon.txt").write_text("ON AA N\r\n", encoding="utf-8-sig", newline="")
+    assert read_lexicon(tmp_path / "lexicon.txt") == [("ON", ("AA", "N"))]
+
+
 def accepted_pairs(fst, max_arcs):
     """All (input labels, output labels) of paths of at most `max_arcs` arcs, without epsilons, with their counts."""
     found = Counter()

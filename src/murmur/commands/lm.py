@@ -134,7 +134,7 @@ def text_lines(path: Path) -> list[str]:
         raise SettingError(f"there is no file {path}")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return raw.decode("utf-8").splitlines()
+        return raw.decode("utf-8-sig").splitlines()
     except (EOFError, gzip.BadGzipFile) as error:
         raise SettingError(f"{path} is damaged: {error}") from error
     except UnicodeDecodeError as error:

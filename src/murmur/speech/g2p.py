@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from murmur.speech.spelling import Digits, UnspeakableError, check_word, folded, spell
+from murmur.speech.spelling import JOINERS, Digits, UnspeakableError, check_word, folded, graphemes, spell
 from murmur.speech.synth import SynthesisError, load_espeak
 
 _IPA = 0x02
@@ -67,7 +67,7 @@ class Phonemizer:
         Raises:
             UnspeakableError: espeak-ng says nothing.
         """
-        rest, clauses = ctypes.c_char_p(folded(word).encode()), []
+        rest, clauses = ctypes.c_char_p(_as_read(word).encode()), []
         while rest.value:  # one clause a call, which moves the pointer on, at last to NULL
             clause = self._library.espeak_TextToPhonemes(ctypes.byref(rest), _UTF8, _IPA | _SEPARATOR)
             clauses.append((clause or b"").decode())
@@ -80,6 +80,12 @@ class Phonemizer:
         if not sounds:
             raise UnspeakableError(f"espeak-ng says nothing for {word!r}")
         return sounds
+
+
+def _as_read(word: str) -> str:
+    """What espeak-ng gets: lower case, no ligatures; a lone letter without its marks, which it would name."""
+    text = unicodedata.normalize("NFKC", folded(word).translate(dict.fromkeys(map(ord, JOINERS))))
+    return unicodedata.normalize("NFD", text)[0] if len(graphemes(text)) == 1 else text
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def read_lexicon(path: Path) -> list[Entry]:
     """
     entries: dict[Entry, None] = {}
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
     for number, line in enumerate(lines, 1):

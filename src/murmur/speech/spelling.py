@@ -13,6 +13,7 @@ Digits = Literal["refuse", "read"]
 JOINERS = frozenset("\u200c\u200d")
 APOSTROPHES = frozenset("'\u2019\u02bc\uff07\u2018")
 HYPHENS = frozenset("-\u2010\u2011\u2013\u00ad")
+LONGEST = 60  # letters of a word
 SILENT = APOSTROPHES | HYPHENS | {".", "\u00b7"}
 
 
@@ -43,10 +44,13 @@ def check_word(word: str, digits: Digits = "refuse") -> None:
     """Accept words of letters, marks, apostrophes, hyphens and full stops, with at least one letter (or digit).
 
     Raises:
-        UnspeakableError: another character, a digit (unless digits are read), a mark without its letter, no letter.
+        UnspeakableError: another character, a digit (unless digits are read), a mark without its letter, no letter,
+            or more than 60 letters.
     """
-    spoken = False
-    for grapheme in graphemes(word):
+    parts, spoken = graphemes(word), False
+    if len(parts) > LONGEST:
+        raise UnspeakableError(f"{word[:20]!r}... has {len(parts)} letters, more than {LONGEST}: is it a word?")
+    for grapheme in parts:
         first = grapheme[0]
         kind = unicodedata.category(first)
         if kind == "Nd" and digits == "refuse":
