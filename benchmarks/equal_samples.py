@@ -140,7 +140,7 @@ def main(
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for name, count, seed, experiment in cells(base, counts):
         plain = replace(experiment, task=replace(experiment.task, cache=Path("cache")))  # type: ignore[type-var]
-        key = f"{plain.digest()}-{count}"
+        key = plain.digest()  # the rate, or eta, goes with the number of learners
         if key not in done:
             row = {"recipe": recipe, "strategy": name, "learners": count, "seed": seed, "digest": key}
             done[key] = {**row, **train(experiment, count)}

@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "simulate": "Train on a cluster on paper: loss against virtual hours, stragglers, failures.",
     "watch": "A run in the terminal: progress, loss, slow and lost learners, time to go.",
     "compare": "A grid of strategies, learners and seeds, real and virtual: one table.",
+    "papers": "Experiments of five papers, small, on a virtual cluster; their conclusions judged.",
     "report": "One HTML page from the records of runs.",
     "doctor": "Check libraries, store, network between learners, cores, disk, memory.",
 }

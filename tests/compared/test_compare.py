@@ -118,8 +118,14 @@ def test_what_is_finished_is_not_run_again_and_a_cut_row_is(tmp_path: Path, star
     rows = tmp_path / "cells.jsonl"
     rows.write_bytes(rows.read_bytes()[:-5])
     assert murmur(words) == 0
-    assert len(started) == 1
+    assert started == []  # the run itself is there
     assert (tmp_path / "table.json").read_bytes() == table
+    rows.write_bytes(rows.read_bytes()[:-5])
+    last = "SuperLearners-ADPSGD-4-4-virtual-seed0"
+    (tmp_path / "runs" / last / "simulated.json").unlink()  # as if it had been cut off
+    assert murmur(words) == 0
+    assert [words[words.index("--out") + 1] for words in started] == [str(tmp_path / "runs" / last)]
+    assert "--resume" in started[0]
     started.clear()
     assert murmur([*words, "--seeds", "0,3"]) == 0  # more of it
     assert len(started) == 4

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from murmur.compared.grid import Cell, Grid
+from murmur.compared.grid import Cell, Grid, Kind
 from murmur.compared.rows import Row
 from murmur.recipes.hybrid_records import hardware
 from murmur.report.read import KINDS, Records, read_run
@@ -22,6 +22,7 @@ from murmur.worlds.torch.signals import HALTED_STATUS
 FORMAT = 1
 PATIENCE_SECONDS = 60.0  # for a run to end after Ctrl-C, which it gets too
 MOST_ERROR = 600  # letters of an error
+LAST_FILE: Mapping[Kind, str] = {"processes": "score.json", "virtual": "simulated.json"}  # of all that a run leaves
 EMPTY: Mapping[str, Any] = dict.fromkeys(
     (
         "samples",
@@ -88,18 +89,19 @@ def scenario_words(grid: Grid, cell: Cell) -> list[str]:
 
 
 def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
-    """Run a cell to its end, whatever that is.
+    """Run a cell to its end, whatever that is; a run that has come to its end, but whose row was lost, is only read.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or the run was asked to stop; it goes on when the comparison is run again.
     """
     words = command(grid, cell, place, threads)
-    began = time.monotonic()
-    place.log(cell).parent.mkdir(parents=True, exist_ok=True)
-    with place.log(cell).open("a", encoding="utf-8") as log:
-        log.write(f"$ murmur {' '.join(words)}\n")
-        log.flush()
-        status = _wait(subprocess.Popen([sys.executable, "-m", "murmur", *words], stdout=log, stderr=log))
+    status, seconds = 0, None
+    last = place.run(cell) / LAST_FILE[cell.kind]
+    if "--resume" not in words or not last.is_file():
+        began = time.monotonic()
+        last.unlink(missing_ok=True)  # it is there again only if the run comes to its end
+        status = launch(words, place.log(cell))
+        seconds = time.monotonic() - began
     if status == HALTED_STATUS:
         raise KeyboardInterrupt
     about = {
@@ -115,7 +117,20 @@ def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
         "experiment": grid.experiment(cell).digest(),
     }
     found = figures(place.run(cell), cell) if status == 0 else EMPTY
-    return {**about, **found, **_origin(words, time.monotonic() - began)}
+    return {**about, **found, **_origin(words, seconds)}
+
+
+def launch(words: list[str], printed: Path) -> int:
+    """Run a command of murmur as a process of its own.
+
+    Returns:
+        Its exit status.
+    """
+    printed.parent.mkdir(parents=True, exist_ok=True)
+    with printed.open("a", encoding="utf-8") as log:
+        log.write(f"$ murmur {' '.join(words)}\n")
+        log.flush()
+        return _wait(subprocess.Popen([sys.executable, "-m", "murmur", *words], stdout=log, stderr=log))
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
@@ -130,7 +145,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
         raise
 
 
-def _origin(words: list[str], seconds: float) -> Row:
+def _origin(words: list[str], seconds: float | None) -> Row:
     return {
         "real_seconds": seconds,
         "commit": commit(),

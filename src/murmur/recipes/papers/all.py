@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from murmur.recipes.papers import asgd, frequency, hierarchy, rings, schedules
+from murmur.recipes.papers import asgd, frequency, hierarchy, rings, schedules, stragglers
 from murmur.recipes.papers.study import Study
 
 STUDIES: Mapping[str, Study] = {
-    study.name: study for study in (asgd.STUDY, frequency.STUDY, rings.STUDY, hierarchy.STUDY, schedules.STUDY)
+    study.name: study
+    for study in (
+        stragglers.STUDY,
+        rings.STUDY,
+        asgd.STUDY,
+        frequency.STUDY,
+        hierarchy.STUDY,
+        schedules.STUDY,
+    )
 }

@@ -1,9 +1,7 @@
-"""Cui et al. 2021: fixed ring, randomised ring and delay-by-one; slow learners; how large a minibatch may be.
+"""Cui et al. 2021: fixed ring, randomised ring and delay-by-one; how large a minibatch may be.
 
-16 learners, IBM's schedule; rates linear in the minibatch of all of them together, but where learners are slow: there
-they grow with the root of the number of learners.
+16 learners, IBM's schedule, rates linear in the minibatch of all of them together.
 
-Slow: a minibatch of 2,048 (128 a learner), all equal, then learner 0 ten times slower; seed 0.
 Largest: bisection over minibatches of 2^8 to 2^12 frames, seed 0, 60 updates of the largest: the middle one of those
 left; up if it trained, down if it diverged. A run has diverged where a loss is no number, or the held-out loss at the
 end is above 0.9 of that of the class frequencies.
@@ -19,7 +17,11 @@ from murmur.recipes.papers.cell import Cell
 from murmur.recipes.papers.run import loss
 from murmur.recipes.papers.study import SEEDS, Finding, Go, Groups, Study, holds, lower, ratio, shown
 
-LEARNERS, SLOW = 16, 10.0
+LEARNERS = 16
+PAPER = (
+    "Cui, Zhang, Kayi, Liu, Finkler, Kingsbury, Saon, Kung: Asynchronous decentralized distributed training of acoustic"
+    " models (arXiv 2110.11199, 2021)"
+)
 STRATEGIES = {
     "synchronous": "SyncSGD()",
     "fixed ring": "ADPSGD(ring)",
@@ -62,11 +64,8 @@ def largest(rows: Sequence[Row]) -> int:
 
 
 def runs(go: Go) -> Groups:
-    """Slow learners, bisections, then seeds at the minibatch that all can do."""
+    """Bisections, then seeds at the minibatch that all can do."""
     found: dict[str, list[Row]] = {}
-    for name, strategy in STRATEGIES.items():
-        cells = (Cell(strategy, LEARNERS, power=0.5, schedule="ibm", slow=slow) for slow in (1.0, SLOW))
-        found[f"{name}: equal, slow"] = [go(cell) for cell in cells]
     for name, strategy in STRATEGIES.items():
         found[f"{name}: largest"] = bisection(strategy, go)
     common = min(largest(found[f"{name}: largest"]) for name in STRATEGIES)
@@ -77,33 +76,8 @@ def runs(go: Go) -> Groups:
 
 
 def findings(rows: Groups) -> list[Finding]:
-    """Time with a slow learner, convergence with equal ones, the largest minibatch, consensus."""
-    return [_stragglers(rows), *_convergence(rows), _largest(rows), _consensus(rows)]
-
-
-def _stragglers(rows: Groups) -> Finding:
-    times = {}
-    for name in STRATEGIES:
-        equal, slow = rows[f"{name}: equal, slow"]
-        times[name] = slow["seconds"] / equal["seconds"]
-    rings, steps = ("fixed ring", "randomised ring"), ("synchronous", "delay-by-one")
-    good = all(times[name] <= 1.2 for name in rings) and all(times[name] >= SLOW / 2 for name in steps)
-    return Finding(
-        "rings cope with slow learners, strategies in step do not",
-        f"without numbers; all in step must take {SLOW:g} times as long, an ideal ring"
-        f" {LEARNERS / (LEARNERS - 1 + 1 / SLOW):.2f} times",
-        f"time with one learner of 16 ten times slower over time without: rings at most 1.2, the others at least"
-        f" {SLOW / 2:g}",
-        ", ".join(f"{name} {value:.2f}" for name, value in times.items()),
-        holds(good),
-        "held-out loss with the slow learner over that without: "
-        + ", ".join(f"{name} {_slow_loss(rows, name):.3f}" for name in STRATEGIES),
-    )
-
-
-def _slow_loss(rows: Groups, name: str) -> float:
-    equal, slow = rows[f"{name}: equal, slow"]
-    return loss(slow) / loss(equal)
+    """Convergence with equally fast learners, the largest minibatch."""
+    return [*_convergence(rows), _largest(rows)]
 
 
 def _convergence(rows: Groups) -> list[Finding]:
@@ -145,23 +119,10 @@ def _end(row: Row) -> str:
     return "diverged" if diverged(row) else f"{loss(row):.3f}"
 
 
-def _consensus(rows: Groups) -> Finding:
-    apart = {name: rows[f"{name}: equal, slow"][0]["consensus_distance"] for name in STRATEGIES}
-    return Finding(
-        "a randomised ring keeps learners closer together than a fixed one",
-        "a larger spectral gap (Zhang et al. 2020); at 16 learners 0.46 against 0.05 (computed)",
-        "its distance from the mean at the end is smaller",
-        ", ".join(f"{name} {value:.3f}" for name, value in apart.items() if value is not None),
-        holds(apart["randomised ring"] < apart["fixed ring"]),
-        "16 equally fast learners, minibatch 2,048, seed 0",
-    )
-
-
 STUDY = Study(
     "rings",
-    "Cui, Zhang, Kayi, Liu, Finkler, Kingsbury, Saon, Kung: Asynchronous decentralized distributed training of acoustic"
-    " models (arXiv 2110.11199, 2021)",
-    "16 learners: fixed and randomised ring, delay-by-one, synchronous SGD; equal and slow; the largest minibatch by"
+    PAPER,
+    "16 learners: fixed and randomised ring, delay-by-one, synchronous SGD; the largest minibatch by"
     " bisection; three seeds at the largest that all can do",
     runs,
     findings,

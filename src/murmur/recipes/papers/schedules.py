@@ -41,12 +41,14 @@ def runs(go: Go) -> Groups:
 
 
 def findings(rows: Groups) -> list[Finding]:
-    """Each helper by the ratio of losses with and without it."""
+    """Each helper by the ratio of losses with and without it, then 16 learners beside one."""
+    return [*_helpers(rows), *_width(rows)]
+
+
+def _helpers(rows: Groups) -> list[Finding]:
     natural, stack = ratio(rows["SGD"], rows["natural gradient"]), ratio(rows["SGD"], rows["SGD, stack"])
     both = ratio(rows["natural gradient"], rows["natural gradient, stack"])
     shape = ratio(rows["SGD"], rows["SGD, ibm"])
-    best = ratio(rows["one learner"], rows["natural gradient"])
-    faster = speed_up(rows["one learner"], rows["SGD"])
     apart = {name: rows[name][0]["consensus_distance"] for name in ("SGD", "natural gradient")}
     return [
         Finding(
@@ -74,6 +76,13 @@ def findings(rows: Groups) -> list[Finding]:
             holds(not shape.low <= 1 <= shape.high),
             "both have the same peak rate and the same frames",
         ),
+    ]
+
+
+def _width(rows: Groups) -> list[Finding]:
+    best = ratio(rows["one learner"], rows["natural gradient"])
+    faster = speed_up(rows["one learner"], rows["SGD"])
+    return [
         Finding(
             "a small loss of accuracy at 16",
             "small",

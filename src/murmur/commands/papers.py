@@ -1,0 +1,105 @@
+"""`murmur papers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from murmur.compared.rows import Row, Rows
+from murmur.recipes.papers.all import STUDIES
+from murmur.recipes.papers.cell import Cell, Material
+from murmur.recipes.papers.page import write
+from murmur.recipes.papers.run import Missing, Runner
+from murmur.recipes.papers.study import Study
+from murmur.settings import SettingError, nearest
+
+app = typer.Typer(add_completion=False)
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME...]", help=f"Of {', '.join(STUDIES)}; all otherwise.")
+]
+Corpus = Annotated[Path | None, typer.Option(help="AN4's folder; without it nothing is trained, only pages are made.")]
+Kept = Annotated[Path, typer.Option("--rows", help="File of the rows; runs that it holds are not made again.")]
+Out = Annotated[Path, typer.Option(help="Folder for papers.md and its picture.")]
+Cache = Annotated[Path, typer.Option(help="Folder for features, alignments and pre-trained stacks.")]
+
+HELP = """The experiments of five papers, small: real gradients on AN4, a virtual cluster, conclusions judged.
+
+Example: murmur papers --corpus corpora/an4 --out runs/papers
+
+murmur papers asgd rings --corpus corpora/an4 --out runs/papers
+
+murmur papers --rows results/papers.jsonl --out docs          (the page again, from rows alone)
+
+frequency: how often to average models (Rosciszewski and Kaliski). schedules: natural gradient, pre-training (Su and
+Chen). asgd: asynchronous SGD against K-step averaging (Cong et al.). stragglers, rings: fixed and randomised rings,
+delay-by-one, slow learners, large minibatches (Cui et al.). hierarchy: 8 x 8 learners (Zhang et al.).
+
+Every run is a row; what was cut off goes on where it was. About a quarter of an hour of processor time in all.
+"""
+
+
+@app.command("papers", help=HELP)
+def papers_command(
+    names: Names = None,
+    corpus: Corpus = None,
+    kept: Kept = Path("runs/papers/papers.jsonl"),
+    out: Out = Path("runs/papers"),
+    cache: Cache = Path("runs/cache"),
+) -> None:
+    torch.set_num_threads(1)
+    console = Console()
+    chosen = studies(names or list(STUDIES))
+    material = None if corpus is None else Material(corpus, cache)
+    if material is not None:
+        with console.status("preparing the data"):
+            material.supervised.prepare()
+
+    def tell(cell: Cell, row: Row) -> None:
+        console.print(line(cell, row), highlight=False, soft_wrap=True)
+
+    run, failed = Runner(Rows(kept), material, tell), False
+    for study in chosen:
+        try:
+            console.print(findings_table(study, run))
+        except Missing as error:
+            failed = True
+            console.print(f"{study.name}: {error}; give --corpus to make it", highlight=False, soft_wrap=True)
+    page = write(Runner(Rows(kept)), out)
+    console.print(f"{page}", highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if failed else 0)
+
+
+def studies(names: Sequence[str]) -> list[Study]:
+    """The studies of these names.
+
+    Raises:
+        SettingError: there is none of a name.
+    """
+    for name in names:
+        if name not in STUDIES:
+            raise SettingError(f"there is no study {name!r}{nearest(name, list(STUDIES))}")
+    return [STUDIES[name] for name in names]
+
+
+def line(cell: Cell, row: Row) -> str:
+    """A run that has ended."""
+    loss = row["heldout"].get("loss")
+    end = "diverged" if loss is None else f"held-out loss {loss:.4f}"
+    return (
+        f"{cell.strategy}, {cell.learners} learners, {cell.frames} frames, {cell.optimizer}, {cell.schedule}, seed"
+        f" {cell.seed}: {end}; {row['seconds']:.0f} virtual s, {row['cpu_seconds']:.0f} processor s"
+    )
+
+
+def findings_table(study: Study, run: Runner) -> Table:
+    """What a study found."""
+    table = Table("conclusion", "published", "here", "", title=study.name)
+    for finding in study.findings(study.runs(run)):
+        table.add_row(finding.claim, finding.published, finding.ours, finding.verdict)
+    return table

@@ -1,0 +1,174 @@
+"""The papers' experiments without their runs: designs, rules, and pages from rows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from murmur.compared.rows import Row, Rows
+from murmur.recipes.papers import asgd, frequency, rings, stragglers
+from murmur.recipes.papers.all import STUDIES
+from murmur.recipes.papers.cell import Cell, Material
+from murmur.recipes.papers.page import write
+from murmur.recipes.papers.run import Missing, Runner, loss
+from murmur.recipes.papers.study import at_most, lower, speed_up
+from murmur.speech.bootstrap import Interval
+from murmur.worlds.virtual.world import VirtualWorld
+
+PRIOR = 4.0
+
+
+def row_of(cell: Cell, value: float = 1.0, seconds: float = 100.0, **more: object) -> Row:
+    """A row as a run would leave it."""
+    described = {k: getattr(cell, k) for k in ("strategy", "learners", "seed", "frames", "budget", "slow")}
+    plain = {
+        "digest": cell.digest,
+        "cell": described,
+        "heldout": {"loss": value},
+        "ended": None,
+        "prior": PRIOR,
+        "steps": cell.budget // cell.frames,
+        "seconds": seconds,
+        "waiting_share": 0.1,
+        "staleness": 1.0,
+        "consensus_distance": 0.5,
+        "sent_bytes": 1e9,
+        "errors": {f"u{i}": [i % 3, 5] for i in range(9)} if cell.decoded else None,
+        "cpu_seconds": 60.0,
+        "commit": "abc",
+        "hardware": "a machine",
+        "date": "2026-11-22",
+    }
+    return {**plain, **more}
+
+
+def invented(cell: Cell) -> Row:
+    """A different loss for every cell."""
+    return row_of(cell, 1 + int(cell.digest, 16) % 1000 / 1000)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_cell_of_every_study_can_be_run(name: str) -> None:
+    cells: list[Cell] = []
+
+    def go(cell: Cell) -> Row:
+        cells.append(cell)
+        return invented(cell)
+
+    groups = STUDIES[name].runs(go)
+    assert {row["digest"] for rows in groups.values() for row in rows} == {cell.digest for cell in cells}
+    for cell in {cell.digest: cell for cell in cells}.values():
+        experiment = cell.experiment(task=None, per_epoch=1700)
+        assert experiment.budget.minibatches == cell.budget // cell.frames
+        assert VirtualWorld(cell.cluster()).cluster.learners == cell.learners
+    found = STUDIES[name].findings(groups)
+    assert len({finding.claim for finding in found}) == len(found) > 0
+
+
+def test_digests_look_at_everything_but_decoding() -> None:
+    plain = Cell()
+    assert replace(plain, decoded=True).digest == plain.digest
+    changes = {"strategy": "KAVG(2)", "learners": 2, "rate": 1.0, "power": 1.0, "seed": 1, "frames": 64, "budget": 1}
+    changes |= {"schedule": "ibm", "optimizer": "natural gradient", "stack": True, "slow": 2.0}
+    assert len({replace(plain, **{k: v}).digest for k, v in changes.items()} | {plain.digest}) == len(changes) + 1
+
+
+@given(st.integers(min(rings.EXPONENTS) - 1, max(rings.EXPONENTS)), st.sampled_from(sorted(rings.STRATEGIES.values())))
+def test_bisection_finds_the_largest_minibatch_that_trains(limit: int, strategy: str) -> None:
+    """Against looking at all of them, where training ends at one size."""
+
+    def go(cell: Cell) -> Row:
+        batch = cell.learners * cell.frames
+        return row_of(cell, 1.0 if batch <= 2**limit else 0.95 * PRIOR)
+
+    everything = [2**n for n in rings.EXPONENTS if n <= limit]
+    done = rings.bisection(strategy, go)
+    assert rings.largest(done) == max(everything, default=0)
+    assert len(done) <= 3
+
+
+@pytest.mark.parametrize(("low", "high", "below", "limited"), [
+    (0.8, 0.9, "agrees", "agrees"),
+    (0.9, 1.01, "undecided", "agrees"),
+    (0.9, 1.1, "undecided", "undecided"),
+    (1.01, 1.03, "differs", "undecided"),
+    (1.03, 1.1, "differs", "differs"),
+])  # fmt: skip
+def test_verdicts(low: float, high: float, below: str, limited: str) -> None:
+    value = Interval((low + high) / 2, low, high, 0.95)
+    assert (lower(value), at_most(value, 1.02)) == (below, limited)
+
+
+def test_a_run_that_ended_counts_with_the_loss_of_the_class_frequencies() -> None:
+    assert loss(row_of(Cell(), 2.0)) == 2.0
+    assert loss(row_of(Cell(), 40.0)) == PRIOR
+    assert loss(row_of(Cell(), heldout={}, ended="the loss is nan")) == PRIOR
+    assert rings.diverged(row_of(Cell(), heldout={}, ended="the loss is nan"))
+
+
+def test_speed_is_frames_a_second() -> None:
+    alone, many = row_of(Cell(), seconds=100.0), row_of(Cell(budget=480_000), seconds=50.0)
+    assert speed_up([alone], [many]) == pytest.approx(4.0)
+
+
+def test_the_frequency_study_takes_the_best_and_what_cannot_be_told_from_it() -> None:
+    values = {"128": (1.0, 1.1, 1.2), "1024": (1.01, 1.09, 1.21), "8192": (1.3, 1.43, 1.56), "30000": (2.0, 2.2, 2.4)}
+    rows = {
+        name: [row_of(Cell(seed=seed, decoded=True), value) for seed, value in enumerate(each)]
+        for name, each in values.items()
+    }
+    assert frequency.best_range(rows) == ["128", "1024"]
+
+
+def test_stragglers_are_judged_by_the_clock() -> None:
+    seconds = {"synchronous": 900.0, "fixed ring": 110.0, "randomised ring": 119.0, "delay-by-one": 800.0}
+    rows = {name: [row_of(Cell()), row_of(Cell(), seconds=value)] for name, value in seconds.items()}
+    assert stragglers.findings(rows)[0].verdict == "agrees"
+    rows["fixed ring"][1] = row_of(Cell(), seconds=121.0)
+    assert stragglers.findings(rows)[0].verdict == "differs"
+
+
+def test_rows_are_found_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    rows, cell = Rows(tmp_path / "rows.jsonl"), Cell(seed=5, decoded=True)
+    run = Runner(rows)
+    with pytest.raises(Missing, match="seed=5"):
+        run(cell)
+    rows.append(row_of(replace(cell, decoded=False)))
+    assert run(replace(cell, decoded=False))["digest"] == cell.digest
+    with pytest.raises(Missing):
+        run(cell)  # its test was not decoded
+    rows.append(row_of(cell))
+    assert run(cell)["errors"]
+
+
+def test_the_page_is_made_of_rows_alone_and_says_what_is_missing(tmp_path: Path) -> None:
+    rows, cells = Rows(tmp_path / "rows.jsonl"), list[Cell]()
+
+    def keep(cell: Cell) -> Row:
+        cells.append(cell)
+        return invented(cell)
+
+    STUDIES["asgd"].runs(keep)
+    STUDIES["stragglers"].runs(keep)
+    for cell in cells[:-1]:
+        rows.append(invented(cell))
+    assert "## stragglers: not finished" in write(Runner(rows), tmp_path / "a").read_text()
+    assert "7 runs are there" in (tmp_path / "a" / "papers.md").read_text()
+    rows.append(invented(cells[-1]))
+    page = write(Runner(rows), tmp_path / "a").read_text()
+    assert page == write(Runner(rows), tmp_path / "b").read_text()
+    assert (tmp_path / "a" / "papers.svg").read_bytes() == (tmp_path / "b" / "papers.svg").read_bytes()
+    assert "## stragglers\n" in page
+    for cell in cells:
+        assert re.search(rf"\| {loss(invented(cell)):.4f} \| .*`{cell.digest}`", page)
+    for finding in asgd.STUDY.findings(asgd.STUDY.runs(invented)):
+        assert f"{finding.claim}: **{finding.verdict}**" in page
+
+
+def test_nothing_is_trained_without_speech(tmp_path: Path) -> None:
+    assert Material(tmp_path, tmp_path).network_task(3).seed == 3
