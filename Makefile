@@ -47,6 +47,14 @@ peers:
 results: .venv/installed-dev
 	$(BIN)/python benchmarks/results.py
 
+# The documentation as a site in site/; a broken link or a page that is nowhere ends it.
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.venv/installed-docs: .venv/installed-dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
 # Wheel and source archive in dist/, built in environments of their own from pinned versions.
 dist:
 	$(PYTHON) -m venv .venv-dist

@@ -143,6 +143,35 @@ def test_digits_and_mandarin(tmp_path: Path) -> None:
     assert texts(tmp_path / "aishell", "dev") == {f"BAC009S0724W000{n}": "而对楼市TV成交" for n in range(2)}
 
 
+def test_recordings_of_ones_own(tmp_path: Path) -> None:
+    root = tmp_path / "recordings"
+    for n in range(12):
+        for take in ("a", "b c"):
+            layouts.noise(root / f"speaker {n:02}" / f"{take}.flac", 0.5)
+            (root / f"speaker {n:02}" / f"{take}.txt").write_text("Grüße,\nBob!\n")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 0, said
+    assert texts(tmp_path / "set", "test") == {"speaker_11-a": "GRÜSSE BOB", "speaker_11-b_c": "GRÜSSE BOB"}
+    assert [len(part) for part in sets.splits(tmp_path / "set")] == [20, 2, 2]
+    # Folders that are splits are taken as they are.
+    for split, first in (("train", 0), ("dev", 10), ("test", 11)):
+        (root / split).mkdir()
+        for n in range(first, {"train": 10, "dev": 11, "test": 12}[split]):
+            (root / f"speaker {n:02}").rename(root / split / f"speaker {n:02}")
+    assert run("own", "--from", root, "--out", tmp_path / "set")[0] == 0
+    assert [len(part) for part in sets.splits(tmp_path / "set")] == [20, 2, 2]
+    (root / "test/speaker 11/a.txt").unlink()
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 1
+    assert "test: 1 of 2 utterances cannot be used" in said
+    assert "a.txt is missing beside it" in said
+    (root / "test/speaker 11/a.txt").write_bytes("Grüße".encode("latin-1"))
+    assert "a.txt): it is not UTF-8" in run("own", "--from", root, "--out", tmp_path / "set")[1]
+    (root / "test/speaker 11/a.flac").rename(root / "test/speaker 11/z.flac")
+    (root / "test/speaker 11/a.txt").write_text("a")
+    assert "a.txt): there is no recording beside it" in run("own", "--from", root, "--out", tmp_path / "set")[1]
+
+
 def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:
     root = layouts.librispeech(tmp_path / "from", MINI, utterances=60)
     gone = root / "LibriSpeech/train-clean-5/100/2000/100-2000-0007.flac"
@@ -174,6 +203,8 @@ def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:
         (["yesno", "--from", "X", "--kind", "mfcc"], "options of features and --set are not for corpora"),
         (["yesno", "--from", "nowhere"], "nowhere is no folder"),
         (["yesno", "--from", "X"], "holds recordings such as 0_1_0_1_0_1_0_1; there is nothing"),
+        (["own", "--from", "X"], "holds SPEAKER/NAME.txt beside recordings"),
+        (["own", "--download", "X"], "own is not published anywhere: --from FOLDER"),
         (["librispeech", "--from", "X"], "holds train-clean-100 or dev-clean"),
     ],
 )

@@ -48,6 +48,8 @@ def prepare_corpus(name: str, places: From, out: Path, jobs: int) -> None:
     if places.mirror is not None and places.download is None:
         raise SettingError("--mirror is for --download")
     corpus = CORPORA[name]
+    if places.download is not None and not corpus.parts:
+        raise SettingError(f"{name} is not published anywhere: --from FOLDER")
     chosen = _chosen(name, corpus, places)
     folder = places.folder or places.download or Path()
     if places.download is not None:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from murmur.speech.published.readers import Reader, read_aishell, read_an4, read_fsdd, read_librispeech, read_yesno
+from murmur.speech.published.readers import (
+    Reader,
+    read_aishell,
+    read_an4,
+    read_fsdd,
+    read_librispeech,
+    read_own,
+    read_yesno,
+)
 from murmur.speech.published.transcripts import ENGLISH, UNSPACED, Rule
 
 OPENSLR = "https://www.openslr.org/resources"
@@ -201,5 +209,15 @@ CORPORA: Mapping[str, Published] = {
         rule=UNSPACED,
         splits="train, dev and test as published",
         read=read_aishell,
+    ),
+    "own": Published(
+        about="recordings of your own: SPEAKER/NAME.wav or .flac with NAME.txt beside it",
+        licence="yours to know",
+        page="--from FOLDER only",
+        address="",
+        parts=(),
+        rule=ENGLISH,
+        splits="folders train, dev and test if there are any; else the last tenth of the speakers by name is test",
+        read=read_own,
     ),
 }

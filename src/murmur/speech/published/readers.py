@@ -26,6 +26,7 @@ from murmur.speech.digits import LEXICON, WORDS
 
 FSDD_DEV, FSDD_TEST = "nicolas", "theo"
 YESNO_RECORDINGS = 60
+SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "sph", "aif"}
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,52 @@ def read_fsdd(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     }
     lexicon = "".join(sorted(f"{word} {phones}\n" for word, ways in LEXICON.items() for phones in ways))
     return _measured({s: Corpus(tuple(us)) for s, us in splits.items() if us}, jobs, {"lexicon.txt": lexicon})
+
+
+def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
+    """Recordings of one's own: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each.
+
+    Folders train, dev and test above the speakers are the splits. Without them the last tenth of the speakers in byte
+    order, at least one, is test.
+
+    Raises:
+        CorpusError: no recording, no train or test folder beside the other, or fewer than two speakers to part.
+    """
+    named = [split for split in ("train", "dev", "test") if (folder / split).is_dir()]
+    if named:
+        return _measured({split: _own_split(folder / split) for split in named}, jobs, {})
+    whole = _own_split(
+        _holding(folder, "wav", lambda at: any(at.glob("*/*.txt")), "SPEAKER/NAME.txt beside recordings")
+    )
+    speakers = sorted(set(whole.speakers.values()), key=str.encode)
+    if len(speakers) < 2:
+        raise CorpusError(
+            f"{folder} has {len(speakers)} speaker, and test takes one of its own: make folders train and test"
+        )
+    held_out = set(speakers[-max(1, len(speakers) // 10) :])
+    test = whole.subset(lambda u: u.speaker in held_out)
+    train = Corpus(whole.subset(lambda u: u.speaker not in held_out).utterances, whole.problems)
+    return _measured({"train": train, "test": test}, jobs, {})
+
+
+def _own_split(folder: Path) -> Corpus:
+    sounds = {p for p in sorted(folder.glob("*/*")) if p.suffix.lower().lstrip(".") in SOUNDS}
+    utterances, problems = [], []
+    for path in sorted(sounds):
+        name, text = f"{path.parent.name}-{path.stem}".replace(" ", "_"), path.with_suffix(".txt")
+        try:
+            said = text.read_text(encoding="utf-8")
+            utterances.append(Utterance(name, path.parent.name.replace(" ", "_"), said, Audio(path.absolute())))
+        except FileNotFoundError:
+            problems.append(Problem(name, str(path), f"{text.name} is missing beside it"))
+        except UnicodeDecodeError:
+            problems.append(Problem(name, str(text), "it is not UTF-8"))
+    stems = {path.with_suffix("") for path in sounds}
+    for text in sorted(folder.glob("*/*.txt")):
+        if text.with_suffix("") not in stems:
+            name = f"{text.parent.name}-{text.stem}".replace(" ", "_")
+            problems.append(Problem(name, str(text), "there is no recording beside it"))
+    return Corpus(tuple(utterances), tuple(problems))
 
 
 def _holding(folder: Path, inner: str, holds: Callable[[Path], bool], what: str) -> Path:
