@@ -207,7 +207,8 @@ def run_all(grid: Grid, cells: Sequence[Cell], place: Place, threads: int | None
             row = run(grid, cell, place, threads)
             Rows(place.cells).append(row)
             bar.advance(task)
-            end = f"failed: {row['error']}" if row["error"] else f"{row['real_seconds']:.1f} s"
+            seconds = row["real_seconds"]
+            end = f"failed: {row['error']}" if row["error"] else "done" if seconds is None else f"{seconds:.1f} s"
             console.print(f"{cell.name}: {end}", highlight=False, markup=False, soft_wrap=True)
 
 
