@@ -32,6 +32,7 @@ def test_it_takes_part_to_the_end(strategy: str, tmp_path: Path) -> None:
     run.until(40)
     words = [sys.executable, "-m", "murmur", "add", str(run.out), "--secret-file", str(secret), "--threads", "1"]
     added = subprocess.Popen(words)
+    run.await_learner(3)
     assert run.end() == 0
     assert added.wait(60) == 0
     steps = [r for r in run.records() if r["kind"] == "step"]

@@ -25,11 +25,14 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD
+from pathlib import Path
+
+SLOWLY = Path(__file__).with_name("slowly")
 
 @dataclass(frozen=True)
 class Slow(ToyTask):
     def minibatch(self, n):
-        time.sleep(0.02)
+        time.sleep(0.3 if SLOWLY.exists() else 0.02)
         return super().minibatch(n)
 
 def experiment():
@@ -69,6 +72,17 @@ class Run:
         file = self.out / "records.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
+    def await_learner(self, rank: int) -> None:
+        """Let the others work slowly until a learner, whose interpreter may take its time to start, takes a step."""
+        slowly, seen = self.out.with_name("slowly"), len(self.records())
+        slowly.touch()
+        deadline = time.monotonic() + 90
+        while not any(r["kind"] == "step" and r["learner"] == rank for r in self.records()[seen + 2 :]):
+            assert self.process.poll() is None, "the run has ended too early"
+            assert time.monotonic() < deadline, f"learner {rank} does not take part"
+            time.sleep(0.05)
+        slowly.unlink()
+
     def until(self, steps: int) -> None:
         deadline = time.monotonic() + 90
         while len(self.records()) < steps:
@@ -76,11 +90,11 @@ class Run:
             assert time.monotonic() < deadline, "the run makes no progress"
             time.sleep(0.05)
 
-    def end(self, seconds: float = 90) -> int:
+    def end(self, seconds: float = 180) -> int:
         return self.process.wait(seconds)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_others_go_on_without_a_killed_learner(rank: int, tmp_path: Path) -> None:
     run = Run(tmp_path, *BORNE)
@@ -94,11 +108,13 @@ def test_the_others_go_on_without_a_killed_learner(rank: int, tmp_path: Path) ->
     assert json.loads((run.out / "score.json").read_text())["test"]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_killed_learner_comes_back(tmp_path: Path) -> None:
     run = Run(tmp_path, "--restarts", "1", "--set", "budget.epochs=3", *BORNE)
     run.until(40)
     os.kill(learners_of(run.process.pid)[1], signal.SIGKILL)
+    run.until(len(run.records()) + 30)
+    run.await_learner(1)
     assert run.end() == 0
     steps = [r for r in run.records() if r["kind"] == "step"]
     mine = [i for i, r in enumerate(steps) if r["learner"] == 1]
@@ -118,6 +134,7 @@ def test_k_step_averaging_goes_on_and_lets_a_learner_in_again(fate: str, tmp_pat
     run.until(len(run.records()) + 100)  # the others go on
     if fate == "stopped":
         os.kill(lost, signal.SIGCONT)
+    run.await_learner(0)
     assert run.end() == 0
     steps = [r for r in run.records() if r["kind"] == "step"]
     assert max(i for i, r in enumerate(steps) if r["learner"] == 0) > 1100, "it takes part again"
@@ -142,7 +159,7 @@ def test_lock_step_starts_again_and_ends_with_the_same_bits(number: signal.Signa
     assert first == second
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_lock_step_without_restarts_ends_soon(tmp_path: Path) -> None:
     run = Run(tmp_path, "--strategy", "SyncSGD()")
     run.until(90)
