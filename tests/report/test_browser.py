@@ -28,7 +28,8 @@ TEXT, GROUNDS = ("ink", "muted", "link", "sub", "ins", "del", "alert"), ("ground
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     slow = {"kind": "straggler", "learner": 1, "host": "a-host-with-a-long-name.example", "cause": "compute",
-            "factor": 9.5, "since_seconds": 1.0, "since_samples": 32.0, "seconds": 2.0, "samples": 64.0, "over": False}  # fmt: skip
+            "factor": 9.5, "since_seconds": 1.0, "since_samples": 32.0, "seconds": 2.0, "samples": 64.0,
+            "over": False}  # fmt: skip
     runs = []
     for seed, (name, learners) in enumerate({"one": 1, "a-run-with-a-very-long-name-of-its-own": 4}.items()):
         run = write_run(folder / name, [*random_rows(seed, learners, 120), slow], learners)

@@ -51,7 +51,7 @@ def test_the_table_is_that_of_the_cells(tmp_path: Path) -> None:
     shown = {line[0]: dict(zip(names, line, strict=True)) for line in lines}
     assert set(shown) == {"same", "other", "gone"}
     assert list(shown["same"].values())[1:6] == ["KAVG(4)", "4", "virtual cluster", "0", "1,280"]
-    expected = {"WER %": "3.25", "95 % interval": "2.50 to 4.12", "held-out loss": "0.6250", "not computing": "12.5%",
+    expected = {"WER %": "3.25", "95 % interval": "2.50 to 4.12", "held-out loss": "0.6250", "waiting share": "12.5%",
                 "sent MB": "2.5", "staleness": "1.50", "consensus distance": "0.0625"}  # fmt: skip
     assert {name: shown["same"][name] for name in expected} == expected
     assert shown["other"]["seconds of"] == "this host"

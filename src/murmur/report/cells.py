@@ -13,7 +13,7 @@ from murmur.report.records import is_number
 NOTHING = "-"
 COLUMNS = (
     "cell", "strategy", "learners", "seconds of", "seed", "samples", "seconds", "WER %", "95 % interval",
-    "held-out loss", "not computing", "sent MB", "staleness", "consensus distance",
+    "held-out loss", "waiting share", "sent MB", "staleness", "consensus distance",
 )  # fmt: skip
 
 
