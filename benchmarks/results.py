@@ -1,6 +1,9 @@
-"""Writes RESULTS.md from records alone: results/speech.jsonl (one line a measured error rate) and results/bench/*.json.
+"""Writes RESULTS.md from records alone, and docs/papers.md.
 
 make results
+
+results/speech.jsonl has one line a measured error rate, results/bench/*.json one file a benchmark, results/papers.jsonl
+one line a run of the papers' experiments.
 """
 
 from __future__ import annotations
@@ -8,6 +11,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+
+from murmur.compared.rows import Rows
+from murmur.engine.checkpoint import write_whole
+from murmur.recipes.papers import page as papers
+from murmur.recipes.papers.run import Runner
 
 ROOT = Path(__file__).parents[1]
 HEAD = """# Results
@@ -18,15 +26,40 @@ hardware and date. Machines are shared: ratios are medians over repeats with bot
 
 
 def main() -> None:
-    """Read the records, write the page."""
+    """Read the records, write the pages."""
+    write_whole(ROOT / "RESULTS.md", page(ROOT / "results").encode())
+    papers.write(Runner(Rows(ROOT / "results" / "papers.jsonl")), ROOT / "docs")
+
+
+def page(results: Path) -> str:
+    """RESULTS.md, from a folder of records; what has no record is not in it."""
     parts = [HEAD]
-    speech = [json.loads(line) for line in (ROOT / "results" / "speech.jsonl").read_text().splitlines()]
+    kept = results / "speech.jsonl"
+    speech = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     if speech:
         parts.append("## Word error rates\n\n" + rates(speech))
-    benches = [json.loads(file.read_text()) for file in sorted((ROOT / "results" / "bench").glob("*.json"))]
+    benches = [json.loads(file.read_text()) for file in sorted((results / "bench").glob("*.json"))]
     if benches:
         parts.append("## Benchmarks\n\n" + "\n".join(map(bench, benches)))
-    (ROOT / "RESULTS.md").write_text("\n".join(parts))
+    parts += conclusions(results / "papers.jsonl")
+    return "\n".join(parts)
+
+
+def conclusions(kept: Path) -> list[str]:
+    """The papers' conclusions, of the studies whose runs are all there."""
+    run = Runner(Rows(kept))
+    found = {name: papers.made(study, run) for name, study in papers.STUDIES.items()}
+    complete = {name: groups for name, groups in found.items() if groups is not None}
+    if not complete:
+        return []
+    rows = [row for groups in complete.values() for each in groups.values() for row in each]
+    command = "`murmur papers --corpus FOLDER_OF_AN4 --rows results/papers.jsonl --out docs`"
+    return [
+        "## Conclusions of papers\n",
+        f"{command}; rules and runs: docs/papers.md.\n",
+        papers.summary(complete),
+        papers.where(rows),
+    ]
 
 
 def rates(rows: list[dict[str, Any]]) -> str:

@@ -158,7 +158,7 @@ def test_the_page_is_made_of_rows_alone_and_says_what_is_missing(tmp_path: Path)
     for cell in cells[:-1]:
         rows.append(invented(cell))
     assert "## stragglers: not finished" in write(Runner(rows), tmp_path / "a").read_text()
-    assert "7 runs are there" in (tmp_path / "a" / "papers.md").read_text()
+    assert "7 runs of it are there" in (tmp_path / "a" / "papers.md").read_text()
     rows.append(invented(cells[-1]))
     page = write(Runner(rows), tmp_path / "a").read_text()
     assert page == write(Runner(rows), tmp_path / "b").read_text()

@@ -71,17 +71,18 @@ def unfinished(study: Study, run: Runner) -> str:
     def count(cell: Cell) -> Row:
         nonlocal present
         if cell.digest not in known:
-            raise Missing(str(cell))
+            raise Missing(f"{cell.strategy}, {cell.learners} learners, {cell.frames} frames, seed {cell.seed}")
         present += 1
         return known[cell.digest]
 
     try:
         study.runs(count)
     except Missing as first:
-        missing = f"The first that is missing: `{first}`."
+        missing = f"The first that is missing: {first}."
     else:
         missing = "Test of some is not decoded yet."
-    return f"## {study.name}: not finished\n\n{study.paper}. {present} runs are there. {missing}\n"
+    there = f"{present} run{'s' * (present != 1)} of it {'are' if present != 1 else 'is'} there."
+    return f"## {study.name}: not finished\n\n{study.paper}.\n\nRuns: {study.design}. {there} {missing}\n"
 
 
 def summary(complete: Mapping[str, Groups]) -> str:
