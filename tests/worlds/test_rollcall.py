@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from threading import Event
 
 import pytest
 
@@ -52,6 +53,23 @@ def test_silence_ends_with_the_lease(server: KeyValueServer) -> None:
     silent.call({"do": "roll", "act": "beat", "roll": "flock", "rank": 1, "lease": 60.0, "known": -1, "seconds": 0.0})
     assert eventually(lambda: first.view().live == (0, 1))
     assert first.view().incarnations[1] > 0, "it is not taken for the one before"
+    first.leave()
+
+
+def test_who_was_thought_lost_is_told(server: KeyValueServer, caplog: pytest.LogCaptureFixture) -> None:
+    first, starved = member(server, 0), member(server, 1, lease_seconds=0.3)
+    runs_again = Event()
+
+    def starve() -> tuple[str, float]:
+        runs_again.wait(60)
+        return "", 0.0
+
+    starved.waiting = starve
+    assert eventually(lambda: first.view().live == (0,))
+    assert not caplog.text
+    runs_again.set()
+    assert eventually(lambda: "learner 1 was silent for longer than 0.30 s" in caplog.text)
+    starved.leave()
     first.leave()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from threading import Event, Lock, Thread
@@ -11,6 +12,7 @@ from murmur.roll import NOTHING, Preparation, Roll, View
 from murmur.worlds.torch.claims import ClaimsAhead, Line
 from murmur.worlds.torch.stalls import read_table
 
+log = logging.getLogger(__name__)
 BEAT_SECONDS = 0.25
 REACHABLE_SECONDS = 2.0  # since its latest answer the server is taken for one that will answer again
 WORLD = "world"  # the roll, and the group, of all learners
@@ -125,6 +127,11 @@ class NetRoll(Roll):
                 if view.incarnations.get(rank) != before[rank]:
                     again = "it was started again" if rank in view.incarnations else "it has ended"
                     self.when_gone(rank, self.lost.get(rank, again))
+            if self.rank in before and view.incarnations.get(self.rank) != before[self.rank]:
+                log.warning(
+                    "learner %d was silent for longer than %.2f s: the others took it for lost (--lease-seconds)",
+                    *(self.rank, self.lease_seconds),
+                )
             self._view = view
 
     def _beat(self) -> None:
