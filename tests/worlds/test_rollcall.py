@@ -69,8 +69,10 @@ def test_who_was_thought_lost_is_told(server: KeyValueServer, caplog: pytest.Log
     assert not caplog.text
     runs_again.set()
     assert eventually(lambda: "learner 1 was silent for longer than 0.30 s" in caplog.text)
+    caplog.clear()
     starved.leave()
     first.leave()
+    assert not caplog.text
 
 
 def test_another_process_of_a_learner_is_another_incarnation(server: KeyValueServer) -> None:

@@ -127,7 +127,8 @@ class NetRoll(Roll):
                 if view.incarnations.get(rank) != before[rank]:
                     again = "it was started again" if rank in view.incarnations else "it has ended"
                     self.when_gone(rank, self.lost.get(rank, again))
-            if self.rank in before and view.incarnations.get(self.rank) != before[self.rank]:
+            own = view.incarnations.get(self.rank)
+            if own is not None and own != before.get(self.rank, own):
                 log.warning(
                     "learner %d was silent for longer than %.2f s: the others took it for lost (--lease-seconds)",
                     *(self.rank, self.lease_seconds),
