@@ -91,10 +91,7 @@ def line(cell: Cell, row: Row) -> str:
     """A run that has ended."""
     loss = row["heldout"].get("loss")
     end = "diverged" if loss is None else f"held-out loss {loss:.4f}"
-    return (
-        f"{cell.strategy}, {cell.learners} learners, {cell.frames} frames, {cell.optimizer}, {cell.schedule}, seed"
-        f" {cell.seed}: {end}; {row['seconds']:.0f} virtual s, {row['cpu_seconds']:.0f} processor s"
-    )
+    return f"{cell.told}, {cell.optimizer}: {end}; {row['seconds']:.0f} virtual s, {row['cpu_seconds']:.0f} processor s"
 
 
 def findings_table(study: Study, run: Runner) -> Table:

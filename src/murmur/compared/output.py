@@ -82,6 +82,8 @@ def console_tables(lines: Sequence[Line], title: str) -> list[Table]:
     tables = []
     for what, names in (("what was learnt", QUALITY), ("how fast", SPEED)):
         chosen = [column for column in columns if column[0] in (*NAMES, *names)]
+        if len(chosen) == len(NAMES):
+            continue  # nothing has been run yet
         table = Table(title=f"{title}: {what}")
         for name, head, _ in chosen:
             table.add_column(head, justify="left" if name in ("strategy", "kind") else "right", overflow="fold")

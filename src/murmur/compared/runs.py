@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -128,7 +129,7 @@ def launch(words: list[str], printed: Path) -> int:
     """
     printed.parent.mkdir(parents=True, exist_ok=True)
     with printed.open("a", encoding="utf-8") as log:
-        log.write(f"$ murmur {' '.join(words)}\n")
+        log.write(f"$ murmur {shlex.join(words)}\n")
         log.flush()
         return _wait(subprocess.Popen([sys.executable, "-m", "murmur", *words], stdout=log, stderr=log))
 

@@ -91,6 +91,11 @@ class Cell:
         return digest_of([{k: v for k, v in asdict(self).items() if k != "decoded"}, FIXED])
 
     @property
+    def told(self) -> str:
+        """In a few words."""
+        return f"{self.strategy}, {self.learners} learners, {self.frames} frames, {self.schedule}, seed {self.seed}"
+
+    @property
     def times(self) -> float:
         """Factor on the rate."""
         return float(self.frames / FRAMES * self.learners**self.power)

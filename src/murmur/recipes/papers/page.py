@@ -71,7 +71,7 @@ def unfinished(study: Study, run: Runner) -> str:
     def count(cell: Cell) -> Row:
         nonlocal present
         if cell.digest not in known:
-            raise Missing(f"{cell.strategy}, {cell.learners} learners, {cell.frames} frames, seed {cell.seed}")
+            raise Missing(cell.told)
         present += 1
         return known[cell.digest]
 

@@ -51,7 +51,7 @@ class Runner:
         if known is not None and (not cell.decoded or known["errors"] is not None or known["ended"]):
             return known
         if self.material is None:
-            raise Missing(f"{cell} is not in {self.rows.path}")
+            raise Missing(f"{cell.told} is not in {self.rows.path}")
         began = time.process_time(), time.monotonic()
         row = {"digest": cell.digest, "cell": asdict(cell), **self._trained(cell, self.material)}
         row |= {
