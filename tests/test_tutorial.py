@@ -1,4 +1,4 @@
-"""The commands of the tutorial: their options exist, and in their order they lead from a folder to a word error rate."""
+"""The tutorial's commands: their options exist, and in their order they lead from a folder to a word error rate."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from murmur.cli import app
 pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 import layouts
+from murmur.commands.prepare_corpus import From, chosen_parts
 from murmur.recipes import corpora as sets
 from murmur.speech.kaldi_dir import read_data_dir, read_table
 from murmur.speech.published import catalogue, fetch
@@ -314,6 +315,13 @@ def test_a_download_that_was_cut_off_goes_on(tmp_path: Path, archives: Server) -
     assert code == 1
     assert run(*words)[0] == 0
     assert len(texts(tmp_path / "set", "train")) == 6
+
+
+def test_a_download_takes_the_usual_parts_and_a_folder_all() -> None:
+    corpus = CORPORA["librispeech"]
+    usual = [part.name for part in chosen_parts("librispeech", corpus, From(download=Path("d")))]
+    assert usual == ["train-clean-100", "dev-clean", "test-clean"]
+    assert chosen_parts("librispeech", corpus, From(folder=Path("d"))) == corpus.parts
 
 
 def test_only_the_part_that_is_asked_for(tmp_path: Path, archives: Server) -> None:

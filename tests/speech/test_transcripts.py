@@ -30,6 +30,7 @@ def test_unspaced_text_has_latin_letters_of_one_width():
 
 @given(st.text(max_size=40))
 @example("ß ǆ ŉ")
+@example("\u0390")  # its capital is three characters, of which two compose
 def test_words_are_upper_case_letters_digits_and_apostrophes(text):
     once = ENGLISH.apply(text)
     assert ENGLISH.apply(once) == once

@@ -50,7 +50,7 @@ def prepare_corpus(name: str, places: From, out: Path, jobs: int) -> None:
     corpus = CORPORA[name]
     if places.download is not None and not corpus.parts:
         raise SettingError(f"{name} is not published anywhere: --from FOLDER")
-    chosen = _chosen(name, corpus, places)
+    chosen = chosen_parts(name, corpus, places)
     folder = places.folder or places.download or Path()
     if places.download is not None:
         fetch(corpus, chosen, places.download, places.mirror)
@@ -62,7 +62,12 @@ def prepare_corpus(name: str, places: From, out: Path, jobs: int) -> None:
     tell(corpus, out, write_set(out, name, corpus, read))
 
 
-def _chosen(name: str, corpus: Published, places: From) -> tuple[Part, ...]:
+def chosen_parts(name: str, corpus: Published, places: From) -> tuple[Part, ...]:
+    """The parts that are asked for; otherwise all that a folder may hold, or the usual ones of a download.
+
+    Raises:
+        SettingError: the corpus has no such part.
+    """
     by_name = {part.name: part for part in corpus.parts}
     for part in places.parts:
         if part not in by_name:
