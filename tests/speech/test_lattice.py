@@ -58,6 +58,7 @@ def lattices(draw):
                 word = draw(st.integers(0, 3))
                 arcs.append((source, first + width + target, 1 + target, word, draw(costs), draw(costs)))
     ends = {layers * width: draw(costs), layers * width + 1: draw(costs)}
+    ends |= {early: draw(costs) for early in draw(st.sets(st.integers(1, layers * width - 1), max_size=2))}
     return Text(arcs, ends)
 
 
@@ -83,6 +84,15 @@ def test_posteriors_are_sums_over_paths(text):
         expected = sum(w * n for w, n in zip(weights, counted, strict=True)) / sum(weights)
         assert got[number] == pytest.approx(min(expected, 1.0), abs=1e-9)
         assert got[number] >= max(weights) / sum(weights) - 1e-9  # the best path says it
+
+
+def test_a_word_halfway_between_two_belongs_to_the_later_one():
+    ways = [(0, 1, 1, 5, 0.0, 0.0), (1, 2, 1, 0, 0.0, 0.0), (1, 2, 2, 5, 1.0, 0.0), (2, 3, 1, 5, 0.0, 0.0)]
+    found = Lattice.of(Text(ways, {3: 0.0})).confidences([5, 5], [0, 2])
+    assert found == [1.0, 1.0]
+    other = [(0, 1, 1, 5, 0.0, 0.0), (0, 1, 2, 0, 0.0, 0.0), (1, 2, 1, 0, 0.0, 0.0), (1, 2, 2, 5, 0.0, 0.0)]
+    found = Lattice.of(Text([*other, (2, 3, 1, 6, 0.0, 0.0)], {3: 0.0})).confidences([5, 6], [0, 2])
+    assert found == pytest.approx([0.5, 1.0])
 
 
 def test_a_cycle_is_refused():

@@ -93,17 +93,19 @@ def test_a_stream_in_chunks_equals_the_whole(tmp_path, stack, chunk):
     np.testing.assert_allclose(got, whole.numpy(), atol=1e-4)
 
 
-def test_axes_opset_and_metadata(tmp_path):
+@pytest.mark.parametrize("columns", [None, np.array([0, 3, 3, 4, 1, 2, 0])])
+def test_axes_opset_and_metadata(tmp_path, columns):
     import onnx
 
-    path, _ = exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["tdnn"]), Scores(Readout(), OUTPUTS)))
+    scores = Scores(Readout(columns=columns), OUTPUTS)
+    path, _ = exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["tdnn"]), scores))
     model = onnx.load(str(path))
     assert [o.version for o in model.opset_import if o.domain == ""] == [OPSET]
     assert {p.key: p.value for p in model.metadata_props} == {"sample_rate": "16000"}
-    x, scores = model.graph.input[0].type.tensor_type.shape.dim, model.graph.output[0].type.tensor_type.shape.dim
+    x, written = model.graph.input[0].type.tensor_type.shape.dim, model.graph.output[0].type.tensor_type.shape.dim
     assert [d.dim_param for d in x][:2] == ["N", "T"]
-    assert [d.dim_param for d in scores][:2] == ["N", "U"]
-    assert (x[2].dim_value, scores[2].dim_value) == (VALUES, OUTPUTS)
+    assert [d.dim_param for d in written][:2] == ["N", "U"]
+    assert (x[2].dim_value, written[2].dim_value) == (VALUES, scores.width)  # sherpa-onnx reads the width here
 
 
 def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path):

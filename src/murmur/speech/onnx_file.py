@@ -64,7 +64,6 @@ def write_onnx(module: WholeUtterances | Chunks, values: int, metadata: Mapping[
         )
         model = onnx.load(str(Path(folder, "model.onnx")))
     onnx.helper.set_model_props(model, dict(metadata))
-    _fix_width(model, module.scores.width)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(path))
     worst = chunk_difference(path, module, values) if isinstance(module, Chunks) else difference(path, module, values)
@@ -133,13 +132,6 @@ def _example(module: WholeUtterances | Chunks, values: int, stack: int) -> tuple
     frames = 4 * stack if isinstance(module, Chunks) else 4 * stack + 1
     x, x_lens = torch.randn(2, frames, values), torch.tensor([frames, frames - stack])
     return (x, x_lens, *module.first_states(2)) if isinstance(module, Chunks) else (x, x_lens)
-
-
-def _fix_width(model: Any, width: int) -> None:
-    """Name the number of output columns, which sherpa-onnx reads from the shape."""
-    scores = model.graph.output[0].type.tensor_type.shape.dim
-    scores[2].ClearField("dim_param")
-    scores[2].dim_value = width
 
 
 def _library(name: str) -> Any:
