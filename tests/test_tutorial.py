@@ -48,7 +48,8 @@ def test_in_their_order_they_lead_to_an_error_rate(tmp_path: Path) -> None:
         more = SMALL if words[:2] == ["train", "ctc"] else ["--set", "budget.epochs=1"] if "simulate" in words else []
         run = [sys.executable, "-m", "murmur", *words, *more]
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        # doctor's status is its verdict on this machine, which may be a busy one
+        assert done.returncode in ((0, 1) if words == ["doctor"] else (0,)), f"{command}\n{done.stdout}\n{done.stderr}"
         said += done.stdout
     assert said.count("%WER") >= 3  # of two runs and of score
     for left in ("runs/errors.txt", "runs/first.html", "runs/both.html", "corpora/mine/manifest.json"):
