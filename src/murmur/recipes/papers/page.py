@@ -133,7 +133,7 @@ def where(rows: Sequence[Row]) -> str:
     once = {row["digest"]: row for row in rows}.values()
     minutes = sum(row["cpu_seconds"] for row in once) / 60
     facts = [", ".join(sorted({str(row[name]) for row in once})) for name in ("commit", "date", "hardware")]
-    return f"{len(once)} runs, {minutes:.0f} processor minutes; commit {'; '.join(facts)}.\n"
+    return f"{len(once)} runs, {minutes:.1f} processor minutes; commit {'; '.join(facts)}.\n"
 
 
 def table(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
