@@ -76,10 +76,9 @@ def transcribe(
 ) -> None:
     """Write down what is said in recordings, with the times of words and how sure each is.
 
-    Examples:
-      murmur transcribe runs/demo/one-learner talk.flac --format srt --out subtitles
-      ffmpeg -i talk.mp4 -f wav - | murmur transcribe runs/demo/one-learner - --format json
-      arecord -f S16_LE -r 16000 -t raw -d 5 | murmur transcribe runs/demo/one-learner - --rate 16000
+    Example: murmur transcribe runs/demo/one-learner talk.flac --format srt --out subtitles
+
+    A stream: ffmpeg -i talk.mp4 -f wav - | murmur transcribe runs/demo/one-learner - --format json
 
     Channels are averaged and other sample rates resampled; both are said. A file that cannot be read is reported and
     the others are done; the exit status is then 3.
