@@ -92,3 +92,15 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
     assert len(allowed) == 2
     assert "default-src 'none'" in html.unescape(policy[1])
     assert "unsafe-inline" not in html.unescape(policy[1]).partition("script-src")[2]
+
+
+def test_names_made_of_two_folders_end_no_script(tmp_path: Path) -> None:
+    """A slash cannot be in a folder's name, but it is in names of runs that need their parents' too."""
+    end = "script><img src=x onerror=alert(1)>"
+    runs = [run_of(tmp_path / f"{parent}<" / end, "word") for parent in "ab"]
+    page = write_report(runs, tmp_path / "page.html").read_text()
+    assert "img" not in Tags(page).tags
+    assert Tags(page).tags["script"] == 3
+    data = re.search(r'<script type="application/json" id="curves">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    assert {series["name"] for chart in json.loads(data[1]) for series in chart["series"]} == {f"a</{end}", f"b</{end}"}

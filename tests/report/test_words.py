@@ -16,8 +16,9 @@ pytest.importorskip("matplotlib", reason="the drawing libraries are not installe
 pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
 
 from murmur.report import recognised, write_report
+from murmur.report.read import read_run
 from murmur.report.recognised import Utterance, align, embed, find_audio, read_recognised, worst
-from murmur.report.verdict import difference
+from murmur.report.verdict import difference, headline, ranking
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=7)
 
@@ -137,3 +138,22 @@ def test_the_page_shows_what_recognised_jsonl_tells(tmp_path: Path) -> None:
     assert "recognised.jsonl: 1 damaged line(s) left out, the first is line 3" in page
     problems: list[str] = []
     assert [u.name for u in read_recognised(run / "recognised.jsonl", problems)] == ["u1", "u2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict"), [([1] * 60, "Winner: good"), ([1] * 59 + [2], "No difference beyond chance")]
+)
+def test_pairs_decide_where_there_are_any(more: list[int], verdict: str, tmp_path: Path) -> None:
+    runs = []
+    for name, errors, percent in (
+        ("good", [1] * 60, 10.0),
+        ("other", [n + (n == 2 or verdict[0] == "W") for n in more], 11.0),
+    ):
+        folder = write_run(tmp_path / name, [], 1)
+        told = [vars(u) | {"utterance": u.name} for u in utterances(errors)]
+        (folder / "recognised.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+        low = percent - 3 if verdict[0] == "W" else percent - 0.1  # intervals that would say the opposite
+        score = {"test": {"test wer": percent, "test low": low, "test high": percent + percent - low}}
+        (folder / "score.json").write_text(json.dumps(score))
+        runs.append(read_run(folder))
+    assert headline(ranking(runs)).startswith(verdict)
