@@ -3,7 +3,7 @@
 Task: AN4's published cepstra with deltas, states of monophones (made by murmur's own Gaussian systems), three sigmoid
 layers of 128 on eleven frames, single frames in random order. Held out: every eighth training speaker. The clock is
 virtual; gradients are real, without momentum and without clipping. The rate, and its growth with the square root of the
-number of learners where a study says nothing else, were chosen by pilot runs with a seed of their own.
+number of learners where a study says nothing else, were chosen by pilot runs that are not among the rows.
 
 A run of one learner with 64 frames a minibatch stands for IBM's one V100 with 256 sequences a minibatch: 192 h for 16
 passes over 33.9 M sequences are 0.326 s a minibatch (arXiv 1907.05701 and its talk). Seconds are taken as linear in the
