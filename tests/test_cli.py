@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import COMMANDS, app
 
-SPEECH = {"prepare", "align", "decode", "score", "lm", "demo"}
+SPEECH = {"prepare", "align", "decode", "score", "lm", "demo", "export", "transcribe"}
 
 
 def run(*words: object) -> tuple[int, str]:
