@@ -62,7 +62,7 @@ def test_every_strategy_learns_on_a_virtual_cluster(task: CtcTask, name: str) ->
     weights = fit(experiment(task, name), VirtualWorld(cluster))
     torch.manual_seed(0)
     fresh = task.evaluate(task.model())["loss"]
-    assert dev_loss(task, weights) < 0.7 * fresh
+    assert 0 < dev_loss(task, weights) < 0.7 * fresh
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if FACTS[name].in_step])
@@ -75,7 +75,7 @@ def test_threads_agree_to_the_bit(task: CtcTask, name: str) -> None:
 def test_threads_learn_at_their_own_pace(task: CtcTask, name: str) -> None:
     weights = fit(experiment(task, name), ThreadWorld(LEARNERS, timeout_seconds=20))
     torch.manual_seed(0)
-    assert dev_loss(task, weights) < 0.7 * task.evaluate(task.model())["loss"]
+    assert 0 < dev_loss(task, weights) < 0.7 * task.evaluate(task.model())["loss"]
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if FACTS[name].exact_alone])
@@ -93,7 +93,7 @@ def test_processes(task: CtcTask, name: str, pool: Pool) -> None:
         wanted = fit(experiment(task, name), VirtualWorld(2))
         # Adam divides by the root of tiny numbers at first, so rounding shows more than elsewhere.
         assert np.abs((learners[0] - wanted).numpy()).max() < 2e-2
-    assert dev_loss(task, learners[0]) < 0.9
+    assert 0 < dev_loss(task, learners[0]) < 0.9
 
 
 def test_a_minibatch_weighs_its_frames(task: CtcTask) -> None:
