@@ -57,10 +57,10 @@ def test_one_learner_is_run_once_a_kind_and_seed_and_cells_that_do_not_apply_are
 
 
 def test_digests_tell_apart_what_differs_and_nothing_else() -> None:
-    plain = grid("KAVG(8)", virtual=(4, 8))
+    plain = grid("KAVG(8)", learners=(2, 4), virtual=(4, 8))
     cells = plain.cells()
     assert len({plain.digest(cell) for cell in cells}) == len(cells)
-    more = grid("ADPSGD()", "KAVG(8)", learners=(2,), virtual=(8, 4), seeds=(1, 0))
+    more = grid("ADPSGD()", "KAVG(8)", learners=(4, 2), virtual=(8, 4), seeds=(1, 0))
     assert {plain.digest(c) for c in cells if c.strategy != ALONE} <= {more.digest(c) for c in more.cells()}
     cell = Cell("virtual", "KAVG(8)", 4, 0)
     changed = [
