@@ -223,10 +223,10 @@ def report(request: Request, experiment: Experiment, model: nn.Module) -> None:
         "lines": list(score.lines),
         "test_seconds": seconds,
     }
-    write_whole(request.out / "score.json", json.dumps(kept, indent=1).encode())
     if score.recognised:
         lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
         write_whole(request.out / RECOGNISED, "".join(lines).encode())
+    write_whole(request.out / "score.json", json.dumps(kept, indent=1).encode())  # the last: with it a run is whole
 
 
 def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:
