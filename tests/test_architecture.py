@@ -20,6 +20,7 @@ VOCABULARY = {
     "group",
     "handover",
     "learner",
+    "mistakes",
     "mixing",
     "node",
     "overlap",

@@ -6,8 +6,9 @@ import pytest
 
 from murmur.engine.budget import Budget
 from murmur.engine.optimizer import Adam
+from murmur.mistakes import SettingError
 from murmur.recipes.toy import ToyTask
-from murmur.settings import SettingError, configure, load, recipe_names
+from murmur.settings import configure, load, recipe_names
 from murmur.strategies import KAVG, SyncSGD
 
 

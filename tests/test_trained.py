@@ -14,8 +14,8 @@ from murmur.engine.checkpoint import read_pair, write_pair
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
 from murmur.engine.trainer import Trainer
+from murmur.mistakes import SettingError
 from murmur.recipes.toy import ToyTask
-from murmur.settings import SettingError
 from murmur.strategies import SyncSGD
 from murmur.trained import Initialised, choose, find_model, read_into
 from murmur.worlds.virtual.world import VirtualWorld

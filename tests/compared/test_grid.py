@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmur.compared.grid import ALONE, Cell, Grid, numbers, split_strategies
-from murmur.settings import SettingError
+from murmur.mistakes import SettingError
 from murmur.simulated.scenario import Scenario
 
 SCENARIO = Scenario(step_seconds=0.1)

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from fuzz.harness import Files, Target
-from murmur.engine.checkpoint import Checkpoints, DamagedCheckpoint, layout_of, read_pair, write_pair
+from murmur.engine.checkpoint import Checkpoints, layout_of, read_pair, write_pair
 from murmur.flat import Layout
+from murmur.mistakes import DamagedCheckpoint
 from murmur.recipes import toy
 from murmur.report.page import page
 from murmur.report.read import read_run

@@ -16,10 +16,11 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
 from murmur.engine.trainer import Trainer
 from murmur.learner import Strategy
+from murmur.mistakes import SettingError
 from murmur.recipes.hybrid import HybridTask
 from murmur.recipes.pretrain import PretrainTask, StackBatch
 from murmur.recipes.toy import ToyTask
-from murmur.settings import SettingError, configure, load, recipe_names
+from murmur.settings import configure, load, recipe_names
 from murmur.speech.chunks import IGNORED, ChunkBatch
 from murmur.speech.models import Dnn, Tdnn
 from murmur.speech.rbm import RbmStack

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from murmur.engine.trainer import Trainer
 from murmur.group import PeerLost
 from murmur.learner import Strategy
+from murmur.mistakes import SettingError
 from murmur.plan.timing import time_strategy
 from murmur.recipes import toy
-from murmur.settings import SettingError
 from murmur.simulated.account import Account
 from murmur.simulated.run import Failure, behind, side_by_side, simulate, with_message
 from murmur.simulated.scenario import Scenario, Simulation

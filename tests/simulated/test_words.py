@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.settings import SettingError
+from murmur.mistakes import SettingError
 from murmur.simulated.words import compute_times, factors_of, faults_of, kind_of
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal, Rejoin, Stop
 

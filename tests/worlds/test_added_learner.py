@@ -11,7 +11,7 @@ import pytest
 from test_lost_learners import BORNE, Run
 
 from murmur.adding import one_more
-from murmur.settings import SettingError
+from murmur.mistakes import SettingError
 
 pytestmark = pytest.mark.processes
 SECRET = "0123456789abcdef0123456789abcdef"
