@@ -60,6 +60,19 @@ def test_every_command_shows_an_example(command: str) -> None:
     assert command in run("--help")[1]
 
 
+@pytest.mark.parametrize("words", [["--help"], ["watch", "--help"], ["trian"], ["watch", "nowhere"]], ids=" ".join)
+def test_what_trains_nothing_loads_no_torch(words: list[str]) -> None:
+    program = (
+        "import sys; from murmur.cli import app\n"
+        "try:\n    app(sys.argv[1:])\n"
+        "finally:\n    print({'torch', 'matplotlib', 'lhotse'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], timeout=60, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "set()", done.stderr
+
+
 def test_core_commands_work_without_the_speech_libraries() -> None:
     program = (
         "import sys; from typer.testing import CliRunner; from murmur.cli import app\n"

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any
 
 from murmur.engine.outlive import outlives
-from murmur.settings import SettingError
+from murmur.mistakes import SettingError
 from murmur.strategies import ADPSGD
 from murmur.training import LAUNCH, Request
 from murmur.worlds.torch.environment import Place

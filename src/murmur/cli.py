@@ -17,8 +17,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from murmur.engine.checkpoint import DamagedCheckpoint
-from murmur.settings import nearest
+from murmur.mistakes import DamagedCheckpoint, nearest
 
 COMMANDS: Mapping[str, str] = {
     "demo": "From nothing to a word error rate and a report: digits, one learner beside two.",

@@ -8,7 +8,6 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -18,6 +17,7 @@ from murmur.engine import optimizer, schedule
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.learner import Strategy
+from murmur.mistakes import SettingError, nearest
 from murmur.speech import models
 
 VALUES: Mapping[str, Any] = {
@@ -32,10 +32,6 @@ VALUES: Mapping[str, Any] = {
 # What Python raises on a text that is no literal: besides the usual, a list as a key, and too many brackets or signs.
 UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 MOST_SHOWN = 200  # letters of a text in a message
-
-
-class SettingError(ValueError):
-    """A setting names something that is not there, or gives a value that does not fit."""
 
 
 def load(source: str) -> Experiment:
@@ -202,10 +198,3 @@ def _known(word: str, name: str, names: Mapping[str, Any]) -> Any:
     if word not in names:
         raise SettingError(f"{name}: there is no {word!r}{nearest(word, list(names))}")
     return names[word]
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """The end of a message about an unknown word: the nearest known one, or all that there are."""
-    by_lower = {k.lower(): k for k in known}
-    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.4)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else (f"; there are {', '.join(known)}" if known else "")

@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from murmur.engine.checkpoint import DamagedCheckpoint, layout_of, read_pair
+from murmur.engine.checkpoint import layout_of, read_pair
 from murmur.engine.task import Loss, Score, Task
 from murmur.flat import Layout
-from murmur.settings import SettingError, nearest
+from murmur.mistakes import DamagedCheckpoint, SettingError, nearest
 
 Choice = Literal["lowest", "last", "best", "averaged"]
 FILES = {"last": "model", "best": "best", "averaged": "averaged"}

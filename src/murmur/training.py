@@ -26,8 +26,9 @@ from murmur.engine.outlive import outlives
 from murmur.engine.record import Observer, ProgressLine
 from murmur.engine.trainer import Trainer
 from murmur.group import PeerLost, WorldMismatch
+from murmur.mistakes import SettingError
 from murmur.roll import Halted
-from murmur.settings import SettingError, configure, load
+from murmur.settings import configure, load
 from murmur.strategies.facts import FACTS
 from murmur.trained import Choice, Initialised, choose, find_model, read_into
 from murmur.world import Seat, World

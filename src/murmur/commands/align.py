@@ -13,9 +13,9 @@ import typer
 from murmur.commands.options import Jobs, Settings, resolved
 from murmur.commands.timed import timed
 from murmur.engine.checkpoint import write_whole
+from murmur.mistakes import SettingError, nearest
 from murmur.recipes.hybrid import HybridTask
 from murmur.recipes.hybrid_hmm import Stage
-from murmur.settings import SettingError, nearest
 from murmur.speech.corpus import Corpus
 from murmur.speech.decode import Hypothesis
 from murmur.speech.hmm.phone_times import write_ctm

@@ -28,7 +28,7 @@ from murmur.engine.checkpoint import write_whole
 from murmur.engine.experiment import describe
 from murmur.engine.record import duration
 from murmur.engine.seeds import seed_of, seed_torch
-from murmur.settings import SettingError
+from murmur.mistakes import SettingError
 from murmur.simulated.scenario import KIND, Scenario
 from murmur.worlds.torch.environment import cores_here
 

@@ -17,10 +17,10 @@ from murmur.commands.prepare_data import read_corpus
 from murmur.commands.timed import timed
 from murmur.engine.checkpoint import write_whole
 from murmur.engine.task import Task
+from murmur.mistakes import SettingError
 from murmur.recipes.ctc import CtcTask
 from murmur.recipes.ctc_decode import GREEDY
 from murmur.recipes.hybrid import HybridTask
-from murmur.settings import SettingError
 from murmur.speech.corpus import Corpus
 from murmur.speech.decode import DecodeOptions
 from murmur.speech.kaldi_dir import write_table

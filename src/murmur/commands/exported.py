@@ -15,8 +15,8 @@ import numpy as np
 from torch import nn
 
 from murmur.commands.trained_run import TrainedRun, graph_folder
+from murmur.mistakes import SettingError
 from murmur.recipes.ctc import CtcTask
-from murmur.settings import SettingError
 from murmur.speech.ctc import Units
 from murmur.speech.decode import DecodeOptions
 from murmur.speech.deployable import (

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from murmur.commands.lm import sentences_of
+from murmur.mistakes import SettingError
 from murmur.recipes.pronouncing import Guess, guesser
-from murmur.settings import SettingError
 from murmur.speech.lexicon import read_lexicon, without_stress
 from murmur.speech.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete
 from murmur.speech.spelling import Digits

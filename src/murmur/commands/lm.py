@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from murmur.commands.timed import timed
-from murmur.settings import SettingError
+from murmur.mistakes import SettingError
 from murmur.speech.arpa import read_arpa, write_arpa
 from murmur.speech.entropy_pruning import prune
 from murmur.speech.kaldi_dir import read_table

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from murmur.compared.rows import Row, Rows
+from murmur.mistakes import SettingError, nearest
 from murmur.recipes.papers.all import STUDIES
 from murmur.recipes.papers.cell import Cell, Material
 from murmur.recipes.papers.page import write
 from murmur.recipes.papers.run import Missing, Runner
 from murmur.recipes.papers.study import Study
-from murmur.settings import SettingError, nearest
 
 app = typer.Typer(add_completion=False)
 Names = Annotated[

@@ -19,12 +19,13 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.seeds import seed_of, seed_torch
 from murmur.flat import Layout
 from murmur.learner import Strategy
+from murmur.mistakes import SettingError
 from murmur.plan.figure import draw_scaling
 from murmur.plan.measure import measure_machine
 from murmur.plan.table import Row, ranked, scaled, shown
 from murmur.plan.work import FRAMES_PER_SECOND, Work, step_seconds
 from murmur.recipes.toy import ToyTask
-from murmur.settings import SettingError, configure
+from murmur.settings import configure
 from murmur.simulated.words import compute_times, kind_of
 from murmur.strategies import SyncSGD
 from murmur.worlds.virtual.cluster import ComputeTime, Link

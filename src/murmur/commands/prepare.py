@@ -11,7 +11,8 @@ from murmur.commands.options import Jobs, Settings, resolved
 from murmur.commands.prepare_corpus import From, prepare_corpus, show_corpora
 from murmur.commands.prepare_data import Kind, Making, Wanted, prepare_data
 from murmur.commands.timed import timed
-from murmur.settings import SettingError, recipe_names
+from murmur.mistakes import SettingError
+from murmur.settings import recipe_names
 from murmur.speech.cmvn import Scope
 from murmur.speech.frame_store import Storage
 from murmur.speech.published.catalogue import CORPORA

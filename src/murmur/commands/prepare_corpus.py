@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from murmur.commands.timed import timed
-from murmur.settings import SettingError, nearest
+from murmur.mistakes import SettingError, nearest
 from murmur.speech.published.catalogue import CORPORA, Part, Published
 from murmur.speech.published.fetch import fetch
 from murmur.speech.published.written import write_set

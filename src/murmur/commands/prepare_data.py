@@ -14,7 +14,8 @@ import numpy as np
 import typer
 
 from murmur.engine.checkpoint import write_whole
-from murmur.settings import SettingError, nearest, recipe_names
+from murmur.mistakes import SettingError, nearest
+from murmur.settings import recipe_names
 from murmur.speech.cmvn import Scope, statistics
 from murmur.speech.corpus import Corpus
 from murmur.speech.features import Front, LogMel, Mfcc, Ready, digest, read_stored, sample_rate_hz

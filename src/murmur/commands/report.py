@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from murmur.commands.timed import timed
-from murmur.report import write_report
+from murmur.mistakes import SettingError
 from murmur.report.events import write_events
-from murmur.settings import SettingError
+from murmur.report.page import write_report
 
 app = typer.Typer(add_completion=False)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from murmur.settings import SettingError
+from murmur.mistakes import SettingError
 from murmur.speech.bootstrap import compare, interval
 from murmur.speech.error_report import write_error_report
 from murmur.speech.kaldi_dir import read_table

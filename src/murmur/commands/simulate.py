@@ -17,9 +17,9 @@ from murmur.commands.dry_run import first_steps
 from murmur.commands.options import Settings, Source
 from murmur.commands.timed import timed
 from murmur.engine.seeds import seed_of, seed_torch
+from murmur.mistakes import SettingError
 from murmur.report.page import check_installed
 from murmur.report.read import ReportError
-from murmur.settings import SettingError
 from murmur.simulated.account import Account
 from murmur.simulated.picture import draw_accounts
 from murmur.simulated.run import Failure, side_by_side

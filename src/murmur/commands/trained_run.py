@@ -17,12 +17,12 @@ from murmur.commands.decode import scales_of, settings_of
 from murmur.commands.hybrid_search import HybridSearch
 from murmur.commands.options import resolved
 from murmur.commands.timed import timed
+from murmur.mistakes import SettingError
 from murmur.recipes.corpora import splits
 from murmur.recipes.ctc import CtcTask
 from murmur.recipes.ctc_data import BINS
 from murmur.recipes.ctc_decode import GREEDY, CtcSearch
 from murmur.recipes.hybrid import HybridTask
-from murmur.settings import SettingError
 from murmur.speech import hybrid
 from murmur.speech.cmvn import Pair, Scope, statistics
 from murmur.speech.corpus import Corpus

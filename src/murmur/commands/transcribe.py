@@ -17,7 +17,7 @@ from murmur.commands.options import Settings
 from murmur.commands.trained_run import open_run
 from murmur.commands.transcriber import Transcriber, transcriber
 from murmur.engine.checkpoint import write_whole
-from murmur.settings import SettingError
+from murmur.mistakes import SettingError
 from murmur.speech.corpus import CorpusError
 from murmur.speech.recordings import Recording, read_recording, read_stream
 from murmur.speech.transcript import FORMATS, SUFFIXES, Transcript, readable

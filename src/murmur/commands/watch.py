@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from murmur.mistakes import SettingError
 from murmur.report.frame import frame
 from murmur.report.watched import Watched
-from murmur.settings import SettingError
 
 app = typer.Typer(add_completion=False)
 INTERRUPTED_STATUS = 130

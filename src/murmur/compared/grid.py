@@ -12,7 +12,8 @@ from typing import Any, Literal
 from murmur.compared.rows import digest_of
 from murmur.engine.experiment import Experiment, describe
 from murmur.learner import Strategy
-from murmur.settings import SettingError, configure, load
+from murmur.mistakes import SettingError
+from murmur.settings import configure, load
 from murmur.simulated.scenario import Scenario, Simulation
 from murmur.strategies import SuperLearners
 from murmur.strategies.facts import FACTS

@@ -26,13 +26,10 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from murmur.flat import Layout
+from murmur.mistakes import DamagedCheckpoint
 
 KEEP = 2  # whole ones: the newest, and one before it in case a file of that is damaged
 OWN_DIGEST = "facts_digest"
-
-
-class DamagedCheckpoint(RuntimeError):
-    """A file of a checkpoint is not what was written."""
 
 
 def write_whole(path: Path, data: bytes) -> None:

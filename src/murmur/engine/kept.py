@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmur.engine.checkpoint import DamagedCheckpoint, read_pair, write_pair
+from murmur.engine.checkpoint import read_pair, write_pair
+from murmur.mistakes import DamagedCheckpoint
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from murmur.engine.stacked import NotStackable, check_stackable, draw_together
 from murmur.engine.trainer import Trainer
 from murmur.flat import Layout
 from murmur.group import PeerLost
+from murmur.mistakes import SettingError
 from murmur.plan.timing import Timing, time_strategy
-from murmur.settings import SettingError
 from murmur.simulated.account import Account, of_run, of_timing
 from murmur.simulated.progress import VirtualProgress
 from murmur.simulated.scenario import Simulation, continued

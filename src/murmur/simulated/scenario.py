@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from murmur.engine.experiment import Experiment, describe
-from murmur.settings import SettingError, configure, load
+from murmur.mistakes import SettingError
+from murmur.settings import configure, load
 from murmur.simulated.words import compute_times, factors_of, faults_of, kind_of
 from murmur.trained import Choice
 from murmur.worlds.virtual.cluster import Cluster, ComputeTime, Kill, Recorded, Rejoin, Stop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from murmur.settings import SettingError, nearest
+from murmur.mistakes import SettingError, nearest
 from murmur.worlds.virtual.cluster import ComputeTime, Constant, Kill, Lognormal, Rejoin, Stop
 from murmur.worlds.virtual.presets import PRESETS, Preset, preset
 
