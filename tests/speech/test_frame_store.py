@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech import frame_shards
+from murmur.speech import frame_shards, processes
 from murmur.speech.chunks import ChunkTable, FramesInMemory
 from murmur.speech.corpus import CorpusError, Problem
 from murmur.speech.frame_shards import Aligned, encoded, make
@@ -77,7 +77,8 @@ def test_a_byte_is_at_most_half_a_step_off(frames, middle, spread):
 
 
 @pytest.mark.slow
-def test_processes_change_nothing(tmp_path):
+def test_processes_change_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "START_SECONDS", 0.0)
     make(tmp_path / "a", PARTS, "uint8")
     make(tmp_path / "b", PARTS, "uint8", processes=2)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())

@@ -18,6 +18,7 @@ from murmur.speech.ctc_labels import LabelGraph
 from murmur.speech.features import Front, LogMel, Ready, deltas, sample_rate_hz
 from murmur.speech.lexicon import Entry, pronunciations_of, read_lexicon
 from murmur.speech.shards import FeatureStore, prepare
+from murmur.worlds.torch.environment import cores_here
 
 log = logging.getLogger(__name__)
 BINS = 40  # log-mel
@@ -95,7 +96,7 @@ def load(root: Path, how: Reading) -> Data:
     front: Front = Ready() if first.features else LogMel(rate_hz=sample_rate_hz(train), bins=BINS)
     units, lexicon = _units(parts, how)
     label = labeller(units, lexicon)
-    held = [_split(prepare(part, front, how.cache), label, how) for part in parts]
+    held = [_split(prepare(part, front, how.cache, cores_here(), progress=True), label, how) for part in parts]
     for name, part in zip(("train", "dev", "test"), held, strict=True):
         _tell(name, part.problems)
     train.without(held[0].problems)  # refuses to go on where too many are lost

@@ -64,7 +64,7 @@ class HybridTask(ChunkLearning):
         realigned_by: a network of this task trained before (its folder's `model`), whose alignments take the place of
             the Gaussian ones.
         seed: of the order of chunks and of the masks.
-        jobs: processes for features, alignment and decoding.
+        jobs: processes for alignment and decoding; data is prepared by as many as there are cores.
         cache: folder for everything that is made once.
     """
 

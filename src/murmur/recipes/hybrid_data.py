@@ -15,12 +15,17 @@ from torch import Tensor
 from murmur.recipes.hybrid_decode import Scorer
 from murmur.recipes.hybrid_hmm import HmmHalf, Stage, stored_alignment
 from murmur.speech import hybrid
+from murmur.speech.cmvn import normalise
 from murmur.speech.corpus import Corpus, CorpusError
+from murmur.speech.features import deltas
 from murmur.speech.frame_shards import UTTERANCES_PER_SHARD, Aligned, make
 from murmur.speech.frame_store import FORMAT, FrameStore, open_store
 from murmur.speech.hmm.align import align_scores
 from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon import split_known
+from murmur.speech.shard_statistics import Normalisation, normalisation
+from murmur.speech.shards import Rows
+from murmur.worlds.torch.environment import cores_here
 
 log = logging.getLogger(__name__)
 NETWORK_SCALE = 0.3  # posteriors of a network are flatter than likelihoods of Gaussians
@@ -80,19 +85,42 @@ def floored(log_prior_C: Tensor) -> Tensor:
     return log_prior_C.clamp(min=math.log(SMALLEST_SHARE / len(log_prior_C)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpeedPart:
-    """A stretch of the training utterances at one speed: what a shard is made of."""
+    """A stretch of the training utterances at one speed: what a shard is made of. Names features, does not hold them.
 
-    feats: Arrays
+    Attributes:
+        feats: where the features lie, not normalised.
+        normal: what normalises them; None leaves them as they are.
+        delta_order: derivatives appended to them.
+        targets: pdfs at speed 1.
+        speed: of `feats`.
+    """
+
+    feats: Rows
+    normal: Normalisation | None
+    delta_order: int
     targets: Arrays
     speed: float
-    names: tuple[str, ...]
 
     def utterances(self) -> Iterator[Aligned]:
         """The copies in order."""
-        for name in self.names:
-            yield hybrid.speed_copy(name, self.speed, self.feats[name], self.targets[name])
+        for name, raw_TF in self.feats.items():
+            feats_TF = raw_TF if self.normal is None else normalise(raw_TF, *self.normal.of(name))
+            yield hybrid.speed_copy(name, self.speed, deltas(feats_TF, self.delta_order), self.targets[name])
+
+
+def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]:
+    """The training utterances that have targets, at one speed, cut into shards."""
+    store, processes = half.network_store(half.material.train, speed), cores_here()
+    normal = normalisation(store, half.front.cmvn, processes, progress=True)
+    names = [name for name in store if name in targets]
+    parts = []
+    for first in range(0, len(names), UTTERANCES_PER_SHARD):
+        own = names[first : first + UTTERANCES_PER_SHARD]
+        here = None if normal is None else normal.part(own)
+        parts.append(SpeedPart(store.rows(own), here, half.delta_order, {n: targets[n] for n in own}, speed))
+    return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +134,8 @@ class HybridData:
     @staticmethod
     def prepare(half: HmmHalf, targets: Targets) -> HybridData:
         """Make what is not there or damaged; utterances without an alignment are left out."""
-        parts: list[SpeedPart] = []
-        for speed in half.front.speeds:
-            feats = half.network_features(half.material.train, speed)
-            names = [name for name in feats if name in targets.train]
-            stretches = (names[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(names), UTTERANCES_PER_SHARD))
-            parts += [SpeedPart(feats, targets.train, speed, tuple(stretch)) for stretch in stretches]
-        make(_folder(half, targets), parts, half.front.storage)
+        parts = [part for speed in half.front.speeds for part in speed_parts(half, targets.train, speed)]
+        make(_folder(half, targets), parts, half.front.storage, cores_here(), progress=True)
         return HybridData.load(half, targets)
 
     @staticmethod

@@ -31,6 +31,7 @@ from murmur.speech.hmm.storage import load_alignments, load_model, save_alignmen
 from murmur.speech.hmm.triphone import train_triphone
 from murmur.speech.lexicon import SILENCE, Lang, make_lang, read_lexicon, split_known
 from murmur.speech.shards import FeatureStore, prepare
+from murmur.worlds.torch.environment import cores_here
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -65,7 +66,7 @@ class HmmHalf:
         front: what the systems see.
         stages: which systems.
         cache: folder of everything that is kept.
-        jobs: processes.
+        jobs: processes that align; features are made by as many as there are cores.
     """
 
     material: SpeechSet
@@ -101,22 +102,40 @@ class HmmHalf:
         Raises:
             ValueError: another speed than 1 for a set that brings features along.
         """
+        normal = normalise_all(self.network_store(part, speed), part.speakers, self.front.cmvn)
+        if not self.delta_order:
+            return normal
+        return {name: deltas(feats_TF, self.delta_order) for name, feats_TF in normal.items()}
+
+    def network_store(self, part: Corpus, speed: float = 1.0) -> FeatureStore:
+        """What `network_features` are made of, neither normalised nor with derivatives.
+
+        Raises:
+            ValueError: another speed than 1 for a set that brings features along.
+        """
         if not _brings_features(part):
-            front: Front = LogMel(rate_hz=sample_rate_hz(part), bins=self.front.bins, speed=speed)
-            return normalise_all(self.store(part, front), part.speakers, self.front.cmvn)
+            return self.store(part, self.log_mel(part, speed))
         if speed != 1.0:
             raise ValueError(f"speed {speed} needs audio, but this set brings features: set task.front.speeds=(1.0,)")
-        normal = normalise_all(self.store(part, Ready(self.front.cepstra)), part.speakers, self.front.cmvn)
-        return {name: deltas(feats_TF) for name, feats_TF in normal.items()}
+        return self.store(part, Ready(self.front.cepstra))
+
+    def log_mel(self, part: Corpus, speed: float = 1.0) -> LogMel:
+        """The network's analysis of audio."""
+        return LogMel(rate_hz=sample_rate_hz(part), bins=self.front.bins, speed=speed)
+
+    @property
+    def delta_order(self) -> int:
+        """Derivatives that the network sees: two of cepstra that a set brings along, none of log-mel bins."""
+        return 2 if _brings_features(self.material.train) else 0
 
     @property
     def network_dims(self) -> int:
         """Values per frame of `network_features`."""
-        return 3 * self.front.cepstra if _brings_features(self.material.train) else self.front.bins
+        return (self.delta_order + 1) * (self.front.cepstra if self.delta_order else self.front.bins)
 
     def store(self, part: Corpus, front: Front) -> FeatureStore:
         """Features on disk, made where they are missing."""
-        return prepare(part, front, self.cache, self.jobs)
+        return prepare(part, front, self.cache, cores_here(), progress=True)
 
     @cached_property
     def trained(self) -> tuple[Stage, ...]:

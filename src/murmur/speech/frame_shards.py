@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from rich.progress import track
 
 from murmur.speech.chunks import check_lengths
 from murmur.speech.corpus import CorpusError, Problem, check_losses
 from murmur.speech.frame_store import FORMAT, MANIFEST, FrameStore, Storage, damages, open_store
-from murmur.speech.shards import in_processes, npy_header, write_then_rename
+from murmur.speech.processes import in_processes, with_bar
+from murmur.speech.shards import npy_header, write_then_rename
 
 log = logging.getLogger(__name__)
 UTTERANCES_PER_SHARD = 1024
@@ -52,7 +52,7 @@ def make(
         folder: of this store alone; its name should say what it is made from, since whole shards are kept.
         parts: what the shards are made of.
         storage: bytes a value: float32 keeps every bit, float16 half of them, uint8 255 steps a column and utterance.
-        processes: 1 works in this process; more start that many (`spawn`).
+        processes: 1 works in this process; more start up to that many (`spawn`) where the work is worth their start.
         progress: show a progress bar.
 
     Raises:
@@ -63,7 +63,7 @@ def make(
     folder.mkdir(parents=True, exist_ok=True)
     missing = [number for number in range(len(parts)) if not _is_whole(folder, number)]
     jobs = [partial(make_shard, folder, number, parts[number], storage) for number in missing]
-    for _ in track(in_processes(jobs, processes), "shards", len(jobs), disable=not progress):
+    for _ in with_bar(in_processes(jobs, processes), "shards", len(jobs), progress):
         pass
     shards = [json.loads((folder / f"{number:05}.json").read_text(encoding="utf-8")) for number in range(len(parts))]
     problems = [Problem(**problem) for shard in shards for problem in shard["problems"]]

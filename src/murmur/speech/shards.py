@@ -11,74 +11,48 @@ import hashlib
 import io
 import json
 import logging
-import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
-import torch
-from rich.progress import track
 
 from murmur.speech.corpus import Corpus, CorpusError, Problem, Utterance
 from murmur.speech.damage import making_sense_of, read_object
 from murmur.speech.features import Front, digest, features_of
-from murmur.speech.orphans import end_with_parent
+from murmur.speech.processes import in_processes, with_bar
 
 log = logging.getLogger(__name__)
 UTTERANCES_PER_SHARD = 256
 
 
 @dataclass(frozen=True)
-class FeatureStore(Mapping[str, np.ndarray]):
-    """{utterance: feats_TF}, read from disk when asked for, and the corpus it belongs to (less what was lost)."""
+class Rows(Mapping[str, np.ndarray]):
+    """{utterance: feats_TF} of a store, mapped from disk when asked for; pickled as names and places.
+
+    Attributes:
+        folder: of the store.
+        places: shard, first row in its array, and frames of each utterance.
+    """
 
     folder: Path
-    corpus: Corpus
-    front: Front
+    places: Mapping[str, tuple[int, int, int]]
 
     def __getitem__(self, utterance: str) -> np.ndarray:
-        shard, first, frames = self._places[utterance]
+        shard, first, frames = self.places[utterance]
         return self._array(shard)[first : first + frames]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self.places)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
-    def frames(self, utterance: str) -> int:
-        """Number of frames of an utterance, without reading them."""
-        return self._places[utterance][2]
-
-    @property
-    def hours(self) -> float:
-        """Amount of speech."""
-        return sum(n for _, _, n in self._places.values()) * self.front.frame_shift_seconds / 3600
-
-    def summary(self) -> str:
-        """Hours, utterances, speakers, and what was left out and why, a line each."""
-        speakers = len(set(self.corpus.speakers.values()))
-        lines = [
-            f"{self.hours:.3f} h, {len(self)} utterances, {speakers} speakers, {len(self.corpus.problems)} skipped"
-        ]
-        return "\n".join([*lines, *(f"skipped {problem}" for problem in self.corpus.problems)])
-
-    @cached_property
-    def _places(self) -> dict[str, tuple[int, int, int]]:
-        places: dict[str, tuple[int, int, int]] = {}
-        for shard, path in enumerate(sorted(self.folder.glob("[0-9]*.json"))):
-            first = 0
-            for name, frames in read_index(path).frames:
-                places[name] = (shard, first, frames)
-                first += frames
-        missing = [u.id for u in self.corpus.utterances if u.id not in places]
-        if missing:
-            raise CorpusError(f"{self.folder} has no features of {missing[:3]}: delete it, and prepare again")
-        return {u.id: places[u.id] for u in self.corpus.utterances}
+    def __reduce__(self) -> tuple[type[Rows], tuple[Path, Mapping[str, tuple[int, int, int]]]]:
+        """Another process maps the arrays itself."""
+        return Rows, (self.folder, self.places)
 
     @cached_property
     def _maps(self) -> dict[int, np.ndarray]:
@@ -90,6 +64,58 @@ class FeatureStore(Mapping[str, np.ndarray]):
             with making_sense_of(path, "delete it, and prepare again"):
                 self._maps[shard] = np.load(path, mmap_mode="r", allow_pickle=False)
         return self._maps[shard]
+
+
+@dataclass(frozen=True)
+class FeatureStore(Mapping[str, np.ndarray]):
+    """{utterance: feats_TF}, read from disk when asked for, and the corpus it belongs to (less what was lost)."""
+
+    folder: Path
+    corpus: Corpus
+    front: Front
+
+    def __getitem__(self, utterance: str) -> np.ndarray:
+        return self._rows[utterance]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def frames(self, utterance: str) -> int:
+        """Number of frames of an utterance, without reading them."""
+        return self._rows.places[utterance][2]
+
+    def rows(self, utterances: Iterable[str]) -> Rows:
+        """Some utterances, small to pickle: for parts that other processes prepare."""
+        return Rows(self.folder, {name: self._rows.places[name] for name in utterances})
+
+    @property
+    def hours(self) -> float:
+        """Amount of speech."""
+        return sum(n for _, _, n in self._rows.places.values()) * self.front.frame_shift_seconds / 3600
+
+    def summary(self) -> str:
+        """Hours, utterances, speakers, and what was left out and why, a line each."""
+        speakers = len(set(self.corpus.speakers.values()))
+        lines = [
+            f"{self.hours:.3f} h, {len(self)} utterances, {speakers} speakers, {len(self.corpus.problems)} skipped"
+        ]
+        return "\n".join([*lines, *(f"skipped {problem}" for problem in self.corpus.problems)])
+
+    @cached_property
+    def _rows(self) -> Rows:
+        places: dict[str, tuple[int, int, int]] = {}
+        for shard, path in enumerate(sorted(self.folder.glob("[0-9]*.json"))):
+            first = 0
+            for name, frames in read_index(path).frames:
+                places[name] = (shard, first, frames)
+                first += frames
+        missing = [u.id for u in self.corpus.utterances if u.id not in places]
+        if missing:
+            raise CorpusError(f"{self.folder} has no features of {missing[:3]}: delete it, and prepare again")
+        return Rows(self.folder, {u.id: places[u.id] for u in self.corpus.utterances})
 
 
 @dataclass(frozen=True)
@@ -126,7 +152,8 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
         corpus: what to analyse.
         front: how.
         cache: folder of stores; one store per corpus and front.
-        processes: 1 works in this process; more start that many (`spawn`: scripts need `if __name__ == "__main__"`).
+        processes: 1 works in this process; more start up to that many where the work is worth their start (`spawn`:
+            scripts need `if __name__ == "__main__"`).
         progress: show a progress bar.
 
     Raises:
@@ -138,7 +165,7 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
     missing = [n for n in range(len(parts)) if not shard_is_whole(folder, n)]
     jobs = [partial(make_shard, folder, n, parts[n], front) for n in missing]
-    for _ in track(in_processes(jobs, processes), "features", total=len(jobs), disable=not progress):
+    for _ in with_bar(in_processes(jobs, processes), "features", len(jobs), progress):
         pass
     problems = [p for path in sorted(folder.glob("[0-9]*.json")) for p in read_index(path).problems]
     return FeatureStore(folder, corpus.without(problems), front)
@@ -166,30 +193,6 @@ def _is_of(index: Index, array: Path) -> bool:
     with making_sense_of(array, "prepare again"):
         rows = np.load(array, mmap_mode="r", allow_pickle=False).shape[0]
         return bool(rows == sum(count for _, count in index.frames))
-
-
-def in_processes(jobs: Sequence[Callable[[], object]], processes: int) -> Iterator[None]:
-    """Do jobs, which must pickle, in so many processes (here with one); yields as each is done, in whatever order.
-
-    Raises:
-        Exception: what a job raised.
-    """
-    if processes <= 1 or len(jobs) <= 1:
-        for job in jobs:
-            job()
-            yield
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=begin_worker) as pool:
-        for done in as_completed([pool.submit(job) for job in jobs]):
-            done.result()
-            yield
-
-
-def begin_worker() -> None:
-    """What a preparing process does first: one thread, and an end together with its parent."""
-    torch.set_num_threads(1)
-    end_with_parent()
 
 
 def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> None:
