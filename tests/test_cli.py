@@ -39,6 +39,20 @@ def test_mistakes_are_one_line_and_status_1(words: list[str], says: str, tmp_pat
     assert not (tmp_path / "x").exists()
 
 
+def test_what_places_refuse_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / ("long" * 100), tmp_path / "file", tmp_path / "file" / "below"):
+        code, said = run("train", "toy", "--set", "budget.minibatches=1", "--out", place)
+        assert code == 1, said
+        assert said.splitlines()[-1].startswith("murmur: [Errno "), said
+
+
+def test_home_is_known_where_the_shell_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _, said = run("train", "toy", "--init=~/nowhere")
+    assert f"murmur: {tmp_path}/nowhere is neither" in said
+
+
 def test_traceback_on_request() -> None:
     done = CliRunner().invoke(app, ["--traceback", "train", "toyy"])
     assert "did you mean" in str(done.exception)

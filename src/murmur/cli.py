@@ -7,8 +7,10 @@ options), without a traceback; `murmur --traceback COMMAND` shows where they cam
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -41,12 +43,22 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "Check libraries, store, network between learners, cores, disk, memory.",
 }
 # What a caller can cause and mend. SettingError and CorpusError are ValueErrors.
-MISTAKES = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, DamagedCheckpoint)
+MISTAKES = (
+    *(ValueError, DamagedCheckpoint),
+    *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
+)
+PLACES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 SPEECH_EXTRA = "pip install -c constraints.txt 'murmur[speech,synth,viz]'"
 
 
 class Commands(TyperGroup):
     """The commands, each imported on first use."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Words as a shell means them: it leaves the ~ of --out=~/runs and task.corpus=~/an4 as it is."""
+        own = args[:1] != ["launch"]  # what follows that is another program's
+        parsed: list[str] = super().parse_args(ctx, [_at_home(word) for word in args] if own else args)
+        return parsed
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
         """Names in the order of their use."""
@@ -80,11 +92,16 @@ class Commands(TyperGroup):
         """Run a command; a mistake of the caller becomes one line and status 1."""
         try:
             return super().invoke(ctx)
-        except MISTAKES as error:
-            if ctx.params.get("traceback"):
+        except (*MISTAKES, OSError) as error:
+            if ctx.params.get("traceback") or not (isinstance(error, MISTAKES) or error.errno in PLACES):
                 raise
             typer.echo(f"murmur: {error}", err=True)
             raise typer.Exit(1) from error
+
+
+def _at_home(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name}={os.path.expanduser(value)}" if equals and value.startswith("~/") else word
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -222,3 +223,22 @@ def test_streams(hybrid, speech):
     code, _, said = run("transcribe", hybrid, "-", stdin=raw)
     assert code == 3
     assert "give --rate" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("run.json", "{", "run.json is damaged or of another kind"),
+        ("run.json", "[]", "run.json holds a list, not an object"),
+        ("run.json", "{}", "has no run.json that names the experiment"),
+        ("score.json", '{"test": null}', ""),
+        ("score.json", "{}", ""),
+    ],
+)
+def test_damaged_records_of_a_run_are_named(ctc, speech, tmp_path, name, text, says):
+    folder = tmp_path / "run"
+    shutil.copytree(ctc, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    (folder / name).write_text(text)
+    code, out, said = run("transcribe", folder, speech)
+    assert (code, said.count("\n")) == (1, 1) if says else (code, out.strip()) == (0, " ".join(WORDS))
+    assert says in said

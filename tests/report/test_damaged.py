@@ -119,3 +119,14 @@ def test_a_damaged_record_changes_nothing() -> None:
         with pytest.raises(ValueError):
             records.add(random_rows(2, 2, 1)[0] | strange)
     assert json.dumps([records.seconds_of, records.steps_of, records.last_seconds, records.training_losses]) == before
+
+
+@pytest.mark.parametrize("name", ["learner", "staleness"])
+def test_negative_counts_are_no_records(name: str, tmp_path: Path) -> None:
+    rows = random_rows(3, 2, 6)
+    rows[0][name] = -1
+    folder = write_run(tmp_path / "run", rows[:1], 2)
+    run = read_run(folder)
+    assert "1 damaged record(s) left out, line 1 " in run.problems[0]
+    write_report([folder], tmp_path / "page.html")
+    sound((tmp_path / "page.html").read_text())

@@ -260,3 +260,13 @@ def test_an_interrupt_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert code == 130
     assert "going" in said
     assert "Traceback" not in said
+
+
+def test_a_folder_in_which_nothing_ever_happens_is_given_up(tmp_path: Path) -> None:
+    wall = START
+    watched = Watched(tmp_path, lambda: wall)
+    watched.look()
+    wall += QUIET_SECONDS - 1
+    assert watched.state == "starting"
+    wall += 2
+    assert watched.state == "cut off"

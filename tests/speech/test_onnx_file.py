@@ -127,3 +127,12 @@ def test_an_export_that_computes_something_else_is_refused(tmp_path, monkeypatch
     monkeypatch.setattr("murmur.speech.onnx_file.TOLERANCE", -1.0)
     with pytest.raises(ExportError, match="from the network's, more than"):
         exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["lstm"]), Scores(Readout(), OUTPUTS)))
+
+
+def test_scores_that_are_no_numbers_are_refused(tmp_path):
+    network = network_of(NETWORKS["tdnn"])
+    with torch.no_grad():
+        next(network.parameters()).fill_(float("nan"))
+    module = WholeUtterances(NoCmvn(), network, Scores(Readout(), OUTPUTS))
+    with pytest.raises(ExportError, match="up to inf from the network's"):
+        write_onnx(module, VALUES, {}, tmp_path / "model.onnx")

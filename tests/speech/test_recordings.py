@@ -118,3 +118,15 @@ def test_real_speech_is_cut_where_it_is_quiet():
     whole = np.sqrt(np.square(samples).mean())
     for _, end in found[:-1]:
         assert np.sqrt(np.square(samples[end - 800 : end + 800]).mean()) < 0.25 * whole
+
+
+def test_pieces_of_any_length_are_one():
+    samples_S = tone(3.0)
+    assert cut_at_silences(samples_S, RATE, float("inf")) == [(0, len(samples_S))]
+    assert cut_at_silences(samples_S[:0], RATE, float("inf")) == [(0, 0)]
+
+
+@pytest.mark.parametrize("raw_hz", [None, 8000])
+def test_an_empty_stream_is_no_silence(raw_hz):
+    with pytest.raises(CorpusError, match="standard input is empty"):
+        read_stream(b"", RATE, raw_hz, "standard input")

@@ -22,7 +22,7 @@ from murmur.commands.timed import timed
 from murmur.compared import output
 from murmur.compared.grid import Cell, Grid, numbers, split_strategies
 from murmur.compared.rows import Row, Rows
-from murmur.compared.runs import Place, run
+from murmur.compared.runs import Place, locked, run
 from murmur.compared.table import table
 from murmur.engine.checkpoint import write_whole
 from murmur.engine.experiment import describe
@@ -96,13 +96,15 @@ def compare_command(
         numbers(seeds, "--seeds"),
         Scenario(kind=kind, step_seconds=step, jitter=jitter, stragglers=tuple(straggler or ())),
     )
-    place, before = Place(out), told(out, grid)
+    before = told(out, grid)
     grid, measured = timed_grid(grid, before, dry)
     if dry:
-        Console().print(estimate(grid, Rows(place.cells).read(), measured))
+        Console().print(estimate(grid, Rows(Place(out).cells).read(), measured))
         return
-    write_whole(out / "compare.json", json.dumps(asked(grid, measured), indent=1).encode())
-    raise typer.Exit(compare(grid, place, threads, retry))
+    with locked(out) as place:
+        write_whole(out / "compare.json", json.dumps(asked(grid, measured), indent=1).encode())
+        status = compare(grid, place, threads, retry)
+    raise typer.Exit(status)
 
 
 def told(out: Path, grid: Grid) -> Mapping[str, Any]:

@@ -21,7 +21,9 @@ from murmur.mistakes import SettingError
 from murmur.recipes.ctc import CtcTask
 from murmur.recipes.ctc_decode import GREEDY
 from murmur.recipes.hybrid import HybridTask
+from murmur.report.records import is_number
 from murmur.speech.corpus import Corpus
+from murmur.speech.damage import read_object
 from murmur.speech.decode import DecodeOptions
 from murmur.speech.kaldi_dir import write_table
 from murmur.speech.wer import score
@@ -105,23 +107,33 @@ def load(task: Task, model: Path) -> nn.Module:
 
 def settings_of(folder: Path, source: str) -> list[str]:
     """The settings that a run was trained with; none where there is no record, or it is of another experiment."""
-    record = folder / "run.json"
-    if not record.is_file():
-        return []
-    run = json.loads(record.read_text(encoding="utf-8"))
-    found: list[str] = [s for s in run["settings"] if s.startswith("task.")] if run["source"] == source else []
-    return found
+    run = recorded(folder, "run.json")
+    found = run.get("settings", []) if run.get("source") == source else []
+    return [str(s) for s in found if str(s).startswith("task.")] if isinstance(found, list) else []
 
 
 def scales_of(folder: Path) -> Mapping[str, float]:
     """Search settings that the run tuned on dev, from its score.json."""
-    record = folder / "score.json"
-    if not record.is_file():
-        return {}
-    figures = json.loads(record.read_text(encoding="utf-8"))["test"]
+    figures = figures_on_test(folder)
     names = {field: field.replace("_", " ") for field in SETTINGS}
     tuned = {field: figures.get(f"network dev {name}", figures.get(name)) for field, name in names.items()}
     return {field: value for field, value in tuned.items() if value is not None}
+
+
+def figures_on_test(folder: Path) -> Mapping[str, float]:
+    """What a run found on test, from its score.json; nothing where it was not tested."""
+    found = recorded(folder, "score.json").get("test")
+    return {str(name): float(x) for name, x in found.items() if is_number(x)} if isinstance(found, dict) else {}
+
+
+def recorded(folder: Path, name: str) -> dict[str, Any]:
+    """A record that a run left; empty where there is none.
+
+    Raises:
+        CorpusError: it is damaged.
+    """
+    path = folder / name
+    return read_object(path, "restore it, or move it away and say by options what it said") if path.is_file() else {}
 
 
 def decode_hybrid(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,6 +13,7 @@ import numpy as np
 from torch import nn
 
 from murmur.commands.trained_run import TrainedRun, graph_folder
+from murmur.commands.whole_folder import whole_folder
 from murmur.mistakes import SettingError
 from murmur.recipes.ctc import CtcTask
 from murmur.speech.ctc import Units
@@ -84,18 +83,10 @@ def export_run(run: TrainedRun, wish: Wish, options: DecodeOptions) -> list[str]
     module = form[wish.kind](cmvn, run.network, scores)
     facts = _facts(run, wish, front, normalised_by)
     facts |= {"acoustic_scale": f"{scale:g}", "vocab_size": str(scores.width), "graph": _of(search)}
-    partial = wish.out.with_name(f"{wish.out.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        worst = write_onnx(module, front.bins, facts, partial / "model.onnx")
-        lines = _write_tables(partial, search)
-        _write_metadata(partial, facts, search, options, worst)
-        if wish.out.exists():
-            shutil.rmtree(wish.out)
-        os.replace(partial, wish.out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with whole_folder(wish.out) as folder:
+        worst = write_onnx(module, front.bins, facts, folder / "model.onnx")
+        lines = _write_tables(folder, search)
+        _write_metadata(folder, facts, search, options, worst)
     first = (
         f"{wish.out}: opset {OPSET}, {wish.kind}, normalised by {normalised_by}, at most {worst:.1g} from the network"
     )

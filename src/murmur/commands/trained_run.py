@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from murmur.commands.decode import scales_of, settings_of
+from murmur.commands.decode import figures_on_test, recorded, scales_of, settings_of
 from murmur.commands.hybrid_search import HybridSearch
 from murmur.commands.options import resolved
 from murmur.commands.timed import timed
@@ -152,11 +151,10 @@ def open_run(model: Path, experiment: str | None = None, settings: Sequence[str]
     """
     stem = find_model(model)
     folder = stem.parent
-    record = folder / "run.json"
     if experiment is None:
-        if not record.is_file():
+        experiment = recorded(folder, "run.json").get("source")
+        if not isinstance(experiment, str):
             raise SettingError(f"{folder} has no run.json that names the experiment of the model: give --experiment")
-        experiment = str(json.loads(record.read_text(encoding="utf-8"))["source"])
     task = resolved(experiment, [*settings_of(folder, experiment), *settings]).task
     if not isinstance(task, HybridTask | CtcTask):
         raise SettingError(f"{experiment} trains a {type(task).__name__}, which recognises no speech")
@@ -168,9 +166,6 @@ def open_run(model: Path, experiment: str | None = None, settings: Sequence[str]
 
 def _ctc_scales(folder: Path) -> dict[str, float]:
     """What a CTC run with a graph tuned on dev, from its score.json."""
-    record = folder / "score.json"
-    if not record.is_file():
-        return {}
-    figures = json.loads(record.read_text(encoding="utf-8"))["test"]
+    figures = figures_on_test(folder)
     names = {"acoustic_scale": "acoustic scale", "insertion_penalty": "insertion penalty"}
-    return {field: float(figures[name]) for field, name in names.items() if name in figures}
+    return {field: figures[name] for field, name in names.items() if name in figures}

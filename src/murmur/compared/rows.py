@@ -5,6 +5,7 @@ A row has a `digest` of everything that determines it. Who finds a row of its di
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -58,6 +59,7 @@ class Rows:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: another program may have a row to write
             os.lseek(file, _end_of_last_whole_line(self.path), os.SEEK_SET)
             os.truncate(file, os.lseek(file, 0, os.SEEK_CUR))
             while line:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,12 +18,14 @@ from typing import Any
 
 from murmur.compared.grid import Cell, Grid, Kind
 from murmur.compared.rows import Row
+from murmur.mistakes import SettingError
 from murmur.recipes.hybrid_records import hardware
 from murmur.report.read import KINDS, Records, read_run
 from murmur.training import commit
 from murmur.worlds.torch.signals import HALTED_STATUS
 
 FORMAT = 1
+LOCK = ".lock"
 PATIENCE_SECONDS = 60.0  # for a run to end after Ctrl-C, which it gets too
 MOST_ERROR = 600  # letters of an error
 LAST_FILE: Mapping[Kind, str] = {"processes": "score.json", "virtual": "simulated.json"}  # of all that a run leaves
@@ -44,9 +49,15 @@ EMPTY: Mapping[str, Any] = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a comparison is kept: cells.jsonl and a folder a run."""
+    """Where a comparison is kept: cells.jsonl and a folder a run.
+
+    Attributes:
+        out: the folder.
+        lock: descriptor of a locked file; runs inherit it, so that one that outlives its comparison still holds it.
+    """
 
     out: Path
+    lock: int | None = None
 
     @property
     def cells(self) -> Path:
@@ -101,7 +112,7 @@ def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
     if "--resume" not in words or not last.is_file():
         began = time.monotonic()
         last.unlink(missing_ok=True)  # it is there again only if the run comes to its end
-        status = launch(words, place.log(cell))
+        status = launch(words, place.log(cell), () if place.lock is None else (place.lock,))
         seconds = time.monotonic() - began
     if status == HALTED_STATUS:
         raise KeyboardInterrupt
@@ -121,8 +132,30 @@ def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
     return {**about, **found, **_origin(words, seconds)}
 
 
-def launch(words: list[str], printed: Path) -> int:
-    """Run a command of murmur as a process of its own.
+@contextmanager
+def locked(out: Path) -> Iterator[Place]:
+    """A place that this program alone runs cells in.
+
+    Raises:
+        SettingError: another program does.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    file = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise SettingError(
+            f"another murmur compare, or a run that outlived one, is at work in {out}: wait for it, or end it"
+        ) from None
+    try:
+        yield Place(out, file)
+    finally:
+        os.close(file)
+
+
+def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> int:
+    """Run a command of murmur as a process of its own, which inherits some open files.
 
     Returns:
         Its exit status.
@@ -131,7 +164,8 @@ def launch(words: list[str], printed: Path) -> int:
     with printed.open("a", encoding="utf-8") as log:
         log.write(f"$ murmur {shlex.join(words)}\n")
         log.flush()
-        return _wait(subprocess.Popen([sys.executable, "-m", "murmur", *words], stdout=log, stderr=log))
+        command = [sys.executable, "-m", "murmur", *words]
+        return _wait(subprocess.Popen(command, stdout=log, stderr=log, pass_fds=inherited))
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:

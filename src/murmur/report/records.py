@@ -145,9 +145,9 @@ class Records:
         self.evaluations.append(found)
 
     def _step(self, row: Mapping[str, Any], seconds: float) -> None:
-        learner, samples = int(row["learner"]), _finite(row.get("samples") or 0.0)
+        learner, samples = int(_finite(row["learner"])), _finite(row.get("samples") or 0.0)
         parts = [_finite(max(0.0, float(row.get(f"{kind}_seconds") or 0.0))) for kind in KINDS]
-        staleness = int(row.get("staleness") or 0)
+        staleness = int(_finite(row.get("staleness") or 0))
         spent = self.seconds_of.setdefault(learner, dict.fromkeys(KINDS, 0.0))
         for kind, part in zip(KINDS, parts, strict=True):
             spent[kind] += part

@@ -46,7 +46,7 @@ class Watched:
     """
 
     def __init__(self, folder: Path, now: Callable[[], float]) -> None:
-        self.folder, self._now = folder, now
+        self.folder, self._now, self._since = folder, now, now()
         self.tail = Tail(folder / "records.jsonl")
         self._begun = 0
         self.facts: Mapping[str, Any] = {}  # run.json; empty while there is none
@@ -134,11 +134,11 @@ class Watched:
 
     @property
     def quiet_seconds(self) -> float:
-        """Wall seconds since the last record, or since the run began."""
+        """Wall seconds since the last record, or since the run began, or since it was looked for."""
         for name in ("records.jsonl", "run.json"):
             if (self.folder / name).is_file():
                 return max(0.0, self._now() - (self.folder / name).stat().st_mtime)
-        return 0.0
+        return self._now() - self._since
 
     @property
     def state(self) -> str:

@@ -120,11 +120,15 @@ def in_chunks(runner: Any, x_NTF: np.ndarray, chunk: int, module: Chunks) -> np.
 
 
 def _apart(ours: Tensor, theirs: np.ndarray, our_lens: Tensor, their_lens: np.ndarray) -> float:
-    """Greatest difference over the utterances' own frames; infinite where lengths or shapes differ."""
+    """Greatest difference over the utterances' own frames; infinite where lengths or shapes differ, or a score is none.
+
+    Python's max() passes numbers over that are none, so infinity stands for them.
+    """
     if ours.shape != theirs.shape or our_lens.tolist() != their_lens.tolist():
         return float("inf")
     pairs = zip(ours.numpy(), theirs, our_lens.tolist(), strict=True)
-    return max(float(np.abs(mine[:frames] - other[:frames]).max(initial=0.0)) for mine, other, frames in pairs)
+    apart = float(np.max([np.abs(mine[:n] - other[:n]).max(initial=0.0) for mine, other, n in pairs]))
+    return float("inf") if np.isnan(apart) else apart
 
 
 def _example(module: WholeUtterances | Chunks, values: int, stack: int) -> tuple[Tensor, ...]:

@@ -64,10 +64,12 @@ def read_stream(content: bytes, rate_hz: int, raw_hz: int | None, name: str = "s
     """A whole stream: a file by its header, or raw 16-bit little-endian samples of one channel at `raw_hz`.
 
     Raises:
-        CorpusError: no header and no rate, half a sample too much, or as `read_recording`.
+        CorpusError: nothing at all, no header and no rate, half a sample too much, or as `read_recording`.
     """
     if content.startswith(HEADERS):
         return _read(io.BytesIO(content), name, rate_hz)
+    if not content:
+        raise CorpusError(f"{name} is empty: has the program before the pipe failed?")
     if raw_hz is None:
         raise CorpusError(f"{name} has no header of a sound file: give --rate for raw 16-bit samples of one channel")
     if len(content) % 2:
@@ -109,7 +111,7 @@ def cut_at_silences(samples_S: np.ndarray, rate_hz: int, longest_seconds: float)
     """
     if longest_seconds < 1:
         raise ValueError(f"pieces of {longest_seconds} s: give at least 1 s, or words will be cut")
-    longest = int(longest_seconds * rate_hz)
+    longest = int(min(longest_seconds * rate_hz, len(samples_S)))  # which may be infinite
     pieces, first = [], 0
     while len(samples_S) - first > longest:
         half = first + longest // 2

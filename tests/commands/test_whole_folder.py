@@ -1,0 +1,100 @@
+"""Folders that appear whole: whatever kills or outruns their writer, the old one or the new one is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from murmur.commands.whole_folder import whole_folder
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from murmur.commands.whole_folder import whole_folder
+with whole_folder(Path(sys.argv[1])) as folder:
+    (folder / "half").touch()
+    print("half", flush=True)
+    time.sleep(60)
+"""
+
+
+def write(out: Path, text: str) -> None:
+    with whole_folder(out) as folder:
+        (folder / "text").write_text(text)
+
+
+def fail_in(out: Path) -> None:
+    with whole_folder(out):
+        assert (out / "text").read_text() == "old"
+        raise ZeroDivisionError
+
+
+def killed_halfway(out: Path) -> int:
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(out)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"half\n"
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    return child.pid
+
+
+def test_killed_halfway_leaves_what_was_there_and_the_next_one_tidies_up(tmp_path):
+    out = tmp_path / "an export"
+    killed_halfway(out)
+    assert not out.exists()
+    write(out, "first")
+    killed_halfway(out)
+    assert [path.name for path in out.iterdir()] == ["text"]
+    assert len(list(tmp_path.iterdir())) == 2
+    write(out, "second")
+    assert (out / "text").read_text() == "second"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_killed_between_the_two_moves_nothing_is_lost(tmp_path):
+    pid = killed_halfway(tmp_path / "elsewhere")
+    aside = tmp_path / f".out.old-{socket.gethostname()}-{pid}"
+    aside.mkdir()
+    (aside / "text").write_text("old")
+    with pytest.raises(ZeroDivisionError):
+        fail_in(tmp_path / "out")
+    assert (tmp_path / "out" / "text").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".out")) == []
+
+
+def test_what_a_living_program_writes_stays(tmp_path):
+    other = tmp_path / f".out.new-{socket.gethostname()}-{os.getppid()}"
+    other.mkdir()
+    write(tmp_path / "out", "mine")
+    assert other.is_dir()
+
+
+def test_of_two_writers_one_stays_whole(tmp_path, monkeypatch):
+    first, release = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        with whole_folder(tmp_path / "out") as folder:
+            (folder / "text").write_text("slow")
+            first.set()
+            release.wait(20)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    assert first.wait(20)
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)  # another program
+    monkeypatch.setattr("murmur.commands.whole_folder._lives", lambda _: True)
+    write(tmp_path / "out", "fast")
+    monkeypatch.undo()
+    assert (tmp_path / "out" / "text").read_text() == "fast"
+    release.set()
+    thread.join(20)
+    assert (tmp_path / "out" / "text").read_text() == "slow"
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]

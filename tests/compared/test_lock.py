@@ -1,0 +1,61 @@
+"""One comparison at a time in a folder, and rows that several programs write."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from murmur.cli import app
+from murmur.compared import rows as rows_module
+from murmur.compared import runs
+from murmur.compared.rows import Rows
+
+GRID = ["compare", "toy", "--strategies", "KAVG(2)", "--virtual", "2", "--step-seconds", "0.1"]
+
+
+def test_a_second_comparison_is_refused(tmp_path: Path) -> None:
+    with runs.locked(tmp_path):
+        done = CliRunner().invoke(app, [*GRID, "--out", str(tmp_path)])
+        assert done.exit_code == 1
+        assert f"is at work in {tmp_path}" in done.stderr
+        assert not (tmp_path / "cells.jsonl").exists()
+    with runs.locked(tmp_path) as place:
+        assert place.out == tmp_path
+
+
+def test_a_run_holds_the_lock_of_its_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nls -l /proc/$$/fd\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(runs.sys, "executable", str(program))
+    done = CliRunner().invoke(app, [*GRID, "--out", str(tmp_path / "grid")])
+    assert done.exit_code == 1
+    logs = list((tmp_path / "grid" / "runs").glob("*.log"))
+    assert len(logs) == 2
+    assert all(str(tmp_path / "grid" / runs.LOCK) in log.read_text() for log in logs)
+
+
+def test_rows_of_several_programs_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = rows_module._end_of_last_whole_line
+
+    def slowly(path: Path) -> int:
+        end = find(path)
+        time.sleep(0.002)
+        return end
+
+    monkeypatch.setattr(rows_module, "_end_of_last_whole_line", slowly)
+
+    def write(writer: int) -> None:
+        for number in range(8):
+            Rows(tmp_path / "rows.jsonl").append({"digest": f"{writer}-{number}", "long": "x" * writer * 100})
+
+    writers = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+    for thread in writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    assert len(Rows(tmp_path / "rows.jsonl").read()) == 4 * 8
