@@ -11,14 +11,17 @@ import pytest
 import soundfile
 import torch
 
+from murmur.engine.prefetch import HostLane, Prefetch
 from murmur.recipes import hybrid_data
 from murmur.recipes.corpora import SpeechSet
 from murmur.recipes.hybrid_config import FrontEnd, HmmStages
 from murmur.recipes.hybrid_data import HybridData, Targets, speed_parts
 from murmur.recipes.hybrid_hmm import HmmHalf
 from murmur.speech import processes, shard_statistics, shards
-from murmur.speech.cmvn import normalise_all, statistics_of_all
-from murmur.speech.corpus import Audio, Corpus, Utterance
+from murmur.speech.augment import SpecAugment
+from murmur.speech.chunks import ChunkTable
+from murmur.speech.cmvn import normalise, normalise_all, statistics_of_all
+from murmur.speech.corpus import Audio, Corpus, StoredFeatures, Utterance
 from murmur.speech.features import LogMel, features_of
 from murmur.speech.hybrid import speed_copy
 
@@ -125,3 +128,73 @@ def test_a_mistake_in_a_process_ends_the_rest(monkeypatch):
     assert next(done) == 0.0
     with pytest.raises(ZeroDivisionError):
         list(done)
+
+
+@pytest.fixture
+def on_the_fly(half):
+    return replace(half, front=replace(half.front, perturb="on_the_fly"))
+
+
+def batches(data: HybridData, numbers: range, ahead: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Minibatches as a learner gets them, so many made in the background."""
+    table = ChunkTable(data.train.lengths, 20, 7, 9, 4)
+    make = partial(table.batch, corpus=data.train, change=SpecAugment(noise=0.1), versions=data.versions)
+    loader = Prefetch(make, ahead, HostLane())
+    found = []
+    for n in numbers:
+        loader.expect(range(n, numbers.stop))
+        batch = loader.get(n)
+        found.append((batch.feats, batch.targets))
+    loader.close()
+    return found
+
+
+def same(one: list[tuple[torch.Tensor, ...]], other: list[tuple[torch.Tensor, ...]]) -> bool:
+    return all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("scope", ["speaker", "utterance", "none"])
+def test_speeds_on_the_fly_are_the_same_bits_whoever_makes_them(on_the_fly, targets, scope):
+    half = replace(on_the_fly, front=replace(on_the_fly.front, cmvn=scope))
+    data = HybridData.prepare(half, targets)
+    assert len(data.train) == 10  # one copy
+    wanted = batches(data, range(6))
+    for ahead in (1, 3) if scope == "speaker" else (2,):
+        assert same(wanted, batches(HybridData.load(half, targets), range(6), ahead))
+    assert same(wanted[3:5], batches(data, range(3, 5)))  # resumed
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 - min(threads, 2))
+        assert same(wanted[:3], batches(data, range(3)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_on_the_fly_normalises_by_the_statistics_of_speed_1(on_the_fly, targets):
+    data = HybridData.prepare(on_the_fly, targets)
+    normal = on_the_fly.network_features(on_the_fly.material.train)
+    for number, name in enumerate(data.train.names):
+        raw = features_of(on_the_fly.material.train.subset(lambda u, n=name: u.id == n).utterances[0], LogMel(8000, 9))
+        mean_F, deviation_F = data.versions.pairs[data.versions.owners[number]]
+        np.testing.assert_array_equal(normalise(raw, mean_F, deviation_F), normal[name])
+
+
+def test_statistics_that_are_gone_or_of_other_utterances_are_made_again(on_the_fly, targets):
+    data = HybridData.prepare(on_the_fly, targets)
+    wanted = files(data.train.folder)
+    for harm in (lambda p: p.unlink(), lambda p: np.save(p, np.zeros(3, np.int32)), lambda p: p.write_bytes(b"\x93N")):
+        harm(data.train.folder / "cmvn-owners.npy")
+        HybridData.load(on_the_fly, targets)
+        assert files(data.train.folder) == wanted
+
+
+def test_on_the_fly_is_refused_without_audio_files(on_the_fly, targets):
+    first, *others = on_the_fly.material.train.utterances
+    command = replace(first, audio=replace(first.audio, command="cat x"))
+    ready = replace(first, audio=None, features=StoredFeatures(Path("feats.npz"), "a"))
+    for instead, says in ((command, "gets its audio from a command"), (ready, "brings features alone")):
+        material = replace(on_the_fly.material, train=Corpus((instead, *others)))
+        with pytest.raises(ValueError, match=f"u00 {says}: extract the audio"):
+            HybridData.prepare(replace(on_the_fly, material=material), targets)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        FrontEnd(perturb="on_the_fly")

@@ -32,12 +32,12 @@ class ChunkLearning(ABC):
 
     @property
     def per_epoch(self) -> int:
-        """Minibatches in one pass over the training frames, copies at other speeds included."""
+        """Minibatches in one pass over the training frames, stored copies at other speeds included."""
         return self._table.per_epoch
 
     @property
     def samples_per_epoch(self) -> float:
-        """Frames in one pass."""
+        """Frames in one pass, of speeds that are drawn on the fly as many as at speed 1."""
         return float(self._table.total_frames)
 
     def loss(self, model: nn.Module, minibatch: ChunkBatch) -> Loss:

@@ -155,7 +155,7 @@ class HybridTask(ChunkLearning):
 
     def minibatch(self, n: int) -> ChunkBatch:
         """Minibatch n with its masks: a pure function of the task's fields and n."""
-        return self._table.batch(n, self.data.train, self.augment)
+        return self._table.batch(n, self.data.train, self.augment, self.data.versions)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """On dev, per frame: "loss" (cross-entropy, nats), "logprob" (its negative) and "frame accuracy"."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from murmur.speech.cmvn import Scope
@@ -13,6 +13,7 @@ from murmur.speech.hmm.lda_mllt import LdaMlltConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
 
 LOOP, ONE_WORD = "loop", "one word"
+Perturb = Literal["stored", "on_the_fly"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class FrontEnd:
         bins: log-mel bins of the network, normalised by mean and variance.
         cmvn: whose mean and variance normalise the network's input.
         speeds: the network also trains on copies played at these speeds (Ko et al. 2015); 1.0 must be among them.
+        perturb: "stored" keeps a copy for each speed on disk, and an epoch is one pass over all of them: disk times
+            speeds, no work in training. "on_the_fly" keeps speed 1 alone; chunks get a speed drawn by the number of
+            their minibatch, and are analysed from audio in the background: disk of one copy, some milliseconds of a
+            core for each chunk, an epoch is one pass at mixed speeds, and cmvn is that of speed 1.
         storage: of the network's training features on disk, 4, 2 or 1 bytes a value.
 
     Sets that bring features along use those, with deltas, for both.
@@ -33,11 +38,19 @@ class FrontEnd:
     bins: int = 40
     cmvn: Scope = "speaker"
     speeds: tuple[float, ...] = (1.0,)
+    perturb: Perturb = "stored"
     storage: Storage = "float32"
 
     def __post_init__(self) -> None:
         if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
             raise ValueError(f"speeds {self.speeds} must hold 1.0 and no speed twice: alignments are made at speed 1")
+        if self.perturb == "on_the_fly" and len(self.speeds) == 1:
+            raise ValueError(f"perturb = {self.perturb!r} has nothing to draw: give speeds, such as (0.9, 1.0, 1.1)")
+
+    @property
+    def stored(self) -> FrontEnd:
+        """The front end whose copies are on disk."""
+        return self if self.perturb == "stored" else replace(self, speeds=(1.0,), perturb="stored")
 
 
 @dataclass(frozen=True)

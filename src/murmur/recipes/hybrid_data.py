@@ -14,6 +14,7 @@ from torch import Tensor
 
 from murmur.recipes.hybrid_decode import Scorer
 from murmur.recipes.hybrid_hmm import HmmHalf, Stage, stored_alignment
+from murmur.recipes.on_the_fly import audio_of, speed_chunks, write_normalisation
 from murmur.speech import hybrid
 from murmur.speech.cmvn import normalise
 from murmur.speech.corpus import Corpus, CorpusError
@@ -25,6 +26,7 @@ from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon import split_known
 from murmur.speech.shard_statistics import Normalisation, normalisation
 from murmur.speech.shards import Rows
+from murmur.speech.speed_chunks import SpeedChunks
 from murmur.worlds.torch.environment import cores_here
 
 log = logging.getLogger(__name__)
@@ -125,17 +127,26 @@ def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]
 
 @dataclass(frozen=True, eq=False)
 class HybridData:
-    """Frames and targets of train, at all speeds, mapped from disk, and of dev, of equally many frames each."""
+    """Frames and targets of train, mapped from disk, and of dev, of equally many frames each.
+
+    `versions` draws speeds for chunks of train; None where all speeds are on disk.
+    """
 
     train: FrameStore
     dev_feats: Arrays
     dev_targets: Arrays
+    versions: SpeedChunks | None = None
 
     @staticmethod
     def prepare(half: HmmHalf, targets: Targets) -> HybridData:
         """Make what is not there or damaged; utterances without an alignment are left out."""
-        parts = [part for speed in half.front.speeds for part in speed_parts(half, targets.train, speed)]
-        make(_folder(half, targets), parts, half.front.storage, cores_here(), progress=True)
+        front, folder = half.front, _folder(half, targets)
+        if front.perturb == "on_the_fly":
+            audio_of(half.material.train)
+        parts = [part for speed in front.stored.speeds for part in speed_parts(half, targets.train, speed)]
+        make(folder, parts, front.storage, cores_here(), progress=True)
+        if front.perturb == "on_the_fly":
+            write_normalisation(folder, {u: part.normal for part in parts for u in part.feats})
         return HybridData.load(half, targets)
 
     @staticmethod
@@ -143,17 +154,18 @@ class HybridData:
         """Open what was prepared; where it was not, or a file has another size than it should, prepare it."""
         try:
             train = open_store(_folder(half, targets))
+            versions = speed_chunks(half, train) if half.front.perturb == "on_the_fly" else None
         except CorpusError as error:
             log.info("%s", error)
             return HybridData.prepare(half, targets)
         dev_feats = half.network_features(half.material.dev)
         dev_targets = {u: hybrid.fit_targets(pdfs_T, len(dev_feats[u])) for u, pdfs_T in targets.dev.items()}
-        return HybridData(train, {u: dev_feats[u] for u in dev_targets}, dev_targets)
+        return HybridData(train, {u: dev_feats[u] for u in dev_targets}, dev_targets, versions)
 
 
 def _folder(half: HmmHalf, targets: Targets) -> Path:
     """Where the frames of exactly these features and targets lie."""
-    content = hashlib.sha256(repr((FORMAT, half.front, half.material.train.digest())).encode())
+    content = hashlib.sha256(repr((FORMAT, half.front.stored, half.material.train.digest())).encode())
     for name, pdfs_T in targets.train.items():
         content.update(name.encode())
         content.update(np.ascontiguousarray(pdfs_T, "<i4").data)

@@ -48,6 +48,13 @@ class Chunk:
     last: int
 
 
+class Versions(Protocol):
+    """Several versions of the same utterances, of which one is drawn for each chunk."""
+
+    def draw(self, chunk: Chunk, rng: np.random.Generator) -> tuple[Frames, Chunk]:
+        """Where the frames of a chunk come from, and which they are there."""
+
+
 @dataclass(frozen=True)
 class ChunkBatch:
     """feats (N, T, F), context and padding included; targets (N, T), `IGNORED` outside the chunk's own frames."""
@@ -152,22 +159,26 @@ class ChunkTable:
             found.append(Chunk(owner, place * length // count, (place + 1) * length // count))
         return tuple(found)
 
-    def batch(self, n: int, corpus: Frames, change: Change | None = None) -> ChunkBatch:
+    def batch(
+        self, n: int, corpus: Frames, change: Change | None = None, versions: Versions | None = None
+    ) -> ChunkBatch:
         """Minibatch n: features with context, and the targets of the chunks' own frames.
 
         `change` is applied to each chunk's features, e.g. a `SpecAugment`, with a generator named by (seed, n).
+        `versions` draws, with another one, what each chunk is read from in place of `corpus`.
         """
-        rng = np.random.default_rng([self.seed, n, 1])
-        chunks = self[n]
+        rng, drawing = (np.random.default_rng([self.seed, n, purpose]) for purpose in (1, 2))
+        drawn = [(corpus, chunk) if versions is None else versions.draw(chunk, drawing) for chunk in self[n]]
+        chunks = [chunk for _, chunk in drawn]
         width = self.left_frames + max(chunk.last - chunk.first for chunk in chunks) + self.right_frames
         feats = np.empty((len(chunks), width, corpus.dims), np.float32)
         labels = np.full((len(chunks), width), IGNORED, np.int64)
-        for row_TF, label_T, chunk in zip(feats, labels, chunks, strict=True):
-            corpus.read(chunk.utterance, chunk.first - self.left_frames, row_TF)
+        for row_TF, label_T, (source, chunk) in zip(feats, labels, drawn, strict=True):
+            source.read(chunk.utterance, chunk.first - self.left_frames, row_TF)
             if change is not None:
                 row_TF[:] = change(row_TF, rng)
             own = slice(self.left_frames, self.left_frames + chunk.last - chunk.first)
-            label_T[own] = corpus.targets(chunk.utterance, chunk.first, chunk.last)
+            label_T[own] = source.targets(chunk.utterance, chunk.first, chunk.last)
         return ChunkBatch(torch.from_numpy(feats), torch.from_numpy(labels))
 
 

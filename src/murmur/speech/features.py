@@ -10,7 +10,9 @@ import io
 import json
 import subprocess
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -130,7 +132,7 @@ def analyse(samples_S: np.ndarray, front: LogMel | Mfcc) -> np.ndarray:
     if len(samples_S) < front.frame_length_seconds * front.rate_hz:
         raise CorpusError(f"its {len(samples_S) / front.rate_hz:.3f} s are shorter than one analysis window")
     with torch.inference_mode():
-        return _layer(front)(torch.from_numpy(np.ascontiguousarray(samples_S))[None])[0].numpy()
+        return _layer(replace(front, speed=1.0))(torch.from_numpy(np.ascontiguousarray(samples_S))[None])[0].numpy()
 
 
 @lru_cache(maxsize=8)
@@ -162,8 +164,24 @@ def _power(spectrum_NTB: torch.Tensor) -> torch.Tensor:
     return spectrum_NTB.real.square() + spectrum_NTB.imag.square()
 
 
-def read_audio(audio: Audio, rate_hz: int) -> np.ndarray:
-    """samples_S of one utterance, mono.
+@dataclass(frozen=True)
+class Recording:
+    """An open file and the stretch of it that is one utterance: `samples` from `first` on."""
+
+    file: soundfile.SoundFile
+    first: int
+    samples: int
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Samples [first, last) of the utterance."""
+        self.file.seek(self.first + first)
+        samples_S: np.ndarray = self.file.read(last - first, dtype="float32")
+        return samples_S
+
+
+@contextmanager
+def opened(audio: Audio, rate_hz: int) -> Iterator[Recording]:
+    """One utterance, mono, checked but not yet read.
 
     Raises:
         CorpusError: missing, damaged, truncated, empty, not mono, or not at `rate_hz`.
@@ -183,12 +201,15 @@ def read_audio(audio: Audio, rate_hz: int) -> np.ndarray:
             # Times rounded to centiseconds may pass the end a little; Kaldi allows half a second too.
             if first >= file.frames or last > file.frames + rate_hz // 2:
                 raise CorpusError(f"{audio.path} ends at {file.frames / rate_hz:.3f} s, before {last / rate_hz:.3f} s")
-            wanted = min(last, file.frames) - first
-            file.seek(first)
-            samples_S = file.read(wanted, dtype="float32")
+            yield Recording(file, first, min(last, file.frames) - first)
     except (soundfile.SoundFileError, OSError) as error:
         raise CorpusError(f"{audio.path} cannot be read ({error}): is it missing, damaged or cut short?") from error
-    return samples_S
+
+
+def read_audio(audio: Audio, rate_hz: int) -> np.ndarray:
+    """samples_S of one utterance; raises what `opened` does."""
+    with opened(audio, rate_hz) as recording:
+        return recording.read(0, recording.samples)
 
 
 def sample_rate_hz(corpus: Corpus) -> int:

@@ -36,15 +36,18 @@ def fit_targets(pdfs_T: np.ndarray, frames: int, tolerance_frames: int = 4) -> n
     return pdfs_T[-missing // 2 : -missing // 2 + frames]
 
 
-def at_speed(pdfs_T: np.ndarray, frames: int) -> np.ndarray:
+def at_speed(pdfs_T: np.ndarray, frames: int, first: int = 0, last: int | None = None) -> np.ndarray:
     """An alignment stretched to the `frames` frames of the same audio played at another speed (nearest label).
+
+    Frame t takes the label of frame floor((t + 1/2) T / frames); of these the frames [first, last) are returned.
 
     Raises:
         ValueError: an empty alignment, or fewer than one frame.
     """
     if not len(pdfs_T) or frames < 1:
         raise ValueError(f"cannot stretch an alignment of {len(pdfs_T)} frames to {frames}: both need at least one")
-    return pdfs_T[((np.arange(frames) + 0.5) * len(pdfs_T) / frames).astype(int)]
+    at_T = np.arange(first, frames if last is None else last)
+    return pdfs_T[((at_T + 0.5) * len(pdfs_T) / frames).astype(int)]
 
 
 def speed_copy(name: str, speed: float, feats_TF: np.ndarray, targets_T: np.ndarray) -> Aligned:
