@@ -245,7 +245,10 @@ class Learner:
         await self.seat.ready(self.weights, self.group, before_backward)
         n = self.source.next_index(self.steps)
         self.steps += 1
-        return None if n is None else await self.compute(n, before_backward)
+        if n is None:
+            self._version = self.weights.version  # the others' gradient of this turn is taken at weights like these
+            return None
+        return await self.compute(n, before_backward)
 
     async def compute(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
         """The gradient of minibatch n at the present weights, whatever lands meanwhile."""

@@ -115,3 +115,11 @@ def test_a_text_without_any_word_is_an_error(tmp_path: Path) -> None:
     code, said = run(tmp_path / "words", "--guess", "graphemes", "--out", tmp_path / "out")
     assert code == 1
     assert "none of the 2 words has a pronunciation" in said
+
+
+def test_a_base_is_never_overwritten(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "lexicon.txt").write_text(CMUDICT, encoding="utf-8")
+    code, said = run(data, "--base", tmp_path / "lexicon.txt", "--out", tmp_path)
+    assert code == 1
+    assert "is the base and would be overwritten" in said
+    assert (tmp_path / "lexicon.txt").read_text(encoding="utf-8") == CMUDICT

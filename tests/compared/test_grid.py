@@ -84,6 +84,7 @@ def test_a_seed_reaches_experiment_and_task() -> None:
         (lambda: grid("KAVG(8)", learners=()), "--learners or --virtual"),
         (lambda: grid("KAVG(8)", learners=(0,)), "--learners 0"),
         (lambda: grid("KAVG(8)", seeds=(1, 1)), "--seeds 1,1"),
+        (lambda: grid("KAVG(8)", seeds=()), "needs --seeds"),
         (lambda: grid("KAVG(8)", "KAVG(K=8)"), "are the same"),
         (lambda: grid("KAVK(8)"), "KAVG"),
     ],

@@ -1,4 +1,4 @@
-"""One comparison at a time in a folder, and rows that several programs write."""
+"""What a folder of a comparison bears: one comparison at a time, rows of several programs, damage that is named."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def test_a_run_holds_the_lock_of_its_comparison(tmp_path: Path, monkeypatch: pyt
     logs = list((tmp_path / "grid" / "runs").glob("*.log"))
     assert len(logs) == 2
     assert all(str(tmp_path / "grid" / runs.LOCK) in log.read_text() for log in logs)
+
+
+@pytest.mark.parametrize("measured", ['"x"', "[]", "true"])
+def test_a_measured_step_that_is_no_number_is_named(measured: str, tmp_path: Path) -> None:
+    (tmp_path / "compare.json").write_text(f'{{"source": "toy", "settings": [], "measured_step_seconds": {measured}}}')
+    done = CliRunner().invoke(app, [*GRID[:6], "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"{tmp_path / 'compare.json'} is damaged (measured_step_seconds" in done.stderr
 
 
 def test_rows_of_several_programs_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,8 @@ def told(out: Path, grid: Grid) -> Mapping[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         same = (found["source"], found["settings"]) == (grid.source, list(grid.settings))
+        if not isinstance(found.get("measured_step_seconds", 0.0), float | None):
+            raise TypeError(f"measured_step_seconds is {found['measured_step_seconds']!r}, no number")
     except (ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} is damaged ({error}): delete it, finished runs are kept") from error
     if not same:

@@ -77,6 +77,8 @@ def lexicon(
         raise SettingError("--voice and --map are for --guess espeak")
     if base is None and (whole or guess == "none"):
         raise SettingError("without --base there is nothing to keep or to look words up in: give one, or --guess")
+    if base is not None and base.resolve() == (out / LEXICON).resolve():
+        raise SettingError(f"{base} is the base and would be overwritten: choose another --out")
     entries = [] if base is None else read_lexicon(base)
     if stress == "drop":
         entries = without_stress(entries)

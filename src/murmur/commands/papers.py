@@ -55,6 +55,8 @@ def papers_command(
     torch.set_num_threads(1)
     console = Console()
     chosen = studies(names or list(STUDIES))
+    if corpus is None and not kept.is_file():  # the page of no runs would take another one's place
+        raise SettingError(f"there are no rows in {kept}: give --corpus to make them, or name a file of rows")
     material = None if corpus is None else Material(corpus, cache)
     if material is not None:
         with console.status("preparing the data"):

@@ -71,6 +71,8 @@ class Grid:
     def __post_init__(self) -> None:
         if not self.learners and not self.virtual:
             raise SettingError("a comparison needs --learners or --virtual: say with how many learners")
+        if not self.seeds:
+            raise SettingError("a comparison needs --seeds: one at least, such as 0")
         for name in ("learners", "virtual", "seeds"):
             numbers: tuple[int, ...] = getattr(self, name)
             if len(set(numbers)) < len(numbers) or min(numbers, default=1) < (name != "seeds"):

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from murmur.cli import app
 from murmur.compared.rows import Row, Rows
 from murmur.recipes.papers import asgd, frequency, rings, stragglers
 from murmur.recipes.papers.all import STUDIES
@@ -172,3 +174,11 @@ def test_the_page_is_made_of_rows_alone_and_says_what_is_missing(tmp_path: Path)
 
 def test_nothing_is_trained_without_speech(tmp_path: Path) -> None:
     assert Material(tmp_path, tmp_path).network_task(3).seed == 3
+
+
+def test_a_page_of_no_rows_does_not_take_the_place_of_another(tmp_path: Path) -> None:
+    (tmp_path / "papers.md").write_text("a page")
+    done = CliRunner().invoke(app, ["papers", "--rows", str(tmp_path / "nowhere"), "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"murmur: there are no rows in {tmp_path / 'nowhere'}" in done.stderr
+    assert (tmp_path / "papers.md").read_text() == "a page"
