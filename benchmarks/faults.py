@@ -313,7 +313,7 @@ def beside(figures: dict[str, Any], cases: Sequence[Case]) -> list[dict[str, Any
         ran = perform(None, PEER, case, SEEDS[0])
         found[case.name] = asdict(ran)
         print(f"{PEER}, {case.name}: " + "  ".join(f"{k} {v}" for k, v in asdict(ran).items()), flush=True)
-        if "ADPSGD" in figures and case.name in figures["ADPSGD"]:
+        if case.name in PEER_CASES and case.name in figures.get("ADPSGD", {}):
             ours = figures["ADPSGD"][case.name]["disturbed_seconds"] - ran.disturbed_seconds
             bars.append(bar(f"{case.name}: seconds of disturbance, ADPSGD's less torchft's", ours, 0))
     return bars

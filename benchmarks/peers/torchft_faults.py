@@ -22,7 +22,7 @@ sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS.parent / "src")]
 
 from trouble import PacedRegression, slowness_of  # noqa: E402 - found only now
 
-SIZE, K, RATE, ENOUGH = 4, 8, 0.2, 2
+SIZE, K, RATE, ENOUGH = 4, 8, 0.2, 1
 
 
 def train(learner: int, port: int, task: PacedRegression, folder: Path) -> None:
