@@ -30,7 +30,7 @@ def test_included_code_is_the_source() -> None:
 
 def run(command: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """A command of the README, in a folder of its own."""
-    words = shlex.split(command)
+    words = shlex.split(command, comments=True)
     start = (
         [sys.executable, "-m", "murmur"] if words[0] == "murmur" else [sys.executable, "-m", "torch.distributed.run"]
     )
@@ -43,7 +43,7 @@ def out_of(command: str) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("command", [c for c in COMMANDS if " toy " in c])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if " toy " in c and not c.startswith("murmur compare")])
 def test_toy_commands_run(command: str, tmp_path: Path) -> None:
     short = [] if "--resume" in command else ["--set", "budget.minibatches=40"]
     done = run(command, tmp_path, *short)
@@ -79,6 +79,24 @@ def test_report_commands_run(command: str, tmp_path: Path) -> None:
     assert "<h1>" in (tmp_path / out_of(command)).read_text()
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("murmur compare")])
+def test_comparisons_are_planned(command: str, tmp_path: Path) -> None:
+    done = run(command, tmp_path, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "KAVG" in done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", [c for c in COMMANDS if " runs/demo/" in c])
+def test_commands_on_the_demo_ask_for_its_run(command: str, tmp_path: Path) -> None:
+    """Nobody trains the demo here; the words are understood, and what is missing is named."""
+    done = run(command, tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "runs/demo/one-learner" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("make ")])
 def test_make_targets_exist(line: str) -> None:
     done = subprocess.run(["make", "-n", *line.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -87,7 +105,14 @@ def test_make_targets_exist(line: str) -> None:
 
 
 def test_every_line_is_of_a_kind_that_is_tested() -> None:
-    kinds = (" toy ", " ctc ", "murmur report ", "make ", "pip install ")  # pip's: .ci/run installs by the same lines
+    kinds = (
+        " toy ",
+        " ctc ",
+        "murmur report ",
+        " runs/demo/",
+        "make ",
+        "pip install ",
+    )  # pip's: .ci/run installs by the same lines
     for line in LINES:
         assert any(kind in f"{line} " for kind in kinds), f"no test runs {line!r}"
     makefile = (ROOT / "Makefile").read_text()
@@ -97,7 +122,7 @@ def test_every_line_is_of_a_kind_that_is_tested() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_exist(command: str) -> None:
-    words = shlex.split(command)
+    words = shlex.split(command, comments=True)
     words = words[words.index("train") :] if "train" in words else words[1:]
     told = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
     assert told.exit_code == 0, told.output

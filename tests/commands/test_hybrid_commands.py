@@ -128,7 +128,7 @@ def test_mistakes(words: list[str], says: str, experiment: Path, trained: Path, 
 
 def test_report_of_runs(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr("murmur.commands.report.write_report", lambda runs, out: asked.append((runs, out)))
+    monkeypatch.setattr("murmur.commands.report.write_report", lambda runs, out, _: asked.append((runs, out)))
     code, said = run("report", trained, trained, "--out", tmp_path / "page" / "report.html")
     assert (code, asked) == (0, [([trained, trained], tmp_path / "page" / "report.html")])
     assert str(tmp_path / "page" / "report.html") in said

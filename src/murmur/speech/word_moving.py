@@ -146,6 +146,10 @@ def move_words(fst: kaldifst.StdVectorFst) -> Moved:
     Raises:
         ValueError: some path has fewer such arcs than words, or a word on a loop of its own.
     """
+    fst = kaldifst.StdVectorFst(fst)
+    kaldifst.connect(fst)  # a word on an arc that no utterance takes needs no place
+    if fst.num_states == 0:
+        return Moved(fst, 0, 0, 0)
     graph = _Graph.of(fst)
     unread = graph.unread()
     loops = [a for a in map(graph.arc, unread) if a.source == a.target]
