@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from murmur.commands.exported import Cmvn, Kind, Wish, export_run
-from murmur.commands.options import Settings
+from murmur.commands.options import OfRun, Settings
 from murmur.commands.timed import timed
 from murmur.commands.trained_run import open_run
 
@@ -45,7 +45,6 @@ Penalty = Annotated[
     float | None,
     typer.Option(help="Cost of a word, put into the graph; as tuned otherwise.", rich_help_panel=SEARCH),
 ]
-Experiment = Annotated[str | None, typer.Option(help="File or recipe, where the run's run.json does not name it.")]
 
 
 @app.command()
@@ -58,7 +57,7 @@ def export(
     grammar: Grammar = None,
     scale: Scale = None,
     penalty: Penalty = None,
-    experiment: Experiment = None,
+    experiment: OfRun = None,
     settings: Settings = None,
 ) -> None:
     """Write a trained model for other runtimes: network, normalisation, prior, graph, tokens and words in one folder.

@@ -18,6 +18,10 @@ Settings = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; an experiment's own task.jobs otherwise.")]
 
+OfRun = Annotated[
+    str | None, typer.Option("--experiment", help="File or recipe, where the run's run.json does not name it.")
+]
+
 
 def resolved(source: str, settings: Sequence[str], jobs: int | None = None) -> Experiment:
     """The experiment of a command line; `jobs` sets task.jobs.

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from murmur.commands.options import Settings
+from murmur.commands.options import OfRun, Settings
 from murmur.commands.trained_run import open_run
 from murmur.commands.transcriber import Transcriber, transcriber
 from murmur.engine.checkpoint import write_whole
@@ -55,7 +55,6 @@ Beam = Annotated[float | None, typer.Option(min=1e-6, help="Search beam; less is
 LatticeBeam = Annotated[
     float | None, typer.Option(min=1e-6, help="Paths that confidences look at.", rich_help_panel=SEARCH)
 ]
-Experiment = Annotated[str | None, typer.Option(help="File or recipe, where the run's run.json does not name it.")]
 
 
 @app.command()
@@ -71,7 +70,7 @@ def transcribe(
     penalty: Penalty = None,
     beam: Beam = None,
     lattice_beam: LatticeBeam = None,
-    experiment: Experiment = None,
+    experiment: OfRun = None,
     settings: Settings = None,
 ) -> None:
     """Write down what is said in recordings, with the times of words and how sure each is.

@@ -25,7 +25,7 @@ from murmur.speech.decode import DecodeOptions
 from murmur.speech.decode_set import Decoded, decode_set
 from murmur.speech.decode_tuning import DevelopmentSet, Trial, tune_acoustic_scale
 from murmur.speech.grammar import Grammar, loop_grammar, ngram_grammar, one_word_grammar
-from murmur.speech.graph_store import DamagedGraphError, StoredGraph, graph_key, save_graph
+from murmur.speech.graph_store import ensure_graph, graph_key
 from murmur.speech.lexicon import Entry, Lang, make_lang
 from murmur.speech.ngram import NgramModel
 
@@ -101,16 +101,7 @@ class CtcSearch:
         content = json.dumps([graph_key(lang, grammar), tokens, separator]).encode()
         key = hashlib.sha256(content).hexdigest()
         folder = self.cache / f"graph-{key[:16]}"
-        try:
-            if StoredGraph.of(folder).key == key:
-                return folder
-        except FileNotFoundError:
-            log.info("graph %s: building", folder.name)
-        except DamagedGraphError as error:
-            log.warning("%s", error)
-        built = build_ctc_graph(lang, tokens, grammar, separator)
-        log.info("graph %s: %s", folder.name, built.facts)
-        save_graph(built, folder, key)
+        ensure_graph(folder, key, lambda: build_ctc_graph(lang, tokens, grammar, separator))
         return folder
 
     def tune(self, scores: Scores, references: Mapping[str, str]) -> DecodeOptions:

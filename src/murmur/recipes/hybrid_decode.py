@@ -22,7 +22,7 @@ from murmur.speech.decode_tuning import DevelopmentSet, Trial, tune_acoustic_sca
 from murmur.speech.error_report import write_error_report
 from murmur.speech.grammar import Grammar, loop_grammar, ngram_grammar, one_word_grammar
 from murmur.speech.graph import build_hclg
-from murmur.speech.graph_store import DamagedGraphError, StoredGraph, graph_key, save_graph
+from murmur.speech.graph_store import ensure_graph, graph_key
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.lexicon import Lang, read_lexicon
 from murmur.speech.wer import ErrorRate, score_utterances, total_of
@@ -146,16 +146,7 @@ class DecodeHalf:
         g = self.grammar(lang, grammar)
         key = graph_key(lang, g, model.transitions)
         folder = self.cache / f"graph-{key[:16]}"
-        try:
-            if StoredGraph.of(folder).key == key:
-                return folder
-        except FileNotFoundError:
-            log.info("graph %s: building", folder.name)
-        except DamagedGraphError as error:
-            log.warning("%s", error)
-        built = build_hclg(lang, model.transitions, g)
-        log.info("graph %s: %s", folder.name, built.facts)
-        save_graph(built, folder, key)
+        ensure_graph(folder, key, lambda: build_hclg(lang, model.transitions, g))
         return folder
 
     def language(self, trained: Lang) -> Lang:

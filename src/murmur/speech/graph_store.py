@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.lexicon import Lang, write_symbols
 
 _FORMAT = 1
+log = logging.getLogger(__name__)
 
 
 class DamagedGraphError(ValueError):
@@ -124,18 +126,25 @@ def load_graph(folder: Path) -> DecodingGraph:
     return StoredGraph.of(Path(folder)).read()
 
 
-def cached_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph:
-    """The graph in `folder` if it is whole and was made with the same key; else build it and store it there."""
-    folder = Path(folder)
+def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph | None:
+    """See to it that `folder` holds a whole graph that was made with this key; the graph if it had to be built."""
     try:
-        stored = StoredGraph.of(folder)
-        if stored.key == key:
-            return stored.read()
-    except (FileNotFoundError, DamagedGraphError):
-        pass  # nothing there, or what a killed or failing writer left: made anew below
+        if StoredGraph.of(folder).key == key:
+            return None
+    except FileNotFoundError:
+        log.info("graph %s: building", folder.name)
+    except DamagedGraphError as error:  # what a killed or failing writer left
+        log.warning("%s", error)
     graph = build()
+    log.info("graph %s: %s", folder.name, graph.facts)
     save_graph(graph, folder, key)
     return graph
+
+
+def cached_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph:
+    """The graph in `folder` if it is whole and was made with the same key; else build it and store it there."""
+    built = ensure_graph(Path(folder), key, build)
+    return load_graph(folder) if built is None else built
 
 
 def _sha256(path: Path) -> str:

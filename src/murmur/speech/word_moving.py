@@ -252,15 +252,15 @@ class _After:
         for arc in unread:
             self.by_source.setdefault(arc.source, []).append(arc)
         self.copies: dict[tuple[int, tuple[int, ...]], int] = {}
-        self.todo: list[tuple[int, tuple[int, ...]]] = []
+        self.to_leave: list[tuple[int, tuple[int, ...]]] = []
         self.made: list[Arc] = []  # put in at the end: until then `leaving` tells what was there before
 
     def move(self) -> None:
         """Give every arc's word to the arcs behind it."""
         for arc in self.unread:
             self.made.append(arc._replace(olabel=0, target=self._at(arc.target, (arc.olabel,))))
-        while self.todo:
-            state, words = self.todo.pop()
+        while self.to_leave:
+            state, words = self.to_leave.pop()
             self._leave(state, words)
         for arc in self.made:
             self.graph.add(arc)
@@ -273,7 +273,7 @@ class _After:
             if len(words) > MOST_WAITING:
                 raise ValueError(f"{len(words)} words follow each other without a frame between: labels {words}")
             self.copies[state, words] = self.graph.add_copy(state)
-            self.todo.append((state, words))
+            self.to_leave.append((state, words))
         return self.copies[state, words]
 
     def _leave(self, state: int, words: tuple[int, ...]) -> None:
