@@ -1,9 +1,16 @@
-"""Held-out loss and word error rate at equal samples: every strategy at 1, 2, 4, 8 learners, three seeds.
+"""Held-out loss and word error rate at equal samples: strategies at 1, 2, 4, 8 learners, three seeds.
 
     python benchmarks/equal_samples.py [--cache FOLDER] [--set budget.epochs=4] [--learners 2 --learners 4] [RECIPE]
 
-Real gradients on a virtual cluster of slightly jittering learners, one thread. The rate is scaled by sqrt(L), fixed
-beforehand; not for block momentum, whose gain eta = 1 - 1/L stands in its place, as its authors have it. One learner
+Real gradients on a virtual cluster of slightly jittering learners, one thread. How the settings of one learner are
+scaled with the number L of learners, whose global minibatch is L-fold (fixed on AN4's first seed, `--scaling`):
+
+    root     rate sqrt(L), as is usual for Adam; nothing else
+    linear   rate L after a linear warm-up over 30 % of the budget, as IBM's papers have it, for one learner too;
+             Adam's horizons in samples: 1 - beta2 times L as Malladi et al. 2022 (arXiv 2205.10287) derive, and
+             1 - beta1 times sqrt(L), for at L its momentum is gone
+
+Block momentum keeps one learner's rate: its gain eta = 1 - 1/L stands in its place, as its authors have it. One learner
 with an L-fold minibatch is SyncSGD on L learners, to rounding (tested). Every finished cell is a line of
 results/equal_samples.jsonl, with the word errors of each test utterance; the script goes on where it was and takes a
 row for done if its experiment has the same digest.
@@ -14,6 +21,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +33,8 @@ from murmur.compared.intervals import difference
 from murmur.compared.rows import Rows
 from murmur.compared.virtual import train as follow
 from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import Adam
+from murmur.engine.schedule import Cosine
 from murmur.learner import Strategy
 from murmur.mixing import randomized_ring
 from murmur.settings import configure, load
@@ -55,15 +65,36 @@ def strategies(learners: int) -> dict[str, Strategy]:
     return found
 
 
-def cells(base: Experiment, learners: list[int]) -> Iterator[tuple[str, int, int, Experiment]]:
+class Scaling(StrEnum):
+    """How settings follow the number of learners."""
+
+    ROOT = "root"
+    LINEAR = "linear"
+
+
+def scaled(base: Experiment, learners: int, scaling: Scaling) -> Experiment:
+    """One learner's experiment, with the settings for more of them."""
+    schedule, optimizer = base.schedule, base.optimizer
+    assert isinstance(schedule, Cosine)
+    assert isinstance(optimizer, Adam)
+    if scaling is Scaling.ROOT:
+        return replace(base, schedule=replace(schedule, times=schedule.times * learners**0.5))
+    beta1, beta2 = 1 - (1 - optimizer.beta1) * learners**0.5, 1 - (1 - optimizer.beta2) * learners
+    return replace(
+        base,
+        schedule=replace(schedule, times=schedule.times * learners, warm=0.3),
+        optimizer=replace(optimizer, beta1=beta1, beta2=beta2),
+    )
+
+
+def cells(base: Experiment, learners: list[int], scaling: Scaling) -> Iterator[tuple[str, int, int, Experiment]]:
     """(name, learners, seed, experiment): a whole table for the first seed, then for the next."""
     for seed in SEEDS:
         for count in learners:
             for name, strategy in strategies(count).items():
-                scale = 1.0 if isinstance(strategy, BMUF) else count**0.5
-                schedule = replace(base.schedule, times=base.schedule.times * scale)  # type: ignore[type-var, attr-defined]
+                experiment = scaled(base, 1 if isinstance(strategy, BMUF) else count, scaling)
                 task = replace(base.task, seed=seed)  # type: ignore[type-var]
-                yield name, count, seed, replace(base, task=task, strategy=strategy, schedule=schedule, seed=seed)
+                yield name, count, seed, replace(experiment, task=task, strategy=strategy, seed=seed)
 
 
 def train(experiment: Experiment, learners: int) -> dict[str, Any]:
@@ -130,6 +161,8 @@ def main(
     cache: Annotated[Path, typer.Option(help="Folder of the recipe's features and alignments.")] = Path("runs/cache"),
     settings: Annotated[list[str] | None, typer.Option("--set", help="Change a field of the recipe.")] = None,
     learners: Annotated[list[int] | None, typer.Option(help="Numbers of learners; repeatable.")] = None,
+    scaling: Annotated[Scaling, typer.Option(help="How settings follow the number of learners.")] = Scaling.LINEAR,
+    only: Annotated[list[str] | None, typer.Option(help="Only this strategy; repeatable.")] = None,
 ) -> None:
     """Train what is missing, then print the table and the bars."""
     torch.set_num_threads(1)
@@ -138,17 +171,26 @@ def main(
     kept = Rows(KEPT)
     done = kept.read()
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for name, count, seed, experiment in cells(base, counts):
+    for name, count, seed, experiment in cells(base, counts, scaling):
+        if only and count > 1 and name not in only:
+            continue
         plain = replace(experiment, task=replace(experiment.task, cache=Path("cache")))  # type: ignore[type-var]
         key = plain.digest()  # the rate, or eta, goes with the number of learners
         if key not in done:
-            row = {"recipe": recipe, "strategy": name, "learners": count, "seed": seed, "digest": key}
+            row = {
+                "recipe": recipe,
+                "scaling": scaling,
+                "strategy": name,
+                "learners": count,
+                "seed": seed,
+                "digest": key,
+            }
             done[key] = {**row, **train(experiment, count)}
             kept.append(done[key])
             print(f"seed {seed}: {name} at {count} learners: {done[key]['heldout']}", flush=True)
         rows.setdefault((name, count), []).append(done[key])
     found = table(rows)
-    close(f"equal_samples_{recipe}", found, bars_of(found, counts))
+    close(f"equal_samples_{recipe}_{scaling}", found, bars_of(found, counts))
 
 
 if __name__ == "__main__":

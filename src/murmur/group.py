@@ -89,6 +89,7 @@ class Group(ABC):
         name: unique name of the group, the same on every member.
         total_weight: sum of the weights of the latest mean; 0 means that nobody had anything, and everybody stops.
         outlives: whether deaths of members are noticed, and `among` forms a group of those that are left.
+        regrouped: how often those that take part have become others, or the same ones anew.
         adds_beside: whether `start_sum` may stand for `mean`; not where means travel in a format of their own.
     """
 
@@ -97,6 +98,7 @@ class Group(ABC):
     name: str
     total_weight: float = float("inf")
     outlives: bool = False
+    regrouped: int = 0
     adds_beside: bool = True
 
     @abstractmethod

@@ -9,7 +9,7 @@ A collective in which a member is lost fails for all. Then:
 
 A learner that comes late is let in between two rounds, where nothing local is un-averaged: every mean tells everybody
 whether somebody waits. It takes over the weights, the strategy's own vectors, and the deal; its optimizer begins anew.
-A learner that was thought dead and was not is such a learner.
+A learner that was thought dead and was not is such a learner, unless all were: then one of them goes on alone.
 
 Ranks stay what they were. A lost learner's minibatches of the unfinished round are done by the others (`murmur.deal`).
 """
@@ -28,7 +28,7 @@ from murmur.deal import Deal
 from murmur.flat import Layout, is_finite
 from murmur.group import Group, GroupAround, PeerLost, WorldMismatch, share_of
 from murmur.handover import State, hand_over
-from murmur.reunion import POLL_SECONDS, Named, Reunion
+from murmur.reunion import POLL_SECONDS, LeftBehind, Named, Reunion, ThoughtLost
 from murmur.roll import View
 from murmur.source import SKIPPED_SAMPLES, Source
 from murmur.weights import Weights
@@ -158,33 +158,51 @@ class Regrouping(GroupAround):
                 self._waiting = False
             except PeerLost:
                 continue  # somebody was lost at the door
+            except ThoughtLost:
+                await self._go_on_alone()
 
     async def meet(self, stage: str) -> None:
         """Wait until all that are left have come to a stage; who comes late finds that nothing is left to do."""
         self.roll.claim(0, 0)
         while not self.roll.reach(stage):
-            if self._whole(self._reunion.view(self._members)):
-                await self._reunion.listen()
-                continue
             try:
+                if self._whole(self._reunion.view(self._members)):
+                    await self._reunion.listen()
+                    continue
                 await self._form(None, over=lambda: self.roll.reach(stage))
             except PeerLost:
                 continue
+            except ThoughtLost:
+                await self._go_on_alone()
 
     async def _again(self, like: Tensor, lost: PeerLost) -> Tensor | None:
         """After a failure: a new group of those that are left; the collective's result if somebody has it."""
         self._now.close()
         waited = 0.0
-        while self._whole(self._reunion.view(self._members)):
-            if waited > DEATH_SECONDS:
-                raise lost  # nobody has died: something else is wrong
-            await self._reunion.listen()
-            waited += POLL_SECONDS
-        while True:
-            try:
-                return await self._form(like)
-            except PeerLost:
-                self._now.close()
+        try:
+            while self._whole(self._reunion.view(self._members)):
+                if waited > DEATH_SECONDS:
+                    raise lost  # nobody has died: something else is wrong
+                await self._reunion.listen()
+                waited += POLL_SECONDS
+            while True:
+                try:
+                    return await self._form(like)
+                except PeerLost:
+                    self._now.close()
+        except ThoughtLost:
+            await self._go_on_alone()
+            return None
+
+    async def _go_on_alone(self) -> None:
+        """After this learner was thought dead: be the only member, where all were; LeftBehind where others go on."""
+        named = await self._reunion.knock(self._completed)
+        if set(named.members) != {self.rank}:
+            raise LeftBehind(named)
+        self._now.close()
+        self._now = self.inner.among([self.rank], named.name)
+        self._be(named.members)
+        self.regrouped += 1
 
     def _be(self, members: Mapping[int, int]) -> None:
         """The group is made of these from now on; one that was added later may have a rank beyond the others'."""
@@ -252,8 +270,11 @@ class Regrouping(GroupAround):
         me.source.deals = deals.anew(me.steps, deals.reached(me.steps), sorted(named.members))
         self._begun = me.steps
 
-    async def enter(self) -> None:
+    async def enter(self, named: Named | None = None) -> None:
         """Join learners that are under way: wait until they let this one in between two rounds.
+
+        Args:
+            named: the group, if they have named it already.
 
         Raises:
             RunOver: the others have done everything.
@@ -261,12 +282,14 @@ class Regrouping(GroupAround):
         """
         self.total_weight, self._waiting, self._latest, self._completed = float("inf"), False, None, 0
         while True:
-            named = await self._reunion.knock()
+            if named is None:
+                named = await self._reunion.knock()
             try:
                 _, new = await self._join(named, entering=True)
                 await self._let_in(entering=True, root=new.index(0.0), named=named)
             except PeerLost:
                 self._now.close()
+                named = None
             else:
                 self._be(named.members)
                 return

@@ -97,6 +97,20 @@ def test_who_was_thought_dead_and_was_not_comes_back() -> None:
     assert outcome.leads
 
 
+@pytest.mark.parametrize("strategy", OUTLIVING, ids=repr)
+@pytest.mark.parametrize("at", [0.05, 0.35, 0.9])
+def test_learners_that_took_each_other_for_lost_find_together(strategy: Any, at: float) -> None:
+    """All stand still for longer than the lease, at once or one after the other."""
+    for apart in (0.0, 0.02, LEASE / 2):
+        faults = [Stop(rank, at + rank * apart, LEASE + 0.5 + 0.1 * (rank % 2)) for rank in range(4)]
+        outcome, drawn = train(strategy, faults)
+        times = Counter(drawn)
+        assert sorted(times) == list(range(TOTAL))
+        assert sum(times.values()) - TOTAL <= 4 * 16  # at most what all had done in one round
+        assert outcome.leads
+        assert torch.isfinite(weights_of(outcome)).all()
+
+
 def test_the_mean_after_a_loss_is_that_of_those_that_are_left() -> None:
     """By hand: K = 2, three learners; 1 dies in the second round, whose minibatches 7 and 10 are done next."""
     outcome, _ = train(KAVG(2), [Kill(1, 0.25)], learners=3, jitter=False)
@@ -142,8 +156,9 @@ def test_random_schedules_end_with_every_minibatch_done(data: st.DataObject) -> 
     learners = data.draw(st.integers(2, 5), "learners")
     moment = st.floats(0.01, 6.0)
     faults: list[Fault] = []
-    for learner in data.draw(st.permutations(range(learners)))[1:]:  # one lives through it all
-        kind = data.draw(st.sampled_from(["none", "kill", "kill", "back", "stop"]), "fault")
+    for place, learner in enumerate(data.draw(st.permutations(range(learners)))):
+        kinds = ["none", "stop"] + (["kill", "kill", "back"] if place > 0 else [])  # one is never killed
+        kind = data.draw(st.sampled_from(kinds), "fault")
         at = data.draw(moment, "at")
         if kind in ("kill", "back"):
             faults.append(Kill(learner, at))

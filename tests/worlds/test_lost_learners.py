@@ -142,6 +142,29 @@ def test_k_step_averaging_goes_on_and_lets_a_learner_in_again(fate: str, tmp_pat
     assert (run.out / "model.safetensors").exists()
 
 
+@pytest.mark.timeout(300)
+def test_learners_that_all_took_each_other_for_lost_find_together(tmp_path: Path) -> None:
+    """Two are stopped, the third goes on and is stopped when one of them runs again: nobody is there to let it in."""
+    run = Run(tmp_path, "--strategy", "KAVG(K=4)", "--set", "budget.epochs=3", "--lease-seconds", "3")
+    run.until(40)
+    learners = learners_of(run.process.pid)
+    for rank in (0, 1):
+        os.kill(learners[rank], signal.SIGSTOP)
+    run.until(len(run.records()) + 100)
+    os.kill(learners[2], signal.SIGSTOP)
+    os.kill(learners[0], signal.SIGCONT)
+    run.until(len(run.records()) + 100)
+    for rank in (1, 2):
+        os.kill(learners[rank], signal.SIGCONT)
+    for rank in range(3):
+        run.await_learner(rank)
+    assert run.end() == 0
+    steps = [r for r in run.records() if r["kind"] == "step"]
+    assert len(steps) > 1200, "what only the lost had done is done again"
+    assert max(int(str(r["minibatches"])) for r in steps) == 1200
+    assert json.loads((run.out / "score.json").read_text())["test"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])

@@ -35,7 +35,7 @@ class Halt:
         self.source, self.asked, self._save = source, asked, save
         self._period = self._left = 1  # boundaries between two checks; until the next one
         self._since = 0.0
-        self._live: tuple[int, ...] = ()
+        self._regrouped = -1
         self._entered = False
 
     def enter(self) -> None:
@@ -49,7 +49,7 @@ class Halt:
             Halted: somebody was asked to stop; this learner has saved, as all others have.
         """
         if self._entered:
-            self._entered, self._live = False, ()
+            self._entered, self._regrouped = False, -1
             return
         if done < self.source.total and await self._agree(me, beside):
             self._save(me, done)
@@ -57,11 +57,11 @@ class Halt:
 
     async def _agree(self, me: Learner, beside: Group) -> bool:
         """Whether all stop here: the same answer on every learner."""
-        live, now = me.group.live, me.seat.now
-        if len(live) == 1:
+        now, regrouped = me.seat.now, me.group.regrouped
+        if len(me.group.live) == 1:
             return self.asked()
-        if live != self._live:
-            self._live, self._period, self._left, self._since = live, 1, 1, now - CHECK_SECONDS
+        if regrouped != self._regrouped:  # who has just come in begins to count here: so do all
+            self._regrouped, self._period, self._left, self._since = regrouped, 1, 1, now - CHECK_SECONDS
         self._left -= 1
         if self._left > 0:
             return False

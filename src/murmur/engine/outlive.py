@@ -35,19 +35,19 @@ async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, ente
         await strategy(me)
         return
     me.group = left = Regrouping(me.group, me, source.buffers)
-    outside = me.seat.late
+    outside, named = me.seat.late, None
     while True:
         try:
             if outside:
                 me.outer.clear()
-                await left.enter()
+                await left.enter(named)
                 entered(source.reached(me.steps))
                 log.info(
                     "learner %d goes on with the others after %d minibatches", me.group.rank, source.reached(me.steps)
                 )
             await strategy(me)
-        except LeftBehind:
-            log.warning("learner %d was taken for lost: it asks the others to let it in again", me.group.rank)
-            outside = True
+        except LeftBehind as left_behind:
+            log.warning("learner %d was taken for lost: the others let it in again", me.group.rank)
+            outside, named = True, left_behind.named
         else:
             return
