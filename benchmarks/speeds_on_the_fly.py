@@ -1,4 +1,4 @@
-"""What speed perturbation on the fly costs: CPU of minibatches from stored frames, and from audio at drawn speeds.
+"""What speeds and noise on the fly cost: CPU of minibatches from stored frames, and from audio.
 
 Chunks of 100 frames with 12 of context on both sides, 24 a minibatch, 40 log-mel bins, one thread. Rounds alternate;
 milliseconds are those of the thread, not of the wall clock.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +21,7 @@ from measure import close
 from murmur.speech.chunks import ChunkTable, FramesInMemory
 from murmur.speech.features import LogMel, features_of, sample_rate_hz
 from murmur.speech.kaldi_dir import read_data_dir
+from murmur.speech.noise import Noise, NoiseSource
 from murmur.speech.speed_chunks import SpeedChunks
 
 NAME = "speeds_on_the_fly"
@@ -42,8 +44,10 @@ def main() -> None:
         what: SpeedChunks(stored, np.array(stored.lengths), audio, front, speeds, *raw)
         for what, speeds in SPEEDS.items()
     }
+    noise = NoiseSource(Noise(share=1.0), front.rate_hz)
+    drawn["noise on every chunk"] = replace(drawn["stored"], noise=noise)
     table = ChunkTable(stored.lengths, 100, 12, 12, 24)
-    spent: dict[str, list[float]] = {what: [] for what in SPEEDS}
+    spent: dict[str, list[float]] = {what: [] for what in drawn}
     for n in range(arguments.rounds):
         for what, versions in drawn.items():
             began = time.thread_time()

@@ -24,6 +24,7 @@ from murmur.speech.cmvn import normalise, normalise_all, statistics_of_all
 from murmur.speech.corpus import Audio, Corpus, StoredFeatures, Utterance
 from murmur.speech.features import LogMel, features_of
 from murmur.speech.hybrid import speed_copy
+from murmur.speech.noise import Noise
 
 SPEEDS = (1.0, 0.8, 1.1)
 
@@ -153,11 +154,13 @@ def same(one: list[tuple[torch.Tensor, ...]], other: list[tuple[torch.Tensor, ..
     return all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
 
 
+@pytest.mark.parametrize("noise", [Noise(), Noise(0.5)], ids=["speeds", "noise"])
 @pytest.mark.parametrize("scope", ["speaker", "utterance", "none"])
-def test_speeds_on_the_fly_are_the_same_bits_whoever_makes_them(on_the_fly, targets, scope):
-    half = replace(on_the_fly, front=replace(on_the_fly.front, cmvn=scope))
+def test_speeds_and_noise_on_the_fly_are_the_same_bits_whoever_makes_them(on_the_fly, targets, scope, noise):
+    half = replace(on_the_fly, front=replace(on_the_fly.front, cmvn=scope, noise=noise))
     data = HybridData.prepare(half, targets)
     assert len(data.train) == 10  # one copy
+    assert (data.versions.noise is not None) == (noise.share > 0)
     wanted = batches(data, range(6))
     for ahead in (1, 3) if scope == "speaker" else (2,):
         assert same(wanted, batches(HybridData.load(half, targets), range(6), ahead))

@@ -128,7 +128,7 @@ class Trainer:
         try:
             outcome = await self._finish(me, source, marks)
             await self._close(me, trace)
-        except LeftBehind:  # the others have ended, or will, without this learner
+        except (LeftBehind, RunOver):  # the others have ended, or will, without this learner
             seat.waits = False
             return Outcome(seat.group.rank, False, source.model, {}, source.total)
         return outcome

@@ -11,6 +11,7 @@ from murmur.speech.frame_store import Storage
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.lda_mllt import LdaMlltConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.noise import Noise
 
 LOOP, ONE_WORD = "loop", "one word"
 Perturb = Literal["stored", "on_the_fly"]
@@ -29,6 +30,7 @@ class FrontEnd:
             speeds, no work in training. "on_the_fly" keeps speed 1 alone; chunks get a speed drawn by the number of
             their minibatch, and are analysed from audio in the background: disk of one copy, some milliseconds of a
             core for each chunk, an epoch is one pass at mixed speeds, and cmvn is that of speed 1.
+        noise: added to chunks "on_the_fly", such as noise.share=0.5; normalised as the speech without it.
         storage: of the network's training features on disk, 4, 2 or 1 bytes a value.
 
     Sets that bring features along use those, with deltas, for both.
@@ -39,18 +41,23 @@ class FrontEnd:
     cmvn: Scope = "speaker"
     speeds: tuple[float, ...] = (1.0,)
     perturb: Perturb = "stored"
+    noise: Noise = field(default_factory=Noise)
     storage: Storage = "float32"
 
     def __post_init__(self) -> None:
         if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
             raise ValueError(f"speeds {self.speeds} must hold 1.0 and no speed twice: alignments are made at speed 1")
-        if self.perturb == "on_the_fly" and len(self.speeds) == 1:
-            raise ValueError(f"perturb = {self.perturb!r} has nothing to draw: give speeds, such as (0.9, 1.0, 1.1)")
+        if self.perturb == "on_the_fly" and len(self.speeds) == 1 and not self.noise.share:
+            raise ValueError(
+                f"perturb = {self.perturb!r} has nothing to draw: give speeds, such as (0.9, 1.0, 1.1), or noise.share"
+            )
+        if self.perturb == "stored" and self.noise.share:
+            raise ValueError("noise is added on the fly alone: set task.front.perturb=on_the_fly, or noise.share=0")
 
     @property
     def stored(self) -> FrontEnd:
         """The front end whose copies are on disk."""
-        return self if self.perturb == "stored" else replace(self, speeds=(1.0,), perturb="stored")
+        return self if self.perturb == "stored" else replace(self, speeds=(1.0,), perturb="stored", noise=Noise())
 
 
 @dataclass(frozen=True)

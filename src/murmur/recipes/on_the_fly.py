@@ -1,7 +1,8 @@
-"""What speed perturbation on the fly needs beside the stored frames: where audio is, and the statistics of CMVN."""
+"""What speeds and noise on the fly need beside the stored frames: where audio is, and the statistics of CMVN."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from murmur.recipes.hybrid_hmm import HmmHalf
 from murmur.speech.corpus import Audio, Corpus, CorpusError
 from murmur.speech.damage import making_sense_of
 from murmur.speech.frame_store import FrameStore
+from murmur.speech.noise import NoiseSource
 from murmur.speech.shard_statistics import Normalisation
 from murmur.speech.shards import npy_header, write_then_rename
 from murmur.speech.speed_chunks import SpeedChunks
 
+log = logging.getLogger(__name__)
 OWNERS, PAIRS = "cmvn-owners.npy", "cmvn-pairs.npy"
 AGAIN = "delete it, and prepare again"
 
@@ -59,10 +62,10 @@ def write_normalisation(folder: Path, normal: Mapping[str, Normalisation | None]
 
 
 def speed_chunks(half: HmmHalf, train: FrameStore) -> SpeedChunks:
-    """Speeds for the chunks of a store at speed 1; holds a reference to the audio of each utterance, and maps the rest.
+    """Speeds and noise for chunks of a store at speed 1; holds a reference to each utterance's audio, maps the rest.
 
     Raises:
-        CorpusError: the statistics are missing or not of this store.
+        CorpusError: the statistics are missing or not of this store, or there are no recordings of noise.
         ValueError: there is no audio.
     """
     corpus = half.material.train
@@ -75,7 +78,10 @@ def speed_chunks(half: HmmHalf, train: FrameStore) -> SpeedChunks:
             raise CorpusError(f"{train.folder / OWNERS} is not of the {len(train)} utterances beside it: prepare again")
     sources = tuple(audio[name] for name in train.names)
     front = half.log_mel(corpus)
-    return SpeedChunks(train, train.lengths, sources, front, half.front.speeds, owners, pairs)
+    noise = NoiseSource(half.front.noise, front.rate_hz) if half.front.noise.share else None
+    if noise is not None and noise.noise.recordings is not None:
+        log.info("noise from %d recordings in %s", len(noise.files), noise.noise.recordings)
+    return SpeedChunks(train, train.lengths, sources, front, half.front.speeds, owners, pairs, noise)
 
 
 def _mapped(path: Path) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Speed perturbation on the fly (Ko et al. 2015): chunks analysed from audio, each at a speed drawn for it.
+"""Speed (Ko et al. 2015) and noise on the fly: chunks analysed from audio, each changed as drawn for it.
 
 Only the stretch of audio under a chunk is read, resampled and analysed, so that what a chunk costs does not grow with
 its utterance. Copies have the frames and targets that a copy of the whole utterance would have on disk
@@ -10,7 +10,7 @@ Shapes: U utterances, T frames of F values, G speakers (or utterances) that shar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -23,7 +23,9 @@ from murmur.speech.cmvn import normalise
 from murmur.speech.corpus import Audio
 from murmur.speech.features import LogMel, analyse, opened
 from murmur.speech.hybrid import at_speed
+from murmur.speech.noise import NoiseSource
 
+Alter = Callable[[np.ndarray], np.ndarray]
 MARGIN_FRAMES = 6  # behind these neither the filter of the resampling nor the mirrored edge of the analysis is felt
 
 
@@ -46,8 +48,10 @@ def frames_at_speed(audio: Audio, front: LogMel) -> int:
     return (samples + shift_samples(front) // 2) // shift_samples(front)
 
 
-def analyse_stretch(audio: Audio, front: LogMel, first: int, last: int) -> np.ndarray:
+def analyse_stretch(audio: Audio, front: LogMel, first: int, last: int, alter: Alter | None = None) -> np.ndarray:
     """Frames [first, last) of the utterance at the front's speed, (last - first, F), as `features_of` has them.
+
+    `alter` changes the samples (S,) that are read, a little more than those of the frames.
 
     Raises:
         CorpusError: the file cannot be used.
@@ -58,7 +62,7 @@ def analyse_stretch(audio: Audio, front: LogMel, first: int, last: int) -> np.nd
     with opened(audio, front.rate_hz) as recording:
         end = min(recording.samples, math.ceil((last + MARGIN_FRAMES) * per_frame))
         samples_S = recording.read(int(begin * per_frame), end)
-    return analyse(samples_S, front)[first - begin : last - begin]
+    return analyse(samples_S if alter is None else alter(samples_S), front)[first - begin : last - begin]
 
 
 @lru_cache
@@ -69,7 +73,7 @@ def _ratio(speed: float) -> Fraction:
 
 @dataclass(frozen=True, eq=False)
 class SpeedChunks:
-    """Draws a speed for each chunk; chunks at speed 1 come from the stored features, the others from audio.
+    """Draws speed and noise for each chunk; chunks without either come from the stored features, others from audio.
 
     Attributes:
         stored: features and targets at speed 1.
@@ -78,7 +82,8 @@ class SpeedChunks:
         front: analysis that made the stored features.
         speeds: all equally likely; 1.0 may be among them.
         owners: whose statistics normalise an utterance, (U,), 0 .. G - 1; empty where features are not normalised.
-        pairs: means and deviations, (G, 2, F), of the stored features: they serve all speeds.
+        pairs: means and deviations, (G, 2, F), of the stored features: they serve all speeds, and speech with noise.
+        noise: what is added to chunks; None: nothing.
     """
 
     stored: Frames
@@ -88,6 +93,7 @@ class SpeedChunks:
     speeds: tuple[float, ...]
     owners: npt.NDArray[np.integer]
     pairs: npt.NDArray[np.float32]
+    noise: NoiseSource | None = None
 
     def draw(self, chunk: Chunk, rng: np.random.Generator) -> tuple[Frames, Chunk]:
         """Where the frames of a chunk come from, and which they are there.
@@ -96,23 +102,27 @@ class SpeedChunks:
         short to be analysed are taken at speed 1.
         """
         speed = self.speeds[int(rng.integers(len(self.speeds)))]
-        if speed == 1.0:
+        added = None if self.noise is None else self.noise.draw(rng)
+        if speed == 1.0 and added is None:
             return self.stored, chunk
         front = replace(self.front, speed=speed)
         frames, length = frames_at_speed(self.audio[chunk.utterance], front), int(self.lengths[chunk.utterance])
         if not frames:
             return self.stored, chunk
         first = chunk.first * frames // length
-        return Copy(self, front, frames), Chunk(chunk.utterance, first, max(first + 1, chunk.last * frames // length))
+        return Copy(self, front, frames, added), Chunk(
+            chunk.utterance, first, max(first + 1, chunk.last * frames // length)
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """`Frames` of an utterance at another speed, computed when they are read."""
+    """`Frames` of an utterance at another speed or with noise, computed when they are read."""
 
     of: SpeedChunks
     front: LogMel
     frames: int
+    added: Alter | None = None
 
     @property
     def dims(self) -> int:
@@ -121,8 +131,8 @@ class Copy:
 
     def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
         """Frames first, first + 1, ... with the edges repeated."""
-        begin = max(first, 0)
-        feats_TF = analyse_stretch(self.of.audio[utterance], self.front, begin, min(first + len(out_TF), self.frames))
+        begin, end = max(first, 0), min(first + len(out_TF), self.frames)
+        feats_TF = analyse_stretch(self.of.audio[utterance], self.front, begin, end, self.added)
         if len(self.of.owners):
             feats_TF = normalise(feats_TF, *self.of.pairs[self.of.owners[utterance]])
         copy_with_edges(feats_TF, first - begin, out_TF)

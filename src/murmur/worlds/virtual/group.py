@@ -68,6 +68,7 @@ class Hub:
         self.parts: dict[str, Hub] = {}
         self.register = Register.of(len(members))
         self.gone: dict[int, int] = {}  # ranks of learners that take part in no collective any more
+        self.closed = False  # a member has given it up: it never meets again
         self.dead: set[int] = set()  # learners of the world that are killed, or thought so
 
     def meeting(self, verb: str, number: int) -> Meeting:
@@ -136,7 +137,7 @@ class Hub:
         self.dead.discard(learner)
         for part in self.parts.values():
             if learner in part.members:
-                if len(part.gone) == len(part.members):
+                if len(part.gone) == len(part.members) and not part.closed:
                     part.gone.clear()
                     part.meetings.clear()
                 part.welcome(learner)
@@ -291,6 +292,7 @@ class VirtualGroup(Group):
         return VirtualGroup(self.hub.parts[name], list(ranks).index(self.rank), self.trace)
 
     def close(self) -> None:
+        self.hub.closed = True
         self.hub.quit(self.rank)
 
     def count(self, counter: str, amount: int = 0) -> int:
