@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
+import re
+import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,12 @@ def as_two_learners(learner: Callable[[Place], None]) -> None:
     learner(place)
 
 
+def command_of(argv: Sequence[str]) -> str:
+    """How this script was called, as others may call it: a path of this machine is a FOLDER of theirs."""
+    words = [re.sub(r"(^|=)/[^ ]*", r"\1FOLDER", word) for word in argv[1:]]
+    return shlex.join(["python", f"benchmarks/{Path(argv[0]).name}", *words])
+
+
 def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]]) -> None:
     """Say where this ran, keep the record for RESULTS.md, and print the result as the last line."""
     root = Path(__file__).parents[1]
@@ -59,7 +67,7 @@ def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]]) -> 
     for b in bars:
         print(f"{'holds ' if b['holds'] else 'MISSED'}  {b['what']}: {b['value']:.4g} (bar {b['bar']:g})")
     result = {"benchmark": name, "figures": dict(figures), "bars": bars}
-    facts = {"command": f"python benchmarks/{name}.py", "commit": commit, "hardware": hardware}
+    facts = {"command": command_of(sys.argv), "commit": commit, "hardware": hardware}
     record = {**result, **facts, "date": datetime.now(UTC).date().isoformat()}
     kept = root / "results" / "bench" / f"{name}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)

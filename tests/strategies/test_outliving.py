@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from murmur.engine.trainer import Outcome, Trainer
 from murmur.group import PeerLost
 from murmur.learner import Learner
 from murmur.recipes.toy import ToyTask
-from murmur.strategies import BMUF, KAVG, AdaptiveKAVG, DelayByOne, ParameterAveraging, SyncSGD
+from murmur.strategies import ADPSGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, ParameterAveraging, SyncSGD
 from murmur.strategies.averaging_rules import Jobs
 from murmur.strategies.facts import FACTS
 from murmur.world import Seat
@@ -109,6 +111,24 @@ def test_learners_that_took_each_other_for_lost_find_together(strategy: Any, at:
         assert sum(times.values()) - TOTAL <= 4 * 16  # at most what all had done in one round
         assert outcome.leads
         assert torch.isfinite(weights_of(outcome)).all()
+
+
+@pytest.mark.parametrize("strategy", [*OUTLIVING[:2], ADPSGD()], ids=repr)
+def test_the_end_is_written_whenever_who_leads_is_killed(strategy: Any, tmp_path: Path) -> None:
+    """At moments around the last mean, the evaluation and the writing behind it."""
+    task = Logged(hidden=4, per_epoch=24)
+    experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.05))
+    ends = []
+    for step in range(40):
+        cluster = Cluster(learners=3, compute=Constant(0.1), faults=(Kill(0, 0.75 + 0.01 * step),), lease_seconds=LEASE)
+        out = tmp_path / str(step)
+        outcome = Trainer(experiment, VirtualWorld(cluster), out).fit()
+        assert outcome.leads
+        assert outcome.figures["loss"] == json.loads((out / "model.json").read_text())["figures"]["loss"]
+        kinds = [json.loads(line)["kind"] for line in (out / "records.jsonl").read_text().splitlines()]
+        assert "evaluation" in kinds
+        ends.append(outcome.learner)
+    assert set(ends) == {0, 1}
 
 
 def test_the_mean_after_a_loss_is_that_of_those_that_are_left() -> None:

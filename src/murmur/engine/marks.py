@@ -160,6 +160,11 @@ class Marks:
         figures = self._evaluate((weights, buffers), source.total) if me.leads else None
         return weights, buffers, self._conclude(me, start, source.total, figures, 0.0)
 
+    def take_over(self, me: Learner, consensus: tuple[Tensor, Tensor]) -> dict[str, float]:
+        """The held-out figures of the consensus (weights, buffers) at the end, where who led is lost."""
+        start = self.source.clock.moment()
+        return self._conclude(me, start, self.source.total, self._evaluate(consensus, self.source.total))
+
     def _keep(self, weights: Tensor, buffers: Tensor, figures: Mapping[str, float], done: int) -> None:
         if self.out is None or self.kept is None:
             return

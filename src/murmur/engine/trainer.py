@@ -24,7 +24,7 @@ from murmur.engine.source import TaskSource
 from murmur.flat import Layout, is_finite
 from murmur.group import Group, WorldMismatch
 from murmur.learner import Learner
-from murmur.reunion import LeftBehind
+from murmur.reunion import POLL_SECONDS, LeftBehind
 from murmur.roll import ENDED, Halted, RunOver
 from murmur.weights import Weights
 from murmur.world import Seat, World
@@ -128,6 +128,10 @@ class Trainer:
         try:
             outcome = await self._finish(me, source, marks)
             await self._close(me, trace)
+            if not outcome.leads and await inherits(me.seat):
+                outcome = self._conclude(me, source, marks, (me.weights.snapshot(), source.buffers.gather()))
+            if outcome.leads:
+                me.seat.group.count(ENDED, 1)
         except (LeftBehind, RunOver):  # the others have ended, or will, without this learner
             seat.waits = False
             return Outcome(seat.group.rank, False, source.model, {}, source.total)
@@ -193,10 +197,24 @@ class Trainer:
             weights, buffers, figures = await self._average(me, source, marks)
         else:
             weights, buffers, figures = await marks.finish(me)
-        if me.leads and self.out is not None:
-            facts = {"minibatches": source.total, **marks.facts(figures)}
-            write_pair(self.out / "model", consensus_tensors(weights, buffers), facts)
-        return Outcome(me.group.rank, me.leads, source.model, figures, source.total)
+        if not figures:
+            return Outcome(me.group.rank, False, source.model, {}, source.total)
+        return self._conclude(me, source, marks, (weights, buffers), figures)
+
+    def _conclude(
+        self,
+        me: Learner,
+        source: TaskSource,
+        marks: Marks,
+        consensus: tuple[Tensor, Tensor],
+        figures: dict[str, float] | None = None,
+    ) -> Outcome:
+        """Write the consensus; evaluated here where it is not yet."""
+        found = marks.take_over(me, consensus) if figures is None else figures
+        if self.out is not None:
+            facts = {"minibatches": source.total, **marks.facts(found)}
+            write_pair(self.out / "model", consensus_tensors(*consensus), facts)
+        return Outcome(me.group.rank, True, source.model, found, source.total)
 
     async def _average(self, me: Learner, source: TaskSource, marks: Marks) -> tuple[Tensor, Tensor, dict[str, float]]:
         start = source.clock.moment()
@@ -210,6 +228,17 @@ class Trainer:
         me.weights.set_(weights)
         source.clock.leave_out(start)
         return weights, buffers, await marks.mark(me, source.total)
+
+
+async def inherits(seat: Seat) -> bool:
+    """Whether the end of the run falls to this learner: who led was lost behind the last mean."""
+    pause = 0.0
+    while seat.group.outlives and seat.group.count(ENDED) == 0:
+        if seat.group.roll.view(fresh=True).live[:1] == (seat.group.rank,):
+            return True
+        await seat.sleep(pause)
+        pause = POLL_SECONDS
+    return False
 
 
 async def agree(group: Group, digest: str) -> None:
