@@ -113,6 +113,16 @@ def test_learners_that_took_each_other_for_lost_find_together(strategy: Any, at:
         assert torch.isfinite(weights_of(outcome)).all()
 
 
+@pytest.mark.parametrize("strategy", OUTLIVING[:3], ids=repr)
+@pytest.mark.timeout(20)
+def test_one_that_was_thought_lost_does_not_wait_for_those_that_it_knew(strategy: Any) -> None:
+    """All of its group are gone, killed or thought so, when one of them is started again, before it goes on itself."""
+    faults = [Kill(0, 0.5), Stop(2, 3.5, 5.8), Kill(1, 3.9), Rejoin(1, 7.6)]
+    outcome, drawn = train(strategy, faults, 3)
+    assert sorted(set(drawn)) == list(range(TOTAL))
+    assert outcome.leads
+
+
 @pytest.mark.parametrize("strategy", [*OUTLIVING[:2], ADPSGD()], ids=repr)
 def test_the_end_is_written_whenever_who_leads_is_killed(strategy: Any, tmp_path: Path) -> None:
     """At moments around the last mean, the evaluation and the writing behind it."""

@@ -68,7 +68,7 @@ class Hub:
         self.parts: dict[str, Hub] = {}
         self.register = Register.of(len(members))
         self.gone: dict[int, int] = {}  # ranks of learners that take part in no collective any more
-        self.closed = False  # a member has given it up: it never meets again
+        self.once = False  # those that are left form another one: it never meets again
         self.dead: set[int] = set()  # learners of the world that are killed, or thought so
 
     def meeting(self, verb: str, number: int) -> Meeting:
@@ -137,7 +137,7 @@ class Hub:
         self.dead.discard(learner)
         for part in self.parts.values():
             if learner in part.members:
-                if len(part.gone) == len(part.members) and not part.closed:
+                if len(part.gone) == len(part.members) and not part.once:
                     part.gone.clear()
                     part.meetings.clear()
                 part.welcome(learner)
@@ -287,12 +287,12 @@ class VirtualGroup(Group):
         members = [self.hub.members[r] for r in ranks]
         if name not in self.hub.parts:
             part = self.hub.parts[name] = Hub(self.hub.clock, self.hub.network, f"{self.name} {name}", members)
+            part.once = True
             for learner in self.hub.dead & set(members):
                 part.forget(learner)
         return VirtualGroup(self.hub.parts[name], list(ranks).index(self.rank), self.trace)
 
     def close(self) -> None:
-        self.hub.closed = True
         self.hub.quit(self.rank)
 
     def count(self, counter: str, amount: int = 0) -> int:
