@@ -23,6 +23,9 @@ from murmur.engine.trainer import Outcome, Trainer
 from murmur.group import PeerLost
 from murmur.learner import Learner
 from murmur.recipes.toy import ToyTask
+from murmur.regroup import Regrouping
+from murmur.reunion import LeftBehind, Named
+from murmur.roll import RunOver
 from murmur.strategies import ADPSGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, ParameterAveraging, SyncSGD
 from murmur.strategies.averaging_rules import Jobs
 from murmur.strategies.facts import FACTS
@@ -57,7 +60,8 @@ def train(strategy: Any, faults: Sequence[Fault], learners: int = 4, jitter: boo
     cluster = Cluster(learners=learners, compute=compute, faults=tuple(faults), lease_seconds=LEASE)
     task = Logged(hidden=4, per_epoch=TOTAL)
     experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.05), evaluate_every_epochs=0.3)
-    return Trainer(experiment, VirtualWorld(cluster)).fit(), task.drawn
+    # That somebody may ask them to stop makes learners ask each other, at boundaries that all must count alike.
+    return Trainer(experiment, VirtualWorld(cluster), asked=lambda: False).fit(), task.drawn
 
 
 def weights_of(outcome: Outcome) -> torch.Tensor:
@@ -139,6 +143,22 @@ def test_the_end_is_written_whenever_who_leads_is_killed(strategy: Any, tmp_path
         assert "evaluation" in kinds
         ends.append(outcome.learner)
     assert set(ends) == {0, 1}
+
+
+@pytest.mark.parametrize("end", [RunOver(), LeftBehind(Named({0: 0}, "again"))], ids=["over", "behind"])
+def test_who_hears_at_the_last_meeting_that_others_have_ended_ends_too(
+    end: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meet = Regrouping.meet
+
+    async def late(self: Regrouping, stage: str) -> None:
+        if self.rank == 2:
+            raise end
+        await meet(self, stage)
+
+    monkeypatch.setattr(Regrouping, "meet", late)
+    outcome, _ = train(KAVG(4), [], 3)
+    assert outcome.leads
 
 
 def test_the_mean_after_a_loss_is_that_of_those_that_are_left() -> None:
