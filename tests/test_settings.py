@@ -100,3 +100,18 @@ def test_programs_that_python_cannot_read_are_named(program: bytes, tmp_path: Pa
     (tmp_path / "odd.py").write_bytes(program)
     with pytest.raises(SettingError, match=r"odd\.py"):
         load(str(tmp_path / "odd.py"))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_settings_that_are_valid_only_together_come_in_any_order(order: int) -> None:
+    settings = ["task.front.perturb=on_the_fly", "task.front.noise.share=0.5", "task.front.bins=23"]
+    front = configure(load("digits_demo"), settings[::order]).task.front  # type: ignore[attr-defined]
+    assert (front.perturb, front.noise.share, front.bins) == ("on_the_fly", 0.5, 23)
+
+
+def test_a_setting_that_nothing_makes_valid_is_the_one_that_is_named() -> None:
+    settings = ["budget.epochs=2", "task.front.perturb=on_the_fly", "task.front.bins=many"]
+    with pytest.raises(SettingError, match="nothing to draw"):
+        configure(load("digits_demo"), settings)
+    again = ["budget.epochs=2", "budget.epochs=3"]
+    assert configure(load("toy"), again).budget.epochs == 3

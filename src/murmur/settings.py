@@ -92,11 +92,23 @@ def configure(experiment: Experiment, settings: Sequence[str] = (), strategy: st
     """
     if strategy is not None:
         experiment = replace(experiment, strategy=_strategy(strategy))
+    waiting: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
             raise SettingError(f"--set needs name=value, got {setting!r}")
-        experiment = _put(experiment, name.strip().split("."), value.strip(), name.strip())
+        waiting.pop(name.strip(), None)  # the last one counts, in its place
+        waiting[name.strip()] = value.strip()
+    while waiting:  # two that are valid only together may come in any order
+        refused: dict[str, SettingError] = {}
+        for name, value in waiting.items():
+            try:
+                experiment = _put(experiment, name.split("."), value, name)
+            except SettingError as error:
+                refused[name] = error
+        if len(refused) == len(waiting):
+            raise next(iter(refused.values()))
+        waiting = {name: waiting[name] for name in refused}
     return experiment
 
 

@@ -182,6 +182,8 @@ def test_settings_that_make_no_sense_are_refused(settings, says):
 
 def test_noise_on_stored_copies_is_refused_and_none_is_stored():
     with pytest.raises(ValueError, match=r"set task\.front\.perturb=on_the_fly"):
-        FrontEnd(noise=Noise(0.5))
+        _ = FrontEnd(noise=Noise(0.5)).draws
+    assert not FrontEnd().draws
     front = FrontEnd(noise=Noise(0.5, recordings=Path("noise")), perturb="on_the_fly")
+    assert front.draws
     assert front.stored == FrontEnd()

@@ -51,8 +51,17 @@ class FrontEnd:
             raise ValueError(
                 f"perturb = {self.perturb!r} has nothing to draw: give speeds, such as (0.9, 1.0, 1.1), or noise.share"
             )
+
+    @property
+    def draws(self) -> bool:
+        """Whether chunks of training are changed as they are drawn.
+
+        Raises:
+            ValueError: they are not, but noise is asked for.
+        """
         if self.perturb == "stored" and self.noise.share:
             raise ValueError("noise is added on the fly alone: set task.front.perturb=on_the_fly, or noise.share=0")
+        return self.perturb == "on_the_fly"
 
     @property
     def stored(self) -> FrontEnd:

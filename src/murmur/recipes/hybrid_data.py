@@ -141,11 +141,11 @@ class HybridData:
     def prepare(half: HmmHalf, targets: Targets) -> HybridData:
         """Make what is not there or damaged; utterances without an alignment are left out."""
         front, folder = half.front, _folder(half, targets)
-        if front.perturb == "on_the_fly":
+        if front.draws:
             audio_of(half.material.train)
         parts = [part for speed in front.stored.speeds for part in speed_parts(half, targets.train, speed)]
         make(folder, parts, front.storage, cores_here(), progress=True)
-        if front.perturb == "on_the_fly":
+        if front.draws:
             write_normalisation(folder, {u: part.normal for part in parts for u in part.feats})
         return HybridData.load(half, targets)
 
@@ -154,7 +154,7 @@ class HybridData:
         """Open what was prepared; where it was not, or a file has another size than it should, prepare it."""
         try:
             train = open_store(_folder(half, targets))
-            versions = speed_chunks(half, train) if half.front.perturb == "on_the_fly" else None
+            versions = speed_chunks(half, train) if half.front.draws else None
         except CorpusError as error:
             log.info("%s", error)
             return HybridData.prepare(half, targets)
