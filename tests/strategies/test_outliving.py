@@ -118,7 +118,7 @@ def test_learners_that_took_each_other_for_lost_find_together(strategy: Any, at:
 
 
 @pytest.mark.parametrize("strategy", OUTLIVING[:3], ids=repr)
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_one_that_was_thought_lost_does_not_wait_for_those_that_it_knew(strategy: Any) -> None:
     """All of its group are gone, killed or thought so, when one of them is started again, before it goes on itself."""
     faults = [Kill(0, 0.5), Stop(2, 3.5, 5.8), Kill(1, 3.9), Rejoin(1, 7.6)]
