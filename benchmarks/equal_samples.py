@@ -30,7 +30,7 @@ import typer
 
 from measure import bar, close
 from murmur.compared.intervals import difference
-from murmur.compared.rows import Rows
+from murmur.compared.rows import Rows, digest_of
 from murmur.compared.virtual import train as follow
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
@@ -103,9 +103,15 @@ def train(experiment: Experiment, learners: int) -> dict[str, Any]:
     if course.model is None:
         raise FloatingPointError(course.ended)
     score = experiment.task.test(course.model)
-    errors = {each.utterance: (each.errors, each.words) for each in score.recognised}
+    errors = [(each.errors, each.words) for each in score.recognised]
+    names = digest_of([each.utterance for each in score.recognised])
     found = {"heldout": course.figures, "test": dict(score.figures), "virtual_seconds": course.seconds}
-    return {**found, "errors": errors}
+    return {**found, "utterances": names, "errors": errors}
+
+
+def by_utterance(row: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """(errors, words) of each test utterance; rows keep them in order, and a digest of the names in place of them."""
+    return {f"{row['utterances']} {n:06d}": (errors, words) for n, (errors, words) in enumerate(row["errors"])}
 
 
 def table(rows: Mapping[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any]:
@@ -115,7 +121,7 @@ def table(rows: Mapping[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any
         alone = [row for row in rows["SyncSGD", 1] if row["seed"] in {r["seed"] for r in cell}]
         mean = statistics.mean(r["heldout"]["loss"] for r in cell)
         ratios = [a["heldout"]["loss"] / b["heldout"]["loss"] for a, b in zip(cell, alone, strict=True)]
-        wer = difference(*({row["seed"]: row["errors"] for row in rows} for rows in (alone, cell)))
+        wer = difference(*({row["seed"]: by_utterance(row) for row in rows} for rows in (alone, cell)))
         found[f"{name} at {learners}"] = {
             "loss": mean,
             "ratio": statistics.mean(ratios),
