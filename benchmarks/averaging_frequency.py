@@ -381,7 +381,7 @@ def draw(found: Mapping[str, Mapping[int, Took]], path: Path) -> None:
     for name, took in found.items():
         sizes = sorted(took)
         shares = [100 * (1 - took[s].compute / took[s].seconds) for s in sizes]
-        left.plot(sizes, [max(share, 0.05) for share in shares], marker="o", label=name)
+        left.plot(sizes, shares, marker="o", label=name)
         if name.startswith("job"):
             cut = [100 * reduction(took[s].seconds, found["ours"][s].seconds) for s in sizes]
             right.plot(sizes, cut, marker="o", label=f"against {name}")
@@ -390,10 +390,11 @@ def draw(found: Mapping[str, Mapping[int, Took]], path: Path) -> None:
     bare = [100 * reduction(base[s].seconds - base[s].starting, found["ours"][s].seconds) for s in sizes]
     right.plot(sizes, bare, marker="o", linestyle="--", label="against processes less their start-up")
     right.plot([PAPER_FRAMES], [100 * PAPER], marker="*", markersize=14, linestyle="", label="the paper's 54.9 %")
-    left.set(
-        xscale="log", yscale="log", xlabel="frames per iteration and learner", ylabel="overhead, % of an iteration"
-    )
-    right.set(xscale="log", xlabel="frames per iteration and learner", ylabel="time saved, %", ylim=(0, 100))
+    left.set(xscale="log", xlabel="frames per iteration and learner", ylabel="overhead, % of an iteration")
+    left.set_yscale("symlog", linthresh=5)  # what is no more than noise may lie below 0
+    left.axhline(0, color="black", linewidth=0.8)
+    right.axhline(0, color="black", linewidth=0.8)
+    right.set(xscale="log", xlabel="frames per iteration and learner", ylabel="time saved, %", ylim=(-15, 100))
     for axes in (left, right):
         axes.minorticks_off()
         axes.set_xticks(sizes, [f"{s // 1000}k" for s in sizes])
@@ -401,7 +402,6 @@ def draw(found: Mapping[str, Mapping[int, Took]], path: Path) -> None:
         axes.legend(fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-    figure.savefig(path.with_suffix(".png"), dpi=80)
     pyplot.close(figure)
 
 
