@@ -25,7 +25,6 @@ import sherpa_onnx
 
 from murmur.commands.exported import Wish, export_run
 from murmur.commands.trained_run import TrainedRun, graph_folder, open_run
-from murmur.commands.transcriber import BestPath
 from murmur.recipes.corpora import splits
 from murmur.recipes.ctc import CtcTask
 from murmur.speech.cmvn import normalise, statistics
@@ -33,6 +32,7 @@ from murmur.speech.corpus import Corpus
 from murmur.speech.decode import Decoder
 from murmur.speech.features import LogMel, analyse, read_audio
 from murmur.speech.graph_store import load_graph
+from murmur.speech.listening import BestPath
 
 BEAM, MAX_ACTIVE = 16.0, 7000  # sherpa-onnx's beam is its library's and cannot be set
 

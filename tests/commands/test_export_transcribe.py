@@ -144,6 +144,103 @@ def test_ctc_says_the_same_everywhere(ctc, speech, tmp_path, monkeypatch, capsys
     assert (out / "graph.fst").is_file() == (grammar == "loop")
 
 
+@pytest.fixture
+def elsewhere(corpus, tmp_path):
+    """Puts an export where nothing is left of its run: no corpus, no cache, no folder of the run."""
+    away = corpus.parent.with_name(f"{corpus.parent.name}-away")
+    moved = []
+
+    def move(out):
+        corpus.parent.rename(away)
+        moved.append(out)
+        return out.rename(tmp_path / "alone")
+
+    yield move
+    if moved:
+        away.rename(corpus.parent)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("hybrid", ()),
+        ("hybrid", ("--cmvn", "global")),
+        ("hybrid", ("--cmvn", "global", "--kind", "stream")),
+        ("ctc", ("--grammar", "greedy")),
+        ("ctc", ("--grammar", "loop", "--penalty", "0.5", "--scale", "0.7")),
+    ],
+)
+def test_an_export_transcribes_alone(request, speech, tmp_path, elsewhere, model, options):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    folder, out = request.getfixturevalue(model), tmp_path / "exported"
+    assert run("export", folder, "--out", out, *options)[0] == 0
+    same = [w for o, v in zip(options[::2], options[1::2], strict=True) if model == "ctc" for w in (o, v)]
+    wanted = json.loads(transcribed(folder, speech, "--format", "json", *same))
+    found = json.loads(transcribed(elsewhere(out), speech, "--format", "json"))
+    for mine, other in zip(found.pop("words"), wanted.pop("words"), strict=True):
+        assert mine["word"] == other["word"]
+        exact = "--cmvn" not in options
+        assert mine["start_seconds"] == pytest.approx(other["start_seconds"], abs=1e-9 if exact else 0.03)
+        assert mine["end_seconds"] == pytest.approx(other["end_seconds"], abs=1e-9 if exact else 0.03)
+        assert mine["confidence"] == pytest.approx(other["confidence"], abs=1e-3 if exact else 0.3)
+    assert found == wanted
+
+
+def test_an_export_cannot_be_given_other_insides(hybrid, speech, tmp_path):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    out = tmp_path / "exported"
+    assert run("export", hybrid, "--out", out)[0] == 0
+    assert transcribed(out, speech, "--beam", 20, "--lattice-beam", 3) == " ".join(WORDS)
+    code, _, said = run("transcribe", out, speech, "--scale", 0.4, "--penalty", 1, "--set", "task.jobs=1")
+    assert code == 1
+    assert "--scale, --penalty, --set: an exported folder has these inside" in said
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def turned(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def without(key):
+    def change(path):
+        content = json.loads(path.read_text())
+        del content[key]
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.onnx", cut),
+        ("model.onnx", turned),
+        ("model.onnx", Path.unlink),
+        ("times.json", turned),
+        ("graph.fst", turned),
+        ("graph.fst", Path.unlink),
+        ("graph.json", Path.unlink),
+        ("graph.json", without("facts")),
+        ("metadata.json", without("sha256")),
+        ("metadata.json", without("search")),
+        ("metadata.json", cut),
+    ],
+)
+def test_a_damaged_export_is_named(ctc, speech, tmp_path, name, damage):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    out = tmp_path / "exported"
+    assert run("export", ctc, "--out", out, "--grammar", "loop")[0] == 0
+    damage(out / name)
+    code, _, said = run("transcribe", out, speech)
+    assert (code, said.count("\n")) == (1, 1), said
+    assert f"the export in {out} is incomplete or damaged" in said
+
+
 def test_export_is_whole_or_not_at_all(hybrid, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
     out = tmp_path / "exported"
@@ -242,3 +339,20 @@ def test_damaged_records_of_a_run_are_named(ctc, speech, tmp_path, name, text, s
     code, out, said = run("transcribe", folder, speech)
     assert (code, said.count("\n")) == (1, 1) if says else (code, out.strip()) == (0, " ".join(WORDS))
     assert says in said
+
+
+def test_an_experiment_that_has_changed_is_told(hybrid, corpus, speech, tmp_path):
+    file = corpus.parent / "tones_experiment.py"
+    code, _, said = run("transcribe", hybrid, speech)
+    assert (code, "has changed" in said) == (0, False), said
+    before = file.read_text()
+    file.write_text(before.replace('cmvn="speaker"', 'cmvn="none"').replace("size=8", "size=4"))
+    try:
+        _, _, said = run("transcribe", hybrid, speech)
+        _, _, asked = run("transcribe", hybrid, speech, "--set", "task.front.cmvn=speaker")
+        _, _, decoded = run("decode", file, "--model", hybrid, "--data", "dev", "--out", tmp_path / "decoded")
+    finally:
+        file.write_text(before)
+    for lines in (said, asked, decoded):
+        assert f"{file} has changed since {hybrid} was trained: task.chunks.size was 8 and is 4 now" in lines
+        assert "task.front.cmvn was 'speaker' and is 'none' now" in lines

@@ -107,6 +107,22 @@ def test_a_new_run_forgets_the_old_one(tmp_path: Path) -> None:
     assert len([r for r in records_of(tmp_path) if r["kind"] == "step"]) == 80
 
 
+def test_records_stay_whole_when_they_cannot_be_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = Experiment(TOY, KAVG(4), Budget(minibatches=80), evaluate_every_epochs=0.5)
+    with pytest.raises(ArithmeticError):
+        Trainer(replace(experiment, task=Breaks(TOY, 50)), VirtualWorld(2), tmp_path).fit()
+    before = (tmp_path / "records.jsonl").read_bytes()
+
+    def full(_: int) -> None:
+        if list(tmp_path.glob(".records.jsonl.*")):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("murmur.engine.checkpoint.os.fsync", full)
+    with pytest.raises(OSError, match=r"records\.jsonl"):
+        Trainer(experiment, VirtualWorld(2), tmp_path, resume=True).fit()
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     Trainer(Experiment(TOY, SyncSGD(), Budget(minibatches=5)), VirtualWorld(1), tmp_path).fit()
     other = Experiment(replace(TOY, hidden=17), SyncSGD(), Budget(minibatches=9))

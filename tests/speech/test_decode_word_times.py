@@ -9,7 +9,7 @@ from murmur.speech.graph import build_hclg
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.lexicon import make_lang
-from murmur.speech.word_times import word_times
+from murmur.speech.word_times import WordTimer
 
 # AB could also be A and B, and A has a variant that begins with all of AB.
 LEXICON = [("A", ("a",)), ("A", ("a", "b", "b")), ("B", ("b",)), ("AB", ("a", "b"))]
@@ -28,11 +28,11 @@ def test_words_cover_their_pronunciations_and_only_pauses_are_left_over(parts, s
     decoder = Decoder(graph, DecodeOptions(acoustic_scale=1.0, beam=1000.0))
     scores_TP = np.random.default_rng(seed).normal(size=(70, graph.num_columns)).astype(np.float32) * 5
     found = decoder.decode(scores_TP)
-    times = word_times(lang, transitions, found)
+    times = WordTimer.of(lang, transitions)(found)
     assert [t.word for t in times] == list(found.words)
     phone_at = transitions.phone_of[found.labels]
     spoken = np.zeros(70, dtype=bool)
-    starts = set(transitions.phone_starts(found.labels).tolist())
+    starts = set(transitions.arcs.starts(found.labels).tolist())
     for time in times:
         inside = slice(time.first_frame, time.first_frame + time.num_frames)
         assert not spoken[inside].any()
@@ -52,9 +52,9 @@ def test_the_last_word_reaches_to_the_last_phone(parts):
         scores_TP[4 * t : 4 * t + 4, roots[phone, state]] = 0
     found = Decoder(graph, DecodeOptions(acoustic_scale=1.0)).decode(scores_TP)
     as_one = Hypothesis(("A",), found.labels, 0.0, True)
-    assert word_times(lang, transitions, as_one) == [("A", 0, 36)]
+    assert WordTimer.of(lang, transitions)(as_one) == [("A", 0, 36)]
     as_three = Hypothesis(("A", "B", "B"), found.labels, 0.0, True)
-    assert word_times(lang, transitions, as_three) == [("A", 0, 12), ("B", 12, 12), ("B", 24, 12)]
+    assert WordTimer.of(lang, transitions)(as_three) == [("A", 0, 12), ("B", 12, 12), ("B", 24, 12)]
 
 
 def test_words_that_do_not_spell_the_path_are_refused(parts):
@@ -62,4 +62,4 @@ def test_words_that_do_not_spell_the_path_are_refused(parts):
     found = Decoder(graph, DecodeOptions(acoustic_scale=1.0)).decode(np.zeros((30, graph.num_columns), np.float32))
     wrong = Hypothesis((*found.words, "B", "B", "B"), found.labels, 0.0, True)
     with pytest.raises(ValueError, match="do not spell its phones"):
-        word_times(lang, transitions, wrong)
+        WordTimer.of(lang, transitions)(wrong)

@@ -20,7 +20,7 @@ from murmur.speech.corpus import Corpus
 from murmur.speech.decode import Hypothesis
 from murmur.speech.hmm.phone_times import write_ctm
 from murmur.speech.lexicon import SILENCE
-from murmur.speech.word_times import word_times
+from murmur.speech.word_times import WordTimer
 
 app = typer.Typer(add_completion=False)
 PARTS = ("train", "dev", "test")
@@ -109,10 +109,10 @@ def write_part(system: Stage, corpus: Corpus, tids: Mapping[str, np.ndarray], ou
 
 def word_lines(system: Stage, texts: Mapping[str, str], tids: Mapping[str, np.ndarray]) -> list[str]:
     """CTM lines of the words of aligned utterances."""
-    lines = []
+    lines, timer = [], WordTimer.of(system.model.lang, system.model.transitions)
     for utterance in sorted(tids):
         path = Hypothesis(tuple(texts[utterance].split()), tids[utterance], 0.0, True)
-        for time in word_times(system.model.lang, system.model.transitions, path):
+        for time in timer(path):
             start, seconds = time.first_frame * FRAME_SECONDS, time.num_frames * FRAME_SECONDS
             lines.append(f"{utterance} 1 {start:.3f} {seconds:.3f} {time.word}\n")
     return lines

@@ -12,8 +12,9 @@ import typer
 from torch import nn
 
 from murmur.commands.hybrid_search import HybridSearch, word_lines
-from murmur.commands.options import Jobs, Settings, resolved
+from murmur.commands.options import Jobs, Settings
 from murmur.commands.prepare_data import read_corpus
+from murmur.commands.run_records import SETTINGS, scales_of, task_of
 from murmur.commands.timed import timed
 from murmur.engine.checkpoint import write_whole
 from murmur.engine.task import Task
@@ -21,9 +22,7 @@ from murmur.mistakes import SettingError
 from murmur.recipes.ctc import CtcTask
 from murmur.recipes.ctc_decode import GREEDY
 from murmur.recipes.hybrid import HybridTask
-from murmur.report.records import is_number
 from murmur.speech.corpus import Corpus
-from murmur.speech.damage import read_object
 from murmur.speech.decode import DecodeOptions
 from murmur.speech.kaldi_dir import write_table
 from murmur.speech.wer import score
@@ -31,7 +30,6 @@ from murmur.trained import find_model, read_into
 
 app = typer.Typer(add_completion=False)
 PARTS = ("train", "dev", "test")
-SETTINGS = ("acoustic_scale", "insertion_penalty", "beam", "max_active")
 
 
 Source = Annotated[
@@ -78,7 +76,7 @@ def decode(
     run tuned on dev, from its score.json, holds unless --scale, --penalty, --beam or --max-active are given.
     """
     folder = model if model.is_dir() else model.parent
-    task = resolved(source, [*settings_of(folder, source), *(settings or ())], jobs).task
+    task = task_of(folder, source, settings or (), jobs)
     if not isinstance(task, HybridTask | CtcTask):
         raise SettingError(f"{source} trains a {type(task).__name__}, which recognises no speech")
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
@@ -103,37 +101,6 @@ def load(task: Task, model: Path) -> nn.Module:
         network = task.model()
         read_into(network, find_model(model))
     return network.eval()
-
-
-def settings_of(folder: Path, source: str) -> list[str]:
-    """The settings that a run was trained with; none where there is no record, or it is of another experiment."""
-    run = recorded(folder, "run.json")
-    found = run.get("settings", []) if run.get("source") == source else []
-    return [str(s) for s in found if str(s).startswith("task.")] if isinstance(found, list) else []
-
-
-def scales_of(folder: Path) -> Mapping[str, float]:
-    """Search settings that the run tuned on dev, from its score.json."""
-    figures = figures_on_test(folder)
-    names = {field: field.replace("_", " ") for field in SETTINGS}
-    tuned = {field: figures.get(f"network dev {name}", figures.get(name)) for field, name in names.items()}
-    return {field: value for field, value in tuned.items() if value is not None}
-
-
-def figures_on_test(folder: Path) -> Mapping[str, float]:
-    """What a run found on test, from its score.json; nothing where it was not tested."""
-    found = recorded(folder, "score.json").get("test")
-    return {str(name): float(x) for name, x in found.items() if is_number(x)} if isinstance(found, dict) else {}
-
-
-def recorded(folder: Path, name: str) -> dict[str, Any]:
-    """A record that a run left; empty where there is none.
-
-    Raises:
-        CorpusError: it is damaged.
-    """
-    path = folder / name
-    return read_object(path, "restore it, or move it away and say by options what it said") if path.is_file() else {}
 
 
 def decode_hybrid(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
 from murmur.commands.trained_run import TrainedRun, graph_folder
+from murmur.commands.transcriber import spans_in
 from murmur.commands.whole_folder import whole_folder
 from murmur.mistakes import SettingError
 from murmur.recipes.ctc import CtcTask
@@ -31,7 +33,7 @@ from murmur.speech.deployable import (
 )
 from murmur.speech.features import LogMel
 from murmur.speech.graph import DecodingGraph, with_insertion_penalty
-from murmur.speech.graph_store import StoredGraph
+from murmur.speech.graph_store import StoredGraph, write_graph
 from murmur.speech.lexicon import write_symbols
 from murmur.speech.onnx_file import OPSET, ExportError, libraries, write_onnx
 from murmur.speech.word_moving import Moved, move_words
@@ -39,6 +41,7 @@ from murmur.speech.word_moving import Moved, move_words
 Kind = Literal["whole", "stream"]
 Cmvn = Literal["closest", "utterance", "global"]
 MARK = "murmur-export"
+METADATA, TIMES = "metadata.json", "times.json"
 SPACE = "\u2581"  # what sherpa-onnx writes as a space
 
 
@@ -54,9 +57,13 @@ class Wish:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """What stands beside the network: the graph and its words, or neither; the names of the output columns."""
+    """What stands beside the network: the graph and its words, or neither; the names of the output columns.
+
+    `times` is what makes words with times of them, as plain values.
+    """
 
     tokens: Sequence[str]
+    times: Mapping[str, Any]
     columns: np.ndarray | None = None
     graph: DecodingGraph | None = None
     moved: Moved | None = None
@@ -120,7 +127,8 @@ def _search(run: TrainedRun, grammar: str | None, options: DecodeOptions) -> Sea
     search = run.search(grammar)
     if search is None:
         assert isinstance(run.task, CtcTask)
-        return Search(token_names(run.task.data.units))
+        units = run.task.data.units
+        return Search(token_names(units), {"units": units.kind, "symbols": list(units.symbols)})
     graph = StoredGraph.of(graph_folder(search)).read()
     if options.insertion_penalty:
         graph = with_insertion_penalty(graph, options.insertion_penalty)
@@ -128,7 +136,7 @@ def _search(run: TrainedRun, grammar: str | None, options: DecodeOptions) -> Sea
         names = token_names(run.task.data.units)
     else:
         names = ["<blk>", *(f"t{label}" for label in range(2, len(graph.columns) + 1))]
-    return Search(names, graph.columns, graph, move_words(graph.fst))
+    return Search(names, spans_in(search, graph).to_json(), graph.columns, graph, move_words(graph.fst))
 
 
 def _of(search: Search) -> str:
@@ -160,14 +168,15 @@ def _facts(run: TrainedRun, wish: Wish, front: LogMel, normalised_by: str) -> di
 
 
 def _write_tables(folder: Path, search: Search) -> list[str]:
-    """tokens.txt, and graph.fst with words.txt."""
+    """tokens.txt, times.json, and graph.fst with words.txt and graph.json."""
     write_symbols({name: label for label, name in enumerate(search.tokens)}, folder / "tokens.txt")
+    (folder / TIMES).write_text(json.dumps(search.times, ensure_ascii=False), encoding="utf-8")
     if search.graph is None or search.moved is None:
         return [f"{len(search.tokens)} tokens, no graph: greedy decoding"]
     fst, moved = search.moved.fst, search.moved
-    if not fst.write(str(folder / "graph.fst")):
-        raise OSError(f"could not write {folder / 'graph.fst'}: is the disk full?")
-    write_symbols({word: label for label, word in enumerate(search.graph.words)}, folder / "words.txt")
+    labels = np.arange(len(search.graph.columns), dtype=np.int32)  # the network has put its columns in their order
+    facts = replace(search.graph.facts, states=fst.num_states, dropped_by_sherpa=0)
+    write_graph(DecodingGraph(fst, search.graph.words, labels, len(labels), facts), folder, MARK)
     return [
         f"{len(search.tokens)} columns, {len(search.graph.words)} words, a graph of {fst.num_states} states",
         f"{moved.unread} words sat where sherpa-onnx does not look: {moved.backwards} moved to the frame before, "
@@ -187,16 +196,28 @@ def _write_metadata(
         "search": {"beam": options.beam, "max_active": options.max_active, "min_active": options.min_active},
         "insertion_penalty": options.insertion_penalty if search.graph is not None else 0.0,
         "words_moved": search.moved.unread if search.moved is not None else 0,
+        "sha256": {name: sha256_of(folder / name) for name in ("model.onnx", TIMES)},
     }
-    (folder / "metadata.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / METADATA).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _check_place(out: Path) -> None:
     """Only an earlier export may be replaced."""
     if not out.exists():
         return
-    mark = out / "metadata.json"
     if out.is_dir() and not any(out.iterdir()):
         return
-    if not mark.is_file() or f'"{MARK}"' not in mark.read_text(encoding="utf-8", errors="replace"):
+    if not is_export(out):
         raise SettingError(f"{out} holds something that is no export: name another folder")
+
+
+def is_export(folder: Path) -> bool:
+    """Whether this program has written the folder."""
+    mark = folder / METADATA
+    return mark.is_file() and f'"{MARK}"' in mark.read_text(encoding="utf-8", errors="replace")
+
+
+def sha256_of(path: Path) -> str:
+    """Digest of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,7 +21,7 @@ from murmur.speech.corpus import Corpus
 from murmur.speech.decode import DecodeOptions, Hypothesis
 from murmur.speech.decode_set import Decoded, decode_set
 from murmur.speech.lexicon import Lang
-from murmur.speech.word_times import word_times
+from murmur.speech.word_times import WordTimer
 
 FRAME_SECONDS = 0.01
 
@@ -60,6 +60,11 @@ class HybridSearch:
         return self.half.language(self.stage.model.lang)
 
     @property
+    def timer(self) -> WordTimer:
+        """What finds words in time."""
+        return WordTimer.of(self.lang, self.stage.model.transitions)
+
+    @property
     def widest(self) -> DecodeOptions:
         """The widest search that the experiment tries."""
         return first_options(self.task.decoding.network)
@@ -87,12 +92,11 @@ class HybridSearch:
 
 def word_lines(search: HybridSearch, found: Mapping[str, Hypothesis]) -> list[str]:
     """CTM lines of hypotheses; a partial one, whose last word may be cut, has its words only in the text."""
-    lines = []
-    lang, transitions = search.lang, search.stage.model.transitions
+    lines, timer = [], search.timer
     for utterance, hypothesis in found.items():
         if not hypothesis.complete:
             continue
-        for time in word_times(lang, transitions, hypothesis):
+        for time in timer(hypothesis):
             start, seconds = time.first_frame * FRAME_SECONDS, time.num_frames * FRAME_SECONDS
             lines.append(f"{utterance} 1 {start:.3f} {seconds:.3f} {time.word}\n")
     return lines

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from murmur.commands.decode import figures_on_test, recorded, scales_of, settings_of
 from murmur.commands.hybrid_search import HybridSearch
-from murmur.commands.options import resolved
+from murmur.commands.run_records import figures_on_test, recorded, scales_of, task_of
 from murmur.commands.timed import timed
 from murmur.mistakes import SettingError
 from murmur.recipes.corpora import splits
@@ -155,7 +154,7 @@ def open_run(model: Path, experiment: str | None = None, settings: Sequence[str]
         experiment = recorded(folder, "run.json").get("source")
         if not isinstance(experiment, str):
             raise SettingError(f"{folder} has no run.json that names the experiment of the model: give --experiment")
-    task = resolved(experiment, [*settings_of(folder, experiment), *settings]).task
+    task = task_of(folder, experiment, settings)
     if not isinstance(task, HybridTask | CtcTask):
         raise SettingError(f"{experiment} trains a {type(task).__name__}, which recognises no speech")
     with timed("loading the model"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from murmur.commands.exported import is_export
+from murmur.commands.exported_model import exported_transcriber
 from murmur.commands.options import OfRun, Settings
 from murmur.commands.trained_run import open_run
 from murmur.commands.transcriber import Transcriber, transcriber
@@ -28,7 +30,7 @@ SOME_FAILED = 3
 Format = Literal["text", "json", "ctm", "srt"]
 FILES, SEARCH, OUTPUT = "Audio", "Search", "Output"
 
-Model = Annotated[Path, typer.Argument(help="Folder of a run, or one of its .safetensors files.")]
+Model = Annotated[Path, typer.Argument(help="Folder of a run, one of its .safetensors files, or an exported folder.")]
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="WAV, FLAC, Ogg or MP3 files, or - for a stream.")]
 Form = Annotated[Format, typer.Option("--format", help="text, json, ctm or srt.", rich_help_panel=OUTPUT)]
 Out = Annotated[
@@ -77,15 +79,22 @@ def transcribe(
 
     Example: murmur transcribe runs/demo/one-learner talk.flac --format srt --out subtitles
 
+    An exported folder (murmur export) needs neither the corpus nor the cache of the run that it comes from.
+
     A stream: ffmpeg -i talk.mp4 -f wav - | murmur transcribe runs/demo/one-learner - --format json
 
     Channels are averaged and other sample rates resampled; both are said. A file that cannot be read is reported and
     the others are done; the exit status is then 3.
     """
     _check_names(files, out)
-    run = open_run(model, experiment, settings or ())
-    given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "lattice_beam": lattice_beam}
-    work = transcriber(run, grammar, run.options(given), longest)
+    beams = {"beam": beam, "lattice_beam": lattice_beam}
+    if is_export(model):
+        _refuse({"grammar": grammar, "scale": scale, "penalty": penalty, "experiment": experiment, "set": settings})
+        work = exported_transcriber(model, beams, longest)
+    else:
+        run = open_run(model, experiment, settings or ())
+        options = run.options({"acoustic_scale": scale, "insertion_penalty": penalty, **beams})
+        work = transcriber(run, grammar, options, longest)
     failed = _do_all(files, work, rate, lambda found: _write(found, form, out, several=len(files) > 1))
     if failed:
         typer.echo(f"murmur: {failed} of {len(files)} could not be read", err=True)
@@ -107,6 +116,13 @@ def _do_all(files: list[str], work: Transcriber, rate: int | None, write: Callab
                 console.print(f"murmur: {readable(str(error))}", markup=False)
             progress.advance(bar)
     return failed
+
+
+def _refuse(given: Mapping[str, object]) -> None:
+    """Options that change what an export has inside."""
+    wrong = [f"--{name}" for name, value in given.items() if value not in (None, [])]
+    if wrong:
+        raise SettingError(f"{', '.join(wrong)}: an exported folder has these inside; export the run again with them")
 
 
 def _check_names(files: list[str], out: Path | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from murmur.engine.checkpoint import Checkpoints, write_pair
+from murmur.engine.checkpoint import Checkpoints, write_pair, write_whole
 from murmur.engine.counters import ADVICE, tell_bad_numbers
 from murmur.engine.experiment import Experiment
 from murmur.engine.halt import Asked
@@ -271,4 +271,4 @@ def _forget_after(path: Path, minibatches: int) -> None:
         # A step is numbered by what was done before it, an evaluation by what was done when it was made.
         if record["minibatches"] < minibatches + (record["kind"] == "evaluation"):
             kept.append(line + "\n")
-    path.write_text("".join(kept))
+    write_whole(path, "".join(kept).encode())

@@ -96,7 +96,7 @@ class Decoder:
         """`decode`, and for each word the frame at which the path emits it.
 
         That is between the word's start and its end; close to the start for words with a beginning of their own. It
-        costs more than the search of a small graph; `word_times` has exact times for HCLG graphs.
+        costs more than the search of a small graph; `WordTimer` has exact times for HCLG graphs.
         """
         path, complete = self._best(scores_TC)
         if path is None:

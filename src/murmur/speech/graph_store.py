@@ -54,22 +54,27 @@ def save_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if not graph.fst.write(str(partial / "graph.fst")):
-        raise OSError(f"could not write {partial / 'graph.fst'}: is the disk full?")
-    write_symbols({word: label for label, word in enumerate(graph.words)}, partial / "words.txt")
+    write_graph(graph, partial, key)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.replace(partial, folder)
+
+
+def write_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
+    """Write the three files of a graph into a folder that is there. Raises OSError where they cannot be written."""
+    if not graph.fst.write(str(folder / "graph.fst")):
+        raise OSError(f"could not write {folder / 'graph.fst'}: is the disk full?")
+    write_symbols({word: label for label, word in enumerate(graph.words)}, folder / "words.txt")
     description = {
         "format": _FORMAT,
         "key": key,
-        "sha256": _sha256(partial / "graph.fst"),
+        "sha256": _sha256(folder / "graph.fst"),
         "num_columns": graph.num_columns,
         "columns": graph.columns.tolist(),
         "words": list(graph.words),
         "facts": asdict(graph.facts),
     }
-    (partial / "graph.json").write_text(json.dumps(description, ensure_ascii=False), encoding="utf-8")
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(partial, folder)
+    (folder / "graph.json").write_text(json.dumps(description, ensure_ascii=False), encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ExportError(f"export needs {error.name}, which is not installed: {EXTRA}") from None
+        raise ExportError(f"exported models need {error.name}, which is not installed: {EXTRA}") from None
 
 
 def libraries() -> Sequence[str]:

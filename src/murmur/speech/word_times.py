@@ -6,12 +6,14 @@ transition-ids, give its true edges once they are divided among the pronunciatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from murmur.speech.decode import Hypothesis
+from murmur.speech.hmm.phone_arcs import PhoneArcs
 from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.lexicon import SILENCE_ID, Lang
 
@@ -32,33 +34,45 @@ class _Piece(NamedTuple):
     end: int
 
 
-def word_times(lang: Lang, transitions: Transitions, hypothesis: Hypothesis) -> list[WordTime]:
-    """The words of a complete hypothesis of an HCLG in time; pauses between words belong to none.
+@dataclass(frozen=True, eq=False)
+class WordTimer:
+    """Finds the words of complete hypotheses in time.
 
-    Of several ways to divide the phones one is taken. Raises ValueError where the words' pronunciations do not spell
-    the phones of the path: for a partial hypothesis, or another lexicon than the graph's.
+    Attributes:
+        prons: the pronunciations of each word, phone labels.
+        arcs: the phones of the graph's transition-ids.
     """
-    tids_T = np.asarray(hypothesis.labels, dtype=np.int32)
-    transitions.check_ids(tids_T)
-    starts = transitions.phone_starts(tids_T)
-    phones = transitions.phone_of[tids_T[starts]].tolist()
-    edges = [*starts.tolist(), len(tids_T)]
-    pieces = _divide(_pronunciations(lang, hypothesis.words), phones)
-    return [
-        WordTime(word, edges[piece.begin], edges[piece.end] - edges[piece.begin])
-        for word, piece in zip(hypothesis.words, pieces, strict=True)
-    ]
+
+    prons: Mapping[str, Sequence[Sequence[int]]]
+    arcs: PhoneArcs
+
+    @staticmethod
+    def of(lang: Lang, transitions: Transitions) -> WordTimer:
+        """The timer of an HCLG's lexicon and transition model."""
+        prons: dict[str, list[tuple[int, ...]]] = {}
+        for pron in lang.prons:
+            prons.setdefault(pron.word, []).append(pron.phones)
+        return WordTimer(prons, transitions.arcs)
+
+    def __call__(self, hypothesis: Hypothesis) -> list[WordTime]:
+        """The words of a complete hypothesis of an HCLG in time; pauses between words belong to none.
+
+        Of several ways to divide the phones one is taken. Raises ValueError where the words' pronunciations do not
+        spell the phones of the path: for a partial hypothesis, or another lexicon than the graph's.
+        """
+        tids_T = np.asarray(hypothesis.labels, dtype=np.int32)
+        self.arcs.check(tids_T)
+        starts = self.arcs.starts(tids_T)
+        phones = self.arcs.phone_of[tids_T[starts]].tolist()
+        edges = [*starts.tolist(), len(tids_T)]
+        pieces = _divide([self.prons.get(word, ()) for word in hypothesis.words], phones)
+        return [
+            WordTime(word, edges[piece.begin], edges[piece.end] - edges[piece.begin])
+            for word, piece in zip(hypothesis.words, pieces, strict=True)
+        ]
 
 
-def _pronunciations(lang: Lang, words: Sequence[str]) -> list[list[list[int]]]:
-    wanted = {word: list[list[int]]() for word in words}
-    for pron in lang.prons:
-        if pron.word in wanted:
-            wanted[pron.word].append(list(pron.phones))
-    return [wanted[word] for word in words]
-
-
-def _divide(prons: list[list[list[int]]], phones: list[int]) -> list[_Piece]:
+def _divide(prons: Sequence[Sequence[Sequence[int]]], phones: list[int]) -> list[_Piece]:
     """The phones of each word, by following all ways to place the words one after the other."""
     ways: list[dict[int, _Piece]] = []
     ends = [0]
@@ -68,7 +82,7 @@ def _divide(prons: list[list[list[int]]], phones: list[int]) -> list[_Piece]:
             for begin in _after_pause(phones, previous):
                 for pron in choices:
                     end = begin + len(pron)
-                    if phones[begin:end] == pron:
+                    if phones[begin:end] == list(pron):
                         reached.setdefault(end, _Piece(previous, begin, end))
         ways.append(reached)
         ends = list(reached)

@@ -65,7 +65,7 @@ def best_by_enumeration(model, words, scores, options):
         pdf = int(t.pdf_of[own[0]])
         total += options.acoustic_scale * scores[frame, pdf]
         pdfs = (*pdfs, pdf)
-        stay = next(math.exp(t.log_probs[i]) for i in own if t.is_self_loop[i])
+        stay = next(math.exp(t.log_probs[i]) for i in own if t.arcs.is_self_loop[i])
         last = 5 if phone == 1 else 3
         for i, target in zip(own, topology[phone == 1][state], strict=True):
             p = math.exp(t.log_probs[i])

@@ -15,7 +15,7 @@ from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
 from murmur.speech.hmm.material import Features, Material, check_material, refuse_losses
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.passes import AlignReport
-from murmur.speech.hmm.transitions import IntArray
+from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.viterbi import AlignOptions
 
 

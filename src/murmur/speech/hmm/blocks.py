@@ -19,7 +19,7 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.speech.hmm.transitions import IntArray
+from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.orphans import end_with_parent
 
 BLOCK_FRAMES = 25_000

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from murmur.speech.hmm.blocks import Block
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.passes import compile_graphs
-from murmur.speech.hmm.transitions import IntArray
+from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.tree_stats import windows_of
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.speech.hmm.mixtures import Mixtures
+from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.projection import Projection, project
-from murmur.speech.hmm.transitions import IntArray, Transitions, make_transitions
+from murmur.speech.hmm.transitions import Transitions, make_transitions
 from murmur.speech.hmm.tree import Tree
 from murmur.speech.lexicon import Lang
 
@@ -79,7 +80,7 @@ class HmmGmm:
         out = {}
         for utterance, tids_T in tids.items():
             try:
-                self.transitions.check_ids(tids_T)
+                self.transitions.arcs.check(tids_T)
             except ValueError as error:
                 raise ValueError(f"utterance {utterance}: {error}") from error
             out[utterance] = self.transitions.pdf_of[tids_T]

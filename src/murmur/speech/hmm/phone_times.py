@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.transitions import IntArray
+from murmur.speech.hmm.phone_arcs import IntArray
 
 
 class PhoneTime(NamedTuple):
@@ -30,8 +30,8 @@ def phone_times(model: HmmGmm, tids_T: IntArray) -> list[PhoneTime]:
         ValueError: ids that are not transition-ids of the model.
     """
     transitions = model.transitions
-    transitions.check_ids(tids_T)
-    starts = transitions.phone_starts(tids_T)
+    transitions.arcs.check(tids_T)
+    starts = transitions.arcs.starts(tids_T)
     lengths = np.diff(np.append(starts, len(tids_T)))
     names = [model.lang.phones[label] for label in transitions.phone_of[tids_T[starts]]]
     return [PhoneTime(name, int(s), int(n)) for name, s, n in zip(names, starts, lengths, strict=True)]

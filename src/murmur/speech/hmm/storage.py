@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from murmur.speech.damage import making_sense_of, read_arrays
 from murmur.speech.hmm.mixtures import Mixtures
 from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.projection import Projection
 from murmur.speech.hmm.topology import num_states
-from murmur.speech.hmm.transitions import IntArray, Transitions
+from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.hmm.tree import Tree
 from murmur.speech.lexicon import Lang
 

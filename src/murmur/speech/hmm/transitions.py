@@ -16,11 +16,10 @@ import kaldi_hmm_gmm as khg
 import numpy as np
 from numpy.typing import NDArray
 
+from murmur.speech.hmm.phone_arcs import IntArray, PhoneArcs
 from murmur.speech.hmm.topology import make_topology
 from murmur.speech.hmm.tree import Tree, context_dependency
 from murmur.speech.lexicon import Lang
-
-IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -47,37 +46,17 @@ class Transitions:
         return len(self.pdf_of) - 1
 
     @cached_property
-    def is_self_loop(self) -> NDArray[np.bool_]:
-        """(I + 1,) Whether a transition stays in its state."""
-        return np.array([i > 0 and self.library.is_self_loop(i) for i in range(self.num_ids + 1)])
-
-    @cached_property
-    def is_final(self) -> NDArray[np.bool_]:
-        """(I + 1,) Whether a transition leaves the phone."""
-        return np.array([i > 0 and self.library.is_final(i) for i in range(self.num_ids + 1)])
+    def arcs(self) -> PhoneArcs:
+        """What the transition-ids say of phones."""
+        ids = range(1, self.num_ids + 1)
+        stays = np.array([False, *(self.library.is_self_loop(i) for i in ids)])
+        leaves = np.array([False, *(self.library.is_final(i) for i in ids)])
+        return PhoneArcs(self.phone_of, stays, leaves)
 
     @property
     def log_probs(self) -> NDArray[np.float32]:
         """(I + 1,) Natural log probabilities of the transitions."""
         return np.array(self.library.log_probs, dtype=np.float32)
-
-    def phone_starts(self, tids_T: IntArray) -> NDArray[np.int64]:
-        """The frames at which phones begin.
-
-        A phone begins at frame 0 and at each forward transition whose preceding forward transition left a phone; the
-        self-loops in between still belong to the phone before.
-        """
-        forward = np.flatnonzero(~self.is_self_loop[tids_T])
-        begins = forward[1:][self.is_final[tids_T[forward[:-1]]]]
-        return np.concatenate([np.zeros(min(1, len(tids_T)), dtype=np.int64), begins])
-
-    def check_ids(self, tids_T: IntArray) -> None:
-        """Raise ValueError unless all ids are transition-ids of this model."""
-        if len(tids_T) and not (tids_T.min() >= 1 and tids_T.max() <= self.num_ids):
-            raise ValueError(
-                f"transition-ids run from {tids_T.min()} to {tids_T.max()}, but the model has 1 to {self.num_ids}: "
-                "the alignment belongs to another model"
-            )
 
 
 def make_transitions(lang: Lang, tree: Tree, log_probs_I: NDArray[np.float32] | None = None) -> Transitions:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from murmur.speech.hmm.blocks import Block
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.projection import Projection, project
-from murmur.speech.hmm.transitions import IntArray, Transitions
+from murmur.speech.hmm.transitions import Transitions
 
 OUTSIDE = 0
 
@@ -39,7 +40,7 @@ class TreeStats:
 
 def windows_of(transitions: Transitions, tids_T: IntArray) -> IntArray:
     """(T, 4) left neighbour, phone, right neighbour and pdf class of each frame; the neighbour is 0 at the edges."""
-    starts = transitions.phone_starts(tids_T)
+    starts = transitions.arcs.starts(tids_T)
     phones = np.concatenate([[OUTSIDE], transitions.phone_of[tids_T[starts]], [OUTSIDE]])
     lengths = np.diff(np.append(starts, len(tids_T)))
     triples = np.stack([phones[:-2], phones[1:-1], phones[2:]], 1)

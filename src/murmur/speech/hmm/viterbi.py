@@ -16,7 +16,8 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.speech.hmm.transitions import IntArray, Transitions
+from murmur.speech.hmm.phone_arcs import IntArray
+from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.lexicon import Lang
 from murmur.speech.lexicon_fst import training_lexicon
 

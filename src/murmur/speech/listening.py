@@ -1,0 +1,136 @@
+"""From scores to words with their frames and confidences: by the best path of CTC, or by a lattice of a graph.
+
+What a listener needs beside scores and graph can be written as JSON, so that it works where the corpus is not.
+Shapes: scores_UC, U output frames and C columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from murmur.speech.ctc import Units
+from murmur.speech.ctc_words import spoken_words, units_between
+from murmur.speech.decode import Decoder, Hypothesis
+from murmur.speech.hmm.phone_arcs import PhoneArcs
+from murmur.speech.lattice import Lattice
+from murmur.speech.word_times import WordTimer
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A word of one piece in output frames: first, behind the last, and how sure."""
+
+    word: str
+    first: int
+    end: int
+    confidence: float
+
+
+class Listener(Protocol):
+    """What finds words in scores (U, C)."""
+
+    def __call__(self, scores_UC: np.ndarray) -> tuple[list[Heard], bool]:
+        """The words, and whether the search ended where its grammar may."""
+
+
+class Spans(Protocol):
+    """Where the words of a graph's best path lie: first frame and the one behind the last."""
+
+    def __call__(self, found: Hypothesis, emitted: Sequence[int]) -> list[Span]:
+        """`emitted`: the frame at which each word comes out of the graph."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values from which `spans_of` makes the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class PhoneSpans:
+    """Of an HCLG: the phones of the path, divided among the words' pronunciations."""
+
+    timer: WordTimer
+
+    def __call__(self, found: Hypothesis, emitted: Sequence[int]) -> list[Span]:
+        """By phones; of a partial hypothesis, whose last word may be cut, from where a word comes out to the next."""
+        if not found.complete:
+            return list(pairwise([*emitted, len(found.labels)]))
+        return [(time.first_frame, time.first_frame + time.num_frames) for time in self.timer(found)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Pronunciations, and the phones of transition-ids."""
+        arcs = self.timer.arcs
+        return {
+            "lexicon": {word: [list(pron) for pron in prons] for word, prons in self.timer.prons.items()},
+            "phone_of": arcs.phone_of.tolist(),
+            "is_self_loop": arcs.is_self_loop.astype(int).tolist(),
+            "is_final": arcs.is_final.astype(int).tolist(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class UnitSpans:
+    """Of a CTC graph: the frames in which a word's units are the path's; `columns`: the unit of each input label."""
+
+    columns: np.ndarray
+
+    def __call__(self, found: Hypothesis, emitted: Sequence[int]) -> list[Span]:
+        """From a word's first unit to its last."""
+        return units_between(self.columns[found.labels - 1], emitted)
+
+    def to_json(self) -> dict[str, Any]:
+        """The columns."""
+        return {"columns": self.columns.tolist()}
+
+
+def spans_of(content: Mapping[str, Any]) -> Spans:
+    """What `to_json` has written.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    if "columns" in content:
+        return UnitSpans(np.array(content["columns"], np.int32))
+    stays, leaves = (np.array(content[name], bool) for name in ("is_self_loop", "is_final"))
+    return PhoneSpans(WordTimer(content["lexicon"], PhoneArcs(np.array(content["phone_of"], np.int32), stays, leaves)))
+
+
+@dataclass(frozen=True, eq=False)
+class BestPath:
+    """CTC without a graph."""
+
+    units: Units
+
+    def __call__(self, scores_UC: np.ndarray) -> tuple[list[Heard], bool]:
+        """The words of the best columns."""
+        return [Heard(*word) for word in spoken_words(scores_UC, self.units)], True
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSearch:
+    """A search of a graph with posteriors from its lattice."""
+
+    decoder: Decoder
+    spans: Spans
+
+    def __call__(self, scores_UC: np.ndarray) -> tuple[list[Heard], bool]:
+        """The words of the lattice's best path."""
+        lattice, complete = self.decoder.lattice(scores_UC)
+        if lattice is None:
+            return [], not len(scores_UC)
+        found, emitted = self.decoder.best_of(lattice, complete)
+        labels = [self.label_of[word] for word in found.words]
+        sure = Lattice.of(lattice).confidences(labels, emitted)
+        spans = self.spans(found, emitted)
+        return [Heard(w, *span, c) for w, span, c in zip(found.words, spans, sure, strict=True)], complete
+
+    @cached_property
+    def label_of(self) -> dict[str, int]:
+        """Word labels of the graph."""
+        return {word: label for label, word in enumerate(self.decoder.graph.words)}
