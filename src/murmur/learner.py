@@ -156,7 +156,6 @@ class Learner:
             self.source.claimed(self.latest - 1, self.steps)
             await self.source.boundary(self)
             began = self.seat.now
-            self.group.roll.expect(self.flock.pace_seconds, self.source.preparation(self.unit))
             gradient = await self._of_claim(n)
             self.flock.took(self.seat.now - began)
             yield gradient.g
@@ -171,6 +170,7 @@ class Learner:
         return None if n is None else first + n * self.unit
 
     async def _of_claim(self, n: int) -> Gradient:
+        self.group.roll.expect(self.flock.pace_seconds, self.source.preparation(self.unit))
         return await self.compute(self.source.deals.at(n), None)
 
     async def answer(self) -> None:

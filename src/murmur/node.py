@@ -12,18 +12,20 @@ Zhang et al. 2019 (H-ADPSGD). The node is the unit of failure: a member that is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from murmur.flat import Layout
 from murmur.group import Group
 from murmur.learner import Draw, Gradient, Learner
-from murmur.roll import Halted
+from murmur.roll import Halted, Preparation
 from murmur.weights import Weights
 
-STEP, DELTA = "step", "delta"  # tags of letters from the leader
+STEP, DELTA, AHEAD = "step", "delta", "ahead"  # tags of letters from the leader
 END, IN_TURN, CLAIMED = 0.0, 1.0, 2.0  # what a step is
 
 
@@ -108,10 +110,22 @@ class Leader(Learner):
         return await self._of_node(super().draw)
 
     async def _of_claim(self, n: int) -> Gradient:
+        self.group.roll.expect(self.flock.pace_seconds, self._preparation())
         self._open(CLAIMED, n)
         gradient = await self._of_node(partial(self.compute, self.source.deals.at(n)))
         assert gradient is not None  # the leader's own minibatch is the first of the claim
         return gradient
+
+    def _preparation(self) -> Preparation:
+        """Of a claim that is held ahead the members prepare their shares too."""
+        mine = self.source.preparation(self.unit)
+
+        def begin(claim: int) -> None:
+            mine.begin(claim)
+            for member in range(1, self.node.size):
+                self.node.post(torch.empty(0), member, AHEAD, (self.source.span[0] + claim * self.unit,))
+
+        return Preparation(mine.seconds, begin)
 
     async def _of_node(self, draw: Draw) -> Gradient | None:
         before = self.fresh_samples
@@ -129,6 +143,17 @@ async def follow(me: Learner, node: Group) -> None:
     Raises:
         Halted: the leader has stopped, as it was asked to.
     """
+    preparing = me.spawn(_prepare(me, node), "shares ahead") if me.seat.works_beside else None
+    try:
+        await _follow(me, node)
+    finally:
+        if preparing is not None:
+            node.post(torch.empty(0), node.rank, AHEAD)
+    if preparing is not None:
+        await preparing
+
+
+async def _follow(me: Learner, node: Group) -> None:
     mean: Gradient | None = None
     due = False
     while True:
@@ -156,3 +181,12 @@ async def _share(me: Learner, n: int, before_backward: Callable[[float], None] |
     me.steps += 1
     me.source.claimed(min(n, me.source.span[1] - 1), me.steps)
     return await me.compute(me.source.deals.at(n), before_backward) if n < me.source.span[1] else None
+
+
+async def _prepare(me: Learner, node: Group) -> None:
+    """Prepare this member's shares of claims that the leader holds ahead, until it writes to itself that it is over."""
+    first, total = me.source.span
+    while (letter := await node.hear(AHEAD, math.inf)) is not None and letter.note:
+        n = int(letter.note[0]) + node.rank
+        if n < total:
+            me.source.preparation(1).begin(n - first)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from murmur.group import PeerLost
 from murmur.learner import Learner, Strategy
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadWorld
+from murmur.worlds.torch.environment import Place
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from pool import Pool
@@ -143,6 +146,39 @@ def test_nodes_of_processes(pool: Pool) -> None:
     ends = pool.call(fit_in_process, 4, experiment)
     assert all(end == ends[0] for end in ends)
     assert sum(w * w for w in ends[0]) < 1.0
+
+
+@dataclass(frozen=True)
+class Laborious(Quadratic):
+    """Minibatches and gradients that take their time; `threads`: who made each of a learner's minibatches."""
+
+    threads: list[str] = field(default_factory=list, repr=False)
+
+    def minibatch(self, n: int) -> tuple[Tensor, float]:
+        self.threads.append(threading.current_thread().name)
+        time.sleep(0.005)
+        return super().minibatch(n)
+
+    def loss(self, model: nn.Module, minibatch: tuple[Tensor, float]) -> Loss:
+        time.sleep(0.02)
+        return super().loss(model, minibatch)
+
+
+def who_made_them(place: Place, experiment: Experiment) -> list[str]:
+    fit_in_process(place, experiment)
+    threads: list[str] = experiment.task.threads  # type: ignore[attr-defined]
+    return threads
+
+
+@pytest.mark.processes
+def test_members_prepare_their_shares_of_claims_that_the_leader_holds(pool: Pool) -> None:
+    experiment = Experiment(Laborious(), SuperLearners(ADPSGD(), 2), Budget(minibatches=201), SGD(ALPHA))
+    for rank, threads in enumerate(pool.call(who_made_them, 4, experiment)):
+        beside = sum(name.startswith("minibatches ahead") for name in threads)
+        assert beside > len(threads) / 4, (rank, Counter(threads))
+    experiment = replace(experiment, prefetch=0)
+    for threads in pool.call(who_made_them, 4, experiment):
+        assert not any(name.startswith("minibatches ahead") for name in threads)
 
 
 def test_a_node_alone_is_the_large_minibatch() -> None:
