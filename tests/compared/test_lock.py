@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -37,6 +40,26 @@ def test_a_run_holds_the_lock_of_its_comparison(tmp_path: Path, monkeypatch: pyt
     logs = list((tmp_path / "grid" / "runs").glob("*.log"))
     assert len(logs) == 2
     assert all(str(tmp_path / "grid" / runs.LOCK) in log.read_text() for log in logs)
+
+
+def test_who_asks_a_comparison_to_stop_stops_its_run(tmp_path: Path) -> None:
+    """As a scheduler does, to the process that it knows alone."""
+    out = tmp_path / "grid"
+    words = [*GRID[:4], "--learners", "1", "--threads", "1", "--set", "budget.epochs=1000", "--out", str(out)]
+    with subprocess.Popen([sys.executable, "-m", "murmur", *words], stderr=subprocess.PIPE, text=True) as program:
+        try:
+            while not any(path.stat().st_size for path in out.glob("runs/*/records.jsonl")):
+                assert program.poll() is None, program.stderr.read()
+                time.sleep(0.05)
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(60) == 130
+        finally:
+            program.kill()
+        assert "the same command goes on" in program.stderr.read()
+    with runs.locked(out):  # nothing is at work there any more
+        pass
+    assert Rows(out / "cells.jsonl").read() == {}
+    assert list(out.glob("runs/*/checkpoints/*"))
 
 
 @pytest.mark.parametrize("measured", ['"x"', "[]", "true"])

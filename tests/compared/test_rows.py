@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.compared.rows import DamagedRows, Rows, digest_of
+from murmur.compared import table
+from murmur.compared.intervals import Errors
+from murmur.compared.rows import DamagedRows, Row, Rows, digest_of
 
 TEXTS = st.text(max_size=8)
 CONTENTS = st.dictionaries(TEXTS, TEXTS | st.integers() | st.none())
@@ -50,3 +54,21 @@ def test_numbers_that_json_cannot_say_become_null(tmp_path: Path) -> None:
 
 def test_digests_look_at_content_not_at_order() -> None:
     assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1}) != digest_of({"a": 1, "b": 3})
+
+
+@dataclass
+class Same:
+    """Words of runs that all made the same errors."""
+
+    speakers: dict[str, str] = field(default_factory=dict)
+
+    def by_seed(self, rows: Sequence[Row]) -> dict[int, Errors]:
+        return {row["seed"]: {"u1": (1, 4), "u2": (0, 3)} for row in rows}
+
+
+def test_a_run_that_made_the_same_errors_differs_by_nothing_and_a_run_from_itself_not_at_all() -> None:
+    alone = [{"name": f"alone-{seed}", "seed": seed} for seed in (0, 1)]
+    others = [{"name": f"other-{seed}", "seed": seed} for seed in (0, 1)]
+    rate, apart = table._words(others, alone, Same())  # type: ignore[arg-type]
+    assert apart == (0.0, 0.0, 0.0)
+    assert table._words(alone, alone, Same()) == (rate, None)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from murmur.compared.grid import Cell, Grid, Kind
@@ -22,7 +24,7 @@ from murmur.mistakes import SettingError
 from murmur.recipes.hybrid_records import hardware
 from murmur.report.read import KINDS, Records, read_run
 from murmur.training import commit
-from murmur.worlds.torch.signals import HALTED_STATUS
+from murmur.worlds.torch.signals import ASKING, HALTED_STATUS
 
 FORMAT = 1
 LOCK = ".lock"
@@ -104,7 +106,7 @@ def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
     """Run a cell to its end, whatever that is; a run that has come to its end, but whose row was lost, is only read.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, or the run was asked to stop; it goes on when the comparison is run again.
+        KeyboardInterrupt: Ctrl-C, or one of both was asked to stop; it goes on when the comparison is run again.
     """
     words = command(grid, cell, place, threads)
     status, seconds = 0, None
@@ -170,7 +172,8 @@ def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> in
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
     try:
-        return child.wait()
+        with _passed_on(child) as signals:
+            status = child.wait()
     except KeyboardInterrupt:  # the child has got it too; it may have something to put in order
         try:
             child.wait(PATIENCE_SECONDS)
@@ -178,6 +181,26 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
             child.kill()
             child.wait()
         raise
+    if signals:
+        raise KeyboardInterrupt
+    return status
+
+
+@contextmanager
+def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Inside, what asks this program to stop asks its run, which saves and ends; gives what has come."""
+    found: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+        found.append(number)
+        child.send_signal(number)
+
+    before = {number: signal.signal(number, take) for number in ASKING}
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _origin(words: list[str], seconds: float | None) -> Row:

@@ -177,7 +177,8 @@ def _words(rows: Sequence[Row], alone: Sequence[Row], words: Words) -> tuple[End
     rate = spread(mine, words.speakers)
     ends = (rate.value, rate.low, rate.high)
     others = words.by_seed(alone)
-    if not mine.keys() & others.keys() or mine == others:
+    itself = [row["name"] for row in rows] == [row["name"] for row in alone]
+    if itself or not mine.keys() & others.keys():
         return ends, None
     against = difference(others, mine, words.speakers).difference
     return ends, (against.value, against.low, against.high)
