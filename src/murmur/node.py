@@ -119,6 +119,8 @@ class Leader(Learner):
     def _preparation(self) -> Preparation:
         """Of a claim that is held ahead the members prepare their shares too."""
         mine = self.source.preparation(self.unit)
+        if not self.seat.works_beside:
+            return mine
 
         def begin(claim: int) -> None:
             mine.begin(claim)

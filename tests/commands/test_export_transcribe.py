@@ -14,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from murmur.commands.exported import digest_of, sha256_of
+from murmur.commands.run_records import changes
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
@@ -225,10 +227,12 @@ def without(key):
         ("graph.fst", turned),
         ("graph.fst", Path.unlink),
         ("graph.json", Path.unlink),
-        ("graph.json", without("facts")),
+        ("graph.json", turned),
         ("metadata.json", without("sha256")),
-        ("metadata.json", without("search")),
+        ("metadata.json", without("digest")),
+        ("metadata.json", turned),
         ("metadata.json", cut),
+        ("metadata.json", Path.unlink),
     ],
 )
 def test_a_damaged_export_is_named(ctc, speech, tmp_path, name, damage):
@@ -239,6 +243,19 @@ def test_a_damaged_export_is_named(ctc, speech, tmp_path, name, damage):
     code, _, said = run("transcribe", out, speech)
     assert (code, said.count("\n")) == (1, 1), said
     assert f"the export in {out} is incomplete or damaged" in said
+
+
+def test_a_network_that_onnxruntime_does_not_take_is_told(ctc, speech, tmp_path):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    out = tmp_path / "exported"
+    assert run("export", ctc, "--out", out, "--grammar", "greedy")[0] == 0
+    (out / "model.onnx").write_bytes(b"of a later version")
+    facts = json.loads((out / "metadata.json").read_text())
+    facts["sha256"]["model.onnx"] = sha256_of(out / "model.onnx")
+    (out / "metadata.json").write_text(json.dumps({**facts, "digest": digest_of(facts)}))
+    code, _, said = run("transcribe", out, speech)
+    assert (code, said.count("\n")) == (1, 1), said
+    assert f"cannot open {out / 'model.onnx'}" in said
 
 
 def test_export_is_whole_or_not_at_all(hybrid, tmp_path, monkeypatch):
@@ -356,3 +373,23 @@ def test_an_experiment_that_has_changed_is_told(hybrid, corpus, speech, tmp_path
     for lines in (said, asked, decoded):
         assert f"{file} has changed since {hybrid} was trained: task.chunks.size was 8 and is 4 now" in lines
         assert "task.front.cmvn was 'speaker' and is 'none' now" in lines
+
+
+def test_settings_that_are_invalid_alone_are_told_where_others_mend_them(hybrid, speech, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(hybrid, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**facts, "settings": ["task.front.cmvn=gone"]}))
+    code, out, said = run("transcribe", folder, speech, "--set", "task.front.cmvn=speaker")
+    assert (code, out.strip()) == (0, " ".join(WORDS)), said
+    assert "the run's settings are not valid by themselves any more" in said
+    assert run("transcribe", folder, speech)[0] == 1
+
+
+def test_changes_of_descriptions():
+    nan = float("nan")
+    then = {"rate": nan, "sizes": [1, {"a": 1}, 3], "name": "x", "cache": "here", "only": 1}
+    now = {"rate": nan, "sizes": [1, {"a": 1, "new": 2}, 4], "name": "y", "cache": "there"}
+    assert list(changes(then, now, "task")) == [("task.name", "x", "y"), ("task.sizes[2]", 3, 4)]
+    assert list(changes({"sizes": [1]}, {"sizes": [1, 2]}, "task")) == [("task.sizes", [1], [1, 2])]
+    assert len(list(changes({"rate": nan}, {"rate": 1.0}, "task"))) == 1

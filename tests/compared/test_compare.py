@@ -12,7 +12,7 @@ import pytest
 
 from murmur import cli
 from murmur.commands import simulate
-from murmur.compared import runs
+from murmur.compared import child
 from murmur.compared.rows import Rows
 
 SMALL = ["--set", "budget.minibatches=12", "--set", "task.hidden=8", "--set", "task.per_epoch=6"]
@@ -54,7 +54,7 @@ def murmur(words: list[str]) -> int:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(InThisProcess, "started", [], raising=False)
-    monkeypatch.setattr(runs.subprocess, "Popen", InThisProcess)
+    monkeypatch.setattr(child.subprocess, "Popen", InThisProcess)
     monkeypatch.setattr(simulate, "draw_accounts", lambda *_: None)  # takes longer than the run
     return InThisProcess.started
 

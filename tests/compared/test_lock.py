@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from murmur.compared import child, runs
 from murmur.compared import rows as rows_module
-from murmur.compared import runs
 from murmur.compared.rows import Rows
 
 GRID = ["compare", "toy", "--strategies", "KAVG(2)", "--virtual", "2", "--step-seconds", "0.1"]
@@ -34,12 +35,22 @@ def test_a_run_holds_the_lock_of_its_comparison(tmp_path: Path, monkeypatch: pyt
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nls -l /proc/$$/fd\nexit 1\n")
     program.chmod(0o755)
-    monkeypatch.setattr(runs.sys, "executable", str(program))
+    monkeypatch.setattr(child.sys, "executable", str(program))
     done = CliRunner().invoke(app, [*GRID, "--out", str(tmp_path / "grid")])
     assert done.exit_code == 1
     logs = list((tmp_path / "grid" / "runs").glob("*.log"))
     assert len(logs) == 2
     assert all(str(tmp_path / "grid" / runs.LOCK) in log.read_text() for log in logs)
+
+
+def test_a_run_that_has_just_begun_is_told_what_came_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with child.Asked() as asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with asked.begun(subprocess.Popen(["/bin/sleep", "100"])) as begun:
+            assert begun.wait(30) == -signal.SIGTERM
+    assert asked.signals == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_who_asks_a_comparison_to_stop_stops_its_run(tmp_path: Path) -> None:

@@ -64,9 +64,10 @@ def export(
 
     Example: murmur export runs/demo/one-learner --to onnx --out exported
 
-    The folder holds model.onnx, tokens.txt, metadata.json and, with a graph, graph.fst and words.txt, as
-    sherpa-onnx's from_zipformer_ctc wants them; examples/decode_export.py decodes it with onnxruntime. The scores are
-    compared with the network's before anything is kept; docs/export.md says how each kind of model is decoded.
+    The folder holds model.onnx, tokens.txt, metadata.json, times.json and, with a graph, graph.fst, graph.json and
+    words.txt, as sherpa-onnx's from_zipformer_ctc wants them. murmur transcribe takes it, and
+    examples/decode_export.py decodes it with onnxruntime. The scores are compared with the network's before anything
+    is kept; docs/export.md says how each kind of model is decoded.
     """
     run = open_run(model, experiment, settings or ())
     options = run.options({"acoustic_scale": scale, "insertion_penalty": penalty})

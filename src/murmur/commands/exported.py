@@ -196,8 +196,9 @@ def _write_metadata(
         "search": {"beam": options.beam, "max_active": options.max_active, "min_active": options.min_active},
         "insertion_penalty": options.insertion_penalty if search.graph is not None else 0.0,
         "words_moved": search.moved.unread if search.moved is not None else 0,
-        "sha256": {name: sha256_of(folder / name) for name in ("model.onnx", TIMES)},
+        "sha256": {name: sha256_of(folder / name) for name in vouched(search.graph is not None)},
     }
+    content["digest"] = digest_of(content)
     (folder / METADATA).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -215,6 +216,17 @@ def is_export(folder: Path) -> bool:
     """Whether this program has written the folder."""
     mark = folder / METADATA
     return mark.is_file() and f'"{MARK}"' in mark.read_text(encoding="utf-8", errors="replace")
+
+
+def vouched(graph: bool) -> Sequence[str]:
+    """Files whose digests metadata.json holds; graph.json holds that of graph.fst."""
+    return ("model.onnx", TIMES, "graph.json") if graph else ("model.onnx", TIMES)
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Digest of metadata, without the digest that stands in them."""
+    rest = {name: value for name, value in content.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from murmur.commands.exported import METADATA, TIMES, sha256_of
+from murmur.commands.exported import METADATA, TIMES, digest_of, is_export, sha256_of, vouched
 from murmur.commands.transcriber import Transcriber
 from murmur.mistakes import SettingError
 from murmur.speech.cmvn import Scope
 from murmur.speech.ctc import Units
 from murmur.speech.decode import DecodeOptions, Decoder
 from murmur.speech.features import LogMel
-from murmur.speech.graph_store import DamagedGraphError, StoredGraph
+from murmur.speech.graph_store import StoredGraph
 from murmur.speech.listening import BestPath, GraphSearch, Listener, spans_of
-from murmur.speech.onnx_file import session
+from murmur.speech.onnx_file import run, session
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class ExportedModel:
         if states:  # a stream: all of it as one chunk
             given["x"] = np.pad(feats_TF, ((0, -len(feats_TF) % self.stack), (0, 0)))[None]
             given |= {name: np.zeros((shape[0], 1, shape[2]), np.float32) for name, shape in states.items()}
-        scores_NUL, lengths_N, *_ = self.runner.run(None, given)
+        scores_NUL, lengths_N, *_ = run(self.runner, given)
         found: np.ndarray = scores_NUL[0, : lengths_N[0]]
         return found
 
@@ -55,23 +55,36 @@ def exported_transcriber(folder: Path, given: Mapping[str, float | None], longes
 
     Raises:
         SettingError: the folder is damaged, or of another version.
-        ExportError: onnxruntime is not installed.
+        ExportError: onnxruntime is not installed, or does not take the network.
     """
     try:
-        facts = json.loads((folder / METADATA).read_text(encoding="utf-8"))
-        for name in ("model.onnx", TIMES):
-            if sha256_of(folder / name) != facts["sha256"][name]:
-                raise ValueError(f"{name} is not what was written there")
+        facts = _facts(folder)
         search = {**facts["search"], **{name: value for name, value in given.items() if value is not None}}
         # Scale and penalty are inside the export.
         options = replace(DecodeOptions(**search), acoustic_scale=1.0, insertion_penalty=0.0)
         times = json.loads((folder / TIMES).read_text(encoding="utf-8"))
         listen = _listener(folder, times, options)
         front, stack = _front(facts), int(facts["subsampling_factor"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DamagedGraphError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise SettingError(f"the export in {folder} is incomplete or damaged ({reason}): export it again") from error
     return Transcriber(ExportedModel(session(folder / "model.onnx", threads=0), front, stack), listen, longest_seconds)
+
+
+def looks_exported(folder: Path) -> bool:
+    """Whether a folder is an export, or one that has lost its metadata."""
+    return is_export(folder) or all((folder / name).is_file() for name in vouched(graph=False))
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """metadata.json, and every file what was written there."""
+    facts: dict[str, Any] = json.loads((folder / METADATA).read_text(encoding="utf-8"))
+    if facts["digest"] != digest_of(facts):
+        raise ValueError(f"{METADATA} is not what was written there")
+    for name, digest in facts["sha256"].items():
+        if sha256_of(folder / name) != digest:
+            raise ValueError(f"{name} is not what was written there")
+    return facts
 
 
 def _listener(folder: Path, times: Mapping[str, Any], options: DecodeOptions) -> Listener:

@@ -11,6 +11,7 @@ import typer
 from murmur.commands.options import resolved
 from murmur.engine.experiment import describe
 from murmur.engine.task import Task
+from murmur.mistakes import SettingError
 from murmur.report.records import is_number
 from murmur.speech.damage import read_object
 
@@ -28,10 +29,17 @@ def task_of(folder: Path, source: str, settings: Sequence[str], jobs: int | None
     run = recorded(folder, "run.json")
     then = run.get("experiment")
     if run.get("source") == source and isinstance(then, dict):
-        for name, was, now in changes(then.get("task"), describe(resolved(source, trained).task), "task"):
-            said = f"{name} was {was!r} and is {now!r} now"
+        for said in _differences(then.get("task"), source, trained):
             typer.echo(f"murmur: {source} has changed since {folder} was trained: {said}", err=True)
     return resolved(source, [*trained, *settings], jobs).task
+
+
+def _differences(then: object, source: str, trained: Sequence[str]) -> list[str]:
+    try:
+        now = describe(resolved(source, trained).task)
+    except SettingError as error:  # other settings may mend that
+        return [f"the run's settings are not valid by themselves any more: {error}"]
+    return [f"{name} was {was!r} and is {value!r} now" for name, was, value in changes(then, now, "task")]
 
 
 def changes(then: object, now: object, name: str) -> Iterator[tuple[str, Any, Any]]:
@@ -40,7 +48,10 @@ def changes(then: object, now: object, name: str) -> Iterator[tuple[str, Any, An
         for key in sorted(then.keys() & now.keys()):
             if key not in OF_NO_MATTER:
                 yield from changes(then[key], now[key], f"{name}.{key}")
-    elif then != now:
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        for number, (was, value) in enumerate(zip(then, now, strict=True)):
+            yield from changes(was, value, f"{name}[{number}]")
+    elif then != now and not (then != then and now != now):  # noqa: PLR0124 - numbers that are none are alike
         yield name, then, now
 
 

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from murmur.commands.exported import is_export
-from murmur.commands.exported_model import exported_transcriber
+from murmur.commands.exported_model import exported_transcriber, looks_exported
 from murmur.commands.options import OfRun, Settings
 from murmur.commands.trained_run import open_run
 from murmur.commands.transcriber import Transcriber, transcriber
@@ -88,7 +87,7 @@ def transcribe(
     """
     _check_names(files, out)
     beams = {"beam": beam, "lattice_beam": lattice_beam}
-    if is_export(model):
+    if looks_exported(model):
         _refuse({"grammar": grammar, "scale": scale, "penalty": penalty, "experiment": experiment, "set": settings})
         work = exported_transcriber(model, beams, longest)
     else:

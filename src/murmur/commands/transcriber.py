@@ -107,4 +107,6 @@ def transcriber(run: TrainedRun, grammar: str | None, options: DecodeOptions, lo
 
 def spans_in(search: HybridSearch | CtcSearch, graph: DecodingGraph) -> Spans:
     """Where the words of a path through the graph of a search lie."""
-    return PhoneSpans(search.timer) if isinstance(search, HybridSearch) else UnitSpans(graph.columns)
+    if isinstance(search, HybridSearch):
+        return PhoneSpans(search.timer)
+    return UnitSpans(graph.columns, search.spellings, search.separator)

@@ -5,30 +5,25 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shlex
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from murmur.compared.child import launch
 from murmur.compared.grid import Cell, Grid, Kind
 from murmur.compared.rows import Row
 from murmur.mistakes import SettingError
 from murmur.recipes.hybrid_records import hardware
 from murmur.report.read import KINDS, Records, read_run
 from murmur.training import commit
-from murmur.worlds.torch.signals import ASKING, HALTED_STATUS
+from murmur.worlds.torch.signals import HALTED_STATUS
 
 FORMAT = 1
 LOCK = ".lock"
-PATIENCE_SECONDS = 60.0  # for a run to end after Ctrl-C, which it gets too
 MOST_ERROR = 600  # letters of an error
 LAST_FILE: Mapping[Kind, str] = {"processes": "score.json", "virtual": "simulated.json"}  # of all that a run leaves
 EMPTY: Mapping[str, Any] = dict.fromkeys(
@@ -154,53 +149,6 @@ def locked(out: Path) -> Iterator[Place]:
         yield Place(out, file)
     finally:
         os.close(file)
-
-
-def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> int:
-    """Run a command of murmur as a process of its own, which inherits some open files.
-
-    Returns:
-        Its exit status.
-    """
-    printed.parent.mkdir(parents=True, exist_ok=True)
-    with printed.open("a", encoding="utf-8") as log:
-        log.write(f"$ murmur {shlex.join(words)}\n")
-        log.flush()
-        command = [sys.executable, "-m", "murmur", *words]
-        return _wait(subprocess.Popen(command, stdout=log, stderr=log, pass_fds=inherited))
-
-
-def _wait(child: subprocess.Popen[bytes]) -> int:
-    try:
-        with _passed_on(child) as signals:
-            status = child.wait()
-    except KeyboardInterrupt:  # the child has got it too; it may have something to put in order
-        try:
-            child.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        raise
-    if signals:
-        raise KeyboardInterrupt
-    return status
-
-
-@contextmanager
-def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Inside, what asks this program to stop asks its run, which saves and ends; gives what has come."""
-    found: list[int] = []
-
-    def take(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-        found.append(number)
-        child.send_signal(number)
-
-    before = {number: signal.signal(number, take) for number in ASKING}
-    try:
-        yield found
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _origin(words: list[str], seconds: float | None) -> Row:

@@ -92,12 +92,8 @@ class CtcSearch:
         Raises:
             ValueError: no such grammar, or it shares no word with what the units can write.
         """
-        units = self.data.units
-        tokens = [BLANK_NAME, *units.symbols]
-        separator = " " if units.kind == "char" and " " in units.symbols else None
-        model = self._model
-        lang = make_lang(self._entries(model))
-        grammar = self._grammar(lang, model)
+        tokens, separator, lang = self._tokens, self._separator, self._lang
+        grammar = self._grammar(lang, self._model)
         content = json.dumps([graph_key(lang, grammar), tokens, separator]).encode()
         key = hashlib.sha256(content).hexdigest()
         folder = self.cache / f"graph-{key[:16]}"
@@ -129,6 +125,33 @@ class CtcSearch:
         return decode_set(self.folder, scores, options, self.jobs)
 
     @property
+    def spellings(self) -> dict[str, list[tuple[int, ...]]]:
+        """How each word may be written, columns."""
+        column = {token: number for number, token in enumerate(self._tokens)}
+        found: dict[str, list[tuple[int, ...]]] = {}
+        for pron in self._lang.prons:
+            found.setdefault(pron.word, []).append(tuple(column[self._lang.phones[p]] for p in pron.phones))
+        return found
+
+    @property
+    def separator(self) -> int | None:
+        """The column of the unit between two words, if there is one."""
+        return None if self._separator is None else self._tokens.index(self._separator)
+
+    @property
+    def _tokens(self) -> list[str]:
+        return [BLANK_NAME, *self.data.units.symbols]
+
+    @property
+    def _separator(self) -> str | None:
+        units = self.data.units
+        return " " if units.kind == "char" and " " in units.symbols else None
+
+    @cached_property
+    def _lang(self) -> Lang:
+        return make_lang(self._entries(self._model))
+
+    @cached_property
     def _model(self) -> NgramModel | None:
         name = self.decoding.grammar
         if name in (LOOP, ONE_WORD):

@@ -40,14 +40,10 @@ class SpokenWord(NamedTuple):
 
 def runs(log_probs_UC: np.ndarray) -> list[Run]:
     """Runs of equal best columns, without blanks (Graves et al. 2006, section 3.2)."""
-    best_U = log_probs_UC.argmax(1)
-    edges = np.flatnonzero(np.diff(best_U)) + 1
-    found = []
-    for first, end in zip([0, *edges.tolist()], [*edges.tolist(), len(best_U)], strict=True):
-        if end > first and best_U[first] != BLANK:
-            column = int(best_U[first])
-            found.append(Run(column, first, end, float(log_probs_UC[first:end, column].max())))
-    return found
+    return [
+        Run(column, first, end, float(log_probs_UC[first:end, column].max()))
+        for column, first, end in collapsed(log_probs_UC.argmax(1))
+    ]
 
 
 def spoken_words(log_probs_UC: np.ndarray, units: Units) -> list[SpokenWord]:
@@ -69,14 +65,23 @@ def _word(pieces: list[Run], units: Units) -> SpokenWord:
     return SpokenWord(text, pieces[0].first, pieces[-1].end, math.exp(min(mean, 0.0)))
 
 
-def units_between(labels_U: np.ndarray, emitted: Sequence[int]) -> list[tuple[int, int]]:
-    """Of each word of a graph's best path: its first frame, and the frame behind its last unit.
+def collapsed(columns_U: np.ndarray) -> list[tuple[int, int, int]]:
+    """The units of a path: column, first frame, the frame behind the last; repeats are one unit, blanks none."""
+    edges = [0, *(np.flatnonzero(np.diff(columns_U)) + 1).tolist(), len(columns_U)]
+    spans = pairwise(edges) if len(columns_U) else ()
+    return [(int(columns_U[first]), first, end) for first, end in spans if columns_U[first] != BLANK]
 
-    `labels_U` are the columns of the path, `emitted` the frames at which its words come out; a word's units are those
-    from there up to the next word's frame. Where that leaves no unit, the word has its one frame.
+
+def units_between(columns_U: np.ndarray, emitted: Sequence[int]) -> list[tuple[int, int]]:
+    """Of each word of a graph's best path about its first frame, and the frame behind its last unit.
+
+    `columns_U` are the columns of the path, `emitted` the frames at which its words come out, which may be some frames
+    early or late; a word's units are those from there up to the next word's frame. Where that leaves no unit, the word
+    has one frame.
     """
     found = []
-    for first, limit in pairwise([*emitted, len(labels_U)]):
-        spoken = [u for u in range(first, limit) if labels_U[u] != BLANK]
-        found.append((spoken[0], spoken[-1] + 1) if spoken else (first, first + 1))
+    for first, limit in pairwise([*emitted, len(columns_U)]):
+        spoken = [u for u in range(first, limit) if columns_U[u] != BLANK]
+        alone = min(first, len(columns_U) - 1)
+        found.append((spoken[0], spoken[-1] + 1) if spoken else (alone, alone + 1))
     return found

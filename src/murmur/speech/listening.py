@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from murmur.speech.ctc import Units
-from murmur.speech.ctc_words import spoken_words, units_between
+from murmur.speech.ctc_words import collapsed, spoken_words, units_between
 from murmur.speech.decode import Decoder, Hypothesis
 from murmur.speech.hmm.phone_arcs import PhoneArcs
 from murmur.speech.lattice import Lattice
-from murmur.speech.word_times import WordTimer
+from murmur.speech.word_times import WordTimer, divide
 
 Span = tuple[int, int]
 
@@ -76,17 +76,35 @@ class PhoneSpans:
 
 @dataclass(frozen=True, eq=False)
 class UnitSpans:
-    """Of a CTC graph: the frames in which a word's units are the path's; `columns`: the unit of each input label."""
+    """Of a CTC graph: the frames in which the units that spell a word are the path's.
+
+    Attributes:
+        columns: the unit of each input label.
+        spellings: how each word may be written, columns.
+        separator: the column of the unit between two words; None where there is none.
+    """
 
     columns: np.ndarray
+    spellings: Mapping[str, Sequence[Sequence[int]]]
+    separator: int | None = None
 
     def __call__(self, found: Hypothesis, emitted: Sequence[int]) -> list[Span]:
-        """From a word's first unit to its last."""
-        return units_between(self.columns[found.labels - 1], emitted)
+        """By spellings; of a partial hypothesis, whose last word may be cut, about where its words come out."""
+        columns_U = self.columns[found.labels - 1]
+        if not found.complete:
+            return units_between(columns_U, emitted)
+        units = collapsed(columns_U)
+        ways = [self.spellings.get(word, ()) for word in found.words]
+        pieces = divide(ways, [column for column, _, _ in units], self.separator)
+        return [(units[piece.begin][1], units[piece.end - 1][2]) for piece in pieces]
 
     def to_json(self) -> dict[str, Any]:
-        """The columns."""
-        return {"columns": self.columns.tolist()}
+        """Columns, spellings, separator."""
+        return {
+            "columns": self.columns.tolist(),
+            "spellings": {word: [list(spelt) for spelt in ways] for word, ways in self.spellings.items()},
+            "separator": self.separator,
+        }
 
 
 def spans_of(content: Mapping[str, Any]) -> Spans:
@@ -96,7 +114,7 @@ def spans_of(content: Mapping[str, Any]) -> Spans:
         KeyError, TypeError, ValueError: it is something else.
     """
     if "columns" in content:
-        return UnitSpans(np.array(content["columns"], np.int32))
+        return UnitSpans(np.array(content["columns"], np.int32), content["spellings"], content["separator"])
     stays, leaves = (np.array(content[name], bool) for name in ("is_self_loop", "is_final"))
     return PhoneSpans(WordTimer(content["lexicon"], PhoneArcs(np.array(content["phone_of"], np.int32), stays, leaves)))
 

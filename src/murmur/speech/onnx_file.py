@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,38 @@ def write_onnx(module: WholeUtterances | Chunks, values: int, metadata: Mapping[
 
 
 def session(path: Path, threads: int = 1) -> Any:
-    """An onnxruntime session on the CPU."""
+    """An onnxruntime session on the CPU.
+
+    Raises:
+        ExportError: onnxruntime is not installed, or cannot open the file.
+    """
     onnxruntime = _library("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    with _said(onnxruntime, f"cannot open {path}"):
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run(runner: Any, given: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """All outputs of a session.
+
+    Raises:
+        ExportError: onnxruntime cannot compute them.
+    """
+    with _said(_library("onnxruntime"), "cannot compute scores"):
+        found: list[np.ndarray] = runner.run(None, dict(given))
+        return found
+
+
+@contextmanager
+def _said(onnxruntime: Any, what: str) -> Iterator[None]:
+    """Errors of onnxruntime have no class of their own but Exception."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ExportError(f"onnxruntime {onnxruntime.__version__} {what}: {reason}") from error
 
 
 def difference(path: Path, module: WholeUtterances, values: int) -> float:

@@ -26,7 +26,7 @@ class WordTime(NamedTuple):
     num_frames: int
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A word on phones `begin` ... `end` - 1; `previous` is where the word before it ended."""
 
     previous: int
@@ -65,28 +65,32 @@ class WordTimer:
         starts = self.arcs.starts(tids_T)
         phones = self.arcs.phone_of[tids_T[starts]].tolist()
         edges = [*starts.tolist(), len(tids_T)]
-        pieces = _divide([self.prons.get(word, ()) for word in hypothesis.words], phones)
+        pieces = divide([self.prons.get(word, ()) for word in hypothesis.words], phones, SILENCE_ID)
         return [
             WordTime(word, edges[piece.begin], edges[piece.end] - edges[piece.begin])
             for word, piece in zip(hypothesis.words, pieces, strict=True)
         ]
 
 
-def _divide(prons: Sequence[Sequence[Sequence[int]]], phones: list[int]) -> list[_Piece]:
-    """The phones of each word, by following all ways to place the words one after the other."""
-    ways: list[dict[int, _Piece]] = []
+def divide(prons: Sequence[Sequence[Sequence[int]]], labels: Sequence[int], pause: int | None) -> list[Piece]:
+    """The labels of each word, by following all ways to place the words one after the other; `pause` may lie between.
+
+    Raises:
+        ValueError: there is no way.
+    """
+    ways: list[dict[int, Piece]] = []
     ends = [0]
     for choices in prons:
-        reached: dict[int, _Piece] = {}
+        reached: dict[int, Piece] = {}
         for previous in ends:
-            for begin in _after_pause(phones, previous):
+            for begin in _after_pause(labels, previous, pause):
                 for pron in choices:
                     end = begin + len(pron)
-                    if phones[begin:end] == list(pron):
-                        reached.setdefault(end, _Piece(previous, begin, end))
+                    if list(labels[begin:end]) == list(pron):
+                        reached.setdefault(end, Piece(previous, begin, end))
         ways.append(reached)
         ends = list(reached)
-    complete = [end for end in ends if len(phones) in _after_pause(phones, end)]
+    complete = [end for end in ends if len(labels) in _after_pause(labels, end, pause)]
     if not complete:
         raise ValueError("the words of the hypothesis do not spell its phones: is it partial, or of another lexicon?")
     pieces, end = [], complete[0]
@@ -96,7 +100,7 @@ def _divide(prons: Sequence[Sequence[Sequence[int]]], phones: list[int]) -> list
     return pieces[::-1]
 
 
-def _after_pause(phones: list[int], position: int) -> list[int]:
-    """Where the next word may begin: here, or behind one silence."""
-    pause = position < len(phones) and phones[position] == SILENCE_ID
-    return [position, position + 1] if pause else [position]
+def _after_pause(labels: Sequence[int], position: int, pause: int | None) -> list[int]:
+    """Where the next word may begin: here, or behind one pause."""
+    paused = position < len(labels) and labels[position] == pause
+    return [position, position + 1] if paused else [position]

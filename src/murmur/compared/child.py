@@ -1,0 +1,77 @@
+"""A command of murmur as a process of its own, which is stopped when this program is."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from murmur.worlds.torch.signals import ASKING
+
+PATIENCE_SECONDS = 60.0  # for a run to end after Ctrl-C, which it gets too
+
+
+def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> int:
+    """Run a command of murmur as a process of its own, which inherits some open files.
+
+    Returns:
+        Its exit status.
+    """
+    printed.parent.mkdir(parents=True, exist_ok=True)
+    with printed.open("a", encoding="utf-8") as log:
+        log.write(f"$ murmur {shlex.join(words)}\n")
+        log.flush()
+        command = [sys.executable, "-m", "murmur", *words]
+        with Asked() as asked:
+            status = _wait(asked.begun(subprocess.Popen(command, stdout=log, stderr=log, pass_fds=inherited)))
+        if asked.signals:
+            raise KeyboardInterrupt
+        return status
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    try:
+        return child.wait()
+    except KeyboardInterrupt:  # the child has got it too; it may have something to put in order
+        try:
+            child.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        raise
+
+
+class Asked:
+    """Inside, what asks this program to stop asks its run, which saves and ends (a simulated one ends at once)."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+        self._child: subprocess.Popen[bytes] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Asked:
+        self._before = {number: signal.signal(number, self._take) for number in ASKING}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def begun(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """The run has begun: what has come before is passed on."""
+        self._child = child
+        for number in self.signals:
+            child.send_signal(number)
+        return child
+
+    def _take(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
+        self.signals.append(number)
+        if self._child is not None:
+            self._child.send_signal(number)

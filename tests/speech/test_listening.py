@@ -1,0 +1,69 @@
+"""Words of graphs in time, against the spelling of the frames that they are given, wherever the graph says them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import kaldifst
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from murmur.speech.ctc_graph import build_ctc_graph
+from murmur.speech.ctc_words import collapsed
+from murmur.speech.decode import DecodeOptions, Decoder
+from murmur.speech.grammar import loop_grammar
+from murmur.speech.graph import DecodingGraph
+from murmur.speech.lexicon import make_lang
+from murmur.speech.listening import GraphSearch, UnitSpans, spans_of
+from murmur.speech.word_moving import move_words
+
+TOKENS = ("<blk>", "a", "b", "c", "_")
+# Homophones, words that begin other words, two ways to say a word.
+SPELLINGS = {"A": ["a"], "A2": ["a"], "AB": ["ab"], "ABB": ["abb"], "B": ["b", "bb"], "CAB": ["cab"], "CABC": ["cabc"]}
+
+
+def search_of(graph, separator, wide=1000.0):
+    ways = {word: [[TOKENS.index(u) for u in way] for way in all_] for word, all_ in SPELLINGS.items()}
+    spans = UnitSpans(graph.columns, ways, None if separator is None else TOKENS.index(separator))
+    options = DecodeOptions(acoustic_scale=1.0, beam=wide, lattice_beam=1.0)
+    return GraphSearch(Decoder(graph, options), spans_of(json.loads(json.dumps(spans.to_json()))))
+
+
+@pytest.fixture(scope="module", params=[None, "_"])
+def searches(request):
+    """The search of a graph, and of the same with its words moved."""
+    entries = [(word, tuple(way)) for word, ways in SPELLINGS.items() for way in ways]
+    lang = make_lang(entries)
+    graph = build_ctc_graph(lang, TOKENS, loop_grammar(lang), request.param)
+    moved = move_words(kaldifst.StdVectorFst(graph.fst))
+    assert moved.unread > 0
+    other = DecodingGraph(moved.fst, graph.words, graph.columns, graph.num_columns, graph.facts)
+    return search_of(graph, request.param), search_of(other, request.param)
+
+
+@given(seed=st.integers(0, 10_000), frames=st.integers(1, 40))
+def test_a_word_has_the_frames_that_spell_it_wherever_the_graph_says_it(searches, seed, frames):
+    rng = np.random.default_rng(seed)
+    scores_UC = np.log(rng.dirichlet(np.full(len(TOKENS), 0.3), frames) + 1e-9).astype(np.float32)
+    found, told = [], []
+    for search in searches:
+        heard, complete = search(scores_UC)
+        path = search.decoder.decode(scores_UC)
+        assert complete == path.complete
+        if not complete:
+            assert all(0 <= word.first < word.end <= frames for word in heard)
+            return
+        columns_U = search.decoder.graph.columns[path.labels - 1]
+        for word in heard:
+            inside = "".join(TOKENS[column] for column, _, _ in collapsed(columns_U[word.first : word.end]))
+            assert inside in SPELLINGS[word.word]
+            assert columns_U[word.first] != 0
+            assert columns_U[word.end - 1] != 0
+        assert all(a.end <= b.first for a, b in itertools.pairwise(heard))
+        found.append([(word.first, word.end) for word in heard])
+        told.append([word.word for word in heard])
+    if told[0] == told[1]:  # of homophones either may be said
+        assert found[0] == found[1]
