@@ -47,7 +47,7 @@ from trouble import PacedRegression, Step, StepLog, Troubled, slowness_of, steps
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 PEER, PEER_CASES = "torchft LocalSGD(8)", ("kill one", "slow one 10x")
-SIZE, SECONDS, MINIBATCHES, BITS, K = 4, 0.05, 2400, 1e9, 8
+SIZE, NODE, SECONDS, MINIBATCHES, BITS, K = 4, 2, 0.05, 2400, 1e9, 8
 BEFORE_SECONDS, CUT_SECONDS, STOP_SECONDS, LATE_SECONDS = 5.0, 20.0, 8.0, 10.0
 START_SECONDS, PATIENCE_SECONDS = 120.0, 400.0  # in lock-step a run with a slow learner takes five minutes
 WINDOW_SECONDS, GRID_SECONDS, SLOW_PACE = 1.0, 0.05, 0.9
@@ -56,7 +56,7 @@ DEADLINE_SECONDS = max(LEAST_SECONDS, ROUNDS * SECONDS)
 STRATEGIES: dict[str, Strategy] = {
     "ADPSGD": ADPSGD(),
     "ADPSGD randomized ring": ADPSGD(randomized_ring),
-    "SuperLearners(ADPSGD, 2)": SuperLearners(ADPSGD(), 2),
+    f"SuperLearners(ADPSGD, {NODE})": SuperLearners(ADPSGD(), NODE),
     f"KAVG({K})": KAVG(K),
     f"BMUF({K})": BMUF(K),
     "SyncSGD": SyncSGD(),
@@ -160,7 +160,7 @@ class Ran:
 
 def befallen(name: str, case: Case) -> list[int]:
     """The learners that a fault befalls: whole nodes, where learners make up nodes."""
-    node = 2 if name.startswith("SuperLearners") else 1
+    node = NODE if name.startswith("SuperLearners") else 1
     return [r for r in range(SIZE) if r // node in {t // node for t in case.troubled}]
 
 
@@ -189,7 +189,7 @@ def perform(network: Network | None, name: str, case: Case, seed: int) -> Ran:
         loss = json.loads(figures.read_text())["loss"] if figures.exists() else None
         told = [file.read_text().partition(" ") for file in sorted(folder.glob("*.error"))]
         said = tuple((float(when) - at, why) for when, _, why in told)
-    done = [step.minibatch for own in steps.values() for step in own]
+    done = done_in(name, steps)
     return Ran(
         survived=loss is not None and all(code == 0 for code in codes.values()),
         disturbed_seconds=disturbed([steps[r] for r in range(SIZE) if r not in befell], began, at),
@@ -200,6 +200,18 @@ def perform(network: Network | None, name: str, case: Case, seed: int) -> Ran:
         ended_seconds=ended - at,
         said=said,
     )
+
+
+def done_in(name: str, steps: Mapping[int, Sequence[Step]]) -> list[int]:
+    """The minibatches of all steps.
+
+    A node's leader steps with the sum over its node; a member repeats that a letter later, and may not live to log it.
+    So a leader's step counts for all of its node.
+    """
+    if not name.startswith("SuperLearners"):
+        return [step.minibatch for own in steps.values() for step in own]
+    units = [step.minibatch for leader in range(0, SIZE, NODE) for step in steps[leader]]
+    return [n for first in units for n in range(first, min(first + NODE, MINIBATCHES))]
 
 
 def words_of(name: str, seed: int, folder: str) -> Callable[[int], list[str]]:
