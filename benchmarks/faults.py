@@ -1,6 +1,6 @@
 """What a fault costs the others: four learners on four hosts, one or two of which get into trouble.
 
-    python benchmarks/faults.py [--strategies ADPSGD KAVG(8) ...] [--cases "kill one" ...]     (as root)
+    python benchmarks/faults.py [--strategies ADPSGD KAVG(8) ...] [--cases "kill one" ...] [--record NAME]   (as root)
 
 Killed (SIGKILL): one, two; one stopped for a while (SIGSTOP); one cable pulled for 20 s; one learner ten times slower;
 one that is killed early and comes back late. Where two learners are a node, it befalls both of them. For each: whether
@@ -335,6 +335,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     options.add_argument("--cases", nargs="+", choices=[c.name for c in CASES[1:]], default=[c.name for c in CASES[1:]])
+    options.add_argument("--record", default="faults", help="name in results/bench, for a run of some of them alone")
     options.add_argument("--learner", nargs=3, metavar=("STRATEGY", "SEED", "FOLDER"), help="be one of the learners")
     given = options.parse_args()
     place = place_of()
@@ -355,7 +356,7 @@ def main() -> None:
             figures[name], more = judge(network, name, cases)
             bars += more
     bars += beside(figures, cases)
-    close("faults", figures, bars)
+    close(given.record, figures, bars)
 
 
 if __name__ == "__main__":

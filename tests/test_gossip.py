@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Thread
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -91,3 +92,45 @@ async def a_neighbour_is_lost_while_it_is_answered(seat: Seat) -> tuple[int, int
 
 def test_an_exchange_is_not_torn_apart_by_who_looks_at_the_view() -> None:
     assert VirtualWorld(2).run(a_neighbour_is_lost_while_it_is_answered)[0] == (1, 0)
+
+
+async def letters_that_a_broken_line_takes_along(seat: Seat, lost: int, late: bool) -> tuple[list[float], float]:
+    """Learner 1 is asked by learner 0 for its weights; the first letters of one of the ways are lost."""
+    flock = flock_of(seat)
+    group = seat.group
+    assert isinstance(group, VirtualGroup)
+    if group.rank == 1:
+        flock.weights.set_(torch.ones(2, dtype=torch.float64))
+    really, left = group.post, [lost]
+
+    def post(x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+        if left[0] > 0 and to != group.rank:
+            left[0] -= 1
+        else:
+            really(x, to, tag, note)
+
+    group.post = post  # type: ignore[method-assign]
+    if group.rank == 0 and late:
+        await flock.catch_up()
+        return flock.weights.snapshot().tolist(), seat.now
+    if group.rank == 0:
+        return (await flock.snapshots())[1].tolist(), seat.now
+    while seat.now < 40.0:
+        letter = await group.hear(GOSSIP, 0.1)
+        if letter is not None:
+            flock._take(letter)
+    return [], seat.now
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize(("lost", "seconds"), [(0, 0.0), (1, 2.0), (2, 6.0), (3, 14.0)])
+def test_weights_are_asked_for_again_where_letters_are_lost(late: bool, lost: int, seconds: float) -> None:
+    """Asked again after 2, 6 and 14 seconds; learner 1 loses its first answers as learner 0 its first requests."""
+    for asks, answers in ((lost, 0), (0, lost)):
+
+        async def program(seat: Seat, asks: int = asks, answers: int = answers) -> tuple[list[float], float]:
+            return await letters_that_a_broken_line_takes_along(seat, answers if seat.group.rank else asks, late)
+
+        weights, at = VirtualWorld(2).run(program)[0]
+        assert weights == [1.0, 1.0]
+        assert seconds <= at <= seconds + 1.0

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from murmur.flat import is_finite
 from murmur.group import Group, Letter, PeerLost, weighted_mean
+from murmur.request import ASK, GOSSIP, SNAPSHOT, Request
 from murmur.roll import RunOver, View
 from murmur.weights import Weights
 
-SWAP, ASK, WAKE, DONE = 0.0, 1.0, 2.0, 3.0  # what a letter is for
-GOSSIP, SNAPSHOT, CONSENSUS = "gossip", "snapshot", "consensus"
+SWAP, WAKE, DONE = 0.0, 2.0, 3.0  # what a letter is for, if not to ask
+CONSENSUS = "consensus"
 MOST_BEGUN = 1 + 1e-9
 POLL_SECONDS = 0.25  # at most so long until a change of the view is noticed while nothing else happens
 
@@ -65,7 +66,7 @@ class Flock:
         self._took: deque[float] = deque(maxlen=15)
         self.pace_seconds = 0.0
         self._closing = False
-        self._asked = 0
+        self._request = Request(group, now)
 
     @property
     def leads(self) -> bool:
@@ -218,12 +219,13 @@ class Flock:
     async def snapshots(self) -> dict[int, Tensor]:
         """The weights that make up the model at about this moment, by rank; others answer beside their gradients."""
         me = self.group.rank
-        self._ask(self.held_by)
+        self._request.begin(self.held_by)
         found = {me: self.weights.snapshot()} if me in self.held_by else {}
         while not found.keys() >= set(self.held_by):
-            letter = await self.group.plain.hear(SNAPSHOT, self.poll_seconds)
-            if letter is not None and letter.note[0] == self._asked:
+            letter = await self._request.hear(self.poll_seconds)
+            if letter is not None and letter.note[0] == self._request.number:
                 found[letter.source] = letter.x
+            self._request.remind([j for j in self.held_by if j not in found])
         return found
 
     async def catch_up(self) -> None:
@@ -232,20 +234,15 @@ class Flock:
         Raises:
             RunOver: the others have done everything.
         """
-        self._ask(self.held_by)
+        self._request.begin(self.held_by)
         while not (self.group.roll.spent or self.live == (self.group.rank,)):
-            letter = await self.group.plain.hear(SNAPSHOT, POLL_SECONDS)
+            letter = await self._request.hear(POLL_SECONDS)
             if letter is not None and is_finite(letter.x):
                 self.weights.set_(letter.x)
                 return
+            self._request.remind(self.held_by)
         self.done()
         raise RunOver
-
-    def _ask(self, whom: Sequence[int]) -> None:
-        self._asked += 1
-        for j in whom:
-            if j != self.group.rank:
-                self.group.post(torch.empty(0), j, GOSSIP, (ASK, self._asked))
 
     async def consensus(self, x: Tensor, stage: str) -> Tensor:
         """The mean of the model's vectors x (P,), the same bits for all; every call has its own stage.

@@ -233,8 +233,8 @@ class TorchGroup(Group):
         if presence is not None and self.name == WORLD:
             return presence.roll
         if isinstance(store, NetStore):
-            name, lease = store.name_of(self.name), self.wiring.lease_seconds
-            opened: Roll = NetRoll(store.line, name, self.rank, self.size, lease)
+            line = NetRoll(store.line, store.name_of(self.name), self.rank, self.size, self.wiring.lease_seconds)
+            opened: Roll = line if presence is None else presence.adopted(line)
         else:
             opened = CountedRoll(self.count, self.rank, self.size)
         self.wiring.rolls.append(opened)

@@ -37,6 +37,7 @@ LENGTH = struct.Struct("<I")
 HEADER_BYTES = 1 << 16  # a longer header is not ours
 LETTER_BYTES = 1 << 36  # nor is a longer vector
 CLOSING_SECONDS = 5.0
+TRY_SECONDS = 2.0  # to reach a learner; each further try twice as long
 
 
 class Mail:
@@ -105,8 +106,7 @@ class Mail:
 
     def _send(self, to: int, queue: Letters) -> None:
         try:
-            host, port = clone(self._store).get(f"mail/{to}").decode().rsplit(":", 1)
-            with dial((host, int(port)), self._secret, f"mail to {to}", self.rank, self._timeout) as line:
+            with self._line_to(to, queue) as line:
                 line.settimeout(self._timeout)
                 with self._lock:
                     if self._senders.get(to) is not queue:
@@ -126,6 +126,30 @@ class Mail:
                 if self._senders.get(to) is queue:
                     del self._senders[to]
                     self._lines.pop(to, None)
+
+    def _line_to(self, to: int, queue: Letters) -> socket.socket:
+        """A line to a learner. Its address is looked up for every try.
+
+        While a host cannot be reached its learner may be started again, at another address; whatever waits for the old
+        one would then be lost when the old one refuses at last.
+        """
+        store, deadline, patience = clone(self._store), time.monotonic() + self._timeout, TRY_SECONDS
+        while True:
+            where = store.get(f"mail/{to}").decode()
+            host, port = where.rsplit(":", 1)
+            left = deadline - time.monotonic()
+            try:
+                return dial((host, int(port)), self._secret, f"mail to {to}", self.rank, min(patience, left))
+            except TimeoutError:
+                if left <= patience:
+                    raise
+                patience *= 2
+            except OSError:
+                if store.get(f"mail/{to}").decode() == where:
+                    raise
+            with self._lock:
+                if self._senders.get(to) is not queue:
+                    raise ConnectionError("it is gone")
 
     def _receive(self, line: socket.socket, source: int) -> None:
         try:

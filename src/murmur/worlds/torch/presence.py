@@ -42,6 +42,7 @@ class Presence:
     ) -> None:
         self.roll, self._host_of, self._mail, self._least = roll, host_of, mail, least_seconds
         roll.when_gone = self._gone
+        self._rolls = [roll]
         self._told = -math.inf
         self._rounds: deque[float] = deque(maxlen=MOST_ROUNDS)
 
@@ -51,12 +52,19 @@ class Presence:
         if len(self._rounds) < FEWEST_ROUNDS:
             return
         median = statistics.median(self._rounds)
-        self.roll.lease_seconds = max(self._least, ROUNDS * median)
+        for roll in self._rolls:
+            roll.lease_seconds = max(self._least, ROUNDS * median)
         if len(self._rounds) == FEWEST_ROUNDS and self.roll.rank == 0:
             log.info(
                 "a learner that is silent for %.2f s, max(%g s, %d median rounds of %.3f s), counts as lost",
                 *(self.roll.lease_seconds, self._least, ROUNDS, median),
             )
+
+    def adopted(self, roll: NetRoll) -> NetRoll:
+        """The register of a group, in which silence is borne as long as in the world."""
+        roll.lease_seconds = self.roll.lease_seconds
+        self._rolls.append(roll)
+        return roll
 
     def incarnations(self, members: Sequence[int]) -> dict[int, int]:
         """Of those members that are here now; see `missing`."""

@@ -1,0 +1,101 @@
+"""Letters to a learner that listens somewhere else by the time they can be delivered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from threading import Timer
+
+import pytest
+import torch
+
+from murmur.group import PeerLost
+from murmur.worlds.torch import mail as mail_module
+from murmur.worlds.torch.door import listen
+from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
+from murmur.worlds.torch.mail import Mail
+from murmur.worlds.torch.store import NetStore
+
+SECRET = b"0123456789abcdef"
+
+
+@pytest.fixture
+def store() -> Iterator[NetStore]:
+    server = KeyValueServer(listen(), SECRET)
+    yield NetStore(KeyValueClient(*server.address, 5, SECRET), "")
+    server.close()
+
+
+class Restarted(NetStore):
+    """Keys of which a learner's address changes once it has been read: the learner is started again."""
+
+    before: str
+
+    def get(self, key: str) -> bytes:
+        found, type(self).before = type(self).before, ""
+        return found.encode() or super().get(key)
+
+
+def nothing() -> Exception:
+    return PeerLost("nothing came", 0)
+
+
+def deliver(first: Mail, second: Mail, seconds: float) -> list[float]:
+    first.post(torch.arange(3.0), 1, "a")
+    first.post(torch.arange(4.0), 1, "a")
+    took = [second.box.take(0, "a", seconds, nothing).x.numel() for _ in range(2)]
+    return [float(n) for n in took]
+
+
+def test_letters_follow_a_learner_whose_first_address_is_silent(
+    store: NetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a cable is pulled while the learner behind it is started again."""
+    monkeypatch.setattr(mail_module, "TRY_SECONDS", 0.2)
+    first, second = (Mail(store, rank, "127.0.0.1", 30, SECRET) for rank in (0, 1))
+    with listen() as silent:  # takes connections and says nothing
+        address = store.get("mail/1")
+        store.set("mail/1", "{}:{}".format(*silent.getsockname()))
+        Timer(0.5, lambda: store.clone().set("mail/1", address)).start()
+        assert deliver(first, second, 20.0) == [3.0, 4.0]
+    first.close()
+    second.close()
+
+
+def test_letters_follow_a_learner_whose_first_address_is_closed(store: NetStore) -> None:
+    second = Mail(store, 1, "127.0.0.1", 30, SECRET)
+    with listen() as closed:
+        Restarted.before = "{}:{}".format(*closed.getsockname())
+    first = Mail(Restarted(store.line(), ""), 0, "127.0.0.1", 30, SECRET)
+    first._store.clone = lambda: first._store  # type: ignore[method-assign]
+    assert deliver(first, second, 20.0) == [3.0, 4.0]
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_learner_that_stays_away_is_told(store: NetStore, silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_module, "TRY_SECONDS", 0.1)
+    first = Mail(store, 0, "127.0.0.1", 0.6, SECRET)
+    with listen() as door:
+        store.set("mail/1", "{}:{}".format(*door.getsockname()))
+        if not silent:
+            door.close()
+        first.post(torch.zeros(1), 1, "a")
+        with pytest.raises(PeerLost, match="learner 1 cannot be reached by mail"):
+            first.box.take(1, "b", 20.0, nothing)
+    first.close()
+
+
+def test_letters_to_a_learner_that_is_gone_are_given_up(store: NetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_module, "TRY_SECONDS", 0.1)
+    first = Mail(store, 0, "127.0.0.1", 30, SECRET)
+    with listen() as silent:
+        store.set("mail/1", "{}:{}".format(*silent.getsockname()))
+        first.post(torch.zeros(1), 1, "a")
+        (thread,) = first._threads
+        time.sleep(0.05)
+        first.drop(1)
+        thread.join(20.0)
+        assert not thread.is_alive()
+    first.close()
