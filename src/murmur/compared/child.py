@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
 
-from murmur.worlds.torch.signals import ASKING
+from murmur.worlds.torch.signals import StopSignals
 
 PATIENCE_SECONDS = 60.0  # for a run to end after Ctrl-C, which it gets too
 
@@ -29,7 +27,7 @@ def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> in
         command = [sys.executable, "-m", "murmur", *words]
         with Asked() as asked:
             status = _wait(asked.begun(subprocess.Popen(command, stdout=log, stderr=log, pass_fds=inherited)))
-        if asked.signals:
+        if asked():
             raise KeyboardInterrupt
         return status
 
@@ -46,23 +44,13 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
         raise
 
 
-class Asked:
+class Asked(StopSignals):
     """Inside, what asks this program to stop asks its run, which saves and ends (a simulated one ends at once)."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.signals: list[int] = []
         self._child: subprocess.Popen[bytes] | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Asked:
-        self._before = {number: signal.signal(number, self._take) for number in ASKING}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def begun(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
         """The run has begun: what has come before is passed on."""
@@ -71,7 +59,8 @@ class Asked:
             child.send_signal(number)
         return child
 
-    def _take(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
+    def _take(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
         if self._child is not None:
             self._child.send_signal(number)
+        super()._take(number, frame)
