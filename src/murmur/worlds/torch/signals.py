@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 ASKING = (signal.SIGTERM, signal.SIGUSR1)
 SAME_SECONDS = 2.0
@@ -25,7 +25,7 @@ class StopSignals:
         self._since: float | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._take) for number in ASKING}
         return self
