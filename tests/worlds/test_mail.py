@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from threading import Timer
+from typing import Any
 
 import pytest
 import torch
 
 from murmur.group import PeerLost
 from murmur.worlds.torch import mail as mail_module
-from murmur.worlds.torch.door import listen
+from murmur.worlds.torch.door import HungUp, listen
 from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
 from murmur.worlds.torch.mail import Mail
 from murmur.worlds.torch.store import NetStore
@@ -58,6 +60,24 @@ def test_letters_follow_a_learner_whose_first_address_is_silent(
         store.set("mail/1", "{}:{}".format(*silent.getsockname()))
         Timer(0.5, lambda: store.clone().set("mail/1", address)).start()
         assert deliver(first, second, 20.0) == [3.0, 4.0]
+    first.close()
+    second.close()
+
+
+def test_letters_wait_for_a_door_that_hangs_up(store: NetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that has too many strangers; the learner stays where it is."""
+    first, second = (Mail(store, rank, "127.0.0.1", 30, SECRET) for rank in (0, 1))
+    calls, really = [], mail_module.dial
+
+    def dial(*where: Any) -> socket.socket:
+        calls.append(where)
+        if len(calls) <= 3:
+            raise HungUp("too many strangers")
+        return really(*where)
+
+    monkeypatch.setattr(mail_module, "dial", dial)
+    assert deliver(first, second, 20.0) == [3.0, 4.0]
+    assert len(calls) == 4
     first.close()
     second.close()
 

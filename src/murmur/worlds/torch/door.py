@@ -21,6 +21,10 @@ OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PASSING = (*OUT_OF_DESCRIPTORS, errno.ECONNABORTED, errno.EPROTO)  # the listener itself is well
 
 
+class HungUp(ConnectionError):
+    """A door has had too many strangers all the time, or its learner was ending."""
+
+
 class Door:
     """Lets `serve(line, number)` run in a thread of its own for every caller that has the secret.
 
@@ -106,6 +110,7 @@ def dial(where: tuple[str, int], secret: bytes, purpose: str, number: int, secon
 
     Raises:
         OSError: nobody listens there, or has the time.
+        HungUp: who listens there has hung up until the time was over.
         Refused: whoever listens there has another secret.
     """
     deadline = time.monotonic() + seconds
@@ -119,7 +124,7 @@ def dial(where: tuple[str, int], secret: bytes, purpose: str, number: int, secon
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
             line.close()
             if time.monotonic() > deadline:
-                raise ConnectionError(f"{where[0]}:{where[1]} hangs up before it says who it is") from error
+                raise HungUp(f"{where[0]}:{where[1]} hangs up before it says who it is") from error
             time.sleep(RETRY_SECONDS)
         except OSError:
             line.close()

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import Store
 
 from murmur.group import PeerLost
 from murmur.worlds.mailbox import Mailbox
-from murmur.worlds.torch.door import Door, dial, listen
+from murmur.worlds.torch.door import Door, HungUp, dial, listen
 from murmur.worlds.torch.frames import Head, exactly, header, text, whole
 from murmur.worlds.torch.store import clone
 from murmur.worlds.torch.traffic import Flow, flow_of
@@ -140,7 +140,7 @@ class Mail:
             left = deadline - time.monotonic()
             try:
                 return dial((host, int(port)), self._secret, f"mail to {to}", self.rank, min(patience, left))
-            except TimeoutError:
+            except (TimeoutError, HungUp):
                 if left <= patience:
                     raise
                 patience *= 2
