@@ -10,7 +10,7 @@ from murmur.group import Group, Letter
 
 ASK = 1.0  # first number of a letter that asks; its second one stands first in the answer
 GOSSIP, SNAPSHOT = "gossip", "snapshot"  # tags of requests and of answers
-ANSWER_SECONDS = 2.0  # who has not answered by then is asked again, and after twice as long once more
+ANSWER_SECONDS = 5.0  # who has not answered by then is asked again, and after twice as long once more
 
 
 class Request:
