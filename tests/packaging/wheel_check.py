@@ -39,13 +39,20 @@ SPEECH = {
     *("soundfile", "soxr", "lhotse", "kaldi_native_fbank", "kaldi_native_io", "kaldi_hmm_gmm", "kaldifst"),
     *("kaldi_decoder", "kaldilm", "jiwer", "kaldialign"),
 }
-MAY_LACK = {"viz": {"matplotlib", "jinja2"}, "speech": SPEECH, "mpi": {"mpi4py"}, "synth": {"espeakng_loader"}}
+MAY_LACK = {
+    "viz": {"matplotlib", "jinja2", "tensorboard"},
+    "speech": SPEECH,
+    "mpi": {"mpi4py"},
+    "synth": {"espeakng_loader"},
+    "deploy": {"onnx", "onnxruntime", "sherpa_onnx"},
+}
 WORKS = {  # what a user of each extra does first
     "core": (["--help"], ["doctor", "--learners", "1"], ["train", "toy", "--set", "budget.minibatches=8"]),
     "speech": (["prepare", "--list"], ["lm", "--help"], ["score", "--help"]),
     "viz": (["train", "toy", "--set", "budget.minibatches=8", "--out", "run"], ["report", "run", "--out", "r.html"]),
     "mpi": (["--help"],),
     "synth": (["--help"],),
+    "deploy": (["--help"],),
 }
 
 
@@ -57,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--scratch", type=Path, help="folder for the environments; kept (about 2 GB)")
-    parser.add_argument("--extras", default="speech,synth,viz,mpi", help="comma between; empty for the core alone")
+    parser.add_argument("--extras", default="speech,synth,viz,mpi,deploy", help="comma between; empty: the core alone")
     given = parser.parse_args()
     scratch = given.scratch or Path(tempfile.mkdtemp(prefix="wheel-check-"))
     try:
@@ -81,6 +88,7 @@ def check(wheel: Path, scratch: Path, extras: Sequence[str]) -> None:
     for extra in extras:
         python = environment(scratch / extra, wheel, extra, core)
         present = MAY_LACK[extra]
+        run([str(python), "-c", f"import {', '.join(sorted(present))}"], python.parents[1])
         check_environment(python, extra, set().union(*MAY_LACK.values()) - present)
     print(f"{wheel.name} works: core, {', '.join(extras)}")
 
