@@ -17,6 +17,7 @@ VOCABULARY = {
     "exchange",
     "flat",
     "gossip",
+    "request",
     "group",
     "handover",
     "learner",

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import pytest
 import torch
 from torch import Tensor
 
+from flocks import Still
+from murmur import learner as learner_module
 from murmur.flat import Layout
 from murmur.gossip import GOSSIP, SWAP, Flock
+from murmur.learner import Learner
 from murmur.weights import Weights
 from murmur.world import Seat
+from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.group import VirtualGroup
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Point
@@ -134,3 +140,25 @@ def test_weights_are_asked_for_again_where_letters_are_lost(late: bool, lost: in
         weights, at = VirtualWorld(2).run(program)[0]
         assert weights == [1.0, 1.0]
         assert seconds <= at <= seconds + 1.0
+
+
+def test_gradients_and_averaging_that_begin_together_share_one_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Slow(Flock):
+        def __init__(self, *around: object) -> None:
+            time.sleep(0.05)
+            made.append(self)
+            super().__init__(*around)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(learner_module, "Flock", Slow)
+
+    async def program(seat: Seat) -> list[Flock]:
+        layout = Layout.trainable(Point(2))
+        me = Learner(seat, Weights(layout), Still(layout, 1))  # type: ignore[arg-type]
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda _: me.flock, range(4)))
+
+    (found,) = ThreadWorld(1).run(program)
+    assert found == [made[0]] * 4
+    assert len(made) == 1

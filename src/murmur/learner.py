@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from threading import RLock
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -56,13 +57,15 @@ class Learner:
         self._present: list[bool] = [True] * len(weights.layout.tensors)
         self._means = MeanGradients(seat, weights, source)
         self._flock: Flock | None = None
+        self._joining = RLock()
 
     @property
     def flock(self) -> Flock:
         """This learner's side of edge-wise averaging; its first use takes the learner out of lock-step."""
-        if self._flock is None:
-            self._flock = Flock(self.group, self.weights, lambda: self.seat.now)
-        return self._flock
+        with self._joining:  # gradients and averaging, two threads perhaps, come here at the same moment
+            if self._flock is None:
+                self._flock = Flock(self.group, self.weights, lambda: self.seat.now)
+            return self._flock
 
     @property
     def in_step(self) -> bool:
