@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,7 @@ from murmur.worlds.torch.world import POLL_SECONDS, TIMEOUT_SECONDS, TorchSeat, 
 
 T = TypeVar("T")
 LEASE_SECONDS = 30.0  # longer than elsewhere: a learner that is thought dead ends the run
+SAYING_SECONDS = 0.5  # for what learners say as they end to reach mpiexec, which loses it when the launch is aborted
 FAREWELL_SECONDS = 2.0  # how long a learner that fails waits for the others to hear of it
 LOST_STATUS = 75  # a temporary failure, as everywhere where a learner is lost
 NAME_BYTES = 256
@@ -102,6 +104,14 @@ class Watch:
             self.store.add("told", 1)
             while int(self.store.add("told", 0)) < self.size and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
+
+
+def _abort(mpi: Any, status: int) -> None:
+    """End the launch, and all its processes at once."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(SAYING_SECONDS)
+    mpi.COMM_WORLD.Abort(status)
 
 
 class MpiWorld:
@@ -198,7 +208,7 @@ class MpiWorld:
         """
         if self._owed is not None:
             atexit.unregister(self._owed)
-        self._owed = partial(self._mpi.COMM_WORLD.Abort, status) if status else None
+        self._owed = partial(_abort, self._mpi, status) if status else None
         if self._owed is not None:
             atexit.register(self._owed)
 
