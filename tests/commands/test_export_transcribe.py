@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.commands.exported import digest_of, sha256_of
+from murmur.commands.exported import digest_of
 from murmur.commands.run_records import changes
+from murmur.speech.shards import sha256_of
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 

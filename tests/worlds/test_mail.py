@@ -116,6 +116,9 @@ def test_letters_to_a_learner_that_is_gone_are_given_up(store: NetStore, monkeyp
         (thread,) = first._threads
         time.sleep(0.05)
         first.drop(1)
+        first.box.put(1, "a", torch.zeros(1))  # it is here again
         thread.join(20.0)
         assert not thread.is_alive()
+    with pytest.raises(PeerLost, match="nothing came"):  # and not lost
+        first.box.take(1, "b", 0.1, nothing)
     first.close()

@@ -36,6 +36,7 @@ from murmur.speech.graph import DecodingGraph, with_insertion_penalty
 from murmur.speech.graph_store import StoredGraph, write_graph
 from murmur.speech.lexicon import write_symbols
 from murmur.speech.onnx_file import OPSET, ExportError, libraries, write_onnx
+from murmur.speech.shards import sha256_of
 from murmur.speech.word_moving import Moved, move_words
 
 Kind = Literal["whole", "stream"]
@@ -227,9 +228,3 @@ def digest_of(content: Mapping[str, Any]) -> str:
     """Digest of metadata, without the digest that stands in them."""
     rest = {name: value for name, value in content.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    """Digest of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from murmur.commands.exported import METADATA, TIMES, digest_of, is_export, sha256_of, vouched
+from murmur.commands.exported import METADATA, TIMES, digest_of, is_export, vouched
 from murmur.commands.transcriber import Transcriber
 from murmur.mistakes import SettingError
 from murmur.speech.cmvn import Scope
@@ -20,6 +20,7 @@ from murmur.speech.features import LogMel
 from murmur.speech.graph_store import StoredGraph
 from murmur.speech.listening import BestPath, GraphSearch, Listener, spans_of
 from murmur.speech.onnx_file import run, session
+from murmur.speech.shards import sha256_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,8 @@ LENGTH = struct.Struct("<I")
 HEADER_BYTES = 1 << 16  # a longer header is not ours
 LETTER_BYTES = 1 << 36  # nor is a longer vector
 CLOSING_SECONDS = 5.0
-TRY_SECONDS = 2.0  # to reach a learner; each further try twice as long
+TRY_SECONDS = 2.0  # to reach a learner; each further try twice as long, up to
+LONGEST_TRY_SECONDS = 8.0  # a door waits no longer for a caller, and a new address is found as soon
 
 
 class Mail:
@@ -120,7 +121,10 @@ class Mail:
                     with self._lock:
                         self.sent_bytes += LENGTH.size + len(head) + x.numel() * x.element_size()
         except (OSError, RuntimeError) as error:
-            self.box.lose(to, PeerLost(f"learner {to} cannot be reached by mail: {error}", to))
+            with self._lock:
+                given_up = self._senders.get(to) is not queue
+            if not given_up:  # or whoever is there again by now would be taken for lost
+                self.box.lose(to, PeerLost(f"learner {to} cannot be reached by mail: {error}", to))
         finally:
             with self._lock:
                 if self._senders.get(to) is queue:
@@ -143,7 +147,7 @@ class Mail:
             except (TimeoutError, HungUp):
                 if left <= patience:
                     raise
-                patience *= 2
+                patience = min(2 * patience, LONGEST_TRY_SECONDS)
             except OSError:
                 if store.get(f"mail/{to}").decode() == where:
                     raise
