@@ -1,4 +1,4 @@
-"""What tasks that learn frames in chunks have in common: how far a pass goes, and the criterion."""
+"""Shared parts of tasks that learn frames in chunks: the length of a pass, and the criterion."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class CtcTask:
         return CtcSearch(self.data, self.root, self.decoding, self.cache, self.jobs, 100.0 / self.stack)
 
     def outputs(self, model: nn.Module, split: Split) -> Outputs:
-        """What the network says of a split: log posteriors, best paths, loss."""
+        """The network's outputs on a split: log posteriors, best paths, loss."""
         return outputs(model, split, self.stack)
 
     def transcribe(self, model: nn.Module, split: Split) -> dict[str, str]:

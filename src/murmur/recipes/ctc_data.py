@@ -63,7 +63,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Reading:
-    """How data is read.
+    """Options for reading data.
 
     Attributes:
         kind: units of the network.

@@ -60,7 +60,7 @@ class CtcDecoding:
 
     @property
     def first(self) -> DecodeOptions:
-        """Where tuning starts."""
+        """The options that tuning starts from."""
         penalty = self.insertion_penalties[0]
         return DecodeOptions(self.scales[0], self.beam, self.max_active, insertion_penalty=penalty)
 
@@ -126,7 +126,7 @@ class CtcSearch:
 
     @property
     def spellings(self) -> dict[str, list[tuple[int, ...]]]:
-        """How each word may be written, columns."""
+        """The spellings of each word, as output columns."""
         column = {token: number for number, token in enumerate(self._tokens)}
         found: dict[str, list[tuple[int, ...]]] = {}
         for pron in self._lang.prons:
@@ -184,10 +184,10 @@ class CtcSearch:
 
 
 def _writable(units: ctc.Units, word: str) -> bool:
-    """Whether the units write a word."""
+    """True if the units can write a word."""
     return ctc.WORD_START not in word and units.covers(word)
 
 
 def _is_mark(word: str) -> bool:
-    """Whether a language model's word is none, as <s> and <unk>."""
+    """True for a language model's symbols that are not words, such as <s> and <unk>."""
     return word.startswith("<") and word.endswith(">")

@@ -1,4 +1,4 @@
-"""What a CTC network says of a split: log posteriors, best paths, the criterion; and error rates of it.
+"""Outputs of a CTC network on a split: log posteriors, best paths, the criterion; and their error rates.
 
 Shapes: N utterances, U output frames, C columns.
 """

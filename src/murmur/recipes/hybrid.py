@@ -142,7 +142,7 @@ class HybridTask(ChunkLearning):
 
     @cached_property
     def data(self) -> HybridData:
-        """What training and evaluation read."""
+        """The data of training and evaluation."""
         return HybridData.load(self.hmms, self.targets)
 
     @cached_property

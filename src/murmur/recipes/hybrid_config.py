@@ -19,7 +19,7 @@ Perturb = Literal["stored", "on_the_fly"]
 
 @dataclass(frozen=True)
 class FrontEnd:
-    """What HMMs and network see of the speech, at 100 frames a second.
+    """Features of the HMMs and of the network, at 100 frames a second.
 
     Attributes:
         cepstra: MFCC of the Gaussian mixtures, with two orders of deltas; the mean of a speaker is taken off.
@@ -54,7 +54,7 @@ class FrontEnd:
 
     @property
     def draws(self) -> bool:
-        """Whether chunks of training are changed as they are drawn.
+        """True if training chunks are changed as they are drawn.
 
         Raises:
             ValueError: they are not, but noise is asked for.
@@ -92,7 +92,7 @@ class HmmStages:
 
 @dataclass(frozen=True)
 class Chunks:
-    """How utterances are cut for training.
+    """Options for cutting utterances into training chunks.
 
     Attributes:
         frames: longest chunk.
@@ -154,7 +154,7 @@ TOLERANCE_PERCENT = 0.2
 
 
 def first_options(search: Search) -> DecodeOptions:
-    """Where tuning of the scale starts: the widest beam that is to be tried."""
+    """The options that tuning of the scale starts from: the widest beam of the search."""
     if not search.beams or not search.scales or not search.insertion_penalties:
         raise ValueError("give at least one acoustic scale, insertion penalty and (beam, most states) to decode with")
     beam, most = max(search.beams)

@@ -1,4 +1,4 @@
-"""What the network of the hybrid recipe trains on: features at all speeds, and targets from alignments."""
+"""Training data of the hybrid recipe's network: features at all speeds, and targets from alignments."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class HybridData:
 
 
 def _folder(half: HmmHalf, targets: Targets) -> Path:
-    """Where the frames of exactly these features and targets lie."""
+    """The folder of the frames of exactly these features and targets."""
     content = hashlib.sha256(repr((FORMAT, half.front.stored, half.material.train.digest())).encode())
     for name, pdfs_T in targets.train.items():
         content.update(name.encode())

@@ -97,7 +97,7 @@ class HmmHalf:
         return {name: deltas(feats_TF) for name, feats_TF in feats.items()}
 
     def network_features(self, part: Corpus, speed: float = 1.0) -> Arrays:
-        """What the network sees, at some speed of playing.
+        """Features of the network, at one playback speed.
 
         Raises:
             ValueError: another speed than 1 for a set that brings features along.
@@ -108,7 +108,7 @@ class HmmHalf:
         return {name: deltas(feats_TF, self.delta_order) for name, feats_TF in normal.items()}
 
     def network_store(self, part: Corpus, speed: float = 1.0) -> FeatureStore:
-        """What `network_features` are made of, neither normalised nor with derivatives.
+        """The source of `network_features`, without normalisation and without derivatives.
 
         Raises:
             ValueError: another speed than 1 for a set that brings features along.

@@ -1,4 +1,4 @@
-"""What speeds and noise on the fly need beside the stored frames: where audio is, and the statistics of CMVN."""
+"""Inputs of speeds and noise on the fly beside the stored frames: places of audio, and statistics of CMVN."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AGAIN = "delete it, and prepare again"
 
 
 def audio_of(corpus: Corpus) -> dict[str, Audio]:
-    """Where the audio of each utterance is.
+    """The place of each utterance's audio.
 
     Raises:
         ValueError: an utterance has none, or one that only a command gives.

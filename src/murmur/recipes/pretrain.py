@@ -88,7 +88,7 @@ class PretrainTask:
         return RbmStack(self._network, like.inputs, like.output.out_features)
 
     def layer(self, n: int) -> int:
-        """Which machine minibatch n trains."""
+        """The index of the machine that minibatch n trains."""
         return min(int(n / (self.per_epoch * self.epochs_per_layer)), self._network.layers - 1)
 
     def minibatch(self, n: int) -> StackBatch:

@@ -23,7 +23,7 @@ Guess = Literal["none", "espeak", "graphemes"]
 def guesser(
     guess: Guess, base: Sequence[Entry] = (), digits: Digits = "refuse", voice: str = "en-us", map: Path | None = None
 ) -> Guesser | None:
-    """What pronounces words that `base` lacks, in the phones of `base`.
+    """A guesser of pronunciations for words that `base` lacks, in the phones of `base`.
 
     espeak-ng's sounds become CMUdict's phones, or those of the file `map`; vowels carry stress digits exactly where
     those of `base` do.

@@ -126,7 +126,7 @@ class FrameTask:
         return self.supervised.test(model)
 
     def loss_of_priors(self) -> float:
-        """Held-out cross-entropy of somebody who knows nothing but how frequent the states are, nats a frame."""
+        """Held-out cross-entropy of the states' frequencies alone, nats a frame."""
         log_prior: Any = self.supervised.targets.log_prior
         states = np.concatenate([np.asarray(s) for s in self.supervised.data.dev_targets.values()])
         return -float(log_prior[torch.from_numpy(states.astype(np.int64))].mean())

@@ -1,4 +1,4 @@
-"""Which utterances or chunks make up minibatch n: pure functions of (lengths, size, seed, n).
+"""Composition of minibatch n from utterances or chunks: pure functions of (lengths, size, seed, n).
 
 Shapes: N items of a minibatch, T frames (padded), F values per frame.
 """

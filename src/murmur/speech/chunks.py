@@ -52,7 +52,7 @@ class Versions(Protocol):
     """Several versions of the same utterances, of which one is drawn for each chunk."""
 
     def draw(self, chunk: Chunk, rng: np.random.Generator) -> tuple[Frames, Chunk]:
-        """Where the frames of a chunk come from, and which they are there."""
+        """The source of a chunk's frames, and the chunk's place in that source."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class ChunkTable:
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         return int(self._behind[-1])
 
     @property

@@ -1,4 +1,4 @@
-"""What every reader of speech data returns: utterances, and what had to be left out and why.
+"""The result of every reader of speech data: utterances, and what was left out with the reason.
 
 A `Corpus` holds no samples and no frames, only where they are. Identifiers are ordered by their UTF-8 bytes (what
 `sort` does in the C locale, as Kaldi demands), and text is NFC.

@@ -24,7 +24,7 @@ WORD_START = "\u2581"  # in front of the first grapheme of a word
 
 @dataclass(frozen=True)
 class Units:
-    """What the network writes. Unit i is column i + 1.
+    """The output units of the network. Unit i is column i + 1.
 
     "char": code points, the space among them. "grapheme": letters with their marks, those that begin a word marked by
     `WORD_START`, so that no unit stands for a space. "word": whole words. "phone": phones; texts are pronunciations.
@@ -65,7 +65,7 @@ class Units:
         return tuple(column[piece] for piece in parts)
 
     def covers(self, text: str) -> bool:
-        """Whether the units can write the transcript."""
+        """True if the units can write the transcript."""
         return set(pieces(text, self.kind)) <= set(self.symbols)
 
     def decode(self, columns: Iterable[int]) -> str:

@@ -44,7 +44,7 @@ class DecodeOptions:
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """What the search found for an utterance.
+    """The result of the search for one utterance.
 
     Attributes:
         words: the recognised words.

@@ -209,6 +209,6 @@ def _serve(connection: Connection, graph: StoredGraph, options: DecodeOptions) -
             while True:
                 connection.send(worker.run(*connection.recv()))
         except (EOFError, BrokenPipeError):
-            return  # the other end has closed: nothing more to do, or nobody to tell
+            return  # the other end has closed: nothing more to do, or no receiver is left
         except (ValueError, OSError, RuntimeError) as error:
             connection.send(error)

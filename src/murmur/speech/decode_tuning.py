@@ -32,7 +32,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class DevelopmentSet:
-    """What settings are judged on: a stored graph, score matrices (T, C) and references by utterance.
+    """Data for tuning settings: a stored graph, score matrices (T, C) and references by utterance.
 
     Raises ValueError, naming utterances, unless scores and references cover the same utterances.
     """

@@ -71,7 +71,7 @@ class Digits:
 
 
 def plan(config: Digits) -> dict[str, tuple[Line, ...]]:
-    """What is spoken, by whom and under which conditions: {split: lines}. A pure function of `config`."""
+    """The lines of each split, with speaker and conditions: {split: lines}. A pure function of `config`."""
     counts = {"train": config.train, "dev": config.dev, "test": config.test}
     return {split: tuple(_line(split, index, config.seed) for index in range(count)) for split, count in counts.items()}
 

@@ -41,7 +41,7 @@ def aligned_pairs(reference: str, hypothesis: str, unit: Unit = "word") -> list[
 
 
 def confusions(references: Mapping[str, str], hypotheses: Mapping[str, str], unit: Unit = "word") -> Confusions:
-    """What was confused with what over the whole set. Raises ValueError where an utterance is missing on one side."""
+    """Confusions over the whole set. Raises ValueError if an utterance is missing on one side."""
     check_same_utterances(references, hypotheses)
     counts = Confusions(Counter(), Counter(), Counter())
     for name in sorted(references):

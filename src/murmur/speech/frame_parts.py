@@ -1,4 +1,4 @@
-"""Where the frames of a prepared corpus come from: features and alignments of a Kaldi directory, or lhotse Shar shards.
+"""Sources of the frames of a prepared corpus: features and alignments of a Kaldi directory, or lhotse Shar shards.
 
 Features that exist are read and re-packed, not extracted again.
 """
@@ -135,7 +135,7 @@ class SharPart:
 
 
 def is_shar(folder: Path) -> bool:
-    """Whether a folder holds lhotse Shar shards."""
+    """True if a folder holds lhotse Shar shards."""
     return any(folder.glob("cuts.*.jsonl*"))
 
 

@@ -37,7 +37,7 @@ class Aligned:
 
 
 class Part(Protocol):
-    """What one shard is made of. Pickled where several processes prepare, so it should name data, not hold it."""
+    """The source of one shard. Several processes receive it pickled, so it should name data, not hold it."""
 
     def utterances(self) -> Iterator[Aligned | Problem]:
         """The utterances in order; a `Problem` for one that has to be left out."""

@@ -58,13 +58,13 @@ class FrameStore:
 
     @property
     def storage(self) -> Storage:
-        """How values are kept."""
+        """The format of stored values."""
         found: Storage = self.manifest["storage"]
         return found
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What was left out when it was made, and why."""
+        """The parts left out when the store was made, with reasons."""
         return tuple(Problem(**problem) for shard in self.manifest["shards"] for problem in shard["problems"])
 
     def __len__(self) -> int:
@@ -209,7 +209,7 @@ def _lengths(folder: Path, shard: Mapping[str, Any]) -> npt.NDArray[np.int32]:
 
 
 def damages(folder: Path, number: int) -> list[str]:
-    """What is wrong with a shard, a line a file; nothing where every checksum is right. Reads the whole shard."""
+    """Faults of a shard, one line per file; empty if every checksum is right. Reads the whole shard."""
     marker = folder / f"{number:05}.json"
     try:
         with making_sense_of(marker, AGAIN):

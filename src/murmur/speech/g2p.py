@@ -83,7 +83,7 @@ class Phonemizer:
 
 
 def _as_read(word: str) -> str:
-    """What espeak-ng gets: lower case, no ligatures; a lone letter without its marks, which it would name."""
+    """A word as given to espeak-ng: lower case, no ligatures; a single letter loses its marks, which it would name."""
     text = unicodedata.normalize("NFKC", folded(word).translate(dict.fromkeys(map(ord, JOINERS))))
     return unicodedata.normalize("NFD", text)[0] if len(graphemes(text)) == 1 else text
 

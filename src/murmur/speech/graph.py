@@ -158,7 +158,7 @@ def with_insertion_penalty(graph: DecodingGraph, penalty: float) -> DecodingGrap
 
 
 def words_dropped_by_sherpa(fst: kaldifst.StdVectorFst) -> int:
-    """How many arcs carry a word where sherpa-onnx does not look: on an epsilon or on input label 1.
+    """The number of arcs with a word in places that sherpa-onnx ignores: on an epsilon or on input label 1.
 
     A graph with a count above 0 loses words there; decode with `murmur.speech.decode` instead.
     """

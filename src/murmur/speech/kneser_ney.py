@@ -31,7 +31,7 @@ _LOG10_OF_START = -99.0  # by custom of the ARPA format: `<s>` is never predicte
 
 @dataclass(frozen=True)
 class KneserNey:
-    """How to estimate a model.
+    """Options for estimating a model.
 
     Attributes:
         order: longest n-gram, 1 to 4 words.

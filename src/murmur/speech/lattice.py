@@ -1,4 +1,4 @@
-"""How sure a decoder is of its words: posterior probabilities in a lattice.
+"""Word confidence: posterior probabilities in a lattice.
 
 A lattice holds the paths that the search kept. Path a has the probability exp(-cost(a)) / sum_b exp(-cost(b)), costs
 being graph weight + acoustic scale * score: what the decoder itself minimises. A word's confidence is the expected

@@ -35,14 +35,14 @@ class Heard:
 
 
 class Listener(Protocol):
-    """What finds words in scores (U, C)."""
+    """A search for words in scores (U, C)."""
 
     def __call__(self, scores_UC: np.ndarray) -> tuple[list[Heard], bool]:
         """The words, and whether the search ended where its grammar may."""
 
 
 class Spans(Protocol):
-    """Where the words of a graph's best path lie: first frame and the one behind the last."""
+    """Frame spans of the words of a graph's best path: the first frame, and one past the last."""
 
     def __call__(self, found: Hypothesis, emitted: Sequence[int]) -> list[Span]:
         """`emitted`: the frame at which each word comes out of the graph."""
@@ -108,7 +108,7 @@ class UnitSpans:
 
 
 def spans_of(content: Mapping[str, Any]) -> Spans:
-    """What `to_json` has written.
+    """Reads the output of `to_json`.
 
     Raises:
         KeyError, TypeError, ValueError: it is something else.

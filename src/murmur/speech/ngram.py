@@ -140,7 +140,7 @@ def select_rows(model: NgramModel, keep: Sequence[np.ndarray]) -> NgramModel:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well a model predicts text. Tokens are the words and one `</s>` a sentence.
+    """A model's prediction of a text. Tokens are the words and one `</s>` a sentence.
 
     `log10_prob` sums over the scored tokens, which are all tokens in a model with an unknown word, and all but the
     unknown words in a closed one; `log10_prob_known` leaves the unknown words out in either case.

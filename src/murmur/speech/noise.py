@@ -24,7 +24,7 @@ SEEDS = 1 << 62
 
 @dataclass(frozen=True)
 class Noise:
-    """What is added to how much of the training speech.
+    """The noise added to training speech, and the share of speech that receives it.
 
     Attributes:
         share: of the chunks that get noise, 0 to 1; 0 adds none.

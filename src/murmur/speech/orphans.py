@@ -28,4 +28,4 @@ def end_with_parent(parent: int | None = None) -> None:
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_SECONDS)
-    os._exit(1)  # nobody is left to hear of it, and files are renamed only when whole
+    os._exit(1)  # no parent is left to report to, and files are renamed only when whole

@@ -21,12 +21,12 @@ Done = TypeVar("Done")
 
 
 def in_processes(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator[Done]:
-    """What jobs, which must pickle, return, in whatever order; done by up to so many processes, here with one.
+    """Results of jobs, which must pickle, in any order; up to `processes` processes run them, one runs them here.
 
     The first jobs are done here: processes are started once what remains would take longer than starting them.
 
     Raises:
-        Exception: what a job raised; the jobs that nobody has begun are then left undone.
+        Exception: the exception of a job; jobs that had not begun are then left undone.
         RuntimeError: a process died.
     """
     began = time.monotonic()
@@ -60,7 +60,7 @@ def with_bar(results: Iterable[Done], what: str, total: int, progress: bool) -> 
 
 
 def begin_worker() -> None:
-    """What a preparing process does first: one thread, Ctrl-C left to its parent, and an end together with it."""
+    """Sets up a worker process: one thread, Ctrl-C left to its parent, and an end together with the parent."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()

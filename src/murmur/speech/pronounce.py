@@ -25,7 +25,7 @@ class Guesser(Protocol):
 
     @property
     def how(self) -> str:
-        """What it does, for the list of origins."""
+        """A short description for the list of origins."""
 
     def __call__(self, word: str) -> Phones:
         """The phones of a word."""
@@ -58,7 +58,7 @@ class Completed:
 
     @property
     def guessed(self) -> list[Origin]:
-        """What the base lexicon does not have under the same spelling."""
+        """Words that the base lexicon lacks under the same spelling."""
         return [origin for origin in self.origins if origin.how != SEEN]
 
     def reasons(self) -> str:
@@ -120,7 +120,7 @@ def completed_base(words: Iterable[str], base: Sequence[Entry], guess: Guesser |
 
 
 def has_stress(entries: Iterable[Entry]) -> bool:
-    """Whether phones carry CMUdict's stress digits (AH0)."""
+    """True if phones carry CMUdict's stress digits (AH0)."""
     return any(_STRESSED.fullmatch(phone) for _, phones in entries for phone in phones)
 
 

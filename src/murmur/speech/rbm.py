@@ -87,7 +87,7 @@ class RbmStack(AcousticDnn):
         return Rbm(layer.weight, layer.bias, biases[number], "bernoulli" if number else "gaussian")
 
     def below(self, number: int, feats_NTF: Tensor) -> Tensor:
-        """What machine `number` sees of every frame, (N, T, V): spliced features, or the probabilities below it."""
+        """Input of machine `number` for every frame, (N, T, V): spliced features, or the probabilities below it."""
         with torch.no_grad():
             v = self.spliced(feats_NTF)
             for lower in range(number):

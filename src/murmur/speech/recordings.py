@@ -43,7 +43,7 @@ class Recording:
 
     @property
     def changes(self) -> str:
-        """What was done to the file, for people; empty for nothing."""
+        """A description of the changes made to the file; empty if there were none."""
         done = [f"{self.channels} channels averaged"] if self.channels > 1 else []
         done += [f"resampled from {self.native_hz} to {self.rate_hz} Hz"] if self.native_hz != self.rate_hz else []
         return ", ".join(done)
@@ -104,7 +104,7 @@ def _resampled(samples_S: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 def cut_at_silences(samples_S: np.ndarray, rate_hz: int, longest_seconds: float) -> list[tuple[int, int]]:
     """Pieces [first, end) of at most `longest_seconds` that cover everything.
 
-    A piece ends in the middle of the quietest 0.3 s of its second half, so words are cut only where nobody pauses.
+    A piece ends in the middle of the quietest 0.3 s of its second half, so words are cut only in speech without pauses.
 
     Raises:
         ValueError: pieces shorter than a second.

@@ -1,4 +1,4 @@
-"""What happens to speech between mouth and file: reverberation, background noise, level.
+"""Acoustics between mouth and file: reverberation, background noise, level.
 
 All functions take samples (S,) as float32 in [-1, 1] and a numpy Generator, and are pure functions of both.
 """

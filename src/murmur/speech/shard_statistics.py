@@ -32,7 +32,7 @@ class Normalisation:
         return self.pairs[self.group[utterance]]
 
     def part(self, utterances: Sequence[str]) -> Normalisation:
-        """What some utterances need."""
+        """The normalisation of some utterances."""
         group = {name: self.group[name] for name in utterances}
         return Normalisation(group, {g: self.pairs[g] for g in dict.fromkeys(group.values())})
 

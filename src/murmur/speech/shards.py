@@ -120,7 +120,7 @@ class FeatureStore(Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Index:
-    """What the JSON of a shard says: its utterances with their frames, what was left out, the array's checksum."""
+    """Contents of a shard's JSON: its utterances with their frames, what was left out, the array's checksum."""
 
     frames: tuple[tuple[str, int], ...]
     problems: tuple[Problem, ...]
@@ -172,7 +172,7 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
 
 
 def shard_is_whole(folder: Path, number: int) -> bool:
-    """Whether a shard's array is there and has the checksum that its JSON promises."""
+    """True if a shard's array exists and has the checksum that its JSON states."""
     array, index = folder / f"{number:05}.npy", folder / f"{number:05}.json"
     if not array.is_file() or not index.is_file():
         return False
@@ -187,7 +187,7 @@ def shard_is_whole(folder: Path, number: int) -> bool:
 
 
 def _is_of(index: Index, array: Path) -> bool:
-    """Whether an array has the checksum, and as many rows as there are frames."""
+    """True if an array has the checksum, and as many rows as there are frames."""
     if index.sha256 != sha256_of(array):
         return False
     with making_sense_of(array, "prepare again"):
@@ -225,7 +225,7 @@ def _npy_parts(arrays: Sequence[np.ndarray], dims: int) -> Iterator[bytes | memo
 
 
 def npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
-    """What an .npy file of a little-endian array in C order begins with."""
+    """The header of an .npy file of a little-endian array in C order."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
     return header.getvalue()

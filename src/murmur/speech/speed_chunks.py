@@ -96,7 +96,7 @@ class SpeedChunks:
     noise: NoiseSource | None = None
 
     def draw(self, chunk: Chunk, rng: np.random.Generator) -> tuple[Frames, Chunk]:
-        """Where the frames of a chunk come from, and which they are there.
+        """The source of a chunk's frames, and the chunk's place in that source.
 
         Frames [first, last) of T become [first T' / T, last T' / T) of the T' of the copy, at least one. Copies too
         short to be analysed are taken at speed 1.

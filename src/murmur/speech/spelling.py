@@ -36,7 +36,7 @@ def graphemes(text: str) -> list[str]:
 
 
 def folded(word: str) -> str:
-    """What words have in common that are said alike: without case, with plain apostrophes and hyphens."""
+    """A key shared by words that are said alike: without case, with plain apostrophes and hyphens."""
     return word.lower().translate(_PLAIN)
 
 

@@ -27,7 +27,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was recognised in one recording.
+    """The words recognised in one recording.
 
     Attributes:
         source: name of the file, as it was given.

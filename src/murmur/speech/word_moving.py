@@ -103,7 +103,7 @@ class _Graph:
         self.added.setdefault(arc.source, []).append(arc)
 
     def readable(self, arc: Arc) -> bool:
-        """Whether a word on this arc is read."""
+        """True if a word on this arc is read."""
         if arc.ilabel <= NOT_READ:
             return False
         before = self.origin[arc.source]
@@ -167,7 +167,7 @@ def move_words(fst: kaldifst.StdVectorFst) -> Moved:
 
 
 class _Ways:
-    """How many arcs lie between an unread one and the nearest readable ones on either side, if those are all free."""
+    """Numbers of arcs between an unread one and the nearest readable ones on either side, if those are all free."""
 
     def __init__(self, graph: _Graph) -> None:
         self.graph = graph
@@ -175,7 +175,7 @@ class _Ways:
         self.before: dict[int, float] = {}
 
     def backwards(self, arc: Arc) -> bool:
-        """Whether the word should go on the arcs before; else on those behind."""
+        """True if the word should move to the arcs before; otherwise it moves to those behind."""
         if arc.source not in self.before:
             self.before[arc.source] = self._arcs(arc.source, self._is_start, self.graph.into, lambda a: a.source)
         if arc.target not in self.after:

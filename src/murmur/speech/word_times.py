@@ -101,6 +101,6 @@ def divide(prons: Sequence[Sequence[Sequence[int]]], labels: Sequence[int], paus
 
 
 def _after_pause(labels: Sequence[int], position: int, pause: int | None) -> list[int]:
-    """Where the next word may begin: here, or behind one pause."""
+    """Positions where the next word may begin: here, or after one pause."""
     paused = position < len(labels) and labels[position] == pause
     return [position, position + 1] if paused else [position]

@@ -1,1 +1,1 @@
-"""What theory says of the strategies, as functions; derivations, and practice beside, stand in `docs/theory.md`."""
+"""Theory of the strategies, as functions; derivations, with experiments beside them, stand in `docs/theory.md`."""

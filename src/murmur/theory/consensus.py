@@ -1,4 +1,4 @@
-"""How far learners are from each other: mixing, gradient noise and staleness on a quadratic, in closed form.
+"""Distance between learners: mixing, gradient noise and staleness on a quadratic, in closed form.
 
     f(w) = h |w|^2 / 2,   a gradient is h w + n with E |n|^2 = sigma^2,   W_{k+1} = W_k T_k - alpha G(W_{k - tau})
 

@@ -1,4 +1,4 @@
-"""How fast the mean gradient norm falls: a bound for decentralised SGD with stale gradients, and when L learners pay.
+"""Bound on the mean gradient norm of decentralised SGD with stale gradients, and the point where L learners pay.
 
     W_{k+1} = W_k T_k - alpha G(Phi_k),   k = 0 .. K - 1,   all learners from the same weights
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be minimised.
+    """A problem to minimise.
 
     Attributes:
         smoothness: M, the Lipschitz constant of the gradient.
@@ -43,7 +43,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Flock:
-    """Who minimises it.
+    """The learners that minimise it.
 
     Attributes:
         learners: L.

@@ -106,7 +106,7 @@ class Cell:
         return preset(PRESET).cluster(self.learners, compute, MESSAGE_BYTES)
 
     def experiment(self, task: Any, per_epoch: int) -> Experiment:
-        """What is run on a task of so many minibatches a pass."""
+        """The experiment on a task of `per_epoch` minibatches."""
         total = self.budget // self.frames
         passes = total / per_epoch
         optimizer = {"SGD": SGD, "natural gradient": NaturalGradientSGD}[self.optimizer](self.rate)
@@ -130,7 +130,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Material:
-    """Where the speech is, and where what is made of it is kept.
+    """The folders of the speech and of the data made from it.
 
     Attributes:
         corpus: AN4's folder.

@@ -64,7 +64,7 @@ def made(study: Study, run: Runner) -> Groups | None:
 
 
 def unfinished(study: Study, run: Runner) -> str:
-    """What is said of a study that still lacks runs."""
+    """The text for a study that still lacks runs."""
     known = run.rows.read()
     present = 0
 

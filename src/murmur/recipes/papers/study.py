@@ -1,4 +1,4 @@
-"""What a study is: runs, and findings that follow from them by rules fixed beforehand."""
+"""A study: runs, and findings that follow from them by rules fixed beforehand."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def ratio(first: Sequence[Row], second: Sequence[Row]) -> Interval:
 
 
 def lower(value: Interval) -> Verdict:
-    """Whether a ratio is below 1 beyond its interval; above it beyond its interval is the opposite."""
+    """Judges "a ratio is below 1": agrees if its whole interval is below 1, differs if its whole interval is above."""
     return "agrees" if value.high < 1 else "differs" if value.low > 1 else "undecided"
 
 
 def at_most(value: Interval, limit: float) -> Verdict:
-    """Whether a ratio is at most `limit`: the whole interval, none of it, or neither."""
+    """Judges "a ratio is at most `limit`": the whole interval, none of it, or neither."""
     return "agrees" if value.high <= limit else "differs" if value.low > limit else "undecided"
 
 

@@ -22,7 +22,7 @@ from murmur.speech.hmm.mixtures import FloatArray, Mixtures, one_thread
 
 @dataclass(frozen=True)
 class MixtureStats:
-    """What the E step gathers; blocks of a corpus add up.
+    """Statistics of the E step; those of a corpus are the sum over its blocks.
 
     Attributes:
         occupancy: (G,) frames.

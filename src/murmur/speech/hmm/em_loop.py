@@ -89,7 +89,7 @@ Refine = Callable[[int, HmmGmm], HmmGmm]
 
 
 def ignore_progress(_report: PassReport) -> None:
-    """Report to nobody."""
+    """Discards the report."""
 
 
 def keep_model(_number: int, model: HmmGmm) -> HmmGmm:

@@ -21,7 +21,7 @@ from murmur.speech.hmm.projection import Projection, splice
 
 @dataclass(frozen=True)
 class LdaConfig:
-    """What to splice and how much to keep.
+    """Options of splicing and of the kept dimensions.
 
     Attributes:
         dim: D, the dimensions kept.

@@ -1,4 +1,4 @@
-"""What training and alignment take in: features and transcripts, checked; what cannot be used is named and counted.
+"""Input of training and alignment: checked features and transcripts; unusable utterances are named and counted.
 
 Shapes: T frames, F features.
 """

@@ -60,7 +60,7 @@ class HmmGmm:
         return self.mixtures.to_library()
 
     def features(self, feats_TF: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the mixtures see: the projected frames, or the frames themselves."""
+        """Input of the mixtures: the projected frames, or the frames themselves."""
         return project(self.projection, feats_TF)
 
     def loglikes(self, feats_TF: NDArray[np.float32]) -> NDArray[np.float32]:

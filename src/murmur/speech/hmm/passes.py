@@ -1,4 +1,4 @@
-"""What is done to one block of a corpus in a pass; all functions can be mapped by `Workers`."""
+"""Work on one block of a corpus in a pass; `Workers` can map every function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from murmur.speech.hmm.viterbi import (
 
 @dataclass(frozen=True)
 class AlignReport:
-    """How an alignment pass went.
+    """Result of an alignment pass.
 
     Attributes:
         failed: {utterance: reason}.

@@ -1,4 +1,4 @@
-"""What transition-ids say of phones: which phone, whether the arc stays in its state, whether it leaves the phone.
+"""Phone information of transition-ids: the phone, whether the arc stays in its state, whether it leaves the phone.
 
 Shapes: I transition-ids + 1 (index 0 unused), T frames.
 """

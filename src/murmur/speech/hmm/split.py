@@ -18,7 +18,7 @@ PERTURBATION = 0.2
 
 
 def allocate(held_P: FloatArray, total: int, power: float, min_frames: float) -> NDArray[np.int64]:
-    """How many of `total` Gaussians each pdf gets: the next one always goes to the largest held^power / already given.
+    """Gaussians of each pdf out of `total`: the next one always goes to the largest held^power / already given.
 
     `held_P` are the frames that each pdf holds; Gaussians are not split finer than `min_frames` each. Each pdf gets
     at least one, also where that makes more than `total`.

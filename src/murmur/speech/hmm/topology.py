@@ -16,7 +16,7 @@ SILENCE_STATES = 5
 
 
 def num_states(lang: Lang, phone: int) -> int:
-    """How many emitting states (= pdf classes) a phone has."""
+    """The number of emitting states (= pdf classes) of a phone."""
     return SILENCE_STATES if phone <= lang.num_silence else SPEECH_STATES
 
 

@@ -42,12 +42,12 @@ class Transitions:
 
     @property
     def num_ids(self) -> int:
-        """How many transition-ids there are."""
+        """The number of transition-ids."""
         return len(self.pdf_of) - 1
 
     @cached_property
     def arcs(self) -> PhoneArcs:
-        """What the transition-ids say of phones."""
+        """Phone information of the transition-ids."""
         ids = range(1, self.num_ids + 1)
         stays = np.array([False, *(self.library.is_self_loop(i) for i in ids)])
         leaves = np.array([False, *(self.library.is_final(i) for i in ids)])

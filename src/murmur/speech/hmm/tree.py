@@ -90,7 +90,7 @@ class Tree:
 
     @cached_property
     def num_pdfs(self) -> int:
-        """How many pdfs the leaves carry."""
+        """The number of pdfs of the leaves."""
         return len({node.pdf for node in self.nodes if isinstance(node, Leaf)})
 
     def pdf(self, window: Sequence[int], pdf_class: int) -> int:

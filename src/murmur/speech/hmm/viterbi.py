@@ -24,7 +24,7 @@ from murmur.speech.lexicon_fst import training_lexicon
 
 @dataclass(frozen=True)
 class AlignOptions:
-    """How to search. Scales multiply log probabilities; beams are in the scaled scores.
+    """Search options. Scales multiply log probabilities; beams are in the scaled scores.
 
     Attributes:
         acoustic_scale: of the acoustic log-likelihoods.

@@ -98,7 +98,7 @@ class AcousticDnn(nn.Module):
         return lengths_N
 
     def spliced(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
-        """What the first layer sees, (N, T, (2 context + 1) F); past the edges of the input the edge frame repeats."""
+        """Input of the first layer, (N, T, (2 context + 1) F); past the edges of the input the edge frame repeats."""
         return splice(edges_repeated(feats_NTF, lengths_N), self.offsets)
 
     def layer(self, number: int, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is kept of the forward pass for the backward pass: all activations, or inputs of layers alone.
+"""Memory kept from the forward pass for the backward pass: all activations, or only the inputs of layers.
 
 Recomputing a layer's activations when its gradient is needed (Chen et al., "Training deep nets with sublinear memory
 cost", 2016) costs one more forward pass and changes no bit: random masks are drawn again as they were.

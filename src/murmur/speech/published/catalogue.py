@@ -26,7 +26,7 @@ _FSDD_COMMIT = "26eb9aaf76e81b692f806f9140c2d2777410d7a1"
 
 @dataclass(frozen=True)
 class Part:
-    """What comes in one archive.
+    """The contents of one archive.
 
     Attributes:
         name: as the publisher calls it.

@@ -31,7 +31,7 @@ SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "sph
 
 @dataclass(frozen=True)
 class Read:
-    """What a reader found.
+    """The result of a reader.
 
     Attributes:
         splits: utterances by split, transcripts as published.
