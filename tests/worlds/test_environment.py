@@ -72,6 +72,36 @@ def test_srun_and_mpirun_say_rank_and_size() -> None:
     assert found[0].port == found[1].port
 
 
+BY_PMI = {"PMI_RANK": "3", "PMI_SIZE": "5", "PMI_JOBID": "4711.0", "PMI_FD": "11"}
+
+
+def test_srun_with_an_mpi_plugin_is_srun() -> None:
+    """`srun --mpi=pmi2` adds MPI's variables, which name neither hosts nor how many learners a host has."""
+    assert place_of({**SLURM, **BY_PMI}) == place_of(SLURM)
+
+
+def test_mpiexec_in_a_slurm_job_meets_where_the_step_of_its_proxies_begins() -> None:
+    """srun starts a proxy a node for mpiexec: Slurm's variables are the proxy's, those of PMI the learner's."""
+    proxy = {**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
+    hydra = {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    found = place_of({**proxy, **hydra, "PMI_RANK": "3", "MPI_LOCALRANKID": "1"})
+    assert found is not None
+    assert (found.rank, found.size, found.local_rank, found.local_size, found.host) == (3, 4, 1, 2, "n1")
+    first = place_of({**proxy, **hydra, "SLURM_PROCID": "0", "PMI_RANK": "0", "MPI_LOCALRANKID": "0"})
+    assert first is not None
+    assert first.port == found.port
+    other = place_of({**proxy, **hydra, "SLURM_JOB_ID": "4712", "PMI_RANK": "3", "MPI_LOCALRANKID": "1"})
+    assert other is not None
+    assert other.port != found.port
+
+
+@pytest.mark.parametrize(("node", "learners"), [(0, 2), (1, 2), (2, 1)])
+def test_cores_are_shared_by_the_learners_of_this_host(node: int, learners: int) -> None:
+    place = place_of({**SLURM, "SLURM_NODEID": str(node)})
+    assert place is not None
+    assert place.local_size == learners
+
+
 def test_one_task_of_a_batch_job_is_no_launch() -> None:
     assert place_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}) is None
     assert place_of({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}) is None

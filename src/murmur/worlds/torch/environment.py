@@ -107,7 +107,14 @@ def take_place() -> Place | None:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables of a launcher that does not say where its processes meet."""
+    """The variables of a launcher that does not say where its processes meet.
+
+    Attributes:
+        name: for messages.
+        rank, size, local_rank, local_size: names of the variables.
+        job: names of the variables that tell this launch from another one.
+        inner: a variable of a launcher that this one starts, which then starts the learners.
+    """
 
     name: str
     rank: str
@@ -115,12 +122,15 @@ class Launcher:
     local_rank: str
     local_size: str
     job: tuple[str, ...]
+    inner: str = ""
 
     def started(self, given: Mapping[str, str]) -> bool:
         """Whether it has started this process as one of several."""
-        return self.rank in given and int(given.get(self.size, 1)) > 1
+        return self.rank in given and int(given.get(self.size, 1)) > 1 and self.inner not in given
 
 
+SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+# srun stands before mpiexec: with an MPI plugin it sets PMI's variables too, which say nothing of hosts.
 LAUNCHERS = (
     Launcher(
         "mpirun",
@@ -130,15 +140,16 @@ LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     ),
-    Launcher("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_JOBID",)),
     Launcher(
         "srun",
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",
         "SLURM_LOCALID",
         "SLURM_STEP_TASKS_PER_NODE",
-        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        SLURM_STEP,
+        inner="MPI_LOCALRANKID",
     ),
+    Launcher("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_JOBID",)),
 )
 FIRST_PORT, PORTS = 20000, 10000  # below the range from which systems give ports away by themselves
 
@@ -147,13 +158,11 @@ def _place_by(launcher: Launcher, given: Mapping[str, str]) -> Place:
     rank, size = int(given[launcher.rank]), int(given[launcher.size])
     if not 0 <= rank < size:
         raise ValueError(f"{launcher.rank}={rank} does not fit {launcher.size}={size}")
-    per_host = given.get(launcher.local_size, str(size))
-    local_size = int(re.split(r"[(,]", per_host)[0])  # Slurm: "2(x3),1" are three hosts of two and one of one
+    local_size = tasks_on(int(given.get("SLURM_NODEID", 0)), given.get(launcher.local_size, str(size)))
     one_host = local_size == size
     host = given.get("MASTER_ADDR") or ("127.0.0.1" if one_host else first_host(given.get("SLURM_STEP_NODELIST", "")))
-    job = "-".join(given[name] for name in launcher.job if name in given)
-    if not job and one_host:
-        job = str(os.getppid())  # on one host all were started by the same process
+    # On one host all were started by the same process; on several, those that start them are tasks of a Slurm step.
+    job = _joined(given, launcher.job) or (str(os.getppid()) if one_host else _joined(given, SLURM_STEP))
     port = given.get("MASTER_PORT") or (FIRST_PORT + crc32(job.encode()) % PORTS if job else 0)
     if not host or not port:
         raise ValueError(
@@ -162,6 +171,22 @@ def _place_by(launcher: Launcher, given: Mapping[str, str]) -> Place:
         )
     local_rank = int(given.get(launcher.local_rank, rank % local_size))
     return Place(rank, size, local_rank, host, int(port), 0, local_size, "learner 0")
+
+
+def _joined(given: Mapping[str, str], names: Sequence[str]) -> str:
+    return "-".join(given[name] for name in names if name in given)
+
+
+def tasks_on(node: int, per_host: str) -> int:
+    """How many tasks a host has: of one number this, of Slurm's list the entry of node `node`.
+
+    In Slurm's lists "2(x3),1" are three hosts of two and one of one.
+    """
+    counts: list[int] = []
+    for entry in per_host.split(","):
+        tasks, _, times = entry.removesuffix(")").partition("(x")
+        counts += [int(tasks)] * int(times or 1)
+    return counts[node] if node < len(counts) else counts[0]
 
 
 def first_host(nodes: str) -> str:
