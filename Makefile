@@ -21,7 +21,7 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/pytest
 
-# 600 hostile cases for every reader, 10,800 in all; make fuzz FIRST=600 goes on where that ended.
+# 600 hostile cases for every reader; make fuzz FIRST=600 goes on where that ended.
 FIRST ?= 0
 fuzz: .venv/installed-dev
 	$(BIN)/python tests/fuzz/campaign.py --first $(FIRST) --count 600

@@ -20,7 +20,8 @@ from murmur.speech.features import LogMel, Ready, features_of, write_archive
 from murmur.speech.frame_parts import aligned_parts, read_targets
 from murmur.speech.frame_shards import make
 from murmur.speech.frame_store import damages, open_store
-from murmur.speech.grammar import loop_grammar, ngram_grammar
+from murmur.speech.grammar import acceptor_grammar, loop_grammar, ngram_grammar
+from murmur.speech.grammar_file import read_grammar, read_words
 from murmur.speech.graph import build_hclg
 from murmur.speech.graph_store import load_graph, save_graph
 from murmur.speech.hmm.align import align
@@ -133,6 +134,28 @@ def _read_arpa(folder: Path) -> None:
         # A sound model of another language, or without sentences; the message is about the model, which has no file.
         raise ValueError(f"{folder / 'lm.arpa'}: {error}") from error
     assert grammar.fst.num_states > 0
+
+
+JSGF = """﻿#JSGF V1.0 UTF-8 en;
+grammar fuzz.words; // of a few words
+public <main> = [<polite>] (/2/ AB <more>* | /1.5/ <fuzz.words.more> B+) {a tag};
+<polite> = "B B" /* please */ | <NULL>;
+<more> = BC | CA [AB] | <VOID>;
+"""
+
+
+def _write_grammars(folder: Path) -> None:
+    (folder / "own.jsgf").write_text(JSGF, encoding="utf-8")
+    (folder / "own.txt").write_text("0 1 AB\n1 2 <eps> 0.5\n2 1 BC 1.25\n1 0 CA\n0 2 B 3\n2 0.125\n1\n")
+    (folder / "words.txt").write_text("# of a kitchen\nAB\nBC\n\nB\n")
+
+
+def _read_grammars(folder: Path) -> None:
+    for name in ("own.jsgf", "own.txt"):
+        acceptor = read_grammar(folder / name)
+        lang = make_lang([(word, ("a", "b")) for word in acceptor.words])
+        assert acceptor_grammar(lang, acceptor).fst.num_states > 0
+    read_words(folder / "words.txt")
 
 
 def _write_alignments(folder: Path) -> None:
@@ -271,6 +294,7 @@ TARGETS = {
     "cuts": _target(_write_cuts, _read_cuts),
     "lexicons": _target(_write_lexicon, _read_lexicon),
     "arpa": _target(_write_arpa, _read_arpa),
+    "grammars": _target(_write_grammars, _read_grammars),
     "alignments": _target(_write_alignments, _read_alignments),
     "shards": _target(_write_shards, _read_shards),
     "frame stores": Target(_write_frames, _read_frames, _sign_frames),

@@ -16,6 +16,7 @@ from pathlib import Path
 import kaldifst
 import kaldilm
 
+from murmur.speech.acceptor import Acceptor
 from murmur.speech.arpa import write_arpa
 from murmur.speech.lexicon import BACKOFF, EPSILON, Lang, write_symbols
 from murmur.speech.ngram import END, START, NgramModel
@@ -90,6 +91,28 @@ def loop_grammar(lang: Lang, probs: Mapping[str, float] | None = None) -> Gramma
 def one_word_grammar(lang: Lang, probs: Mapping[str, float] | None = None) -> Grammar:
     """G of exactly one word, for recordings of isolated words; probabilities and errors as in `loop_grammar`."""
     return _one_choice(lang, probs, target=1)
+
+
+def acceptor_grammar(lang: Lang, acceptor: Acceptor) -> Grammar:
+    """G of a deterministic acceptor, all of whose words the lexicon has.
+
+    Raises:
+        ValueError: it has words that the lexicon lacks, or arcs without a word.
+    """
+    sayable = set(sayable_words(lang))
+    missing = sorted(set(acceptor.words).difference(sayable))
+    if missing or any(arc.word is None for arc in acceptor.arcs):
+        raise ValueError(f"the lexicon lacks words of the grammar: {missing[:10]}")
+    # The first line names the start state.
+    arcs = sorted(acceptor.arcs, key=lambda arc: arc.source)
+    lines = []
+    for source, word, cost, target in arcs:
+        assert word is not None
+        spoken = 0 if word == BACKOFF else lang.words[word]
+        lines.append(f"{source}\t{target}\t{lang.words[word]}\t{spoken}\t{cost:.7g}\n")
+    lines += [f"{state}\t{cost:.7g}\n" for state, cost in sorted(acceptor.finals.items())]
+    text = "".join(lines)
+    return Grammar(_compiled(text), (), tuple(sorted(sayable.difference(acceptor.words))), _digest(text, lang))
 
 
 def _one_choice(lang: Lang, probs: Mapping[str, float] | None, target: int) -> Grammar:

@@ -181,6 +181,11 @@ def split_known(lang: Lang, texts: Mapping[str, str]) -> KnownTexts:
     return KnownTexts(kept, refused, dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
 
 
+def is_reserved(name: str) -> bool:
+    """Whether a symbol has a meaning of its own in symbol tables, and cannot be a word or a phone."""
+    return _RESERVED.fullmatch(name) is not None
+
+
 def read_lexicon(path: Path) -> list[Entry]:
     """Read `word phone phone ...` lines: a Kaldi lexicon.txt or a dictionary in the form of CMUdict.
 
