@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from murmur.engine.checkpoint import layout_of, read_pair
-from murmur.engine.task import Loss, Score, Task
+from murmur.engine.task import Checkable, Loss, Score, Task
 from murmur.flat import Layout
 from murmur.mistakes import DamagedCheckpoint, SettingError, nearest
 
@@ -187,6 +187,11 @@ class Initialised:
     def samples_per_epoch(self) -> float:
         """As the task says."""
         return self.task.samples_per_epoch
+
+    def check(self) -> None:
+        """As the task does, where it offers that."""
+        if isinstance(self.task, Checkable):
+            self.task.check()
 
     def prepare(self) -> object:
         """As the task does."""

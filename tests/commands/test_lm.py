@@ -77,7 +77,7 @@ def test_transcripts_of_a_data_directory_and_vocabularies(tmp_path: Path) -> Non
         (["train", "empty", "--out", "x"], "no sentence in"),
         (["train", "damaged.gz", "--out", "x"], "is damaged"),
         (["train", "latin1", "--out", "x"], "is not UTF-8 (byte 1)"),
-        (["prune", "nowhere.arpa", "--out", "x"], "no ARPA file at nowhere.arpa"),
+        (["prune", "nowhere.arpa", "--out", "x"], "LM nowhere.arpa does not exist"),
         (["perplexity", "latin1", "TEXT"], "latin1"),
     ],
 )

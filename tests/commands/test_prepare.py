@@ -145,9 +145,9 @@ def contents(folder: Path) -> dict[str, str]:
     ("words", "says"),
     [
         (["yesn"], "'yesn' is no folder, no manifest, no .py file and no recipe; did you mean 'yesno'?"),
-        (["SET"], "is a set, not a data directory: prepare one of"),
+        (["SET"], "is a set, not a data directory: name one of"),
         (["EMPTY"], "has no file 'text'"),
-        (["cuts.jsonl"], "cuts.jsonl is missing"),
+        (["cuts.jsonl"], "cuts.jsonl does not exist"),
         (["DATA", "--kind", "stored"], "brings no features (feats.scp): choose --kind log-mel or mfcc"),
         (["DATA", "--set", "task.x=1"], "--set is for experiments"),
         (["toy", "--kind", "mfcc"], "--allow-commands are for data"),

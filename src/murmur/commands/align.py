@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
+from murmur.commands.checks import folder_to_write, task_to_do
 from murmur.commands.options import Jobs, Settings, resolved
 from murmur.commands.timed import timed
 from murmur.engine.checkpoint import write_whole
@@ -61,13 +62,9 @@ def align(
         raise SettingError(
             f"{source} trains a {type(task).__name__}, which needs no alignment: name a hybrid experiment"
         )
-    for part in parts or ():
-        if part not in PARTS:
-            raise SettingError(f"--part {part!r} is none of {', '.join(PARTS)}{nearest(part, PARTS)}")
+    check(task, parts or (), stage, out)
     with timed("Gaussian systems"):
         stages = {each.name: each for each in task.hmms.trained}
-    if stage is not None and stage not in stages:
-        raise SettingError(f"the experiment has no stage {stage!r}{nearest(stage, list(stages))}")
     system = stages[stage] if stage is not None else task.hmms.trained[-1]
     for part in parts or ("train", "dev"):
         corpus: Corpus = getattr(task.material, part)
@@ -78,6 +75,22 @@ def align(
             f"{part}: {facts['utterances']} utterances, {facts['frames']} frames, {facts['silence']:.0%} silence,"
             f" {len(facts['lost'])} utterances lost; {out / part}"
         )
+
+
+def check(task: HybridTask, parts: Sequence[str], stage: str | None, out: Path) -> None:
+    """Check names and paths, before anything is prepared.
+
+    Raises:
+        SettingError, CorpusError: names what is missing or unknown.
+    """
+    for part in parts:
+        if part not in PARTS:
+            raise SettingError(f"--part {part!r} is none of {', '.join(PARTS)}{nearest(part, PARTS)}")
+    known = ["monophone", *(name for name in ("triphone", "lda") if getattr(task.hmm, name) is not None)]
+    if stage is not None and stage not in known:
+        raise SettingError(f"the experiment has no stage {stage!r}{nearest(stage, known)}")
+    folder_to_write(out, "--out")
+    task_to_do(task)
 
 
 def write_part(system: Stage, corpus: Corpus, tids: Mapping[str, np.ndarray], out: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from murmur.commands.checks import folder_to_write, task_to_do
 from murmur.commands.cluster_options import KINDS, Jitter, Stragglers
 from murmur.commands.dry_run import first_steps
 from murmur.commands.options import Settings, Source
@@ -96,6 +97,8 @@ def compare_command(
         numbers(seeds, "--seeds"),
         Scenario(kind=kind, step_seconds=step, jitter=jitter, stragglers=tuple(straggler or ())),
     )
+    folder_to_write(out, "--out")
+    task_to_do(grid.base.task)
     before = told(out, grid)
     grid, measured = timed_grid(grid, before, dry)
     if dry:
@@ -134,6 +137,9 @@ def timed_grid(grid: Grid, before: Mapping[str, Any], dry: bool) -> tuple[Grid, 
     """The grid with seconds a gradient, measured once for all launches where nothing says it; and what was measured."""
     experiment, measured = grid.base, before.get("measured_step_seconds")
     unknown = bool(grid.virtual) and grid.scenario.unknown_step(experiment)
+    assumed = replace(grid, scenario=replace(grid.scenario, step_seconds=1.0)) if unknown else grid
+    for cell in assumed.cells():
+        assumed.digest(cell)  # a strategy or cluster that cannot be is told before anything is prepared
     if measured is None and (unknown or dry):
         experiment.task.prepare()
         with timed("a step of one learner, on this machine"):
@@ -141,8 +147,6 @@ def timed_grid(grid: Grid, before: Mapping[str, Any], dry: bool) -> tuple[Grid, 
             measured = first_steps(experiment, experiment.task.model(), "cpu").step_seconds
     if unknown:
         grid = replace(grid, scenario=replace(grid.scenario, step_seconds=measured))
-    for cell in grid.cells():
-        grid.digest(cell)  # a strategy or cluster that cannot be is told before anything is run
     return grid, measured
 
 

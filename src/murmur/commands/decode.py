@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
+from murmur.commands.checks import folder_to_write, model_to_read, task_to_do
 from murmur.commands.hybrid_search import HybridSearch, word_lines
 from murmur.commands.options import Jobs, Settings
-from murmur.commands.prepare_data import read_corpus
+from murmur.commands.prepare_data import check_data, read_corpus
 from murmur.commands.run_records import SETTINGS, scales_of, task_of
 from murmur.commands.timed import timed
 from murmur.engine.checkpoint import write_whole
@@ -79,8 +80,10 @@ def decode(
     task = task_of(folder, source, settings or (), jobs)
     if not isinstance(task, HybridTask | CtcTask):
         raise SettingError(f"{source} trains a {type(task).__name__}, which recognises no speech")
+    check(task, model, data, grammar, out)
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
     changes = {name: value for name, value in given.items() if value is not None}
+    check_search(task, grammar, {**scales_of(folder), **changes}, changes)
     if isinstance(task, CtcTask):
         if grammar is not None:
             task = replace(task, decoding=replace(task.decoding, grammar=grammar))
@@ -88,6 +91,41 @@ def decode(
     else:
         facts = decode_hybrid(task, load(task, model), (data, grammar, changes), scales_of(folder), out)
     write_whole(out / "summary.json", json.dumps({"model": str(find_model(model)), **facts}, indent=1).encode())
+
+
+def check(task: HybridTask | CtcTask, model: Path, data: str, grammar: str | None, out: Path) -> None:
+    """Check the model, the data and the folders of a decoding, before anything is prepared.
+
+    Raises:
+        SettingError, CorpusError: names what is missing.
+    """
+    model_to_read(model)
+    folder_to_write(out, "--out")
+    task_to_do(task)
+    if data not in PARTS:
+        check_data(data)
+    if grammar is not None:
+        task.check_grammar(grammar, "--grammar")
+
+
+def check_search(
+    task: HybridTask | CtcTask, grammar: str | None, scales: Mapping[str, Any], changes: Mapping[str, Any]
+) -> None:
+    """Check that the settings of the search are known, and fit its kind.
+
+    Raises:
+        SettingError: a best path with settings, or a graph without an acoustic scale.
+    """
+    if isinstance(task, CtcTask) and (grammar or task.decoding.grammar) == GREEDY:
+        if changes:
+            raise SettingError(
+                "a best path has no scale, penalty, beam or states to set: give a --grammar, such as loop"
+            )
+    elif "acoustic_scale" not in scales:
+        example = "0.3" if isinstance(task, HybridTask) else "0.7"
+        raise SettingError(
+            f"the run has no score.json with an acoustic scale tuned on dev: give --scale, such as {example}"
+        )
 
 
 def load(task: Task, model: Path) -> nn.Module:
@@ -110,14 +148,8 @@ def decode_hybrid(
     tuned: Mapping[str, float],
     out: Path,
 ) -> dict[str, Any]:
-    """Decode with HCLG; `wanted` are the data, the grammar and the search settings that were given.
-
-    Raises:
-        SettingError: neither the caller nor the run gives an acoustic scale.
-    """
+    """Decode with HCLG; `wanted` are the data, the grammar and the search settings that were given."""
     data, grammar, changes = wanted
-    if "acoustic_scale" not in {**tuned, **changes}:
-        raise SettingError("the run has no score.json with an acoustic scale tuned on dev: give --scale, such as 0.3")
     search = HybridSearch(task, network, grammar)
     options = replace(search.widest, **options_of({**tuned, **changes}))
     corpus = corpus_of(task, data)
@@ -145,16 +177,9 @@ def decode_ctc(
     """Decode by the best path of CTC, or with a graph; `wanted` are the data and the search settings that were given.
 
     `places` are what the run tuned on dev and the folder of the results.
-
-    Raises:
-        SettingError: settings of a search for best paths, or neither the caller nor the run gives an acoustic scale.
     """
     (data, changes), (tuned, out) = wanted, places
     greedy = task.decoding.grammar == GREEDY
-    if greedy and changes:
-        raise SettingError("a best path has no scale, penalty, beam or states to set: give a --grammar, such as loop")
-    if not greedy and "acoustic_scale" not in {**tuned, **changes}:
-        raise SettingError("the run has no score.json with an acoustic scale tuned on dev: give --scale, such as 0.7")
     split = getattr(task.data, data) if data in PARTS else task.read(read_corpus(data))
     if greedy:
         with timed(f"recognising {len(split.names)} utterances"):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from murmur.commands.checks import folder_to_write
 from murmur.demo import run_demo
 
 app = typer.Typer(add_completion=False)
@@ -20,4 +21,5 @@ def demo(
 
     Example: murmur demo
     """
+    folder_to_write(out, "--out")
     raise typer.Exit(run_demo(out))

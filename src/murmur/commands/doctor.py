@@ -14,6 +14,7 @@ from typing import Annotated
 import torch
 import typer
 
+from murmur.commands.checks import file_to_write
 from murmur.commands.host_checks import Finding, check_host
 from murmur.commands.network_checks import Learned, examine, host_name
 from murmur.commands.options import Settings, resolved
@@ -55,6 +56,8 @@ def doctor(
 
     One line for each thing that was looked at, ok, warn or bad, with the remedy. The status is 1 if anything is bad.
     """
+    if findings is not None:
+        file_to_write(findings, "--json")
     digest = resolved(source, settings or ()).digest() if source is not None else "none given"
     place = place_of()
     if place is not None:

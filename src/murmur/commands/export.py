@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from murmur.commands.checks import folder_to_write
 from murmur.commands.exported import Cmvn, Kind, Wish, export_run
 from murmur.commands.options import OfRun, Settings
 from murmur.commands.timed import timed
@@ -69,7 +70,8 @@ def export(
     examples/decode_export.py decodes it with onnxruntime. The scores are compared with the network's before anything
     is kept; docs/export.md says how each kind of model is decoded.
     """
-    run = open_run(model, experiment, settings or ())
+    folder_to_write(out, "--out")
+    run = open_run(model, experiment, settings or (), grammar)
     options = run.options({"acoustic_scale": scale, "insertion_penalty": penalty})
     with timed(f"exporting to {to}"):
         lines = export_run(run, Wish(out, kind, cmvn, grammar), options)

@@ -8,12 +8,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from murmur.commands.lm import sentences_of
+from murmur.commands.checks import file_to_read, folder_to_write
+from murmur.commands.lm import check_text, sentences_of
 from murmur.mistakes import SettingError
 from murmur.recipes.pronouncing import Guess, guesser
 from murmur.speech.lexicon import read_lexicon, without_stress
 from murmur.speech.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete
 from murmur.speech.spelling import Digits
+from murmur.speech.synth import check_installed
 
 app = typer.Typer(add_completion=False)
 GUESSES = "Words that the base lacks"
@@ -79,6 +81,7 @@ def lexicon(
         raise SettingError("without --base there is nothing to keep or to look words up in: give one, or --guess")
     if base is not None and base.resolve() == (out / LEXICON).resolve():
         raise SettingError(f"{base} is the base and would be overwritten: choose another --out")
+    check(text, base, guess, phone_map, out)
     entries = [] if base is None else read_lexicon(base)
     if stress == "drop":
         entries = without_stress(entries)
@@ -90,6 +93,21 @@ def lexicon(
     found.write(out)
     typer.echo(summary(found, counts))
     typer.echo(str(out / LEXICON))
+
+
+def check(text: list[Path], base: Path | None, guess: Guess, phone_map: Path | None, out: Path) -> None:
+    """Check that all files can be read and the folder be written, before any is read.
+
+    Raises:
+        SettingError, SynthesisError: names what is missing.
+    """
+    check_text(text)
+    for path, option in ((base, "--base"), (phone_map, "--map")):
+        if path is not None:
+            file_to_read(path, option)
+    folder_to_write(out, "--out")
+    if guess == "espeak":
+        check_installed()
 
 
 def summary(found: Completed, counts: Counter[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from murmur.commands.checks import file_to_read, file_to_write
 from murmur.commands.timed import timed
 from murmur.mistakes import SettingError
 from murmur.speech.arpa import read_arpa, write_arpa
@@ -58,6 +59,10 @@ def train_command(
     if vocabulary is not None and most is not None:
         raise SettingError("--vocabulary and --most both choose the words: give one of them")
     config = KneserNey(order, numbers(cutoffs), unknown or None)
+    file_to_write(out, "--out")
+    check_text(text)
+    if vocabulary is not None:
+        file_to_read(vocabulary, "--vocabulary")
     lines = sentences_of(text)
     words = frequent_words(lines, most) if most is not None else None
     if vocabulary is not None:
@@ -85,6 +90,8 @@ def prune_command(
 
     Look at the perplexity of both afterwards: Kneser-Ney models lose more than others.
     """
+    file_to_read(model, "LM")
+    file_to_write(out, "--out")
     with timed(f"reading {model}"):
         before = read_arpa(model)
     with timed("pruning"):
@@ -99,9 +106,24 @@ def perplexity_command(model: Model, text: Text) -> None:
 
     Example: murmur lm perplexity lm.arpa.gz data/dev
     """
+    file_to_read(model, "LM")
+    check_text(text)
     with timed(f"reading {model}"):
         loaded = read_arpa(model)
     typer.echo(str(perplexity(loaded, sentences_of(text))))
+
+
+def check_text(paths: list[Path]) -> None:
+    """Check that all texts are there, before any is read.
+
+    Raises:
+        SettingError: names the first that is not.
+    """
+    for path in paths:
+        if path.is_dir() and not (path / "text").is_file():
+            raise SettingError(f"{path} is a folder without a file 'text': name a data directory or a text file")
+        if not path.exists():
+            raise SettingError(f"there is no file {path}")
 
 
 def sentences_of(paths: list[Path]) -> list[str]:
@@ -110,11 +132,10 @@ def sentences_of(paths: list[Path]) -> list[str]:
     Raises:
         SettingError: a file is missing, not UTF-8, or nothing stands in any of them.
     """
+    check_text(paths)
     lines: list[str] = []
     for path in paths:
         if path.is_dir():
-            if not (path / "text").is_file():
-                raise SettingError(f"{path} is a folder without a file 'text': name a data directory or a text file")
             lines += read_table(path / "text", values_required=False).values()
         else:
             lines += text_lines(path)

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from murmur.commands.checks import file_to_write, folder_to_write, task_to_do
 from murmur.compared.rows import Row, Rows
 from murmur.mistakes import SettingError, nearest
 from murmur.recipes.papers.all import STUDIES
@@ -57,8 +58,11 @@ def papers_command(
     chosen = studies(names or list(STUDIES))
     if corpus is None and not kept.is_file():  # the page of no runs would take another one's place
         raise SettingError(f"there are no rows in {kept}: give --corpus to make them, or name a file of rows")
+    folder_to_write(out, "--out")
+    file_to_write(kept, "--rows")
     material = None if corpus is None else Material(corpus, cache)
     if material is not None:
+        task_to_do(material.supervised)
         with console.status("preparing the data"):
             material.supervised.prepare()
 

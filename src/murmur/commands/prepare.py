@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from murmur.commands.checks import task_to_do
 from murmur.commands.options import Jobs, Settings, resolved
 from murmur.commands.prepare_corpus import From, prepare_corpus, show_corpora
 from murmur.commands.prepare_data import Kind, Making, Wanted, prepare_data
@@ -140,6 +141,7 @@ def prepare(
 def prepare_experiment(source: str, settings: list[str], jobs: int | None) -> None:
     """Make everything that an experiment needs before training."""
     experiment = resolved(source, settings, jobs)
+    task_to_do(experiment.task)
     with timed(f"preparing {source}"):
         experiment.task.prepare()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from murmur.commands.checks import folder_to_write
 from murmur.commands.timed import timed
 from murmur.mistakes import SettingError, nearest
 from murmur.speech.published.catalogue import CORPORA, Part, Published
@@ -48,6 +49,9 @@ def prepare_corpus(name: str, places: From, out: Path, jobs: int) -> None:
     if places.mirror is not None and places.download is None:
         raise SettingError("--mirror is for --download")
     corpus = CORPORA[name]
+    folder_to_write(out, "--out")
+    if places.download is not None:
+        folder_to_write(places.download, "--download")
     if places.download is not None and not corpus.parts:
         raise SettingError(f"{name} is not published anywhere: --from FOLDER")
     chosen = chosen_parts(name, corpus, places)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import typer
 
+from murmur.commands.checks import file_to_read, folder_to_write
 from murmur.engine.checkpoint import write_whole
 from murmur.mistakes import SettingError, nearest
 from murmur.settings import recipe_names
@@ -22,11 +23,12 @@ from murmur.speech.features import Front, LogMel, Mfcc, Ready, digest, read_stor
 from murmur.speech.frame_parts import aligned_parts, is_shar, on_demand, read_targets, shar_parts
 from murmur.speech.frame_shards import make
 from murmur.speech.frame_store import FORMAT, FrameStore, Storage
-from murmur.speech.kaldi_dir import read_data_dir
+from murmur.speech.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.lhotse_cuts import read_cuts
 from murmur.speech.shards import FeatureStore
 from murmur.speech.shards import prepare as make_features
 
+MANIFESTS = (".jsonl", ".jsonl.gz")
 Kind = Literal["log-mel", "mfcc", "stored"]
 
 
@@ -52,6 +54,9 @@ class Making:
 
 def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
     """Make what is wanted of a directory, manifest or Shar folder, and say what there is."""
+    folder_to_write(how.out, "--out")
+    if wanted.alignments is not None and not wanted.alignments.exists():
+        raise SettingError(f"--alignments {wanted.alignments} does not exist: name an .npz, or a folder of ali.*.gz")
     if is_shar(Path(source)):
         if wanted != Wanted(None, None, wanted.scope, None):
             raise SettingError(
@@ -128,16 +133,31 @@ def read_corpus(source: str, commands_allowed: bool = False) -> Corpus:
         SettingError: it is neither.
         CorpusError: it cannot be used.
     """
+    check_data(source)
     path = Path(source)
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
+    if path.name.endswith(MANIFESTS):
         return read_cuts(path)
-    if path.is_dir():
+    return read_data_dir(path, commands_allowed=commands_allowed)
+
+
+def check_data(source: str) -> None:
+    """Check that there is a data directory or cut manifest with the files that it needs, without reading them.
+
+    Raises:
+        SettingError: it is neither.
+        CorpusError: a file is missing.
+    """
+    path = Path(source)
+    if path.name.endswith(MANIFESTS):
+        file_to_read(path, "manifest")
+    elif path.is_dir():
         parts = sorted(str(p.parent) for p in path.glob("data/*/text"))
         if parts and not (path / "text").is_file():
-            raise SettingError(f"{source} is a set, not a data directory: prepare one of {', '.join(parts)}")
-        return read_data_dir(path, commands_allowed=commands_allowed)
-    known = nearest(source, recipe_names())
-    raise SettingError(f"{source!r} is no folder, no manifest, no .py file and no recipe{known}")
+            raise SettingError(f"{source} is a set, not a data directory: name one of {', '.join(parts)}")
+        check_data_dir(path)
+    else:
+        known = nearest(source, recipe_names())
+        raise SettingError(f"{source!r} is no folder, no manifest, no .py file and no recipe{known}")
 
 
 def front_of(corpus: Corpus, kind: Kind | None, bins: int | None) -> Front:

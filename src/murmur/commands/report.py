@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from murmur.commands.checks import file_to_write, folder_to_write
 from murmur.commands.timed import timed
 from murmur.mistakes import SettingError
 from murmur.report.events import write_events
@@ -50,15 +51,20 @@ def report(
     for run in runs:
         if not run.is_dir():
             raise SettingError(f"there is no folder {run}: name the --out of a murmur train")
+    for path in audio or ():
+        if not path.exists():
+            raise SettingError(f"--audio {path} does not exist: name a folder of recordings or a wav.scp")
     if tensorboard is not None:
         if out is not None or audio:
             raise SettingError("--tensorboard writes event files and no page: leave out --out and --audio")
+        folder_to_write(tensorboard, "--tensorboard")
         with timed("writing events"):
             written = write_events(runs, tensorboard)
         for folder in written:
             typer.echo(f"{folder}")
         return
     page = out or runs[0] / "report.html"
+    file_to_write(page, "--out")
     with timed("drawing figures"):
         write_report(runs, page, audio or ())
     typer.echo(f"{page}")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from murmur.commands.checks import file_to_read, file_to_write
 from murmur.mistakes import SettingError
 from murmur.speech.bootstrap import compare, interval
 from murmur.speech.error_report import write_error_report
@@ -65,6 +66,7 @@ def score(
     """
     if len(hypotheses) > 2:
         raise SettingError(f"one or two files of hypotheses can be scored, got {len(hypotheses)}")
+    check(reference, hypotheses, speakers, errors)
     own = reference / "utt2spk"
     speakers = speakers or (own if own.is_file() else None)
     references = texts_of(reference)
@@ -85,18 +87,34 @@ def score(
         typer.echo(by_speaker(scores, speaker_of))
 
 
+def check(reference: Path, hypotheses: list[Path], speakers: Path | None, errors: Path | None) -> None:
+    """Check that all files can be read, and the report written, before any is read.
+
+    Raises:
+        SettingError: names the first file that is missing.
+    """
+    for path in (reference, *hypotheses):
+        if not _text(path).is_file():
+            raise SettingError(
+                f"there is no file {_text(path)}: give lines of an utterance and its words, as Kaldi's text"
+            )
+    if speakers is not None:
+        file_to_read(speakers, "--speakers")
+    if errors is not None:
+        file_to_write(errors, "--errors")
+
+
 def texts_of(path: Path) -> dict[str, str]:
     """{utterance: text} of a file of lines `utterance words...`.
 
     Raises:
-        SettingError: there is no such file.
         CorpusError: it is malformed.
     """
-    if path.is_dir():
-        path = path / "text"
-    if not path.is_file():
-        raise SettingError(f"there is no file {path}: give lines of an utterance and its words, as Kaldi's text")
-    return read_table(path, values_required=False)
+    return read_table(_text(path), values_required=False)
+
+
+def _text(path: Path) -> Path:
+    return path / "text" if path.is_dir() else path
 
 
 def line_of(scores: Mapping[str, ErrorRate], draws: Draws) -> str:

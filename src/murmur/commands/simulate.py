@@ -12,6 +12,7 @@ import torch
 import typer
 from rich.console import Console
 
+from murmur.commands.checks import folder_to_write, task_to_do, tested_model
 from murmur.commands.cluster_options import KINDS, Chosen, Jitter, Step, Stragglers
 from murmur.commands.dry_run import first_steps
 from murmur.commands.options import Settings, Source
@@ -179,6 +180,9 @@ def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
     assumed = 1.0 if first.scenario.unknown_step(experiment) else first.scenario.step_seconds
     for simulation in simulations:
         replace(simulation.scenario, step_seconds=assumed).cluster(simulation.experiment())
+    folder_to_write(first.out, "--out")
+    tested_model(experiment, first.tested)
+    task_to_do(experiment.task)
     experiment.task.prepare()
     if not first.scenario.unknown_step(experiment):
         return list(simulations)

@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from murmur.commands.checks import folder_to_write, model_to_read, task_to_do, tested_model
 from murmur.commands.dry_run import dry_run
 from murmur.commands.options import Settings, Source
 from murmur.trained import Choice
 from murmur.training import Request, train
+from murmur.worlds.torch.secret import from_file
 
 app = typer.Typer(add_completion=False)
 
@@ -113,4 +115,21 @@ def train_command(
         secret_file,
         lease_seconds,
     )
+    check(request)
     raise typer.Exit(dry_run(request) if dry else train(request))
+
+
+def check(request: Request) -> None:
+    """Check paths and names of a training, before anything is prepared.
+
+    Raises:
+        SettingError, ValueError: names what is missing or does not fit.
+    """
+    folder_to_write(request.out, "--out")
+    if request.init is not None:
+        model_to_read(request.init)
+    if request.secret_file is not None:
+        from_file(request.secret_file)
+    experiment = request.experiment()
+    tested_model(experiment, request.tested)
+    task_to_do(experiment.task)

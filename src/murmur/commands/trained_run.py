@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from murmur.commands.checks import model_to_read, task_to_do
 from murmur.commands.hybrid_search import HybridSearch
 from murmur.commands.run_records import figures_on_test, recorded, scales_of, task_of
 from murmur.commands.timed import timed
@@ -27,7 +28,7 @@ from murmur.speech.corpus import Corpus
 from murmur.speech.decode import DecodeOptions
 from murmur.speech.features import LogMel, sample_rate_hz
 from murmur.speech.shards import prepare
-from murmur.trained import find_model, read_into
+from murmur.trained import read_into
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,13 +143,15 @@ def graph_folder(search: HybridSearch | CtcSearch) -> Path:
         return search.half.graph(search.stage.model, grammar)
 
 
-def open_run(model: Path, experiment: str | None = None, settings: Sequence[str] = ()) -> TrainedRun:
-    """The run behind a folder or one of its .safetensors files.
+def open_run(
+    model: Path, experiment: str | None = None, settings: Sequence[str] = (), grammar: str | None = None
+) -> TrainedRun:
+    """The run behind a folder or one of its .safetensors files; all names are checked before the model is loaded.
 
     Raises:
-        SettingError: there is no model, no record of its experiment, or it recognises no speech.
+        SettingError: there is no model, no record of its experiment, no such grammar, or it recognises no speech.
     """
-    stem = find_model(model)
+    stem = model_to_read(model)
     folder = stem.parent
     if experiment is None:
         experiment = recorded(folder, "run.json").get("source")
@@ -157,6 +160,9 @@ def open_run(model: Path, experiment: str | None = None, settings: Sequence[str]
     task = task_of(folder, experiment, settings)
     if not isinstance(task, HybridTask | CtcTask):
         raise SettingError(f"{experiment} trains a {type(task).__name__}, which recognises no speech")
+    task_to_do(task)
+    if grammar is not None:
+        task.check_grammar(grammar, "--grammar")
     with timed("loading the model"):
         network = task.model()
         read_into(network, stem)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from murmur.commands.checks import folder_to_write
 from murmur.commands.exported_model import exported_transcriber, looks_exported
 from murmur.commands.options import OfRun, Settings
 from murmur.commands.trained_run import open_run
@@ -91,7 +92,7 @@ def transcribe(
         _refuse({"grammar": grammar, "scale": scale, "penalty": penalty, "experiment": experiment, "set": settings})
         work = exported_transcriber(model, beams, longest)
     else:
-        run = open_run(model, experiment, settings or ())
+        run = open_run(model, experiment, settings or (), grammar)
         options = run.options({"acoustic_scale": scale, "insertion_penalty": penalty, **beams})
         work = transcriber(run, grammar, options, longest)
     failed = _do_all(files, work, rate, lambda found: _write(found, form, out, several=len(files) > 1))
@@ -125,7 +126,11 @@ def _refuse(given: Mapping[str, object]) -> None:
 
 
 def _check_names(files: list[str], out: Path | None) -> None:
-    """Refuse what would be read or written twice, before anything is done."""
+    """Refuse what is not there, or would be read or written twice, before anything is done."""
+    if not any(name == STDIN or Path(name).is_file() for name in files):
+        raise SettingError(f"none of the {len(files)} files exists; the first is {readable(files[0])!r}")
+    if out is not None:
+        folder_to_write(out, "--out")
     names = Counter(files if out is None else [_stem(name) for name in files])
     twice = [name for name, count in names.items() if count > 1]
     if twice and (out is not None or STDIN in twice):

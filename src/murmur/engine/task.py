@@ -84,6 +84,18 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class Checkable(Protocol):
+    """What a task may offer beside `Task`: a check of its paths and names before anything is made."""
+
+    def check(self) -> None:
+        """Find missing files, unknown names and missing libraries; takes well under a second, and writes nothing.
+
+        Raises:
+            ValueError: names the setting and what to do.
+        """
+
+
+@runtime_checkable
 class Stackable(Protocol):
     """What a task may offer beside `Task`: gradients of many learners by one call (torch.func.vmap over their weights).
 

@@ -7,13 +7,14 @@ enough, else of utterances.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from murmur.speech.corpus import Corpus, CorpusError
-from murmur.speech.digits import Digits, make_digits
-from murmur.speech.kaldi_dir import read_data_dir
+from murmur.speech.digits import Digits, digits_folder, make_digits
+from murmur.speech.kaldi_dir import check_data_dir, read_data_dir
+from murmur.speech.synth import check_installed
 
 HELD_OUT = 8  # every eighth speaker (or utterance) of a training set that comes without a dev set
 
@@ -37,6 +38,74 @@ class SpeechSet:
     language_models: Mapping[str, Path] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """Files that a set must hold, relative to its folder.
+
+    Attributes:
+        parts: data directories, below data/.
+        lexicon: pronunciations.
+        language_models: ARPA files by name.
+    """
+
+    parts: tuple[str, ...] = ("train", "test")
+    lexicon: str = "lexicon.txt"
+    language_models: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, root: Path) -> None:
+        """Check that the files are there, without reading them.
+
+        Raises:
+            CorpusError: names the first file that is missing.
+        """
+        check_parts(root, self.parts)
+        for file in (self.lexicon, *self.language_models.values()):
+            _there(root / file, root)
+
+    def models(self, root: Path) -> dict[str, Path]:
+        """The language models of a set.
+
+        Raises:
+            CorpusError: one is missing.
+        """
+        return {name: _there(root / file, root) for name, file in self.language_models.items()}
+
+
+NEEDS: Mapping[str, Needs] = {
+    "an4": Needs(lexicon="an4.dic", language_models={"ug": "an4.ug.lm"}),
+    "an4_all": Needs(lexicon="an4.dic", language_models={"ug": "an4.ug.lm"}),
+    "fsdd_official": Needs(parts=("train_official", "test_official")),
+    "fsdd_unseen": Needs(),
+    "folder": Needs(),
+    "librispeech": Needs(lexicon="lm/lexicon.txt", language_models={"bg": "lm/bg.arpa.gz", "tg": "lm/tg.arpa.gz"}),
+    "yesno": Needs(),
+}
+
+
+def check_parts(root: Path, parts: Sequence[str] = ("train", "test")) -> None:
+    """Check that a folder is a set with these parts, without reading them.
+
+    Raises:
+        CorpusError: names what is missing.
+    """
+    if not root.is_dir():
+        raise CorpusError(f"there is no folder {root}: name the folder of the set (task.corpus)")
+    if not (root / "data").is_dir() and (root / "text").is_file():
+        raise CorpusError(f"{root} is a data directory, not a set: name the folder that holds data/{parts[0]}")
+    for part in parts:
+        check_data_dir(root / "data" / part)
+
+
+def check_digits(cache: Path, config: Digits) -> None:
+    """Check that the embedded digits are in `cache`, or can be synthesised.
+
+    Raises:
+        SynthesisError: espeak-ng is missing.
+    """
+    if not digits_folder(cache, config).is_dir():
+        check_installed()
+
+
 def digits(cache: Path, config: Digits | None = None) -> SpeechSet:
     """The embedded digits, synthesised into `cache` on first use.
 
@@ -52,7 +121,7 @@ def folder(root: Path) -> SpeechSet:
     Raises:
         CorpusError: a split or the lexicon is missing or malformed.
     """
-    return SpeechSet(*splits(root), _there(root / "lexicon.txt"))
+    return SpeechSet(*splits(root), _there(root / "lexicon.txt", root))
 
 
 def yesno(root: Path) -> SpeechSet:
@@ -60,7 +129,7 @@ def yesno(root: Path) -> SpeechSet:
     train, test = (read_data_dir(root / "data" / part) for part in ("train", "test"))
     held_out = {u.id for u in train.utterances[HELD_OUT - 1 :: HELD_OUT]}
     parts = train.subset(lambda u: u.id not in held_out), train.subset(lambda u: u.id in held_out)
-    return SpeechSet(*parts, test, _there(root / "lexicon.txt"))
+    return SpeechSet(*parts, test, _there(root / "lexicon.txt", root))
 
 
 def fsdd_official(root: Path) -> SpeechSet:
@@ -68,7 +137,7 @@ def fsdd_official(root: Path) -> SpeechSet:
     train, test = (read_data_dir(root / "data" / part) for part in ("train_official", "test_official"))
     dev = train.subset(lambda u: u.id.endswith(("-05", "-06")))
     rest = train.subset(lambda u: not u.id.endswith(("-05", "-06")))
-    return SpeechSet(rest, dev, test, _there(root / "lexicon.txt"))
+    return SpeechSet(rest, dev, test, _there(root / "lexicon.txt", root))
 
 
 def fsdd_unseen(root: Path) -> SpeechSet:
@@ -78,13 +147,14 @@ def fsdd_unseen(root: Path) -> SpeechSet:
 
 def librispeech(root: Path) -> SpeechSet:
     """Read English with its bigram ("bg") and trigram ("tg") models of 20,000 words."""
-    models = {name: _there(root / "lm" / f"{name}.arpa.gz") for name in ("bg", "tg")}
-    return SpeechSet(*splits(root), _there(root / "lm" / "lexicon.txt"), models)
+    needs = NEEDS["librispeech"]
+    return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root))
 
 
 def an4(root: Path) -> SpeechSet:
     """AN4 as cepstra (feats.scp) with its unigram model ("ug"); dev is every eighth training speaker."""
-    return SpeechSet(*splits(root), _there(root / "an4.dic"), {"ug": _there(root / "an4.ug.lm")})
+    needs = NEEDS["an4"]
+    return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root))
 
 
 def an4_all(root: Path) -> SpeechSet:
@@ -123,7 +193,7 @@ def splits(root: Path) -> tuple[Corpus, Corpus, Corpus]:
     return train.subset(lambda u: u.speaker not in held_out), train.subset(lambda u: u.speaker in held_out), test
 
 
-def _there(path: Path) -> Path:
+def _there(path: Path, root: Path) -> Path:
     if not path.is_file():
-        raise CorpusError(f"{path} is missing: is {path.parent} the folder of the set?")
+        raise CorpusError(f"{path} is missing: is {root} the folder of the set?")
     return path

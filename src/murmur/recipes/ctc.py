@@ -24,9 +24,12 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
 from murmur.engine.task import Loss, Score
+from murmur.mistakes import SettingError
+from murmur.recipes.corpora import check_digits, check_parts
 from murmur.recipes.ctc_data import Data, Reading, Split, load, read
 from murmur.recipes.ctc_decode import GREEDY, CtcDecoding, CtcSearch
 from murmur.recipes.ctc_output import Outputs, graph_score, greedy_rates, greedy_score, outputs
+from murmur.recipes.hybrid_config import LOOP, ONE_WORD
 from murmur.recipes.pronouncing import Guess
 from murmur.speech import ctc, ctc_labels
 from murmur.speech.augment import SpecAugment
@@ -34,8 +37,9 @@ from murmur.speech.batching import UtteranceBatches, pad
 from murmur.speech.cmvn import Scope
 from murmur.speech.corpus import Corpus
 from murmur.speech.ctc_labels import LabelGraph
-from murmur.speech.digits import Digits, make_digits
+from murmur.speech.digits import Digits, digits_folder, make_digits
 from murmur.speech.models import Blstm, Network
+from murmur.speech.synth import check_installed
 from murmur.strategies import KAVG
 
 AUGMENT = SpecAugment(warp=0.1, tempo=0.1, time_masks=1, time_frames=12, bin_masks=1, bins=6)
@@ -105,6 +109,42 @@ class CtcTask:
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: data already loaded stays out of pickles, every process reads its own."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def check(self) -> None:
+        """Find missing files, an unknown grammar and missing libraries, before anything is made.
+
+        Raises:
+            SettingError, CorpusError, SynthesisError: names what is missing.
+        """
+        if self.corpus is None:
+            check_digits(self.cache, self.digits)
+        else:
+            check_parts(Path(self.corpus))
+        if self.units == "phone" and self.guess == "none" and not self._lexicon_there():
+            raise SettingError(
+                f"task.units=phone needs a lexicon, and {self.lexicon} is neither in {self.corpus} nor a path: name one"
+                " (task.lexicon), or guess all words (task.guess=espeak)"
+            )
+        if self.units == "phone" and self.guess == "espeak":
+            check_installed()
+        self.check_grammar(self.decoding.grammar, "task.decoding.grammar")
+
+    def check_grammar(self, name: str, option: str) -> None:
+        """Check that there is a grammar of this name; `option` is where the name comes from.
+
+        Raises:
+            SettingError: there is none.
+        """
+        folder = digits_folder(self.cache, self.digits) if self.corpus is None else Path(self.corpus)
+        if name not in (GREEDY, LOOP, ONE_WORD) and not any(path.is_file() for path in (folder / name, Path(name))):
+            raise SettingError(
+                f"{option}: there is no grammar {name!r}: choose greedy, loop, 'one word', or an ARPA file"
+                f" (in {folder}, or a path)"
+            )
+
+    def _lexicon_there(self) -> bool:
+        inside = self.corpus is None or (Path(self.corpus) / self.lexicon).is_file()  # the digits bring one
+        return inside or self.lexicon.is_file()
 
     def prepare(self) -> Data:
         """Synthesise and analyse what is not cached yet; worth calling once before several learners start."""

@@ -22,6 +22,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
 from murmur.engine.task import Score
+from murmur.mistakes import SettingError
 from murmur.recipes.chunk_learning import ChunkLearning, Precision
 from murmur.recipes.hybrid_config import Chunks
 from murmur.speech import hybrid
@@ -66,6 +67,20 @@ class FramesTask(ChunkLearning):
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: every process opens the corpora itself."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def check(self) -> None:
+        """Check that both folders are there.
+
+        Raises:
+            SettingError: names the setting of the one that is missing.
+        """
+        for name in ("train", "dev"):
+            folder: Path = getattr(self, name)
+            if not folder.is_dir():
+                raise SettingError(
+                    f"task.{name}: there is no folder {folder}: make it with murmur prepare DATA --alignments, and name"
+                    " the folder that it prints"
+                )
 
     @cached_property
     def stores(self) -> tuple[FrameStore, FrameStore]:

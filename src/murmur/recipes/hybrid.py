@@ -26,9 +26,19 @@ from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
 from murmur.engine.task import Score
 from murmur.flat import Layout
+from murmur.mistakes import SettingError
 from murmur.recipes import corpora
 from murmur.recipes.chunk_learning import ChunkLearning, Precision
-from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages
+from murmur.recipes.hybrid_config import (
+    LOOP,
+    ONE_WORD,
+    Chunks,
+    Decoding,
+    FrontEnd,
+    HmmStages,
+    Search,
+    first_options,
+)
 from murmur.recipes.hybrid_data import HybridData, Targets, make_targets, realigned
 from murmur.recipes.hybrid_decode import DecodeHalf, Result, Scorer, System
 from murmur.recipes.hybrid_hmm import HmmHalf, Stage
@@ -39,6 +49,7 @@ from murmur.speech.chunks import ChunkBatch, ChunkTable
 from murmur.speech.corpus import Corpus
 from murmur.speech.digits import Digits
 from murmur.speech.models import Network, Tdnn
+from murmur.speech.synth import check_installed
 from murmur.strategies import SyncSGD
 
 Loader = Literal["an4", "an4_all", "folder", "fsdd_official", "fsdd_unseen", "librispeech", "yesno"]
@@ -93,6 +104,38 @@ class HybridTask(ChunkLearning):
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: data already loaded stays out of pickles, every process reads its own."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def check(self) -> None:
+        """Find missing files, grammars that the set has not, and missing libraries, before anything is made.
+
+        Raises:
+            SettingError, CorpusError, SynthesisError: names what is missing.
+        """
+        if self.corpus is None:
+            corpora.check_digits(self.cache, self.digits)
+        else:
+            corpora.NEEDS[self.loader].check(Path(self.corpus))
+        if self.guess == "espeak":
+            check_installed()
+        for name in ("gmm", "network"):
+            search: Search = getattr(self.decoding, name)
+            self.check_grammar(search.grammar, f"task.decoding.{name}.grammar")
+            first_options(search)
+        if self.front.draws and self.front.noise.recordings is not None and not self.front.noise.recordings.is_dir():
+            raise SettingError(f"task.front.noise.recordings: there is no folder {self.front.noise.recordings}")
+        if self.realigned_by is not None and not self.realigned_by.with_suffix(".safetensors").is_file():
+            raise SettingError(f"task.realigned_by: there is no model {self.realigned_by}.safetensors")
+
+    def check_grammar(self, name: str, option: str) -> None:
+        """Check that the set has a grammar; `option` is where the name comes from.
+
+        Raises:
+            SettingError: it has not.
+        """
+        models = () if self.corpus is None else corpora.NEEDS[self.loader].language_models
+        known = [LOOP, ONE_WORD, *models]
+        if name not in known:
+            raise SettingError(f"{option}: this set has no grammar {name!r}; choose one of {', '.join(known)}")
 
     @cached_property
     def material(self) -> corpora.SpeechSet:

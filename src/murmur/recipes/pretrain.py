@@ -77,6 +77,10 @@ class PretrainTask:
         """Frames in one pass."""
         return self.supervised.samples_per_epoch
 
+    def check(self) -> None:
+        """As the supervised task does."""
+        self.supervised.check()
+
     def prepare(self) -> object:
         """As the supervised task does."""
         return self.supervised.prepare()

@@ -80,6 +80,10 @@ class FrameTask:
         """Frames in one pass, those left out not counted."""
         return float(self.per_epoch * self.frames)
 
+    def check(self) -> None:
+        """As the supervised task does."""
+        self.supervised.check()
+
     def prepare(self) -> object:
         """As the hybrid task does."""
         return self.supervised.prepare()

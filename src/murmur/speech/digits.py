@@ -70,6 +70,11 @@ class Digits:
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
+def digits_folder(folder: Path, config: Digits) -> Path:
+    """The folder of the corpus that these values make, below `folder`; there once it is complete."""
+    return Path(folder) / f"digits-{config.digest()}"
+
+
 def plan(config: Digits) -> dict[str, tuple[Line, ...]]:
     """The lines of each split, with speaker and conditions: {split: lines}. A pure function of `config`."""
     counts = {"train": config.train, "dev": config.dev, "test": config.test}
@@ -85,7 +90,7 @@ def make_digits(folder: Path, config: Digits = Digits(), processes: int = 2) -> 
     Raises:
         SynthesisError: espeak-ng is missing or failed.
     """
-    target = Path(folder) / f"digits-{config.digest()}"
+    target = digits_folder(folder, config)
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

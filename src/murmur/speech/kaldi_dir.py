@@ -38,8 +38,7 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
         CorpusError: a file is malformed or missing, an entry is a command, or more than 1 % of the utterances is lost.
     """
     folder = Path(folder)
-    if not (folder / "text").is_file():
-        raise CorpusError(f"{folder} has no file 'text': name a Kaldi data directory, e.g. SET/data/train")
+    check_data_dir(folder)
     texts = read_table(folder / "text", values_required=False)
     if not texts:
         raise CorpusError(f"{folder / 'text'} holds no utterance: name a data directory with transcripts")
@@ -47,7 +46,7 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
     audio = _audio(folder, commands_allowed)
     features = _stored_features(folder)
     if not audio and not features:
-        raise CorpusError(f"{folder} has neither wav.scp nor feats.scp: one of them has to say where the speech is")
+        raise CorpusError(f"{folder}: wav.scp and feats.scp are empty: one of them has to say where the speech is")
     utterances, problems = [], []
     for name, text in texts.items():
         utterance = Utterance(name, speakers.get(name, name), text, audio.get(name), features.get(name))
@@ -58,6 +57,18 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
             problems.append(Problem(name, str(folder / "text") if not text else str(folder), what))
     check_losses(len(utterances), problems)
     return Corpus(tuple(utterances), tuple(problems))
+
+
+def check_data_dir(folder: Path) -> None:
+    """Check that a data directory has the files that it needs, without reading them.
+
+    Raises:
+        CorpusError: a file is missing.
+    """
+    if not (folder / "text").is_file():
+        raise CorpusError(f"{folder} has no file 'text': name a Kaldi data directory, e.g. SET/data/train")
+    if not any((folder / name).is_file() for name in ("wav.scp", "feats.scp")):
+        raise CorpusError(f"{folder} has neither wav.scp nor feats.scp: one of them has to say where the speech is")
 
 
 def read_table(path: Path, *, values_required: bool = True) -> dict[str, str]:

@@ -25,7 +25,7 @@ _RATE, _PITCH, _RANGE = 1, 3, 4
 _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
 
-class SynthesisError(RuntimeError):
+class SynthesisError(ValueError):
     """espeak-ng is not there, does not know a voice, or refused a text."""
 
 
@@ -48,14 +48,23 @@ class Voice:
     pitch_range: int = 50
 
 
+def check_installed() -> None:
+    """Check that espeak-ng is there, without loading it.
+
+    Raises:
+        SynthesisError: the extra `synth` is not installed.
+    """
+    if espeakng_loader is None:
+        raise SynthesisError("espeak-ng is not installed: pip install 'murmur[synth]'")
+
+
 def load_espeak() -> tuple[ctypes.CDLL, int]:
     """The initialised library and its sampling rate in Hz.
 
     Raises:
         SynthesisError: the extra `synth` is not installed, or the library finds no voice data.
     """
-    if espeakng_loader is None:
-        raise SynthesisError("espeak-ng is not installed: pip install 'murmur[synth]'")
+    check_installed()
     library = ctypes.CDLL(espeakng_loader.get_library_path())
     data = espeakng_loader.get_data_path()
     rate = library.espeak_Initialize(_SYNCHRONOUS, 0, data.encode(), _NEVER_EXIT)

@@ -1,0 +1,160 @@
+"""Every command checks its paths, names and settings before it prepares, reads or trains anything."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from murmur.cli import app
+
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+from murmur.commands import checks
+from plateaus import make_experiment
+
+CTC = ["ctc", "--set", "task.corpus=SET", "--set", "task.cache=CACHE"]
+
+
+def run(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(w) for w in words], env={"COLUMNS": "200"})
+    return done.exit_code, done.output
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment file on a set; nothing is prepared, and no test here may prepare it."""
+    return make_experiment(tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A file whose header is whole, of no known model."""
+    save_file({"weights": torch.zeros(3)}, tmp_path / "some.safetensors")
+    return tmp_path / "some.safetensors"
+
+
+CASES = [
+    (["train", "HYBRID", "--out", "FILE"], "is a file, not a folder: choose another --out"),
+    (["train", "HYBRID", "--set", "task.decoding.network.grammar=tg"], "network.grammar: this set has no grammar 'tg'"),
+    (["train", "HYBRID", "--set", "task.corpus=NOWHERE"], "nowhere: name the folder of the set (task.corpus)"),
+    (["train", "HYBRID", "--set", "task.loader=an4"], "an4.dic is missing"),
+    (["train", "HYBRID", "--set", "task.corpus=SET/data/train"], "is a data directory, not a set"),
+    (["train", "HYBRID", "--set", "averaged_marks=0", "--test-model", "averaged"], "needs averaged_marks of 1 or more"),
+    (["train", "HYBRID", "--init", "NOWHERE"], "nowhere is neither a .safetensors file nor a run's folder"),
+    (["train", "HYBRID", "--init", "DAMAGED"], "damaged.safetensors cannot be read"),
+    (["train", "HYBRID", "--secret-file", "NOWHERE"], "nowhere"),
+    (["train", *CTC, "--set", "task.decoding.grammar=lm.arpa"], "there is no grammar 'lm.arpa'"),
+    (["train", *CTC, "--set", "task.units=phone", "--set", "task.lexicon=no.txt"], "task.units=phone needs a lexicon"),
+    (["decode", *CTC, "--model", "NOWHERE"], "nowhere is neither a .safetensors file nor a run's folder"),
+    (["decode", *CTC, "--model", "DAMAGED"], "damaged.safetensors cannot be read"),
+    (["decode", *CTC, "--model", "MODEL", "--out", "FILE"], "is a file, not a folder: choose another --out"),
+    (["decode", *CTC, "--model", "MODEL", "--data", "NOWHERE"], "is no folder, no manifest"),
+    (["decode", *CTC, "--model", "MODEL", "--data", "SET"], "is a set, not a data directory: name one of"),
+    (["decode", *CTC, "--model", "MODEL", "--grammar", "lm.arpa"], "--grammar: there is no grammar 'lm.arpa'"),
+    (["decode", *CTC, "--model", "MODEL", "--beam", "9"], "a best path has no scale"),
+    (["decode", "HYBRID", "--model", "MODEL"], "give --scale, such as 0.3"),
+    (["decode", "HYBRID", "--model", "MODEL", "--scale", "1", "--grammar", "tg"], "has no grammar 'tg'"),
+    (["transcribe", "NOWHERE", "FILE"], "nowhere is neither a .safetensors file nor a run's folder"),
+    (["transcribe", "MODEL", "NOWHERE", "--experiment", "HYBRID"], "none of the 1 files exists"),
+    (["transcribe", "MODEL", "FILE", "--experiment", "HYBRID", "--out", "FILE"], "choose another --out"),
+    (["transcribe", "MODEL", "FILE", "--experiment", "HYBRID", "--grammar", "tg"], "has no grammar 'tg'"),
+    (["export", "MODEL", "--experiment", "HYBRID", "--out", "FILE"], "choose another --out"),
+    (["export", "MODEL", "--experiment", "HYBRID", "--out", "X", "--grammar", "tg"], "has no grammar 'tg'"),
+    (["score", "TEXT", "TEXT", "NOWHERE"], "there is no file"),
+    (["score", "TEXT", "TEXT", "--speakers", "NOWHERE"], "nowhere does not exist"),
+    (["score", "TEXT", "TEXT", "--errors", "SET"], "is a folder: give the name of a file"),
+    (["compare", "HYBRID", "--strategies", "SyncSGD", "--virtual", "2", "--out", "FILE"], "choose another --out"),
+    (["compare", "HYBRID", "--strategies", "SyncSGD", "--virtual", "2", "--cluster", "gold"], "gold"),
+    (["papers", "asgd", "--corpus", "NOWHERE", "--cache", "CACHE"], "nowhere: name the folder of the set"),
+    (["papers", "asgd", "--corpus", "SET", "--cache", "CACHE", "--out", "FILE"], "choose another --out"),
+    (["papers", "asgd", "--corpus", "SET", "--cache", "CACHE", "--rows", "SET"], "give the name of a file"),
+    (["simulate", "HYBRID", "--out", "FILE"], "is a file, not a folder: choose another --out"),
+    (["simulate", "HYBRID", "--set", "task.decoding.network.grammar=tg"], "has no grammar 'tg'"),
+    (["prepare", "HYBRID", "--set", "task.decoding.network.grammar=tg"], "has no grammar 'tg'"),
+    (["prepare", "SET/data/train", "--out", "FILE"], "is a file, not a folder: choose another --out"),
+    (["prepare", "SET/data/train", "--alignments", "NOWHERE"], "--alignments"),
+    (["prepare", "yesno", "--download", "FILE"], "is a file, not a folder: choose another --download"),
+    (["lexicon", "TEXT", "--guess", "graphemes", "--out", "FILE"], "choose another --out"),
+    (["lexicon", "TEXT", "--base", "NOWHERE"], "--base"),
+    (["lm", "train", "TEXT", "--out", "SET"], "is a folder: give the name of a file"),
+    (["lm", "train", "TEXT", "--vocabulary", "NOWHERE", "--out", "X"], "--vocabulary"),
+    (["lm", "perplexity", "TEXT", "NOWHERE"], "there is no file"),
+    (["align", "HYBRID", "--stage", "triphone"], "the experiment has no stage 'triphone'"),
+    (["align", "HYBRID", "--out", "FILE"], "is a file, not a folder: choose another --out"),
+    (["report", "SET", "--audio", "NOWHERE"], "nowhere does not exist"),
+    (["report", "SET", "--out", "SET"], "is a folder: give the name of a file"),
+    (["report", "SET", "--tensorboard", "FILE"], "choose another --tensorboard"),
+    (["doctor", "--json", "SET"], "is a folder: give the name of a file"),
+    (["demo", "--out", "FILE"], "is a file, not a folder: choose another --out"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), CASES, ids=[" ".join(words) for words, _ in CASES])
+def test_mistakes_are_told_before_anything_is_made(
+    words: list[str], says: str, hybrid: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "damaged.safetensors").write_bytes(b"no header")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    root = hybrid.parent / "set"
+    places = {
+        "HYBRID": hybrid,
+        "SET": root,
+        "CACHE": tmp_path / "cache",
+        "FILE": tmp_path / "file",
+        "NOWHERE": tmp_path / "nowhere",
+        "DAMAGED": tmp_path / "damaged.safetensors",
+        "MODEL": model,
+        "TEXT": root / "data" / "test" / "text",
+        "X": tmp_path / "x",
+    }
+    before = sorted(tmp_path.rglob("*"))
+    code, said = run(*(re.sub("[A-Z]{3,}|^X$", lambda m: str(places.get(m[0], m[0])), word) for word in words))
+    assert code == 1, said
+    assert says in said
+    assert len(said.splitlines()) == 1, said  # nothing was timed or shown before it
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not (hybrid.parent / "cache").exists()
+
+
+@pytest.fixture
+def an_ordinary_user() -> Iterator[None]:
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.usefixtures("an_ordinary_user")
+def test_a_folder_that_may_not_be_written_is_called_that() -> None:
+    place = Path("/usr/lib")
+    with pytest.raises(ValueError, match="--out /usr/lib/runs/a: you may not write in /usr/lib: choose another --out"):
+        checks.folder_to_write(place / "runs" / "a", "--out")
+
+
+def test_a_read_only_file_system_is_called_that() -> None:
+    place = Path("/sys")
+    if not place.is_dir() or not os.statvfs(place).f_flag & os.ST_RDONLY:
+        pytest.skip("this host has no /sys that is mounted read-only")
+    with pytest.raises(ValueError, match="--out /sys/runs: /sys is on a read-only file system"):
+        checks.folder_to_write(place / "runs", "--out")
+
+
+def test_free_space_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "free_bytes", lambda _: 2e6)
+    code, said = run("train", "toy", "--out", tmp_path / "a" / "b")
+    assert code == 1
+    assert f"--out {tmp_path}/a/b: 2 MB are free in {tmp_path}, about 10 MB are needed: make room" in said
+    assert not (tmp_path / "a").exists()
