@@ -28,7 +28,7 @@ from murmur.report.page import check_installed, ranking, write_curve, write_repo
 from murmur.report.read import Run, read_run
 from murmur.speech.shards import UTTERANCES_PER_SHARD
 from murmur.speech.synth import SynthesisError
-from murmur.training import Request, write_run
+from murmur.training import Request, missing_from, write_run
 from murmur.worlds.torch.environment import cores_here
 from murmur.worlds.torch.launch import Launch
 
@@ -134,7 +134,7 @@ class Demo:
         start_over_if_other(request.out, experiment.digest())
         write_run(request, experiment)
         write_whole(request.out / "phases.json", json.dumps(read_phases(self._phases), indent=1).encode())
-        code = Launch(request.command_line, request.learners, threads=1).run()
+        code = Launch(request.command_line, request.learners, threads=1, missing=missing_from(request.out)).run()
         self.say(f"    {time.monotonic() - began:.1f} s")
         return code
 

@@ -183,6 +183,7 @@ class Learner:
 
     async def letters(self, tag: str) -> AsyncIterator[Letter]:
         """Vectors posted here under a tag, in order of arrival, until the budget is used up: a server's work."""
+        self.seat.begin()
         while (letter := await self.group.hear(tag, self.flock.poll_seconds)) is not None or not self.group.roll.spent:
             await self.source.boundary(self)
             if letter is not None:
@@ -257,6 +258,7 @@ class Learner:
         """The gradient of minibatch n at the present weights, whatever lands meanwhile."""
 
         await self.seat.ready(self.weights, self.group, before_backward)
+        self.seat.begin()
         drawing = Drawing(self.source, n, self.weights, before_backward)
         gradient = await self.seat.work(drawing)
         self._version = drawing.version

@@ -33,6 +33,7 @@ from murmur.roll import View
 from murmur.source import SKIPPED_SAMPLES, Source
 from murmur.weights import Weights
 
+NEVER = -1  # the incarnation of a member that was lost before this learner saw it
 DEATH_SECONDS = 60.0  # a collective has failed: so long until the register must know who was lost
 
 
@@ -70,7 +71,9 @@ class Regrouping(GroupAround):
         self.adds_beside, self.outlives = False, True
         self.regrouped = 0
         self._now: Group = world
-        self._members: Mapping[int, int] = dict(world.roll.view().incarnations)
+        # A member that was lost before this moment is one all the same: the first collective fails, and finds it gone.
+        alive = world.roll.view().incarnations
+        self._members: Mapping[int, int] = {**dict.fromkeys(range(world.size), NEVER), **alive}
         self._begun = 0  # steps of this learner when the round began
         self._completed = 0
         self._latest: Latest | None = None

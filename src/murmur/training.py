@@ -8,7 +8,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -33,15 +33,16 @@ from murmur.strategies.facts import FACTS
 from murmur.trained import Choice, Initialised, choose, find_model, read_into
 from murmur.world import Seat, World
 from murmur.worlds.mpi.world import MpiWorld
-from murmur.worlds.torch.environment import Place, cores_here, place_of, threads_per_learner
+from murmur.worlds.torch.environment import Place, check_meeting_point, cores_here, place_of, threads_per_learner
 from murmur.worlds.torch.launch import PEER_LOST_STATUS, Launch, Restart
 from murmur.worlds.torch.presence import LEAST_SECONDS
 from murmur.worlds.torch.secret import draw, from_file
 from murmur.worlds.torch.signals import HALTED_STATUS, StopSignals
-from murmur.worlds.torch.world import TorchWorld, device_of
+from murmur.worlds.torch.world import START_SECONDS, TorchWorld, device_of
 
 log = logging.getLogger(__name__)
 LAUNCH, RECOGNISED = "launch.json", "recognised.jsonl"
+WHOLE = ("model.safetensors", "model.json", "score.json")  # what a run that has come to its end has written
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Request:
         world: what moves vectors between learners.
         secret_file: a file of the user's own with the secret that the learners of this run share.
         lease_seconds: silence after which a learner counts as lost, at least; None leaves it to the world.
+        start_seconds: how long learners wait for one another at start; None leaves it to the world.
     """
 
     source: str
@@ -77,6 +79,7 @@ class Request:
     world: Literal["torch", "mpi"] = "torch"
     secret_file: Path | None = None
     lease_seconds: float | None = None
+    start_seconds: float | None = None
 
     def experiment(self) -> Experiment:
         """The resolved experiment.
@@ -106,6 +109,8 @@ class Request:
             words += ["--test-model", self.tested]
         if self.lease_seconds is not None:
             words += ["--lease-seconds", str(self.lease_seconds)]
+        if self.start_seconds is not None:
+            words += ["--start-seconds", str(self.start_seconds)]
         return [*words, "--resume"] if resume or self.resume else words
 
 
@@ -134,8 +139,30 @@ def train(request: Request) -> int:
     alone = outlives(experiment.strategy) or (facts is not None and not facts.in_step)
     restart = Restart.ALONE if alone else Restart.TOGETHER
     command, learners = request.command_line, request.learners
-    asks = signal.SIGUSR1
-    return Launch(command, learners, request.restarts, restart, threads=threads, secret=secret, stop_signal=asks).run()
+    return Launch(
+        command,
+        learners,
+        request.restarts,
+        restart,
+        threads=threads,
+        secret=secret,
+        stop_signal=signal.SIGUSR1,
+        missing=missing_from(request.out),
+    ).run()
+
+
+def missing_from(out: Path) -> Callable[[], str]:
+    """What says, later, which files of a whole run have not been written in a folder since now; nothing if all have."""
+
+    def stamp(name: str) -> tuple[int, int] | None:
+        try:
+            found = (out / name).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    before = {name: stamp(name) for name in WHOLE}
+    return lambda: ", ".join(str(out / name) for name in WHOLE if stamp(name) in (None, before[name]))
 
 
 def share_threads(request: Request) -> int:
@@ -174,14 +201,14 @@ def run_in_mpi(request: Request) -> int:
 def run_learner(request: Request, place: Place, world: World | None = None) -> int:
     """Be one learner of a world (None: on torch.distributed); learner 0 also tests the model and writes score.json."""
     torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
+    if world is None:
+        check_meeting_point(place)  # before anything that takes time
     experiment = request.experiment()
     if place.store != "murmur" and place.rank == 0:  # started by somebody else, who has not written it
         write_run(replace(request, learners=place.size), experiment)
     if world is None and place.rank == 0 and place.size > 1:
         write_launch(request, place)
-    if world is None:
-        alone = HashStore() if place.size == 1 else None
-        world = TorchWorld(place, device_of(place), store=alone, lease_seconds=request.lease_seconds or LEAST_SECONDS)
+    world = torch_world(request, place) if world is None else world
 
     def observers(seat: Seat) -> tuple[Observer, ...]:
         if seat.group.rank > 0:
@@ -203,6 +230,17 @@ def run_learner(request: Request, place: Place, world: World | None = None) -> i
     if outcome.leads:
         report(request, experiment, outcome.model)
     return 0
+
+
+def torch_world(request: Request, place: Place) -> TorchWorld:
+    """The world of processes on torch.distributed; a learner that no launcher has started needs no store."""
+    return TorchWorld(
+        place,
+        device_of(place),
+        store=HashStore() if place.port == 0 else None,
+        lease_seconds=request.lease_seconds or LEAST_SECONDS,
+        start_seconds=request.start_seconds or START_SECONDS,
+    )
 
 
 def report(request: Request, experiment: Experiment, model: nn.Module) -> None:

@@ -47,6 +47,9 @@ class Seat(ABC):
         `before_backward` the number of samples by itself, before the backward pass that they are the gradient of.
         """
 
+    def begin(self) -> None:  # noqa: B027 - only a launcher that starts learners again has to know
+        """This learner holds the model and computes its first gradient: the launch has come through its start."""
+
     @abstractmethod
     async def work(self, job: Callable[[], T]) -> T:
         """Run one gradient's computation and let its time pass. Failures of spawned activities surface here."""

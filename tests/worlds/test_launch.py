@@ -29,6 +29,18 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
+TRAINS = """
+import sys, time
+from murmur.worlds.torch.environment import take_place
+from murmur.worlds.torch.keyvalue import KeyValueClient
+
+place = take_place()
+line = KeyValueClient(place.host, place.port, 30, place.secret)
+line.call({"do": "set", "key": f"{place.prefix}begun/{place.rank}"})
+line.wait([f"{place.prefix}begun/{r}" for r in range(place.size)], 60)
+"""
+
+
 def test_learners_know_their_place(tmp_path: Path) -> None:
     program = (
         f"import os, pathlib; pathlib.Path(r'{tmp_path}', os.environ['RANK']).write_text("
@@ -45,7 +57,7 @@ def test_a_failed_learner_is_started_again(restart: Restart, tmp_path: Path) -> 
     def command(place: Place, resume: bool) -> Sequence[str]:
         started.append((place.rank, resume, place.generation))
         fails = place.rank == 1 and not resume
-        return python("import time, sys; time.sleep(0.3); sys.exit(3)" if fails else "import time; time.sleep(1)")
+        return python(TRAINS + ("sys.exit(3)" if fails else "time.sleep(2)"))
 
     assert Launch(command, learners=2, restarts=1, restart=restart).run() == 0
     again = [(0, True, 1), (1, True, 1)] if restart is Restart.TOGETHER else [(1, True, 0)]

@@ -51,6 +51,11 @@ LeaseSeconds = Annotated[
     ),
 ]
 
+StartSeconds = Annotated[
+    float | None,
+    typer.Option(min=1, help="How long learners wait for one another at start, with a line every 10 s; 300 otherwise."),
+]
+
 
 HELP = """Train an experiment with one or more learners.
 
@@ -78,8 +83,9 @@ On several hosts give all of them one secret, so that nobody else can take part:
 Vectors then travel by gloo or NCCL all the same; --world mpi lets MPI itself move them (extra `mpi`). That pays
 where MPI knows a network which gloo does not; but MPI does not outlive a lost learner, so the run then ends.
 
-Exit codes: 0 the run has come to its end; 79 asked to stop by SIGTERM or SIGUSR1, saved, go on with --resume (a second
-SIGTERM ends at once); 75 a learner was lost, the newest checkpoint is whole; 1 a mistake, or training that diverged.
+Exit codes: 0 the run has come to its end, model and score are written; 79 asked to stop by SIGTERM or SIGUSR1, saved,
+go on with --resume (a second SIGTERM ends at once); 75 a learner or the store was lost, go on with --resume from the
+newest checkpoint; 1 a mistake, or training that diverged.
 """
 
 
@@ -99,6 +105,7 @@ def train_command(
     world: World = "torch",
     secret_file: SecretFile = None,
     lease_seconds: LeaseSeconds = None,
+    start_seconds: StartSeconds = None,
 ) -> None:
     request = Request(
         source,
@@ -114,6 +121,7 @@ def train_command(
         world,
         secret_file,
         lease_seconds,
+        start_seconds,
     )
     check(request)
     raise typer.Exit(dry_run(request) if dry else train(request))

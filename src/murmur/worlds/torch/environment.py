@@ -6,6 +6,7 @@ follows from the job, or from MASTER_ADDR and MASTER_PORT where those are set.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -17,6 +18,9 @@ from zlib import crc32
 from murmur.worlds.torch.secret import from_descriptor
 
 Backend = Literal["gloo", "nccl"]
+PORT_ERRORS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
+# What a learner's keys in the store begin with: it has come there, can be reached, has begun to train, has ended.
+COME_KEY, READY_KEY, BEGUN_KEY, ENDED_KEY = "host", "ready", "begun", "past"
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Place:
         local_size: number of learners of this host.
         store: whose store listens there: our launcher's ("murmur"), torchrun's, or one that learner 0 has to open.
         secret: of the launch (see `secret`); empty where learners have none to prove that they are of one run.
+        named_by: the variable or file that names `host`, for messages.
     """
 
     rank: int
@@ -42,6 +47,7 @@ class Place:
     local_size: int = 1
     store: Literal["murmur", "torchrun", "learner 0"] = "murmur"
     secret: bytes = field(default=b"", repr=False)
+    named_by: str = "MASTER_ADDR"
 
     @property
     def prefix(self) -> str:
@@ -170,7 +176,8 @@ def _place_by(launcher: Launcher, given: Mapping[str, str]) -> Place:
             " the first learner and MASTER_PORT to a free port there"
         )
     local_rank = int(given.get(launcher.local_rank, rank % local_size))
-    return Place(rank, size, local_rank, host, int(port), 0, local_size, "learner 0")
+    named_by = "MASTER_ADDR" if given.get("MASTER_ADDR") or one_host else "SLURM_STEP_NODELIST"
+    return Place(rank, size, local_rank, host, int(port), 0, local_size, "learner 0", named_by=named_by)
 
 
 def _joined(given: Mapping[str, str], names: Sequence[str]) -> str:
@@ -228,10 +235,53 @@ def backend_of(devices: Sequence[str], hosts: Sequence[str], nccl_available: boo
     return "nccl" if nccl_available and one_host and own_gpus and len(devices) > 1 else "gloo"
 
 
+def check_meeting_point(place: Place) -> None:
+    """Try the name and, where this learner opens it, the port at which the learners meet, before anything else.
+
+    Raises:
+        ConnectionError: the name has no address here, or the port cannot be opened; says what to set.
+    """
+    where = f"{place.host}:{place.port}"
+    if place.rank > 0 or place.store != "learner 0":
+        resolve(place.host, place.named_by)
+        return
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((resolve(place.host, place.named_by), place.port))
+    except OSError as error:
+        if error.errno not in PORT_ERRORS:
+            raise
+        raise ConnectionError(
+            f"learner 0 on {socket.gethostname()} cannot listen at {where}: {error.strerror}; set MASTER_ADDR to an"
+            " address of learner 0's host and MASTER_PORT to a free port there, the same for all learners"
+        ) from error
+
+
+def resolve(host: str, named_by: str = "MASTER_ADDR") -> str:
+    """The address of a host's name.
+
+    Args:
+        host: the name, or an address.
+        named_by: the variable, option or file that gave the name.
+
+    Raises:
+        ConnectionError: it has none; says where the name comes from and what to set.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError) as error:
+        raise ConnectionError(
+            f"host name {host!r} (from {named_by}) has no address on {socket.gethostname()}: {error}; set MASTER_ADDR"
+            " to an address of learner 0's host that all learners can reach, or add the name to /etc/hosts (under"
+            " Slurm: set the node's NodeAddr)"
+        ) from error
+
+
 def address_towards(host: str) -> str:
     """This host's address on the route to `host`: loopback for a store on loopback, nothing wider than needed."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((socket.gethostbyname(host), 9))  # a datagram socket: nothing is sent
+        probe.connect((resolve(host), 9))  # a datagram socket: nothing is sent
         address: str = probe.getsockname()[0]
         return address
 
@@ -244,7 +294,8 @@ def meeting_host(hosts: Sequence[str]) -> str:
     """
     if len(set(hosts)) == 1:
         return "127.0.0.1"
-    host = socket.gethostbyname(os.environ.get("MASTER_ADDR") or hosts[0])
+    named = os.environ.get("MASTER_ADDR")
+    host = resolve(named or hosts[0], "MASTER_ADDR" if named else "the name of learner 0's host")
     if host.startswith("127."):
         raise ValueError(
             f"the name of learner 0's host, {hosts[0]}, is {host} there, which others cannot reach: set MASTER_ADDR to"

@@ -115,7 +115,15 @@ class TorchGroup(Group):
         devices = [address_of(self.wiring.store, member) for member in self.members]
         before = connections()
         assert self.wiring.device is not None
-        made = make_gloo(self._prefix, self.rank, self.size, self.wiring.device, self._patience)
+        check = None if self.wiring.presence is None else self._check
+        try:
+            made = make_gloo(self._prefix, self.rank, self.size, self.wiring.device, self._patience, check)
+        except PeerLost as lost:
+            if isinstance(self._store, NetStore):
+                self._store.close()  # what gloo still asks for ends
+            if lost.learner is None:
+                self._blame("forming")
+            raise
         made.set_timeout(timedelta(seconds=self.wiring.timeout_seconds))
         self._connections = Connections(devices, before)
         return made
@@ -285,6 +293,17 @@ class TorchGroup(Group):
             raise PeerLost(
                 f"{verb} of {self.name}: a learner of {self.members} is gone or too late ({reason})"
             ) from error
+
+    def _check(self) -> None:
+        """Whether all members are still here, while the group is made.
+
+        Raises:
+            PeerLost: one is not.
+        """
+        assert self.wiring.presence is not None
+        lost = self.wiring.presence.missing(self.members, self._born)
+        if lost is not None:
+            raise PeerLost(f"{self.name} cannot be formed: {lost}", lost.learner)
 
     def _blame(self, verb: str) -> None:
         """A connection has broken: raise PeerLost with the name of a member that the register has lost, if there is."""

@@ -9,6 +9,8 @@ A connection begins with a handshake; then a request is one frame, and so is its
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import socket
 import sys
 import time
@@ -23,8 +25,15 @@ from murmur.worlds.torch.handshake import Refused
 from murmur.worlds.torch.rollcall import Rollcall
 from murmur.worlds.torch.signals import ignore_until_ready
 
+log = logging.getLogger(__name__)
 PURPOSE = "store"
 LARGEST = 1 << 62  # of what counters count
+TELL_SECONDS = 10.0  # between two lines about something that is waited for
+
+
+def clock_time(seconds: float) -> str:
+    """The time of day in so many seconds, for messages."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
 class Missing(TimeoutError):
@@ -75,6 +84,7 @@ class KeyValueServer:
             "check": lambda h, _: ({"there": all(k in self._values for k in texts(h, "keys"))}, b""),
             "delete": lambda h, _: ({"there": self._values.pop(text(h, "key"), None) is not None}, b""),
             "roll": lambda h, _: (self._rollcall.answer(h), b""),
+            "gone": lambda h, _: (self._rollcall.gone(h), b""),
             "size": lambda _, __: ({"total": len(self._values)}, b""),
         }
         verb = verbs.get(text(head, "do"))
@@ -130,30 +140,43 @@ class KeyValueClient:
         self._line = self._connect()
 
     def _connect(self) -> socket.socket:
-        deadline = time.monotonic() + self.timeout_seconds
+        began = time.monotonic()
+        deadline, tell_at = began + self.timeout_seconds, began + TELL_SECONDS
+        until = clock_time(self.timeout_seconds)
+        where = f"{self.host}:{self.port}"
         while True:
             try:
-                line = dial((self.host, self.port), self._secret, PURPOSE, 0, deadline - time.monotonic())
+                return dial((self.host, self.port), self._secret, PURPOSE, 0, deadline - time.monotonic())
             except Refused as error:
-                raise Refused(f"{self.host}:{self.port} is not this run's store: {error}") from error
+                raise Refused(f"{where} is not this run's store: {error}") from error
             except OSError as error:
-                if time.monotonic() > deadline:
-                    raise ConnectionError(f"no store answers at {self.host}:{self.port}: {error}") from error
+                now = time.monotonic()
+                named = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
+                if now > deadline or named:
+                    raise ConnectionError(f"no store answers at {where}: {error}") from error
+                if now > tell_at:
+                    tell_at = now + TELL_SECONDS
+                    log.warning(
+                        "no store answers at %s yet (%s): tried for %.0f s, until %s", where, error, now - began, until
+                    )
                 time.sleep(0.05)
-            else:
-                line.settimeout(None)
-                return line
 
     def again(self, timeout_seconds: float) -> KeyValueClient:
         """Another connection to the same server."""
         return KeyValueClient(self.host, self.port, timeout_seconds, self._secret)
 
-    def call(self, head: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """One request and its answer."""
+    def call(
+        self, head: dict[str, Any], value: bytes = b"", seconds: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """One request and its answer, which may take so many seconds; `timeout_seconds` if none are given."""
         with self._lock:
             try:
+                self._line.settimeout(self.timeout_seconds if seconds is None else seconds)
                 send_frame(self._line, head, value)
                 return receive_frame(self._line)
+            except TimeoutError as error:
+                self._line.close()  # a late answer would be taken for that to the next request
+                raise ConnectionError(f"the store at {self.host}:{self.port} does not answer") from error
             except (OSError, EOFError) as error:
                 raise ConnectionError(f"the store at {self.host}:{self.port} is gone: {error}") from error
 
@@ -163,13 +186,16 @@ class KeyValueClient:
         Raises:
             Missing: some are still not there; names them.
         """
-        head, value = self.call({"do": "wait", "keys": keys, "seconds": seconds})
+        request = {"do": "wait", "keys": keys, "seconds": seconds}
+        head, value = self.call(request, seconds=seconds + self.timeout_seconds)
         if head["missing"]:
             raise Missing(f"after {seconds:.1f} s the store still has no {', '.join(head['missing'])}")
         return value
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; a call that another thread has under way ends."""
+        with contextlib.suppress(OSError):  # the server may have been faster
+            self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()
 
 

@@ -21,9 +21,9 @@ from functools import partial
 from typing import IO, Any
 
 from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place, child_variables
+from murmur.worlds.torch.environment import BEGUN_KEY, COME_KEY, ENDED_KEY, Place, child_variables
 from murmur.worlds.torch.keyvalue import KeyValueClient
-from murmur.worlds.torch.netroll import stalls_of
+from murmur.worlds.torch.netroll import WORLD, stalls_of
 from murmur.worlds.torch.secret import draw, unnamed_file
 from murmur.worlds.torch.signals import HALTED_STATUS, StopSignals, ignore_until_ready
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0  # between asking a process to end and ending it
 POLL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
+ASK_SECONDS = 30.0  # the store process of a busy host may take its time to answer
 PEER_LOST_STATUS = 75  # of a learner that gave up because another one is lost: a temporary failure
 Command = Callable[[Place, bool], Sequence[str]]  # (place, whether to resume) -> the learner's command line
 
@@ -52,6 +53,30 @@ class Unit:
     process: subprocess.Popen[bytes] | None = None
     code: int | None = None
     lost: bool = False
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far the learners of a generation have come.
+
+    Attributes:
+        come: ranks that have reached the store.
+        begun: ranks that have begun to train, and so hold the model.
+        ended: ranks whose training has come to its end.
+    """
+
+    come: frozenset[int]
+    begun: frozenset[int]
+    ended: frozenset[int]
+
+    def trains(self, unit: Unit) -> bool:
+        """Whether a learner holds the model and goes on with it."""
+        running = unit.code is None and not _is_stopped(unit.process)
+        return running and unit.rank in self.begun - self.ended
+
+    def has_ended(self, unit: Unit) -> bool:
+        """Whether a learner has come to the end of training."""
+        return unit.code in (0, HALTED_STATUS) or (unit.code is None and unit.rank in self.ended)
 
 
 @contextmanager
@@ -77,6 +102,8 @@ class Launch:
         threads: compute threads of each learner.
         secret: what the processes of this run prove to have; drawn for each launch if none is given.
         stop_signal: what asks a learner to save and end; None: learners know no such request and are ended.
+        missing: names what a whole run would have left and this one has not; empty for a whole run.
+        units: the learners of the present generation: fewer than `learners` if some were lost before training began.
     """
 
     command: Command
@@ -87,8 +114,12 @@ class Launch:
     threads: int = 1
     secret: bytes = field(default_factory=draw, repr=False)
     stop_signal: signal.Signals | None = None
+    missing: Callable[[], str] = str
     units: list[Unit] = field(default_factory=list)
     generation: int = 0
+    _port: int = 0
+    _training: bool = False  # whether all learners of this generation have begun to train
+    _ever_began: bool = False  # whether any learner of any generation has
     _secret_file: IO[bytes] = field(init=False, repr=False)
     _asked: StopSignals = field(default_factory=StopSignals, repr=False)
     _asked_at: float = 0.0
@@ -98,19 +129,20 @@ class Launch:
         """Start everything and wait for the end.
 
         Returns:
-            0, `HALTED_STATUS` where the learners have saved and ended because they were asked to, or the exit status
-            of the learner whose failure ended the run.
+            0 if the run is whole, `HALTED_STATUS` where the learners have saved and ended because they were asked to,
+            `PEER_LOST_STATUS` where a learner or the store was lost, or the exit status of the learner whose failure
+            ended the run.
         """
         listener = listen(self.host)
-        port = listener.getsockname()[1]
+        self._port = listener.getsockname()[1]
         self._secret_file = unnamed_file(self.secret)
         store = self._start_store(listener)
         self.units = [Unit(rank, self.restarts) for rank in range(self.learners)]
         try:
             with self._asked:
                 for unit in self.units:
-                    self._start(unit, port, resume=False)
-                return self._watch(port, store)
+                    self._start(unit, resume=False)
+                return self._watch(store)
         finally:
             self._end([u.process for u in self.units if u.process])
             assert store.stdin is not None
@@ -128,8 +160,9 @@ class Launch:
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 - one thread here, and prctl takes no lock
             )
 
-    def _start(self, unit: Unit, port: int, resume: bool) -> None:
-        place = Place(unit.rank, self.learners, unit.rank, self.host, port, self.generation, self.learners)
+    def _start(self, unit: Unit, resume: bool) -> None:
+        size = len(self.units)
+        place = Place(unit.rank, size, unit.rank, self.host, self._port, self.generation, size)
         unit.code = None
         secret = self._secret_file.fileno()
         unit.process = subprocess.Popen(
@@ -166,33 +199,44 @@ class Launch:
                 process.kill()
         end_all(processes)
 
-    def _watch(self, port: int, store: subprocess.Popen[bytes]) -> int:
+    def _watch(self, store: subprocess.Popen[bytes]) -> int:
         while True:
             time.sleep(POLL_SECONDS)
             self._pass_on()
             if store.poll() is not None:
-                log.error("the store has ended (status %s): the run cannot go on", store.returncode)
-                return store.returncode or 1
+                log.error("the store process %s: the run cannot go on", _how(store.returncode))
+                return PEER_LOST_STATUS
             well = (None, 0, HALTED_STATUS)
             failed = [unit for unit in self.units if not unit.lost and self._ended(unit) not in well]
             self._end_the_stopped()
-            self._answer(port)
+            self._answer()
+            code = None
             if failed:
-                code = self._recover(self._cause(failed), port)
-                if code is not None:
-                    return code
+                code = self._recover(failed)
             elif all(unit.code is not None or unit.lost for unit in self.units):
-                return 0 if any(unit.code == 0 for unit in self.units) else HALTED_STATUS
+                code = self._conclude()
+            if code is not None:
+                return code
 
-    def _answer(self, port: int) -> None:
+    def _conclude(self) -> int:
+        """The exit status when no learner runs any more: 0 only if the run is whole."""
+        codes = {_status(unit.code) for unit in self.units}
+        missing = self.missing()
+        if 0 in codes and not missing:
+            return 0
+        if HALTED_STATUS in codes:
+            return HALTED_STATUS
+        log.error("all learners have ended, but the run is not whole: %s is missing; --resume finishes it", missing)
+        return max(codes - {0, PEER_LOST_STATUS}, default=PEER_LOST_STATUS)
+
+    def _answer(self) -> None:
         """Print who waits for what, if SIGQUIT has asked for it."""
         if signal.SIGQUIT not in signal.sigpending():
             return
         signal.sigwait([signal.SIGQUIT])
-        place = Place(0, self.learners, 0, self.host, port, self.generation)
         try:
-            with closing(KeyValueClient(self.host, port, GRACE_SECONDS, self.secret)) as line:
-                log.warning("%s", stalls_of(line, place.prefix))
+            with closing(KeyValueClient(self.host, self._port, GRACE_SECONDS, self.secret)) as line:
+                log.warning("%s", stalls_of(line, self._prefix))
         except ConnectionError:
             log.warning("no learner waits for another one yet")
 
@@ -201,11 +245,16 @@ class Launch:
             unit.code = unit.process.poll()
         return unit.code
 
-    def _cause(self, failed: Sequence[Unit]) -> Unit:
-        """The learner whose failure made the others fail: it ended in another way than they, or is stopped."""
-        stopped = [unit for unit in self.units if unit.code is None and _is_stopped(unit.process)]
+    def _cause(self, failed: Sequence[Unit], standing: Standing) -> Unit:
+        """The learner whose failure made the others fail.
+
+        It ended in another way than they, is stopped, or has never come to the store.
+        """
+        running = [unit for unit in self.units if unit.code is None]
+        stopped = [unit for unit in running if _is_stopped(unit.process)]
+        absent = [unit for unit in running if unit.rank not in standing.come]
         own = [unit for unit in failed if unit.code != PEER_LOST_STATUS]
-        return [*own, *stopped, *failed][0]
+        return [*own, *stopped, *absent, *failed][0]
 
     def _end_the_stopped(self) -> None:
         """Nobody waits for a stopped learner once all others have come to the end of the run without it."""
@@ -215,27 +264,92 @@ class Launch:
                 log.error("learner %d is stopped, and the others have ended without it", unit.rank)
                 unit.lost = True
 
-    def _recover(self, unit: Unit, port: int) -> int | None:
-        """Restart after a failure; the exit status if that is not possible."""
-        how, unit.code = _how(unit.code), PEER_LOST_STATUS if unit.code is None else unit.code
+    def _recover(self, failed: Sequence[Unit]) -> int | None:
+        """Go on after a failure, with restarts or without the learner; the exit status if that is not possible."""
+        try:
+            with closing(KeyValueClient(self.host, self._port, ASK_SECONDS, self.secret)) as line:
+                standing = self._standing(line)
+                self._training |= len(standing.begun) == len(self.units)
+                self._ever_began |= bool(standing.begun)
+                unit = self._cause(failed, standing)
+                how, unit.code = _how(unit.code), PEER_LOST_STATUS if unit.code is None else unit.code
+                self._tell(line, unit, how)
+        except ConnectionError as error:
+            log.error("the store process does not answer (%s): the run cannot go on", error)
+            return PEER_LOST_STATUS
         others = [u for u in self.units if u is not unit and not u.lost]
-        if unit.restarts_left == 0 and self.restart is Restart.ALONE and others:
+        alone = self.restart is Restart.ALONE and self._training
+        left = self._left_at_start(unit, failed)
+        if alone and any(map(standing.trains, others)):
+            self._go_on_alone(unit, how)
+        elif alone and any(map(standing.has_ended, others)) and not (self.missing() and unit.restarts_left):
+            unit.lost = True
+            log.error("learner %d %s; the others have ended without it", unit.rank, how)
+        elif unit.restarts_left > 0:
+            unit.restarts_left -= 1
+            log.warning("learner %d %s; all start again together (%d left)", unit.rank, how, unit.restarts_left)
+            self._start_together(self.units)
+        elif left:
+            log.error("learner %d %s before training began and has no restart left", unit.rank, how)
+            log.warning("the other %d start again without it, as learners 0 to %d", len(left), len(left) - 1)
+            self._start_together([Unit(rank, u.restarts_left) for rank, u in enumerate(left)])
+        else:
+            log.error("learner %d %s and has no restart left", unit.rank, how)
+            return _status(unit.code)
+        return None
+
+    def _go_on_alone(self, unit: Unit, how: str) -> None:
+        """Start a learner again while the others train, or go on without it."""
+        if unit.restarts_left == 0:
             unit.lost = True
             log.error("learner %d %s and has no restart left; the others go on", unit.rank, how)
-            return None
-        if unit.restarts_left == 0:
-            log.error("learner %d %s and has no restart left", unit.rank, how)
-            return unit.code if unit.code > 0 else 128 - unit.code
+            return
         unit.restarts_left -= 1
         log.warning("learner %d %s; restarting (%d left)", unit.rank, how, unit.restarts_left)
-        again = [unit]
-        if self.restart is Restart.TOGETHER:
-            # At once: none can do anything useful any more, and checkpoints are whole or not there at all.
-            end_all([u.process for u in self.units if u.process], grace_seconds=0.0)
-            again, self.generation = self.units, self.generation + 1
-        for each in again:
-            self._start(each, port, resume=True)
-        return None
+        self._end_at_once([unit])
+        self._start(unit, resume=True)
+
+    def _left_at_start(self, unit: Unit, failed: Sequence[Unit]) -> list[Unit]:
+        """Those that can begin without a learner that was lost before training began; nobody where none can.
+
+        A learner that ended with an error of its own would do so again, and so would the others.
+        """
+        own = [u for u in failed if u.code is not None and u.code > 0 and u.code != PEER_LOST_STATUS]
+        gone = [u for u in failed if u.code is not None and u.code < 0 and u.restarts_left == 0]
+        if own or self._training or self.restart is not Restart.ALONE or self._asked():
+            return []
+        return [u for u in self.units if u is not unit and u not in gone]
+
+    def _start_together(self, units: list[Unit]) -> None:
+        """Begin a new generation of these learners.
+
+        It resumes if any learner has trained: before that, checkpoints in the folder may be those of another run.
+        """
+        # At once: none can do anything useful any more, and checkpoints are whole or not there at all.
+        self._end_at_once(self.units)
+        self.units, self.generation, self._training = units, self.generation + 1, False
+        for unit in units:
+            unit.lost = False
+            self._start(unit, resume=self._ever_began)
+
+    def _end_at_once(self, units: Sequence[Unit]) -> None:
+        end_all([u.process for u in units if u.process], grace_seconds=0.0)
+
+    def _standing(self, line: KeyValueClient) -> Standing:
+        def with_key(name: str) -> frozenset[int]:
+            keys = {u.rank: f"{self._prefix}{name}/{u.rank}" for u in self.units}
+            return frozenset(r for r, key in keys.items() if line.call({"do": "check", "keys": [key]})[0]["there"])
+
+        return Standing(with_key(COME_KEY), with_key(BEGUN_KEY), with_key(ENDED_KEY))
+
+    def _tell(self, line: KeyValueClient, unit: Unit, how: str) -> None:
+        """Tell the others through their membership that a learner is gone, so that nothing waits for it."""
+        line.call({"do": "gone", "roll": self._prefix + WORLD, "rank": unit.rank, "why": f"its process {how}"})
+        line.call({"do": "delete", "key": f"{self._prefix}{BEGUN_KEY}/{unit.rank}"})
+
+    @property
+    def _prefix(self) -> str:
+        return Place(0, 1, 0, self.host, 0, self.generation).prefix
 
 
 def die_with_parent() -> Callable[[], None] | None:
@@ -260,6 +374,11 @@ def end_all(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float =
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _status(code: int | None) -> int:
+    """The exit status that a learner's end stands for: one that a signal has ended is a lost one."""
+    return PEER_LOST_STATUS if code is None or code < 0 else code
 
 
 def _how(code: int | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from murmur.roll import NOTHING, Preparation, Roll, View
 from murmur.worlds.torch.claims import ClaimsAhead, Line
+from murmur.worlds.torch.rollcall import ENTRY_SECONDS
 from murmur.worlds.torch.stalls import read_table
 
 log = logging.getLogger(__name__)
@@ -37,11 +38,26 @@ class NetRoll(Roll):
             line's view shows it.
         waiting: asked what this learner waits for and for how many seconds, which its signs of life tell.
 
+    Args:
+        connect: opens a connection to the server.
+        name: of the register.
+        rank, size: this learner's and their number.
+        lease_seconds: see above.
+        entry_seconds: after the first one has entered, so long until those that have not are lost.
+
     Raises:
         ConnectionError: the server is gone (from every method).
     """
 
-    def __init__(self, connect: Callable[[], Line], name: str, rank: int, size: int, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Line],
+        name: str,
+        rank: int,
+        size: int,
+        lease_seconds: float,
+        entry_seconds: float = ENTRY_SECONDS,
+    ) -> None:
         self.name, self.rank, self.lease_seconds = name, rank, lease_seconds
         self._line, self._pulse = connect(), connect()
         self._left = Event()
@@ -51,7 +67,7 @@ class NetRoll(Roll):
         self.waiting: Callable[[], tuple[str, float]] = lambda: ("", 0.0)
         self._heard = time.monotonic()
         self._seeing = Lock()
-        self._view = _view(self._ask("enter", size=size, lease=lease_seconds))
+        self._view = _view(self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds))
         self._latest: tuple[int, tuple[int, int]] | None = None  # and the limits it was made in
         head = {"do": "roll", "act": "claim", "roll": name, "rank": rank}
         self._ahead = ClaimsAhead(connect, head, lambda: (self._view.number, self._view.incarnations.get(rank)))

@@ -18,7 +18,7 @@ from murmur.roll import Register
 from murmur.worlds.torch.frames import Head, seconds, text, whole, wholes
 
 MOST_LEARNERS, MOST_CLAIMS, LARGEST = 1 << 16, 1 << 12, 1 << 62  # of a group, of a request, of numbers
-ENTRY_SECONDS = 120.0  # learners that have never given a sign of life are waited for longer: they are still starting
+ENTRY_SECONDS = 120.0  # for learners to enter after the first one, where that names no other time
 MOST_WORDS = 500  # letters of a reason
 LOOK_SECONDS = 0.02  # leases are looked at no more often than this
 PAUSE_SECONDS = 1.5  # while learners live the server looks more often; where it did not, it was stopped itself
@@ -65,6 +65,13 @@ class Rollcall:
         live = list(view.incarnations.items())
         return {**found, "number": view.number, "live": live, "left": view.left, "lost": list(lost.items())}
 
+    def gone(self, head: Head) -> dict[str, Any]:
+        """The launcher says that a learner's process has ended, which may never have come to the register."""
+        roll, rank = text(head, "roll"), self._rank(head)
+        if roll in self._registers and rank in self._registers[roll].view.incarnations:
+            self._lose(roll, rank, text(head, "why")[:MOST_WORDS])
+        return {}
+
     def hung_up(self, roll: str, rank: int, incarnation: int) -> None:
         """A connection over which signs of life came has closed."""
         if self._registers[roll].view.incarnations.get(rank) == incarnation:
@@ -82,9 +89,10 @@ class Rollcall:
     def _enter(self, head: Head) -> dict[str, Any]:
         roll, lease = text(head, "roll"), seconds(head, "lease")
         if roll not in self._registers:
-            size = whole(head, "size", 1, MOST_LEARNERS)
+            entry = seconds(head, "entry") if "entry" in head else ENTRY_SECONDS
+            size, until = whole(head, "size", 1, MOST_LEARNERS), time.monotonic() + entry
             self._registers[roll] = Register.of(size)
-            self._until.update({(roll, r): time.monotonic() + ENTRY_SECONDS for r in range(size)})
+            self._until.update({(roll, r): until for r in range(size)})
         rank = self._rank(head)
         # It was here before, so this is another process; or it is one more than there were.
         if (roll, rank) in self._entered or rank not in self._registers[roll].view.incarnations:
@@ -169,7 +177,7 @@ class Rollcall:
             self._until = {who: until + pause for who, until in self._until.items()}
         for (roll, rank), until in self._until.items():
             if now > until and rank in self._registers[roll].view.incarnations:
-                lease = self._lease.get((roll, rank), ENTRY_SECONDS)
-                self._lose(
-                    roll, rank, f"no sign of life for {lease + now - until:.2f} s, its deadline was {lease:.2f} s"
-                )
+                lease = self._lease.get((roll, rank))
+                silent = "" if lease is None else f"no sign of life for {lease + now - until:.2f} s, "
+                why = "it has never come to the store" if lease is None else f"{silent}its deadline was {lease:.2f} s"
+                self._lose(roll, rank, why)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import socket
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place
+from murmur.worlds.torch.environment import PORT_ERRORS, Place, resolve
 from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
 from murmur.worlds.torch.secret import draw
 
@@ -35,6 +36,10 @@ class NetStore(Store):
     def line(self) -> KeyValueClient:
         """A fresh connection to the server, for what is no store of keys."""
         return self._client.again(self._seconds)
+
+    def close(self) -> None:
+        """Hang up; a call that another thread has under way ends with a ConnectionError."""
+        self._client.close()
 
     def name_of(self, name: str) -> str:
         """A name under this store's prefix."""
@@ -93,7 +98,7 @@ def connect(place: Place, timeout_seconds: float) -> Store:
         ConnectionError: nobody answers there in time.
     """
     if place.store == "learner 0" and place.rank == 0:
-        KeyValueServer(listen(place.host, place.port), place.secret)
+        KeyValueServer(_listen_at(place), place.secret)
         if not place.secret and not place.host.startswith("127."):
             log.warning(
                 "whoever can reach %s:%d can take part in this run: give every learner the same --secret-file",
@@ -111,6 +116,15 @@ def connect(place: Place, timeout_seconds: float) -> Store:
             f"learner {place.rank} found no store at {where}: is torchrun alive? ({error})"
         ) from error
     return PrefixStore(place.prefix, theirs)
+
+
+def _listen_at(place: Place) -> socket.socket:
+    try:
+        return listen(resolve(place.host, place.named_by), place.port)
+    except OSError as error:
+        if error.errno not in PORT_ERRORS:
+            raise
+        raise ConnectionError(f"learner 0 cannot listen at {place.host}:{place.port}: {error.strerror}") from error
 
 
 def secret_of(place: Place, store: Store) -> bytes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
+from weakref import WeakSet
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -18,17 +19,27 @@ from murmur.roll import ENDED, Roll
 from murmur.trace import Span
 from murmur.world import Program, drive
 from murmur.worlds.real import RealSeat
+from murmur.worlds.torch.arrival import Arrival
 from murmur.worlds.torch.connections import Device
-from murmur.worlds.torch.environment import Place, address_towards
+from murmur.worlds.torch.environment import (
+    BEGUN_KEY,
+    COME_KEY,
+    ENDED_KEY,
+    READY_KEY,
+    Place,
+    address_towards,
+    check_meeting_point,
+)
 from murmur.worlds.torch.group import TorchGroup, Wiring
 from murmur.worlds.torch.mail import Mail
 from murmur.worlds.torch.netroll import WORLD, NetRoll
 from murmur.worlds.torch.presence import LEAST_SECONDS, Presence
+from murmur.worlds.torch.stalls import Waits
 from murmur.worlds.torch.store import NetStore, connect, secret_of
 from murmur.worlds.torch.traffic import Flow, Traffic
 
 T = TypeVar("T")
-TIMEOUT_SECONDS = 300.0
+TIMEOUT_SECONDS = START_SECONDS = 300.0
 STARTING_LEASE_SECONDS = 10.0  # until it is known how long rounds take
 POLL_SECONDS = 0.02
 LAST_WORDS_SECONDS = 5.0
@@ -42,6 +53,7 @@ class TorchSeat(RealSeat):
         traffic: what it sends.
     """
 
+    _begun = False
     wiring: Wiring | None = None
     traffic: Traffic | None = None
 
@@ -59,6 +71,11 @@ class TorchSeat(RealSeat):
     @property
     def overlaps(self) -> bool:
         return self.group.size > 1
+
+    def begin(self) -> None:
+        if not self._begun and self.wiring is not None:
+            self._begun = True
+            self.wiring.store.set(f"{BEGUN_KEY}/{self.rank}", "")
 
     async def work(self, job: Callable[[], T]) -> T:
         self.surface()
@@ -79,7 +96,7 @@ class Told:
 
     def __call__(self, rank: int) -> tuple[str, str]:
         if rank not in self._known:
-            host, device = self._store.get(f"host/{rank}").decode().split()
+            host, device = self._store.get(f"{COME_KEY}/{rank}").decode().split()
             self._known[rank] = host, device
         return self._known[rank]
 
@@ -95,6 +112,7 @@ class TorchWorld:
             where they last longer.
         sink: receives the spans of the trace.
         store: an open store of this launch; None connects to the one that `place` names.
+        start_seconds: how long the learners wait at start until all have come.
     """
 
     def __init__(
@@ -105,13 +123,14 @@ class TorchWorld:
         sink: Callable[[Span], None] | None = None,
         store: c10d.Store | None = None,
         lease_seconds: float = LEAST_SECONDS,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         if not 0 < timeout_seconds < float("inf"):
             raise ValueError(f"timeout_seconds must be positive and finite, got {timeout_seconds}")
         if not 0 < lease_seconds < float("inf"):
             raise ValueError(f"lease_seconds must be positive and finite, got {lease_seconds}")
         self.place, self.device, self.timeout_seconds, self.sink = place, device, timeout_seconds, sink
-        self.store, self.lease_seconds = store, lease_seconds
+        self.store, self.lease_seconds, self.start_seconds = store, lease_seconds, start_seconds
 
     @property
     def size(self) -> int:
@@ -134,41 +153,63 @@ class TorchWorld:
         Raises:
             PeerLost, ConnectionError: as `run`.
         """
-        store = self.store or connect(self.place, self.timeout_seconds)
+        check_meeting_point(self.place)
+        store = self.store or connect(self.place, self.start_seconds)
         store.set_timeout(timedelta(seconds=self.timeout_seconds))
         address = address_towards(self.place.host)
         seat = TorchSeat(self.place.rank, time.monotonic(), self.sink)
         seat.device = self.device
         # An earlier process of this learner was here, or it is one more than there were.
-        seat.late = self.place.rank >= self.size or bool(store.check([f"mail/{self.place.rank}"]))
-        mail = Mail(store, self.place.rank, address, self.timeout_seconds, secret_of(self.place, store))
+        seat.late = self.place.rank >= self.size or bool(store.check([f"{READY_KEY}/{self.place.rank}"]))
+        store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
+        roll = self._enter(store)
+        groups = WeakSet[TorchGroup]()
         try:
-            wiring = self._wire(store, mail, address, seat)
-            seat.wiring, seat.traffic = wiring, Traffic(lambda: _flows(mail, wiring))
-            if wiring.presence is not None:
-                wiring.presence.roll.waiting = wiring.waits.longest
+            mail = Mail(store, self.place.rank, address, self.timeout_seconds, secret_of(self.place, store))
             try:
+                wiring = seat.wiring = self._wire(store, mail, address, seat, roll, groups)
+                seat.traffic = Traffic(lambda: _flows(mail, wiring))
                 seat.group = TorchGroup(wiring, WORLD, range(self.size))
                 yield seat
                 self._part(seat, wiring.rolls, store)
-            except BaseException as error:
-                _abandon(wiring, error)
-                raise
+            finally:
+                mail.close()
+        except BaseException as error:
+            _abandon(roll, groups, error)
+            raise
         finally:
-            mail.close()
+            if isinstance(store, NetStore) and store is not self.store:
+                store.close()
 
-    def _wire(self, store: c10d.Store, mail: Mail, address: str, seat: TorchSeat) -> Wiring:
-        rank, size = self.place.rank, self.size
-        device = Device.at(address)
+    def _enter(self, store: c10d.Store) -> NetRoll | None:
+        """Enter the membership, so that the others know at once, from now on, when this learner is lost."""
+        if not isinstance(store, NetStore) or self.size == 1:
+            return None
+        lease = max(STARTING_LEASE_SECONDS, self.lease_seconds)
+        entry = self.start_seconds + STARTING_LEASE_SECONDS  # learners say by themselves who has not come in time
+        return NetRoll(store.line, store.name_of(WORLD), self.place.rank, self.size, lease, entry)
+
+    def _wire(
+        self,
+        store: c10d.Store,
+        mail: Mail,
+        address: str,
+        seat: TorchSeat,
+        roll: NetRoll | None,
+        groups: WeakSet[TorchGroup],
+    ) -> Wiring:
+        rank = self.place.rank
+        device, told = Device.at(address), Told(store)
         store.set(f"gloo/{rank}", "{}:{}".format(*device.address))
-        store.set(f"host/{rank}", f"{socket.gethostname()} {self.device}")
-        told = Told(store)
-        for r in range(size):
-            told(r)  # who begins together waits for all the others here
-        presence, lease = None, max(STARTING_LEASE_SECONDS, self.lease_seconds)
-        if isinstance(store, NetStore) and size > 1:
-            roll = NetRoll(store.line, store.name_of(WORLD), rank, size, lease)
+        store.set(f"{READY_KEY}/{rank}", "")
+        if not seat.late:
+            Arrival(store, rank, self.size, self.start_seconds, lambda: {} if roll is None else _lost(roll)).wait()
+        presence = None
+        if roll is not None:
             presence = Presence(roll, lambda r: told(r)[0], mail, self.lease_seconds)
+        waits = Waits()
+        if roll is not None:
+            roll.waiting = waits.longest
         return Wiring(
             store=store,
             rank=rank,
@@ -178,13 +219,16 @@ class TorchWorld:
             timeout_seconds=self.timeout_seconds,
             trace=seat.trace,
             late=seat.late,
-            lease_seconds=lease,
+            lease_seconds=max(STARTING_LEASE_SECONDS, self.lease_seconds),
             presence=presence,
-            rolls=[] if presence is None else [presence.roll],
+            waits=waits,
+            rolls=[] if roll is None else [roll],
+            groups=groups,
         )
 
     def _part(self, seat: TorchSeat, rolls: Sequence[Roll], store: c10d.Store) -> None:
         """Nobody closes its connections while another learner still reads from them; the lost are not waited for."""
+        store.set(f"{ENDED_KEY}/{self.place.rank}", "")
         for roll in rolls:
             while seat.waits and not roll.reach(ENDED):
                 time.sleep(POLL_SECONDS)
@@ -209,14 +253,24 @@ def _flows(mail: Mail, wiring: Wiring) -> dict[Hashable, Flow]:
     return found
 
 
-def _abandon(wiring: Wiring, error: BaseException) -> None:
+def _lost(roll: NetRoll) -> Mapping[int, str]:
+    """Why learners are lost, by rank, once this learner's view shows it."""
+    live = roll.view().live
+    return {r: why for r, why in dict(roll.lost).items() if r not in live}
+
+
+def _abandon(roll: NetRoll | None, groups: Iterable[TorchGroup], error: BaseException) -> None:
     """End before the others: tell them why, and let nobody wait."""
-    if wiring.presence is not None:
+    if roll is not None:
+        known = isinstance(error, PeerLost) and error.learner is not None
         with suppress(ConnectionError):  # there is nobody left to tell
-            after = f"it gave up after the loss of learner {error.learner}" if isinstance(error, PeerLost) else ""
-            wiring.presence.roll.fail(after or f"{type(error).__name__}: {error}")
-    for group in list(wiring.groups):
+            roll.fail(f"it gave up after the loss of learner {error.learner}" if known else _words_of(error))  # type: ignore[attr-defined]
+    for group in list(groups):
         group.close()
+
+
+def _words_of(error: BaseException) -> str:
+    return f"it gave up: {error}" if isinstance(error, PeerLost) else f"{type(error).__name__}: {error}"
 
 
 def device_of(place: Place) -> str:
