@@ -35,12 +35,12 @@ from murmur.compared.virtual import train as follow
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
+from murmur.facts import Facts
 from murmur.learner import Strategy
 from murmur.mixing import randomized_ring
 from murmur.settings import configure, load
-from murmur.strategies import ADPSGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, SuperLearners, SyncSGD
+from murmur.strategies import ADPSGD, ALL, BMUF, KAVG, AdaptiveKAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.strategies.adaptive_rules import Geometric
-from murmur.strategies.facts import FACTS
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 
 SEEDS = (0, 1, 2)
@@ -146,7 +146,8 @@ def bars_of(found: Mapping[str, Any], learners: list[int]) -> list[dict[str, Any
         large = ratios.get("SyncSGD")
         for name, ratio in ratios.items():
             kind = name.split("(")[0]
-            if large is not None and kind in FACTS and FACTS[kind].in_step and kind != "SyncSGD":
+            lock_step = kind in ALL and Facts.of(ALL[kind]()).lock_step
+            if large is not None and lock_step and kind != "SyncSGD":
                 bars.append(
                     bar(f"{name}, {count} learners: loss over that of the {count}-fold minibatch", ratio / large, 1.03)
                 )

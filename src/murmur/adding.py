@@ -13,9 +13,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from murmur.engine.outlive import outlives
+from murmur.facts import Facts
 from murmur.mistakes import SettingError
-from murmur.strategies import ADPSGD
+from murmur.strategies import ALL
 from murmur.training import LAUNCH, Request
 from murmur.worlds.torch.environment import Place
 from murmur.worlds.torch.secret import from_file
@@ -52,10 +52,10 @@ def one_more(run: Path, secret_file: Path, threads: int | None) -> tuple[Request
         lease_seconds=launch["lease_seconds"],
     )
     strategy = request.experiment().strategy
-    if not (outlives(strategy) or isinstance(strategy, ADPSGD)):
+    if not Facts.of(strategy).accepts_new_learners:
+        takes = ", ".join(name for name, made in ALL.items() if Facts.of(made()).accepts_new_learners)
         raise SettingError(
-            f"learners can be added to ADPSGD and to strategies that outlive a learner (KAVG, BMUF, AdaptiveKAVG,"
-            f" ParameterAveraging), not to {strategy}"
+            f"{strategy} accepts no new learners (accepts_new_learners); of murmur's strategies {takes} accept them"
         )
     place = Place(0, launch["learners"], 0, launch["host"], launch["port"], launch["generation"], store="murmur")
     place = replace(place, secret=from_file(secret_file))

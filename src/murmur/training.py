@@ -22,14 +22,13 @@ from torch._C._distributed_c10d import HashStore
 
 from murmur.engine.checkpoint import write_whole
 from murmur.engine.experiment import Experiment, describe
-from murmur.engine.outlive import outlives
 from murmur.engine.record import Observer, ProgressLine
 from murmur.engine.trainer import Trainer
+from murmur.facts import Facts
 from murmur.group import PeerLost, WorldMismatch
 from murmur.mistakes import SettingError
 from murmur.roll import Halted
 from murmur.settings import configure, load
-from murmur.strategies.facts import FACTS
 from murmur.trained import Choice, Initialised, choose, find_model, read_into
 from murmur.world import Seat, World
 from murmur.worlds.mpi.world import MpiWorld
@@ -135,9 +134,7 @@ def train(request: Request) -> int:
     request = replace(request, threads=threads)
     if request.learners == 1:
         return run_learner(request, Place(0, 1, 0, "127.0.0.1", 0))
-    facts = FACTS.get(type(experiment.strategy).__name__)  # nothing is known of a strategy of somebody's own
-    alone = outlives(experiment.strategy) or (facts is not None and not facts.in_step)
-    restart = Restart.ALONE if alone else Restart.TOGETHER
+    restart = Restart.ALONE if Facts.of(experiment.strategy).tolerates_loss else Restart.TOGETHER
     command, learners = request.command_line, request.learners
     return Launch(
         command,

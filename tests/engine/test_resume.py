@@ -21,6 +21,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD, Adam, NaturalGradientSGD
 from murmur.engine.schedule import NewBob
 from murmur.engine.trainer import Trainer
+from murmur.facts import Facts
 from murmur.learner import Strategy
 from murmur.mixing import ring
 from murmur.recipes.toy import ToyTask
@@ -35,13 +36,12 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
-from murmur.strategies.facts import FACTS
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import fit, weights_of
 
 LEARNERS, MINIBATCHES = 4, 47
 SMALL = {"KAVG": KAVG(3), "BMUF": BMUF(3), "ParameterAveraging": ParameterAveraging(24, optimizer="keep")}
-IN_STEP = [SMALL.get(name) or make() for name, make in ALL.items() if FACTS[name].in_step]
+IN_STEP = [SMALL.get(name) or make() for name, make in ALL.items() if Facts.of(make()).lock_step]
 NESTED: list[Strategy] = [
     DelayByOne(ring),
     Exchanged(KAVG(3), "int8"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 
-from murmur.learner import Strategy
+from murmur.facts import Planner
+from murmur.learner import Learner, Strategy
 from murmur.mixing import randomized_ring, ring
 from murmur.plan.forms import Setting, form_of
 from murmur.plan.timing import time_strategy
@@ -91,7 +93,7 @@ def test_two_learners_and_a_server() -> None:
 
 def test_what_cannot_be_planned_is_refused() -> None:
     setting = Setting.of(CLUSTERS["fast, equal"])
-    with pytest.raises(ValueError, match="no closed form for AdaptiveKAVG"):
+    with pytest.raises(ValueError, match="AdaptiveKAVG has no closed form"):
         form_of(AdaptiveKAVG(), setting)
     with pytest.raises(ValueError, match=r"DelayByOne\(mixing=ring\) has no closed form"):
         form_of(DelayByOne(ring), setting)
@@ -103,3 +105,27 @@ def test_what_cannot_be_planned_is_refused() -> None:
         time_strategy(SyncSGD(), Cluster(2), 10)
     with pytest.raises(ValueError, match="at least 1 minibatch, got 0"):
         time_strategy(SyncSGD(), Cluster(2, message_bytes=1.0), 0)
+
+
+@dataclass(frozen=True)
+class EveryThird:
+    """A user's strategy that declares its facts."""
+
+    lock_step: ClassVar[bool] = True
+    sets_weights_every: ClassVar[float] = 3
+
+    async def __call__(self, me: Learner) -> None:
+        while me.training:
+            async for g in me.gradients(at_most=3):
+                me.descend(g)
+            me.weights.set_(await me.group.mean(me.weights.snapshot(), weight=me.fresh_samples))
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.every(3, vectors=4)
+
+
+@pytest.mark.parametrize("where", ["fast, equal", "nodes"])
+def test_a_users_strategy_is_planned_like_that_of_the_package(where: str) -> None:
+    setting = Setting.of(CLUSTERS[where])
+    assert form_of(EveryThird(), setting) == form_of(KAVG(3), setting)
+    assert form_of(SuperLearners(EveryThird(), 2), setting) == form_of(SuperLearners(KAVG(3), 2), setting)

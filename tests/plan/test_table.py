@@ -120,7 +120,7 @@ def test_the_command_plans_a_measured_experiment() -> None:
         ((*NUMBERS, "--cluster", "mainframe"), "there is no cluster 'mainframe'"),
         ((*NUMBERS, "--straggler", "zero"), "write LEARNER=FACTORx"),
         ((*NUMBERS, "--straggler", "99=2x"), "there are learners 0..15"),
-        ((*NUMBERS, "--strategy", "AdaptiveKAVG"), "no closed form for AdaptiveKAVG"),
+        ((*NUMBERS, "--strategy", "AdaptiveKAVG"), "AdaptiveKAVG has no closed form"),
         (("--measure",), "--measure needs an experiment"),
     ],
 )

@@ -11,10 +11,10 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
+from murmur.facts import Facts
 from murmur.recipes.ctc import CtcTask
 from murmur.speech.augment import SpecAugment
 from murmur.strategies import ALL, KAVG, Exchanged, ParameterAveraging
-from murmur.strategies.facts import FACTS
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
@@ -65,20 +65,20 @@ def test_every_strategy_learns_on_a_virtual_cluster(task: CtcTask, name: str) ->
     assert 0 < dev_loss(task, weights) < 0.7 * fresh
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if FACTS[name].in_step])
+@pytest.mark.parametrize("name", [name for name in MADE if Facts.of(MADE[name]).lock_step])
 def test_threads_agree_to_the_bit(task: CtcTask, name: str) -> None:
     virtual = fit(experiment(task, name), VirtualWorld(LEARNERS))
     assert torch.equal(fit(experiment(task, name), ThreadWorld(LEARNERS, timeout_seconds=20)), virtual)
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if not FACTS[name].in_step])
+@pytest.mark.parametrize("name", [name for name in MADE if not Facts.of(MADE[name]).lock_step])
 def test_threads_learn_at_their_own_pace(task: CtcTask, name: str) -> None:
     weights = fit(experiment(task, name), ThreadWorld(LEARNERS, timeout_seconds=20))
     torch.manual_seed(0)
     assert 0 < dev_loss(task, weights) < 0.7 * task.evaluate(task.model())["loss"]
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if FACTS[name].exact_alone])
+@pytest.mark.parametrize("name", [name for name in MADE if Facts.of(MADE[name]).bitwise_alone])
 def test_one_learner_is_the_plain_loop(task: CtcTask, name: str) -> None:
     alone = Experiment(task, MADE[name], Budget(minibatches=4), Adam(lr=1e-2))
     assert torch.equal(fit(alone, VirtualWorld(1)), plain_loop(alone))
@@ -89,7 +89,7 @@ def test_one_learner_is_the_plain_loop(task: CtcTask, name: str) -> None:
 def test_processes(task: CtcTask, name: str, pool: Pool) -> None:
     learners = [torch.tensor(w) for w in pool.call(fit_in_process, 2, experiment(task, name))]
     assert torch.equal(*learners)
-    if FACTS[name].in_step:
+    if Facts.of(MADE[name]).lock_step:
         wanted = fit(experiment(task, name), VirtualWorld(2))
         # Adam divides by the root of tiny numbers at first, so rounding shows more than elsewhere.
         assert np.abs((learners[0] - wanted).numpy()).max() < 2e-2

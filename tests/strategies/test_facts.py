@@ -1,4 +1,4 @@
-"""The table of facts against what the virtual world saw."""
+"""Declared facts of strategies against the ledger and the records of the virtual world."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
+from murmur.facts import Facts, vectors_of
 from murmur.learner import Learner, Strategy
 from murmur.mixing import exponential, pairwise, randomized_ring, ring
 from murmur.recipes.toy import ToyTask
@@ -24,7 +25,6 @@ from murmur.strategies.averaging_rules import Jobs
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.strategies.exchanged import Exchanged
-from murmur.strategies.facts import FACTS
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.strategies.super_learners import SuperLearners
@@ -63,7 +63,7 @@ class Watched:
 @pytest.mark.parametrize("learners", [2, 5])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
-    facts = FACTS[type(strategy).__name__]
+    facts = Facts.of(strategy)
     sent, seen = [], list[Record]()
     for turns in (8, 8 + 80):  # whole periods of every K and of every mixing
         watched, budget = Watched(strategy), Budget(minibatches=turns * learners)
@@ -71,11 +71,11 @@ def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
         run = Experiment(TASK, watched, budget, SGD(0.05), evaluate_every_epochs=1000)
         Trainer(run, world, observers=lambda _: (seen.append,)).fit()
         sent.append(sum(world.network.sent_bytes.values()))
-        assert all(torch.equal(w, watched.ends[0]) for w in watched.ends) == facts.consensus
+        assert all(torch.equal(w, watched.ends[0]) for w in watched.ends) == facts.ends_equal
     vector_bytes = 4 * watched.ends[0].numel()
     # Flags ride with gradients; an odd number of learners leaves another one out of a matching every time.
     assert (sent[1] - sent[0]) / vector_bytes / (80 * learners) == pytest.approx(
-        facts.vectors(strategy, learners, TASK.samples), rel=0.02
+        vectors_of(strategy, learners, TASK.samples), rel=0.02
     )
     assert max(record.staleness for record in seen if record.kind == "step") == facts.staleness
 
@@ -83,7 +83,7 @@ def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
 @pytest.mark.parametrize("learners", [6, 12])
 @pytest.mark.parametrize("strategy", LOOSE, ids=repr)
 def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> None:
-    facts = FACTS[type(strategy).__name__]
+    facts = Facts.of(strategy)
     sent = []
     for turns in (8, 8 + 80):
         watched, budget = Watched(strategy), Budget(minibatches=turns * learners)
@@ -91,13 +91,13 @@ def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> N
         world = VirtualWorld(cluster)
         Trainer(Experiment(TASK, watched, budget, SGD(0.05), evaluate_every_epochs=1000), world).fit()
         sent.append(sum(world.network.sent_bytes.values()))
-        assert all(torch.equal(w, watched.ends[0]) for w in watched.ends) == facts.consensus
+        assert all(torch.equal(w, watched.ends[0]) for w in watched.ends) == facts.ends_equal
     gradients = 80 * learners
     vectors = (sent[1] - sent[0]) / (4 * watched.ends[0].numel()) / gradients
-    assert vectors == pytest.approx(facts.vectors(strategy, learners, TASK.samples), rel=0.03)
+    assert vectors == pytest.approx(vectors_of(strategy, learners, TASK.samples), rel=0.03)
 
 
 @pytest.mark.parametrize("strategy", [s for s in [*STRATEGIES, *LOOSE] if s != LARGE], ids=repr)
 def test_alone(strategy: Strategy) -> None:
     run = Experiment(replace(TASK, dropout=0.2), strategy, Budget(minibatches=40), SGD(0.1, momentum=0.9))
-    assert torch.equal(fit(run, VirtualWorld(1)), plain_loop(run)) == FACTS[type(strategy).__name__].exact_alone
+    assert torch.equal(fit(run, VirtualWorld(1)), plain_loop(run)) == Facts.of(strategy).bitwise_alone

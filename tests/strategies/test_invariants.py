@@ -10,6 +10,7 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD, Adam, OptimizerFactory
 from murmur.engine.trainer import Trainer
+from murmur.facts import Facts
 from murmur.learner import Strategy
 from murmur.mixing import pairwise, randomized_ring, ring
 from murmur.recipes.toy import ToyTask
@@ -24,7 +25,6 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
-from murmur.strategies.facts import FACTS
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
@@ -34,9 +34,9 @@ from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, plain_loop, we
 SMALL = {"ParameterAveraging": ParameterAveraging(16), "Exchanged": Exchanged(KAVG(4), "bfloat16")}
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}
 STRATEGIES = [pytest.param(made, id=name) for name, made in MADE.items()]
-IN_STEP = [pytest.param(made, id=name) for name, made in MADE.items() if FACTS[name].in_step]
-AT_OWN_PACE = [pytest.param(made, id=name) for name, made in MADE.items() if not FACTS[name].in_step]
-EXACT_ALONE = [pytest.param(made, id=name) for name, made in MADE.items() if FACTS[name].exact_alone]
+IN_STEP = [pytest.param(made, id=name) for name, made in MADE.items() if Facts.of(made).lock_step]
+AT_OWN_PACE = [pytest.param(made, id=name) for name, made in MADE.items() if not Facts.of(made).lock_step]
+EXACT_ALONE = [pytest.param(made, id=name) for name, made in MADE.items() if Facts.of(made).bitwise_alone]
 TOY = ToyTask(samples=8, ragged=True, hidden=16, dropout=0.2)
 
 

@@ -17,18 +17,29 @@ from hypothesis import strategies as st
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
-from murmur.engine.outlive import outlives
+from murmur.engine.outlive import regroups
 from murmur.engine.source import TaskSource
 from murmur.engine.trainer import Outcome, Trainer
+from murmur.facts import Facts
 from murmur.group import PeerLost
 from murmur.learner import Learner
 from murmur.recipes.toy import ToyTask
 from murmur.regroup import Regrouping
 from murmur.reunion import LeftBehind, Named
 from murmur.roll import RunOver
-from murmur.strategies import ADPSGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, ParameterAveraging, SyncSGD
+from murmur.strategies import (
+    ADPSGD,
+    ASGD,
+    BMUF,
+    KAVG,
+    AdaptiveKAVG,
+    DelayByOne,
+    Exchanged,
+    ParameterAveraging,
+    SuperLearners,
+    SyncSGD,
+)
 from murmur.strategies.averaging_rules import Jobs
-from murmur.strategies.facts import FACTS
 from murmur.world import Seat
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
@@ -228,17 +239,21 @@ def test_strategies_whose_every_step_needs_everybody_end(strategy: Any) -> None:
         train(strategy, [Kill(2, 0.73)])
 
 
-def test_the_table_of_facts_says_who_goes_on() -> None:
-    for strategy in OUTLIVING:
-        assert FACTS[type(strategy).__name__].outlives
-    for strategy in (*OUTLIVING, SyncSGD(), DelayByOne()):
-        assert outlives(strategy) == (FACTS[type(strategy).__name__].outlives)
+def test_lock_step_strategies_that_tolerate_a_loss_regroup() -> None:
+    assert all(regroups(strategy) for strategy in OUTLIVING)
+    for strategy in (SyncSGD(), DelayByOne(), ADPSGD(), ASGD(), Exchanged(KAVG()), SuperLearners(KAVG(), 2)):
+        assert not regroups(strategy)
+
+
+def test_a_node_of_lock_step_leaders_does_not_go_on_without_another() -> None:
+    assert Facts.of(SuperLearners(ADPSGD(), 2)).tolerates_loss
+    assert not Facts.of(SuperLearners(KAVG(), 2)).tolerates_loss
 
 
 @pytest.mark.parametrize("strategy", OUTLIVING, ids=repr)
 def test_without_a_loss_nothing_is_different(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with_it, _ = train(strategy, [])
-    monkeypatch.setattr("murmur.engine.outlive.outlives", lambda _: False)
+    monkeypatch.setattr("murmur.engine.outlive.regroups", lambda _: False)
     without, _ = train(strategy, [])
     assert torch.equal(weights_of(with_it), weights_of(without))
 

@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 from murmur.compared.rows import digest_of
 from murmur.engine.experiment import Experiment, describe
+from murmur.facts import Facts
 from murmur.learner import Strategy
 from murmur.mistakes import SettingError
 from murmur.settings import configure, load
 from murmur.simulated.scenario import Scenario, Simulation
-from murmur.strategies import SuperLearners
-from murmur.strategies.facts import FACTS
 from murmur.training import Request
 
 Kind = Literal["processes", "virtual"]
@@ -112,11 +111,11 @@ class Grid:
     def why_not(self, cell: Cell) -> str | None:
         """Why a cell has no run of its own; None if it has one."""
         strategy = self.strategy(cell.strategy)
-        facts = FACTS.get(type(strategy).__name__)
-        if cell.learners == 1 and facts is not None and facts.exact_alone:
+        facts = Facts.of(strategy)
+        if cell.learners == 1 and facts.bitwise_alone:
             return "one learner is the plain training loop with every such strategy: that row stands for it"
-        if isinstance(strategy, SuperLearners) and cell.learners < strategy.node_size:
-            return f"{cell.learners} learners do not fill a node of {strategy.node_size}"
+        if cell.learners < facts.least_learners:
+            return f"{cell.learners} learners are fewer than the {facts.least_learners} of one node"
         return None
 
     def settings_of(self, cell: Cell) -> tuple[str, ...]:

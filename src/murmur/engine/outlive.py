@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from murmur.engine.source import TaskSource
+from murmur.facts import Facts
 from murmur.learner import Learner, Strategy
 from murmur.regroup import Regrouping
 from murmur.reunion import LeftBehind
@@ -13,9 +14,10 @@ from murmur.reunion import LeftBehind
 log = logging.getLogger(__name__)
 
 
-def outlives(strategy: Strategy) -> bool:
-    """Whether a lock-step strategy says of itself that its rounds stay right when a learner is left out of a mean."""
-    return bool(getattr(strategy, "outlives", False))
+def regroups(strategy: Strategy) -> bool:
+    """True for a lock-step strategy whose rounds stay right when a learner is left out of a mean."""
+    facts = Facts.of(strategy)
+    return facts.lock_step and facts.tolerates_loss
 
 
 async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, entered: Callable[[int], None]) -> None:
@@ -31,7 +33,7 @@ async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, ente
         RunOver: this learner came late and the others have done everything.
         PeerLost: a learner is gone, and the rest cannot go on without it.
     """
-    if not (outlives(strategy) and me.group.outlives and me.group.size > 1):
+    if not (regroups(strategy) and me.group.outlives and me.group.size > 1):
         await strategy(me)
         return
     me.group = left = Regrouping(me.group, me, source.buffers)

@@ -17,14 +17,14 @@ stragglers need no formula of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.mixing import uniform
+from murmur.facts import Facts, Planned
+from murmur.mixing import Mixing, uniform
 from murmur.plan.rounds import rounds_of
 from murmur.worlds.virtual.clock import Clock
 from murmur.worlds.virtual.cluster import Cluster, Link
@@ -32,7 +32,6 @@ from murmur.worlds.virtual.network import Network
 
 Times = NDArray[np.float64]  # (draws, learners), seconds
 DRAWS, CELLS = 512, 65_536  # rows of the table; fewer for very many learners
-SETS_WEIGHTS: Mapping[str, float] = {"SyncSGD": 1.0, "KAVG": 1.0, "BMUF": 1.0, "DelayByOne": 1.0}  # after a mean
 COMPUTE, NETWORK, STRAGGLER = "compute", "network", "slowest learner"
 
 
@@ -99,15 +98,38 @@ class Setting:
 
 
 def form_of(strategy: Any, setting: Setting) -> Form:
-    """The form of a strategy, found by the name of its class.
+    """The form that a strategy declares by `planned`.
 
     Raises:
-        ValueError: there is none, or the strategy's cost depends on the course of training.
+        ValueError: it declares none, or its cost depends on the course of training.
     """
-    name = type(strategy).__name__
-    if name not in FORMS:
-        raise ValueError(f"there is no closed form for {name}; there are {', '.join(FORMS)}: simulate it instead")
-    return FORMS[name](strategy, setting)
+    if not isinstance(strategy, Planned):
+        name = getattr(strategy, "__name__", type(strategy).__name__)
+        raise ValueError(f"{name} has no closed form (it declares no `planned`): simulate it instead")
+    form: Form = strategy.planned(ClosedForms(setting))
+    return form
+
+
+@dataclass(frozen=True)
+class ClosedForms:
+    """The closed forms on one setting, for a strategy to choose from: see `murmur.facts.Planner`."""
+
+    setting: Setting
+
+    def every(self, K: int, vectors: float) -> Form:
+        return _periodic(K, vectors, self.setting)
+
+    def delayed(self, mixing: Mixing) -> Form:
+        return _delayed(mixing, self.setting)
+
+    def pairwise(self, mixing: Mixing) -> Form:
+        return _gossiping(mixing, self.setting)
+
+    def served(self) -> Form:
+        return _served(self.setting)
+
+    def nodes(self, outer: object, size: int) -> Form:
+        return _nodes(outer, size, self.setting)
 
 
 def _slowest(times: Times, K: int) -> float:
@@ -134,9 +156,9 @@ def _periodic(K: int, vectors: float, setting: Setting) -> Form:
     return Form(seconds, _bound_by(slowest - own, cost / K, own), vectors, lines)
 
 
-def _delayed(strategy: Any, setting: Setting) -> Form:
-    if strategy.mixing is not uniform:
-        raise ValueError(f"DelayByOne(mixing={strategy.mixing.__name__}) has no closed form: simulate it instead")
+def _delayed(mixing: Mixing, setting: Setting) -> Form:
+    if mixing is not uniform:
+        raise ValueError(f"DelayByOne(mixing={mixing.__name__}) has no closed form: simulate it instead")
     cost, count = setting.allreduce(), setting.learners * setting.unit
     done, steps = np.zeros(setting.learners), len(setting.times)
     for row in setting.times:
@@ -151,9 +173,9 @@ def _delayed(strategy: Any, setting: Setting) -> Form:
     return Form(step / count, binds, 5.0, lines)
 
 
-def _gossiping(strategy: Any, setting: Setting) -> Form:
+def _gossiping(mixing: Mixing, setting: Setting) -> Form:
     rate = float((1 / setting.times.mean(0)).sum()) * setting.unit
-    rounds = rounds_of(strategy.mixing, setting.cluster, setting.times)
+    rounds = rounds_of(mixing, setting.cluster, setting.times)
     lines = (
         "seconds a minibatch = 1 / sum_i 1 / E t_i;  rounds a gradient from s, the seconds of an exchange, and t",
         f"                    = 1 / {rate:.6g} = {1 / rate:.6g};  {rounds.neighbours:.3g} neighbours, s at most"
@@ -162,7 +184,7 @@ def _gossiping(strategy: Any, setting: Setting) -> Form:
     return Form(1 / rate, COMPUTE, 4.0 + 2 * rounds.neighbours, lines, rounds.per_gradient)
 
 
-def _served(strategy: Any, setting: Setting) -> Form:  # noqa: ARG001 - damping costs no time
+def _served(setting: Setting) -> Form:
     cluster, size, copies = setting.cluster, setting.size, setting.copies
     if setting.learners == 1:
         alone = float(setting.times.mean())
@@ -183,9 +205,9 @@ def _served(strategy: Any, setting: Setting) -> Form:  # noqa: ARG001 - damping 
     return Form(seconds / setting.unit, "server's card" if serving >= free else COMPUTE, 4.0, lines)
 
 
-def _nodes(strategy: Any, setting: Setting) -> Form:
+def _nodes(outer_strategy: object, width: int, setting: Setting) -> Form:
     """Nodes as learners: their gradient takes the slowest member and a mean inside."""
-    cluster, width = setting.cluster, strategy.node_size
+    cluster = setting.cluster
     learners = setting.learners
     if learners % width:
         raise ValueError(f"SuperLearners(node_size={width}) leaves a part of {learners} learners over: plan full nodes")
@@ -194,7 +216,8 @@ def _nodes(strategy: Any, setting: Setting) -> Form:
     link = cluster.inside if cluster.learners_per_node > 1 else cluster.link
     moving, copying = setting.size / link.bytes_per_second, setting.copies  # a copy goes out while another one moves
     handed = (width - 1) * max(moving, copying) + (width > 1) * (min(moving, copying) + copying)
-    sets = SETS_WEIGHTS.get(type(strategy.outer).__name__, 0.0) / getattr(strategy.outer, "K", 1)
+    every = Facts.of(outer_strategy).sets_weights_every
+    sets = 0.0 if every is None else 1 / every
     slowest = setting.times.reshape(len(setting.times), -1, width).max(2)
     times = np.maximum(slowest + inside, 0.0 if sets else handed) + sets * handed
     a_card = max(1, cluster.learners_per_node // width)  # nodes of this strategy that share one card
@@ -202,7 +225,7 @@ def _nodes(strategy: Any, setting: Setting) -> Form:
     outer = replace(
         cluster, learners=learners // width, link=card, links={}, faults=(), nodes=None, learners_per_node=1
     )
-    form = form_of(strategy.outer, Setting(outer, times, setting.unit * width))
+    form = form_of(outer_strategy, Setting(outer, times, setting.unit * width))
     lines = (
         "a node's gradient   = E max inside + C inside, and the weights to the members",
         f"                    = {float(slowest.mean()):.6g} + {inside:.6g}, {handed:.6g} s: {float(times.mean()):.6g} s"
@@ -211,14 +234,3 @@ def _nodes(strategy: Any, setting: Setting) -> Form:
     )
     binds = NETWORK + " inside nodes" if inside > float(times.mean()) / 2 else form.binds
     return replace(form, lines=lines, binds=binds, vectors=form.vectors + 1)
-
-
-FORMS: Mapping[str, Callable[[Any, Setting], Form]] = {
-    "SyncSGD": lambda _, setting: _periodic(1, 3.0, setting),
-    "KAVG": lambda s, setting: _periodic(s.K, 4.0, setting),
-    "BMUF": lambda s, setting: _periodic(s.K, 6.0, setting),
-    "DelayByOne": _delayed,
-    "ADPSGD": _gossiping,
-    "ASGD": _served,
-    "SuperLearners": _nodes,
-}

@@ -19,6 +19,7 @@ from murmur.engine.checkpoint import Checkpoints, write_whole
 from murmur.engine.experiment import Experiment
 from murmur.engine.stacked import NotStackable, check_stackable, draw_together
 from murmur.engine.trainer import Trainer
+from murmur.facts import Facts
 from murmur.flat import Layout
 from murmur.group import PeerLost
 from murmur.mistakes import SettingError
@@ -32,7 +33,6 @@ from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
 SPARE_FILES = 100  # open ones besides records and traces
-BY_VALUES = ("AdaptiveKAVG", "ParameterAveraging")  # what they exchange depends on losses and progress
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,8 @@ def with_message(cluster: Cluster, experiment: Experiment) -> Cluster:
 
 
 def _timed(experiment: Experiment, cluster: Cluster) -> Timing:
-    name = type(experiment.strategy).__name__
-    if name in BY_VALUES:
-        raise SettingError(f"{name} decides by losses and progress: it cannot run with --timing-only")
+    if Facts.of(experiment.strategy).follows_losses:
+        raise SettingError(f"{experiment.strategy} decides by losses and progress: it cannot run with --timing-only")
     return time_strategy(experiment.strategy, cluster, experiment.budget.total(experiment.task))
 
 

@@ -15,7 +15,8 @@ from typing import ClassVar
 
 import torch
 
-from murmur.learner import Learner
+from murmur.facts import allreduce_vectors
+from murmur.learner import Learner, Progress
 from murmur.source import SKIPPED_SAMPLES
 from murmur.strategies.adaptive_rules import AdaComm, Rule, Stages, Standing
 
@@ -24,7 +25,13 @@ from murmur.strategies.adaptive_rules import AdaComm, Rule, Stages, Standing
 class AdaptiveKAVG:
     """Rules for K, for B (`minibatches` a step) and for r (`rate`, a factor on the schedule's rates)."""
 
-    outlives: ClassVar[bool] = True
+    lock_step: ClassVar[bool] = True
+    tolerates_loss: ClassVar[bool] = True
+    accepts_new_learners: ClassVar[bool] = True
+    bitwise_alone: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
+    staleness: ClassVar[int | None] = 0
+    follows_losses: ClassVar[bool] = True
     K: Rule = field(default_factory=AdaComm)
     minibatches: Rule = field(default_factory=Stages)
     rate: Rule = field(default_factory=Stages)
@@ -57,3 +64,7 @@ class AdaptiveKAVG:
         if total is not None:  # the budget ended in the middle of a step
             me.descend(total.div_(samples))
         return loss / counted if counted > 0 else 0.0
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        start = Standing(Progress(0, 0.0, 0.0, 0.0, math.nan, math.nan))
+        return allreduce_vectors(learners) / (round(self.K(start)) * round(self.minibatches(start)))

@@ -10,7 +10,9 @@ was begun. Both terms are added to the live weights, so that neither erases the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from murmur.facts import Planner, mixing_vectors
 from murmur.learner import Learner
 from murmur.mixing import Mixing, ring
 
@@ -19,6 +21,11 @@ from murmur.mixing import Mixing, ring
 class ADPSGD:
     """Average with the neighbours of `mixing`: `ring` fixed, `randomized_ring`, `pairwise`, `exponential`."""
 
+    lock_step: ClassVar[bool] = False
+    tolerates_loss: ClassVar[bool] = True
+    accepts_new_learners: ClassVar[bool] = True
+    bitwise_alone: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
     mixing: Mixing = ring
 
     async def __call__(self, me: Learner) -> None:
@@ -31,3 +38,9 @@ class ADPSGD:
     async def average(self, me: Learner) -> None:
         async for k in me.rounds():  # about one a gradient
             me.gossip(self.mixing(k, me.view, me.group.rank))  # w_i <- w_i + T_ij (x_j - x_i), when x_j comes
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        return mixing_vectors(self.mixing, learners)  # of equally fast learners
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.pairwise(self.mixing)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from murmur.facts import Planner
 from murmur.flat import is_finite
 from murmur.learner import Learner
 
@@ -29,6 +31,10 @@ def by_age(age: int) -> float:
 class ASGD:
     """The learner of rank 0 serves; `damping` is the factor d on a gradient of an age: `undamped` or `by_age`."""
 
+    lock_step: ClassVar[bool] = False
+    tolerates_loss: ClassVar[bool] = True  # of a worker; without its server it ends
+    bitwise_alone: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
     damping: Callable[[int], float] = undamped
 
     async def __call__(self, me: Learner) -> None:
@@ -69,3 +75,9 @@ class ASGD:
                 me.weights.set_(g)
             w = me.weights.snapshot()
             me.group.post(w if is_finite(w) else w[:0], who, "model", (updates,))
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        return 2.0 if learners > 1 else 0.0
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.served()

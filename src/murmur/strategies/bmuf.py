@@ -12,8 +12,9 @@ eta = 0, zeta = 1 is plain averaging. This is the mean form; codes that sum over
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from murmur.facts import Planner, allreduce_vectors
 from murmur.learner import Learner
 
 
@@ -21,7 +22,12 @@ from murmur.learner import Learner
 class BMUF:
     """Block momentum eta, block rate zeta, a block of K steps a learner."""
 
-    outlives: ClassVar[bool] = True
+    lock_step: ClassVar[bool] = True
+    tolerates_loss: ClassVar[bool] = True
+    accepts_new_learners: ClassVar[bool] = True
+    bitwise_alone: ClassVar[bool] = False
+    ends_equal: ClassVar[bool] = True
+    staleness: ClassVar[int | None] = 0
     K: int = 8
     eta: float = 0.5
     zeta: float = 1.0
@@ -43,3 +49,13 @@ class BMUF:
                 W.add_(delta)
                 W_g = W + self.eta * delta if self.nesterov else W.clone()
                 me.weights.set_(W_g)
+
+    @property
+    def sets_weights_every(self) -> float:
+        return self.K
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        return allreduce_vectors(learners) / self.K
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.every(self.K, vectors=6)

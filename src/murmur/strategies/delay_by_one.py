@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from murmur.facts import Planner, mixing_vectors
 from murmur.group import Group
 from murmur.learner import Learner
 from murmur.mixing import Mixing, uniform
@@ -24,6 +26,11 @@ from murmur.mixing import Mixing, uniform
 class DelayByOne:
     """Average with the row of `mixing` behind every gradient."""
 
+    lock_step: ClassVar[bool] = True
+    bitwise_alone: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
+    staleness: ClassVar[int | None] = 1
+    sets_weights_every: ClassVar[float | None] = 1
     mixing: Mixing = uniform
 
     async def __call__(self, me: Learner) -> None:
@@ -46,3 +53,9 @@ class DelayByOne:
         # One collective in place of L - 1 messages where all learners are neighbours.
         averaging = beside.mean(w) if self.mixing is uniform else beside.mix(w, row)
         return me.spawn(averaging, "averaging")
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        return mixing_vectors(self.mixing, learners)
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.delayed(self.mixing)

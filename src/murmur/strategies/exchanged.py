@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from murmur.exchange import FORMATS, FormatGroup
+from murmur.facts import Facts, vectors_of
 from murmur.learner import Learner, Strategy
 from murmur.strategies.kavg import KAVG
 
@@ -31,3 +32,22 @@ class Exchanged:
         me.group = FormatGroup(me.group, FORMATS[self.format], me.outer)
         await self.strategy(me)
         me.group = me.group.plain  # by now the leaders', where the strategy has made nodes
+
+    @property
+    def lock_step(self) -> bool:
+        return Facts.of(self.strategy).lock_step
+
+    @property
+    def bitwise_alone(self) -> bool:
+        return Facts.of(self.strategy).bitwise_alone
+
+    @property
+    def ends_equal(self) -> bool:
+        return Facts.of(self.strategy).ends_equal
+
+    @property
+    def follows_losses(self) -> bool:
+        return Facts.of(self.strategy).follows_losses
+
+    def vectors_sent(self, learners: int, samples: float) -> float:
+        return vectors_of(self.strategy, learners, samples)

@@ -9,8 +9,9 @@ Zhou & Cong 2018 (arXiv 1708.01012), Cong et al. 2017. K = 1 with plain SGD is s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from murmur.facts import Planner, allreduce_vectors
 from murmur.learner import Learner
 
 
@@ -18,7 +19,12 @@ from murmur.learner import Learner
 class KAVG:
     """Average the models every K steps."""
 
-    outlives: ClassVar[bool] = True
+    lock_step: ClassVar[bool] = True
+    tolerates_loss: ClassVar[bool] = True
+    accepts_new_learners: ClassVar[bool] = True
+    bitwise_alone: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
+    staleness: ClassVar[int | None] = 0
     K: int = 8
 
     def __post_init__(self) -> None:
@@ -30,3 +36,13 @@ class KAVG:
             async for g in me.gradients(at_most=self.K):
                 me.descend(g)
             me.weights.set_(await me.group.mean(me.weights.snapshot(), weight=me.fresh_samples))
+
+    @property
+    def sets_weights_every(self) -> float:
+        return self.K
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        return allreduce_vectors(learners) / self.K
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.every(self.K, vectors=4)

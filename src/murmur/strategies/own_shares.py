@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from murmur.facts import Facts, vectors_of
 from murmur.group import Group, GroupAround
 from murmur.learner import Learner, Strategy
 from murmur.roll import NOTHING, Preparation, Roll, View
@@ -91,3 +92,26 @@ class OwnShares:
     async def __call__(self, me: Learner) -> None:
         me.group = SharesGroup(me.group)
         await self.strategy(me)
+
+    @property
+    def lock_step(self) -> bool:
+        return Facts.of(self.strategy).lock_step
+
+    @property
+    def tolerates_loss(self) -> bool:
+        return Facts.of(self.strategy).tolerates_loss
+
+    @property
+    def bitwise_alone(self) -> bool:
+        return Facts.of(self.strategy).bitwise_alone
+
+    @property
+    def ends_equal(self) -> bool:
+        return Facts.of(self.strategy).ends_equal
+
+    @property
+    def follows_losses(self) -> bool:
+        return Facts.of(self.strategy).follows_losses
+
+    def vectors_sent(self, learners: int, samples: float) -> float:
+        return vectors_of(self.strategy, learners, samples)

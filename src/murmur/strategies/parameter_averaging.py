@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from murmur.facts import allreduce_vectors
 from murmur.learner import Learner
 from murmur.source import SKIPPED_SAMPLES
 from murmur.strategies.averaging_rules import (
@@ -48,7 +49,13 @@ class ParameterAveraging:
         combine: how the newest models make the final one.
     """
 
-    outlives: ClassVar[bool] = True
+    lock_step: ClassVar[bool] = True
+    tolerates_loss: ClassVar[bool] = True
+    accepts_new_learners: ClassVar[bool] = True
+    bitwise_alone: ClassVar[bool] = False
+    ends_equal: ClassVar[bool] = True
+    staleness: ClassVar[int | None] = 0
+    follows_losses: ClassVar[bool] = True
     frames_per_iteration: float = 400_000
     jobs: Jobs = field(default_factory=Jobs)
     limit: MaxChange = field(default_factory=MaxChange)
@@ -121,3 +128,6 @@ class ParameterAveraging:
         w = me.weights.snapshot()
         final = self.combine(newest_first, lambda w: me.source.evaluate(w)["loss"]) if newest_first else w
         me.weights.set_(await me.group.broadcast(final, me.group.live[0]))
+
+    def vectors_sent(self, learners: int, samples: float) -> float:
+        return allreduce_vectors(learners) / max(1, round(self.frames_per_iteration / samples))

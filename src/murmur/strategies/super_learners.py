@@ -9,7 +9,9 @@ among the nodes. Zhang et al. 2019. With SyncSGD as `outer` it is SyncSGD. How a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from murmur.facts import Facts, Planner, allreduce_vectors, vectors_of
 from murmur.learner import Learner, Strategy
 from murmur.node import Leader, follow
 from murmur.roll import Halted, RunOver
@@ -45,3 +47,38 @@ class SuperLearners:
                 raise
             leader.end()
             me.continue_as(leader)
+
+    @property
+    def lock_step(self) -> bool:
+        return Facts.of(self.outer).lock_step
+
+    @property
+    def tolerates_loss(self) -> bool:
+        outer = Facts.of(self.outer)
+        return outer.tolerates_loss and not outer.lock_step  # lock-step leaders are not regrouped
+
+    @property
+    def bitwise_alone(self) -> bool:
+        return Facts.of(self.outer).bitwise_alone
+
+    @property
+    def ends_equal(self) -> bool:
+        return Facts.of(self.outer).ends_equal
+
+    @property
+    def follows_losses(self) -> bool:
+        return Facts.of(self.outer).follows_losses
+
+    def vectors_sent(self, learners: int, samples: float) -> float:
+        """Sums inside nodes, the messages among leaders, and the copies from each leader to its members."""
+        size = self.node_size
+        outer = vectors_of(self.outer, learners // size, samples * size)
+        passed_on = 0.0 if outer == 0 else (size - 1) / size
+        return allreduce_vectors(size) + outer / size + passed_on
+
+    @property
+    def least_learners(self) -> int:
+        return self.node_size
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.nodes(self.outer, self.node_size)

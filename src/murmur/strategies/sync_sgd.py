@@ -8,7 +8,9 @@ The sum over learners runs behind the backward pass wherever the world can; the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from murmur.facts import Planner, allreduce_vectors
 from murmur.learner import Learner
 
 
@@ -16,6 +18,18 @@ from murmur.learner import Learner
 class SyncSGD:
     """L learners equal one learner with the L-fold minibatch, also when minibatches differ in samples."""
 
+    lock_step: ClassVar[bool] = True
+    bitwise_alone: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
+    staleness: ClassVar[int | None] = 0
+    sets_weights_every: ClassVar[float | None] = 1
+
     async def __call__(self, me: Learner) -> None:
         async for g in me.gradients(mean_over=me.group):
             me.descend(g)
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        return allreduce_vectors(learners)
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.every(1, vectors=3)
