@@ -47,10 +47,11 @@ class Still:
     def progress_at(self, minibatches: int) -> Progress:
         return self.progress()
 
-    def claimed(self, n: int, steps: int) -> None:
-        self.draws.append(n)
+    def claimed(self, claim: range, steps: int) -> None:
+        self.draws.extend(claim)
 
-    def preparation(self, unit: int) -> Preparation:
+    @property
+    def preparation(self) -> Preparation:
         return NOTHING
 
     def heard(self, loss: float) -> None:

@@ -148,14 +148,13 @@ async def hearing_has_a_deadline(seat: Seat) -> None:
 
 
 async def claims_cover_the_budget(seat: Seat) -> None:
-    """Every number is claimed by exactly one learner; it is spent when all have come back for more."""
+    """Every number is claimed by exactly one learner, whatever it claims at a time; spent: all came back for more."""
     group, roll = seat.group, seat.group.roll
     _expect(roll.view().live, tuple(range(group.size)), "everybody is alive")
-    mine = []
+    mine: list[float] = []
     while not roll.spent:
-        n = roll.claim(5, 25)
-        if n is not None:
-            mine.append(float(n))
+        claim = roll.claim(5, 25, 1 + group.rank % 3)
+        mine.extend(map(float, claim or ()))
         await seat.sleep(1e-4)
     group.post(torch.tensor(mine), 0, "claims")
     if group.rank == 0:

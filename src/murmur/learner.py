@@ -35,17 +35,17 @@ class Learner:
         fresh_samples: samples of the gradients drawn since the latest `gradients()` or `gradient()` began.
         outer: vectors of the strategy's own that a checkpoint must hold (block momentum); empty at a first start.
         outer_then: what they were before an exchange that is under way, and that a resumed run begins anew.
-        unit: minibatches that one gradient is made of (several for a super-learner).
+        unit: minibatches that one gradient is made of (for a super-learner the size of its node).
         keepers: for each rank of `group` the position in the world of the learner that keeps its checkpoints.
         follows: whether it has ended as a member of a node whose leader speaks for it.
-        latest: one past the position of the minibatch, or the last one, that its latest claim was of.
+        latest: positions of the minibatches of its latest claim.
         saved: minibatches behind at its latest checkpoint; `told`: at the one its leader has saved just now.
     """
 
     def __init__(self, seat: Seat, weights: Weights, source: Source) -> None:
         self.seat, self.weights, self.source = seat, weights, source
         self.group: Group = seat.group
-        self.steps = self.latest = 0
+        self.steps, self.latest = 0, range(0)
         self.fresh_samples = 0.0
         self.outer: dict[str, Tensor] = {}
         self.outer_then: dict[str, Tensor] | None = None
@@ -152,29 +152,28 @@ class Learner:
         """
         if self.seat.late:
             await self.flock.catch_up()
-        while (n := await self._claim()) is not None:
+        while (claim := await self._claim()) is not None:
             self.fresh_samples = 0.0
             self.steps += 1
-            self.latest = min(n + self.unit, self.source.span[1])
-            self.source.claimed(self.latest - 1, self.steps)
+            self.latest = claim
+            self.source.claimed(claim, self.steps)
             await self.source.boundary(self)
             began = self.seat.now
-            gradient = await self._of_claim(n)
+            gradient = await self._of_claim(claim)
             self.flock.took(self.seat.now - began)
             yield gradient.g
         self.flock.done()
 
-    async def _claim(self) -> int | None:
-        first, total = self.source.span
-        units = -(-(total - first) // self.unit)
+    async def _claim(self) -> range | None:
+        roll = self.group.roll
         await self.seat.ready(self.weights, self.group)
-        while (n := self.group.roll.claim(0, units)) is None and not self.group.roll.spent:
+        while (claim := roll.claim(*self.source.span, self.unit)) is None and not roll.spent:
             await self.seat.sleep(self.flock.poll_seconds)
-        return None if n is None else first + n * self.unit
+        return claim
 
-    async def _of_claim(self, n: int) -> Gradient:
-        self.group.roll.expect(self.flock.pace_seconds, self.source.preparation(self.unit))
-        return await self.compute(self.source.deals.at(n), None)
+    async def _of_claim(self, claim: range) -> Gradient:
+        self.group.roll.expect(self.flock.pace_seconds, self.source.preparation)
+        return await self.compute(self.source.deals.at(claim.start), None)
 
     async def answer(self) -> None:
         """Answer who asks for this learner's weights, until the budget is used up; to be run beside the gradients."""
@@ -190,12 +189,19 @@ class Learner:
                 yield letter
         self.flock.done()
 
-    def credit(self, minibatches: int, loss: float) -> None:
-        """The next step is made of another learner's gradient: so many minibatches are out, this was its loss."""
+    def credit(self, claim: range, loss: float) -> None:
+        """The next step is made of another learner's gradient, of this claim and with this loss."""
         self.steps += 1
-        self.source.claimed(minibatches - 1, self.steps)
+        self.source.claimed(claim, self.steps)
         self.source.heard(loss)
         self._present = [False] * len(self._present)  # what is not zero is there
+
+    def members(self, rank: int) -> range:
+        """Positions in the world of the learners that a rank of `group` speaks for: itself, or all of its node."""
+        following = rank + 1
+        return range(
+            self.keepers[rank], self.keepers[following] if following < len(self.keepers) else self.seat.group.size
+        )
 
     def rounds(self) -> AsyncIterator[int]:
         """Rounds k = 0, 1, 2, ... of averaging beside the gradients; see `Flock.rounds`."""
@@ -235,6 +241,10 @@ class Learner:
         """Take the step that another learner of the same weights has taken with a gradient of both."""
         self._present = mean.present
         self.descend(mean.g)
+
+    def restart(self) -> None:
+        """The local optimizer forgets everything but its settings: momentum, second moments, step counts."""
+        self.source.restart()
 
     def spawn(self, activity: Coroutine[Any, Any, T], what: str = "background") -> Awaitable[T]:
         """Start an activity beside the gradients; if it fails, the learner's next gradient raises."""

@@ -14,6 +14,10 @@ class DamagedCheckpoint(RuntimeError):
     """A file of a checkpoint is not what was written."""
 
 
+class IncompleteRun(RuntimeError):
+    """A run has come to its end without having computed every minibatch of its budget exactly once."""
+
+
 def nearest(word: str, known: Sequence[str]) -> str:
     """The end of a message about an unknown word: the nearest known one, or all that there are."""
     by_lower = {k.lower(): k for k in known}

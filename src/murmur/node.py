@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,34 @@ from murmur.weights import Weights
 
 STEP, DELTA, AHEAD = "step", "delta", "ahead"  # tags of letters from the leader
 END, IN_TURN, CLAIMED = 0.0, 1.0, 2.0  # what a step is
+
+
+class Opening(NamedTuple):
+    """What a leader says to its members before a step.
+
+    Attributes:
+        kind: of the step.
+        steps: gradients that the leader has drawn so far, this one not counted.
+        start, stop: positions of the minibatches of its claim.
+        stepped: whether members repeat the leader's step with the latest gradient of the node.
+        restarted: whether the optimizer has forgotten everything since.
+        due: whether what averaging has added follows.
+        times: factor of the strategy on the learning rates.
+        saved: minibatches behind at the checkpoint that the leader has written since its latest step, or -1.
+    """
+
+    kind: float
+    steps: float
+    start: float
+    stop: float
+    stepped: float
+    restarted: float
+    due: float
+    times: float
+    saved: float
+
+
+SAID = len(Opening._fields)  # numbers; those after them say to which learners minibatches are dealt, and since when
 
 
 class LeaderWeights(Weights):
@@ -76,11 +105,22 @@ class Leader(Learner):
     def __init__(self, me: Learner, node: Group, leaders: Group, first: Sequence[int]) -> None:
         super().__init__(me.seat, LeaderWeights(me.weights.layout), me.source)
         self.node, self.group, self.keepers = node, leaders, first
-        self.unit, self.outer = (first[1] if len(first) > 1 else node.size), me.outer
+        self.unit, self.outer = node.size, me.outer
         leaders.adds_beside = False  # one backward pass can feed one sum
         self._live: LeaderWeights = self.weights  # type: ignore[assignment]
         self._of_this_node: Tensor | None = None
-        self._stepped = False
+        self._stepped = self._restarted = False
+        self._dealt: tuple[float, ...] = ()
+
+    def deal(self, done: int, among: int) -> None:
+        """What comes after the first `done` minibatches goes to the members of the first `among` live nodes."""
+        to = [member for node in self.group.live[:among] for member in self.members(node)]
+        self.source.deals = self.source.deals.anew(self.steps, done, to)
+        self._dealt = (self.steps, done, *to)
+
+    def restart(self) -> None:
+        super().restart()
+        self._restarted = True
 
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
         super().descend(g, staleness)
@@ -92,40 +132,46 @@ class Leader(Learner):
     def end(self) -> None:
         """The members end with the leader's weights."""
         self._live.strayed = True
-        self._open(END, 0)
+        self._open(END)
 
-    def _open(self, kind: float, unit: int) -> None:
+    def _open(self, kind: float, steps: int = 0, claim: range = range(0)) -> None:
         due = self._live.turn()
         w = self._live.snapshot() if self._live.strayed else self.weights.layout.empty()[:0]
         saved, self.saved = -1 if self.saved is None else self.saved, None
-        note = (kind, unit, self._stepped, due is not None, self.source.times, saved)
+        opening = Opening(
+            *(kind, steps, claim.start, claim.stop, self._stepped, self._restarted, due is not None),
+            times=self.source.times,
+            saved=saved,
+        )
+        note = (*opening, *self._dealt)
         for member in range(1, self.node.size):
             self.node.post(w, member, STEP, note)
             if due is not None:
                 self.node.post(due, member, DELTA)
-        self._stepped = self._live.strayed = False
+        self._stepped = self._restarted = self._live.strayed = False
+        self._dealt = ()
 
     async def draw(self, before_backward: Callable[[float], None] | None) -> Gradient | None:  # noqa: ARG002
-        self._open(IN_TURN, 0)
+        self._open(IN_TURN, self.steps)
         return await self._of_node(super().draw)
 
-    async def _of_claim(self, n: int) -> Gradient:
+    async def _of_claim(self, claim: range) -> Gradient:
         self.group.roll.expect(self.flock.pace_seconds, self._preparation())
-        self._open(CLAIMED, n)
-        gradient = await self._of_node(partial(self.compute, self.source.deals.at(n)))
+        self._open(CLAIMED, self.steps - 1, claim)
+        gradient = await self._of_node(partial(self.compute, self.source.deals.at(claim.start)))
         assert gradient is not None  # the leader's own minibatch is the first of the claim
         return gradient
 
     def _preparation(self) -> Preparation:
         """Of a claim that is held ahead the members prepare their shares too."""
-        mine = self.source.preparation(self.unit)
+        mine = self.source.preparation
         if not self.seat.works_beside:
             return mine
 
-        def begin(claim: int) -> None:
+        def begin(claim: range) -> None:
             mine.begin(claim)
-            for member in range(1, self.node.size):
-                self.node.post(torch.empty(0), member, AHEAD, (self.source.span[0] + claim * self.unit,))
+            for member in range(1, len(claim)):
+                self.node.post(torch.empty(0), member, AHEAD, (claim[member],))
 
         return Preparation(mine.seconds, begin)
 
@@ -159,36 +205,42 @@ async def _follow(me: Learner, node: Group) -> None:
     mean: Gradient | None = None
     due = False
     while True:
-        w, _, (kind, n, stepped, more, times, saved) = await node.recv(0, STEP)
-        if stepped and mean is not None:
+        w, _, note = await node.recv(0, STEP)
+        opening, dealt = Opening(*note[:SAID]), [int(number) for number in note[SAID:]]
+        if opening.stepped and mean is not None:
             me.repeat(mean)
+        if opening.restarted:
+            me.restart()
         if due:
             me.weights.add_((await node.recv(0, DELTA)).x)
         if len(w):
             me.weights.set_(w)
-        if saved >= 0 and kind != CLAIMED:
-            me.told = int(saved)
+        if opening.saved >= 0 and opening.kind != CLAIMED:
+            me.told = int(opening.saved)
             await me.source.boundary(me)
             me.told = None
-        if kind == END:
-            if saved >= 0:
-                raise Halted(int(saved))
+        if opening.kind == END:
+            if opening.saved >= 0:
+                raise Halted(int(opening.saved))
             return
-        due, me.source.times = more > 0, times
-        mean = await me.averaged(node, me.draw if kind == IN_TURN else partial(_share, me, int(n) + node.rank))
+        due, me.source.times, me.steps = opening.due > 0, opening.times, int(opening.steps)
+        if dealt:
+            me.source.deals = me.source.deals.anew(dealt[0], dealt[1], dealt[2:])
+        claim = range(int(opening.start), int(opening.stop))
+        mean = await me.averaged(node, me.draw if opening.kind == IN_TURN else partial(_share, me, claim, node.rank))
 
 
-async def _share(me: Learner, n: int, before_backward: Callable[[float], None] | None) -> Gradient | None:
-    """A member's minibatch of a claim, if there are so many."""
+async def _share(
+    me: Learner, claim: range, rank: int, before_backward: Callable[[float], None] | None
+) -> Gradient | None:
+    """The minibatch of a member of this rank, if the claim has so many."""
     me.steps += 1
-    me.source.claimed(min(n, me.source.span[1] - 1), me.steps)
-    return await me.compute(me.source.deals.at(n), before_backward) if n < me.source.span[1] else None
+    me.source.claimed(claim, me.steps)
+    return await me.compute(me.source.deals.at(claim[rank]), before_backward) if rank < len(claim) else None
 
 
 async def _prepare(me: Learner, node: Group) -> None:
     """Prepare this member's shares of claims that the leader holds ahead, until it writes to itself that it is over."""
-    first, total = me.source.span
     while (letter := await node.hear(AHEAD, math.inf)) is not None and letter.note:
-        n = int(letter.note[0]) + node.rank
-        if n < total:
-            me.source.preparation(1).begin(n - first)
+        n = int(letter.note[0])
+        me.source.preparation.begin(range(n, n + 1))

@@ -94,10 +94,11 @@ class Register:
             self._give_back(rank)
             self._without(rank, left=int(rank in self._stages[ENDED]))
 
-    def claim(self, rank: int, first: int, total: int, doing: Collection[int] = ()) -> int | None:
-        """The next number in first .. total - 1 that nobody has done or is doing.
+    def claim(self, rank: int, first: int, total: int, size: int = 1, doing: Collection[int] = ()) -> range | None:
+        """The next numbers in first .. total - 1 that no learner has done or is doing, at most `size` of them.
 
-        The rank's earlier ones are done, but for those it says it is still `doing` (it asks ahead).
+        The rank's earlier ones are done, but for those it says it is still `doing` (it asks ahead). Numbers that were
+        given back come first, in runs without a gap.
         """
         self._open[rank] &= set(doing)
         if self._next is None:
@@ -106,13 +107,16 @@ class Register:
         if rank not in self.view.incarnations:
             return None
         if self._returned:
-            number = heapq.heappop(self._returned)
+            start = end = heapq.heappop(self._returned)
+            while (end := end + 1) < start + size and self._returned[:1] == [end]:
+                heapq.heappop(self._returned)
         elif self._next < total:
-            number, self._next = self._next, self._next + 1
+            start, end = self._next, min(self._next + size, total)
+            self._next = end
         else:
             return None
-        self._open[rank].add(number)
-        return number
+        self._open[rank].update(range(start, end))
+        return range(start, end)
 
     def done(self, rank: int, number: int) -> None:
         """The rank has done this one."""
@@ -121,6 +125,11 @@ class Register:
     def unfinished(self) -> list[int]:
         """Numbers that have been handed out and are not done, in order."""
         return sorted({*self._returned, *(number for held in self._open.values() for number in held)})
+
+    @property
+    def complete(self) -> bool:
+        """Whether no learner was lost, and none has joined, since the beginning."""
+        return not self.lost and self._joined == 0
 
     @property
     def spent(self) -> bool:
@@ -148,11 +157,11 @@ class Preparation:
 
     Attributes:
         seconds: it takes, about.
-        begin: start it in the background, for the number of a claim.
+        begin: start it in the background, for the numbers of a claim.
     """
 
     seconds: float = 0.0
-    begin: Callable[[int], None] = lambda _: None
+    begin: Callable[[range], None] = lambda _: None
 
 
 NOTHING = Preparation()
@@ -166,8 +175,12 @@ class Roll(ABC):
         """Who is alive, as far as is known here; `fresh` asks the register itself."""
 
     @abstractmethod
-    def claim(self, first: int, total: int) -> int | None:
-        """The number of this learner's next minibatch; None when at present none is left. The one before is done."""
+    def claim(self, first: int, total: int, size: int = 1) -> range | None:
+        """The numbers of this learner's next minibatches; None when at present none is left.
+
+        There are `size` of them; fewer at the end of the budget, or where what a lost learner held is done again. Those
+        of the claim before are done.
+        """
 
     def unfinished(self) -> Collection[int]:
         """Numbers that were handed out to anybody and are not done, as far as is known here."""
@@ -178,6 +191,11 @@ class Roll(ABC):
 
         A roll that knows the next claim before it is due lets its preparation begin.
         """
+
+    @property
+    @abstractmethod
+    def complete(self) -> bool:
+        """Whether no learner was lost, and none has joined, since the beginning."""
 
     @property
     @abstractmethod
@@ -202,11 +220,15 @@ class LocalRoll(Roll):
     def view(self, fresh: bool = False) -> View:  # noqa: ARG002 - always fresh
         return self.register.view
 
-    def claim(self, first: int, total: int) -> int | None:
-        return self.register.claim(self.rank, first, total)
+    def claim(self, first: int, total: int, size: int = 1) -> range | None:
+        return self.register.claim(self.rank, first, total, size)
 
     def unfinished(self) -> Collection[int]:
         return self.register.unfinished()
+
+    @property
+    def complete(self) -> bool:
+        return self.register.complete
 
     @property
     def spent(self) -> bool:

@@ -74,11 +74,15 @@ class Source(Protocol):
     def span(self) -> tuple[int, int]:
         """Number of the first minibatch of this run, and one past the last."""
 
-    def claimed(self, n: int, steps: int) -> None:
-        """Minibatch n is out as the `steps`-th of this learner: at least so many are handed out to all by now."""
+    def claimed(self, claim: range, steps: int) -> None:
+        """Minibatches at these positions are out, for the `steps`-th gradient of this learner (of its node).
 
-    def preparation(self, unit: int) -> Preparation:
-        """What can be done for a claim of `unit` minibatches before it is due."""
+        At least so many are handed out to all learners by now.
+        """
+
+    @property
+    def preparation(self) -> Preparation:
+        """What can be done for a claim, of which this learner computes the first minibatch, before it is due."""
 
     def heard(self, loss: float) -> None:
         """The next step is made of another learner's gradient, at this loss per sample."""

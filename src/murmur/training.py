@@ -26,7 +26,7 @@ from murmur.engine.record import Observer, ProgressLine
 from murmur.engine.trainer import Trainer
 from murmur.facts import Facts
 from murmur.group import PeerLost, WorldMismatch
-from murmur.mistakes import SettingError
+from murmur.mistakes import IncompleteRun, SettingError
 from murmur.roll import Halted
 from murmur.settings import configure, load
 from murmur.trained import Choice, Initialised, choose, find_model, read_into
@@ -221,7 +221,7 @@ def run_learner(request: Request, place: Place, world: World | None = None) -> i
     except (PeerLost, ConnectionError) as error:
         log.error("learner %d: %s", place.rank, error)
         return PEER_LOST_STATUS
-    except (WorldMismatch, FloatingPointError, SettingError, ValueError, OSError) as error:
+    except (WorldMismatch, IncompleteRun, FloatingPointError, SettingError, ValueError, OSError) as error:
         log.error("learner %d: %s", place.rank, error)
         return 1
     if outcome.leads:

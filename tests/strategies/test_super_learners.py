@@ -17,11 +17,12 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
 from murmur.engine.record import Record
+from murmur.engine.schedule import Cosine
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
 from murmur.group import PeerLost
 from murmur.learner import Learner, Strategy
-from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, SuperLearners, SyncSGD
+from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, ParameterAveraging, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.torch.environment import Place
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Rejoin
@@ -96,12 +97,17 @@ class AddsAndSets:
         me.weights.set_(await me.consensus())
 
 
-@pytest.mark.parametrize("outer", [ADPSGD(), KAVG(3), BMUF(2), SyncSGD(), ASGD(), AddsAndSets()], ids=repr)
+OUTER = [ADPSGD(), KAVG(3), BMUF(2), SyncSGD(), ASGD(), AddsAndSets(), ParameterAveraging(8)]
+
+
+@pytest.mark.parametrize("outer", OUTER, ids=lambda outer: type(outer).__name__)
 def test_members_are_replicas_to_the_bit(outer: Strategy) -> None:
-    """All minibatches of one gradient of a node are looked at with the same weights, momentum and all."""
+    """All minibatches of a gradient of a node are looked at with the same weights: momentum, falling rates and all."""
     task, size = Noted(), 3
     cluster = Cluster(learners=9, compute=Lognormal(0.1, 0.8), link=Link(0.01, 1e4))
-    experiment = Experiment(task, SuperLearners(outer, size), Budget(minibatches=180), SGD(0.03, momentum=0.9))
+    experiment = Experiment(
+        *(task, SuperLearners(outer, size), Budget(minibatches=180), SGD(0.03, momentum=0.9)), schedule=Cosine()
+    )
     fit(experiment, VirtualWorld(cluster))
     assert sorted(task.seen) == list(range(180))
     for first in range(0, 180, size):

@@ -24,7 +24,9 @@ seconds = st.floats(0.001, 10.0)
 def test_no_number_is_asked_for_before_two_round_trips_ahead(
     pace: float, trip: float, elapsed: float, held: int
 ) -> None:
-    has = Holdings(0, deque(range(1, 1 + held)), due=pace, pace_seconds=pace, trips=deque([trip]))
+    has = Holdings(
+        range(1), deque(range(n, n + 1) for n in range(1, 1 + held)), due=pace, pace_seconds=pace, trips=deque([trip])
+    )
     wanted = has.wanted(elapsed)
     last_needed_at = pace + (held + wanted - 1) * pace
     if wanted:
@@ -75,10 +77,10 @@ class Member:
     def work(self, total: int, gradient_seconds: float, at_most: int) -> list[int]:
         """Numbers in the order they were done."""
         done: list[int] = []
-        while len(done) < at_most and (n := self.roll.claim(0, total)) is not None:
+        while len(done) < at_most and (claim := self.roll.claim(0, total)) is not None:
             self.roll.expect(gradient_seconds)
             time.sleep(gradient_seconds)
-            done.append(n)
+            done.extend(claim)
         return done
 
     @property
@@ -112,9 +114,9 @@ def test_a_near_learner_asks_when_it_needs_to(server: KeyValueServer) -> None:
 
 def test_what_takes_time_to_prepare_is_claimed_ahead_and_begun(server: KeyValueServer) -> None:
     near, begun = Member(server, 0, 1, 0.0), list[int]()
-    preparation = Preparation(0.02, begun.append)
+    preparation = Preparation(0.02, begun.extend)
     for number in range(12):
-        assert near.roll.claim(0, 12) == number
+        assert near.roll.claim(0, 12) == range(number, number + 1)
         assert number == 0 or begun == list(range(1, number + 1))  # before it was asked for
         near.roll.expect(0.05, preparation)
         time.sleep(0.05)
@@ -124,7 +126,7 @@ def test_what_takes_time_to_prepare_is_claimed_ahead_and_begun(server: KeyValueS
 
 def test_a_straggler_holds_nothing_that_others_could_do(server: KeyValueServer) -> None:
     slow, quick = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
-    assert slow.roll.claim(0, 20) == 0
+    assert slow.roll.claim(0, 20) == range(1)
     slow.roll.expect(4.0)
     assert quick.work(20, 0.001, at_most=100) == list(range(1, 20))
     assert not quick.roll.spent
@@ -150,7 +152,7 @@ def test_what_a_lost_learner_held_is_done_by_another(server: KeyValueServer) -> 
 def test_who_was_thought_dead_drops_what_it_held(server: KeyValueServer) -> None:
     far, other = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
     far.work(40, 0.01, at_most=6)
-    held = list(far.roll._ahead._has.held)
+    held = [n for claim in far.roll._ahead._has.held for n in claim]
     assert held
     server._rollcall._registers["flock"].lose(0)
     assert set(held) <= set(other.work(40, 0.0, at_most=100))
@@ -193,9 +195,9 @@ def test_the_server_hears_what_is_done(server: KeyValueServer) -> None:
     assert latest is not None
     register = server._rollcall._registers["flock"]
     deadline = time.monotonic() + 10.0
-    while (still := min(register._open[0])) < latest and time.monotonic() < deadline:
+    while (still := min(register._open[0])) < latest.start and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert still == latest
+    assert still == latest.start
     far.roll.leave()
 
 

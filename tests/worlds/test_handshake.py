@@ -197,7 +197,9 @@ REQUESTS = [
     {"do": "roll", "act": "enter", "roll": "flock", "rank": 70000, "size": 2, "lease": 1},
     {"do": "roll", "act": "claim", "roll": "unknown", "rank": 0},
     {"do": "roll", "act": "claim", "roll": "known", "rank": 0, "first": 0, "total": 10**12, "doing": [],
-     "done": [], "count": 10**9},
+     "done": [], "size": 1, "count": 10**9},
+    {"do": "roll", "act": "claim", "roll": "known", "rank": 0, "first": 0, "total": 10**12, "doing": [],
+     "done": [], "size": 10**4, "count": 10**4},
     {"do": "roll", "act": "beat", "roll": "known", "rank": 0, "lease": 1e999, "known": 0, "seconds": 1},
     {"do": "roll", "act": "dance", "roll": "known", "rank": 0},
 ]  # fmt: skip

@@ -53,10 +53,10 @@ class Pace:
         self._count()
         if self._seat.now - self._looked >= self._every:
             self._looked = self._seat.now
-            live = [me.keepers[rank] for rank in (me.group.live if me.in_step else me.view)]
+            ranks = me.group.live if me.in_step else me.view
+            live = [learner for rank in ranks for learner in me.members(rank)]
             self._leader = live[0]
-            if me.unit == 1:  # where nodes are learners their members are in no view
-                self._stragglers.only(live)
+            self._stragglers.only(live)
         if self._leader != self._rank:
             return
         while (letter := await self._seat.group.hear(PACE, 0.0)) is not None:

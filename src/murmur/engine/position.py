@@ -81,28 +81,27 @@ def go_on(mark: int, known: Iterable[Claims]) -> Position:
 
 
 class Log:
-    """The claims of one learner in this launch, each by its last position."""
+    """The claims of one learner in this launch."""
 
     def __init__(self) -> None:
-        self._doing: int | None = None
+        self._doing = range(0)
         self._done = array("q")
         self._saved = [0, 0]  # how many there were when it saved for the last time, and for the last time but one
 
-    def begin(self, last: int) -> None:
+    def begin(self, claim: range) -> None:
         """The gradient of a claim has begun; the one before has become a step."""
         self.finish()
-        self._doing = last
+        self._doing = claim
 
     def finish(self) -> None:
         """The latest gradient has become a step."""
-        if self._doing is not None:
-            self._done.append(self._doing)
-        self._doing = None
+        self._done.extend(self._doing)
+        self._doing = range(0)
 
     @property
-    def doing(self) -> tuple[int, ...]:
-        """The claim that is under way, if there is one."""
-        return () if self._doing is None else (self._doing,)
+    def doing(self) -> range:
+        """The claim that is under way; empty if there is none."""
+        return self._doing
 
     def save(self, mark: int) -> list[int]:
         """What a part of a checkpoint at a mark says of steps: those behind the mark, and the latest ones.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from murmur.deal import Deal
 from murmur.engine.clock import TrainingClock
 from murmur.engine.counters import Counters
+from murmur.engine.cover import Cover, wanted
 from murmur.engine.experiment import Experiment
 from murmur.engine.position import Log, Position
 from murmur.engine.prefetch import Prefetch, lane_to
@@ -41,6 +42,7 @@ class TaskSource:
         first: minibatches that the run had done when this launch began (0, or the checkpoint's).
         total: minibatches of the whole budget.
         drawn: gradients that this learner has computed in this launch.
+        cover: of which minibatches they were.
         heldout: losses of the consensus at the marks so far, where the schedule asks for them.
         counters: what this learner counts.
         broken: whether its weights were not finite when they were looked at last.
@@ -60,6 +62,7 @@ class TaskSource:
         self.layout = Layout.trainable(self.model)
         self.buffers = Layout.buffers(self.model)
         self.optimizer = experiment.optimizer(self.model)
+        self._moved: Mapping[int, int] = {}
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._g = self.layout.empty()
         self._turn = 0
@@ -71,6 +74,7 @@ class TaskSource:
         self._natural = getattr(self.optimizer, "preconditioning", None)
         self._probe: Any = None
         self.drawn = 0
+        self.cover = Cover()
         self.boundary_hook: Boundary | None = None
         self.clock = TrainingClock(seat)
         ahead = experiment.prefetch if seat.works_beside else 0
@@ -86,8 +90,14 @@ class TaskSource:
     def reached(self, steps: int) -> int:
         return self.deals.reached(steps)
 
+    @property
+    def to_do(self) -> int:
+        """The fingerprint of the minibatches that this launch has to compute."""
+        return wanted(self.first, self.total, self._moved)
+
     def begin_at(self, position: Position) -> None:
         """This launch goes on from there."""
+        self._moved = position.moved
         self.first = position.done
         self.deals = replace(self.deals.anew(0, position.done, self.deals.to), moved=position.moved)
 
@@ -104,14 +114,15 @@ class TaskSource:
     def span(self) -> tuple[int, int]:
         return self.first, self.total
 
-    def claimed(self, n: int, steps: int) -> None:
+    def claimed(self, claim: range, steps: int) -> None:
         self._turn = steps
-        self.log.begin(n)
-        self._claimed = max(self._claimed, n + 1)
+        self.log.begin(claim)
+        self._claimed = max(self._claimed, claim.stop)
 
-    def preparation(self, unit: int) -> Preparation:
-        def begin(claim: int) -> None:
-            self._minibatches.begin(self.deals.at(self.first + claim * unit))
+    @property
+    def preparation(self) -> Preparation:
+        def begin(claim: range) -> None:
+            self._minibatches.begin(self.deals.at(claim.start))
 
         return Preparation(self._minibatches.seconds, begin)
 
@@ -154,8 +165,12 @@ class TaskSource:
         drawn = self._checked(n, drawn, before_backward is None)
         if drawn.samples == SKIPPED_SAMPLES and buffers is not None:
             self.buffers.scatter(buffers)  # running statistics that have seen it
-        self.drawn += 1
+        self._computed(n)
         return drawn
+
+    def _computed(self, n: int) -> None:
+        self.drawn += 1
+        self.cover.add(n)
 
     def _checked(self, n: int, drawn: Gradient, whole: bool) -> Gradient:
         """A gradient, or, where its loss or (if it is `whole`) itself is not finite, one that counts for nothing."""
@@ -193,6 +208,7 @@ class TaskSource:
         Raises:
             FloatingPointError: as for `draw`.
         """
+        self._computed(n)
         kept = [part if math.isfinite(loss) else None for part in parts]
         for view, part in zip(self.layout.views(self._g), kept, strict=True):
             if part is None:

@@ -7,7 +7,6 @@ there is no generator to save.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -45,27 +44,16 @@ def savers(me: Learner) -> list[int]:
     """Who has a part in a checkpoint: in step everybody alive, else those that run the strategy."""
     if not me.in_step:
         return [me.keepers[r] for r in me.view]
-    if me.unit == 1:
-        return list(me.group.live)
-    ends = [*me.keepers[1:], me.seat.group.size]
-    return [learner for r in me.group.live for learner in range(me.keepers[r], ends[r])]
+    return [learner for r in me.group.live for learner in me.members(r)]
 
 
 def claims_of(me: Learner, source: TaskSource, mark: int) -> Claims:
     """What a learner knows of claims; in step nobody claims, and only what was moved is to be told."""
     if me.in_step:
         return Claims(moved=source.deals.to_come(me.steps))
-    first, total = source.span
-    unit, holders = me.unit, me.flock.holders
-
-    def positions(claims: Iterable[int]) -> list[int]:
-        return [p for c in claims for p in range(first + c * unit, min(first + (c + 1) * unit, total))]
-
-    def of(last: Iterable[int]) -> list[int]:
-        return positions((p - first) // unit for p in last)
-
-    unfinished = {*positions(me.group.roll.unfinished()), *of(source.log.doing)}
-    done = of(source.log.save(mark))
+    holders = me.flock.holders
+    unfinished = {*me.group.roll.unfinished(), *source.log.doing}
+    done = source.log.save(mark)
     holds = holders is None or me.group.rank in holders
     return Claims(sorted(p for p in unfinished if p < mark), done if holds else (), source.deals.moved)
 

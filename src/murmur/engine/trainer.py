@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from murmur.engine import cover
 from murmur.engine.checkpoint import Checkpoints, write_pair, write_whole
 from murmur.engine.counters import ADVICE, tell_bad_numbers
 from murmur.engine.experiment import Experiment
@@ -79,6 +80,7 @@ class Trainer:
             PeerLost: a learner is gone.
             FloatingPointError: losses, gradients or weights were not finite, again and again.
             Halted: it was asked to stop, and has saved where it can go on.
+            IncompleteRun: the learners have not computed every minibatch of the budget once.
         """
         outcomes = self.world.run(self._train)
         halted = [o.minibatches for o in outcomes if o.halted]
@@ -94,6 +96,7 @@ class Trainer:
             try:
                 return await self._run(seat, source)
             except Halted as halted:
+                cover.leave(seat.group)
                 seat.waits = False
                 if isinstance(seat.trace.sink, ChromeTrace):
                     seat.trace.sink.flush()
@@ -116,9 +119,12 @@ class Trainer:
             if source.first < source.total:
                 await run_strategy(self.experiment.strategy, me, source, marks.skip_to)
         except RunOver:
+            cover.leave(seat.group)
             seat.waits = False
             return Outcome(seat.group.rank, False, source.model, {}, source.total)
         source.counters.share(seat.group)
+        source.cover.tell(seat.group)
+        await cover.check(seat, source.total - source.first, source.to_do)
         if me.follows:
             marks.save(me, source.total)
             me.seat.trace.sink, me.seat.waits = None, False

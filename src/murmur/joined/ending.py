@@ -26,8 +26,7 @@ async def take_over(me: Learner, world: Group, source: LoopSource) -> None:
     if source.buffers.tensors:
         source.buffers.scatter(buffers)
     if not me.follows:
-        keeper = me.keepers[me.group.rank]
-        for member in range(keeper + 1, min([world.size, *(k for k in me.keepers[: world.size] if k > keeper)])):
+        for member in me.members(me.group.rank)[1:]:
             for kind, x in enumerate((weights, buffers)):
                 world.post(x, member, f"end {kind}")
 

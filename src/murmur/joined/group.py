@@ -74,10 +74,15 @@ class LoopRoll(Roll):
     def view(self, fresh: bool = False) -> View:
         return self.inner.view(fresh)
 
-    def claim(self, first: int, total: int) -> int | None:  # noqa: ARG002 - loops end by themselves
+    def claim(self, first: int, total: int, size: int = 1) -> range | None:  # noqa: ARG002 - loops end by themselves
         if self.group.over_for(self.group.rank):
             return None
-        return first + self.group.count("claims", 1) - 1
+        end = first + self.group.count("claims", size)
+        return range(end - size, end)
+
+    @property
+    def complete(self) -> bool:
+        return self.inner.complete
 
     @property
     def spent(self) -> bool:

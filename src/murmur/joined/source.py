@@ -117,12 +117,13 @@ class LoopSource:
     def span(self) -> tuple[int, int]:
         return 0, sys.maxsize
 
-    def claimed(self, n: int, steps: int) -> None:
+    def claimed(self, claim: range, steps: int) -> None:
         self._turn = steps
-        self._claimed = max(self._claimed, n + 1)
+        self._claimed = max(self._claimed, claim.stop)
 
-    def preparation(self, unit: int) -> Preparation:  # noqa: ARG002 - the loop brings its own data
-        return NOTHING
+    @property
+    def preparation(self) -> Preparation:
+        return NOTHING  # the loop brings its own data
 
     def heard(self, loss: float) -> None:
         self._loss = loss

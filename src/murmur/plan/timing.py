@@ -94,11 +94,12 @@ class Idle:
     def over(self, steps: int) -> bool:
         return self.reached(steps) == self.total
 
-    def claimed(self, n: int, steps: int) -> None:  # noqa: ARG002 - a step is no place here
-        self._claimed = max(self._claimed, n + 1)
+    def claimed(self, claim: range, steps: int) -> None:  # noqa: ARG002 - a step is no place here
+        self._claimed = max(self._claimed, claim.stop)
 
-    def preparation(self, unit: int) -> Preparation:  # noqa: ARG002 - there is no data
-        return NOTHING
+    @property
+    def preparation(self) -> Preparation:
+        return NOTHING  # there is no data
 
     def heard(self, loss: float) -> None:
         pass

@@ -48,7 +48,7 @@ class ASGD:
         pulled = await self.push_and_pull(me, me.weights.snapshot()[:0], ()) if me.group.rank else 0
         async for g in me.claimed_gradients():
             if me.group.rank:
-                pulled = await self.push_and_pull(me, g, (pulled, me.latest, me.progress.loss))
+                pulled = await self.push_and_pull(me, g, (pulled, me.progress.loss, me.latest.start, me.latest.stop))
             else:
                 me.descend(g)
 
@@ -68,8 +68,9 @@ class ASGD:
         updates = 0
         async for g, who, note in me.letters("gradient"):
             if note:
-                me.credit(minibatches=int(note[1]), loss=note[2])
-                me.descend(g.mul_(self.damping(updates - int(note[0]))), staleness=updates - int(note[0]))
+                pulled, loss, start, stop = note
+                me.credit(range(int(start), int(stop)), loss)
+                me.descend(g.mul_(self.damping(updates - int(pulled))), staleness=updates - int(pulled))
                 updates += 1
             elif len(g) and not is_finite(me.weights.snapshot()):
                 me.weights.set_(g)

@@ -2,6 +2,8 @@
 
     learner i takes n = i, i + L, i + 2 L, ...      in place of      whoever is free takes the next n
 
+The share of a super-learner is that of all members of its node.
+
 For strategies all of whose learners claim (ADPSGD): this is how published asynchronous systems with partitioned data
 work. A straggler's share is done by nobody else, so the run lasts as long as the slowest learner needs for its
 L-th part; what a lost learner had not done is never done. With `task.chunks.parts` = L a share is a fixed part of the
@@ -24,33 +26,45 @@ DONE = "own share done"
 
 
 class ShareRoll(Roll):
-    """Hands out this learner's share; everything else is the group's register."""
+    """Hands out this learner's share; everything else is the group's register.
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    Args:
+        group: the learners.
+        place: of this learner, or of the first member of its node, among all `of` learners.
+        of: how many there are.
+    """
+
+    def __init__(self, group: Group, place: int, of: int) -> None:
+        self._group, self._place, self._of = group, place, of
         self._left = True
-        self._next: int | None = None
-        self._share = range(0)
+        self._next: range | None = None
+        self._rest = (range(0), 0, 0)  # where its claims begin that are not done, of how many, and the budget's end
 
     def view(self, fresh: bool = False) -> View:
         return self._group.roll.view(fresh)
 
-    def claim(self, first: int, total: int) -> int | None:
+    def claim(self, first: int, total: int, size: int = 1) -> range | None:
         # Counted where all learners count: one that is started again goes on behind what it had begun.
         turn = self._group.count(f"share of {self._group.rank}", 1) - 1
-        number = first + self._group.rank + turn * self._group.size
-        self._share = range(number, total, self._group.size)
-        self._left = number < total
-        self._next = number + self._group.size if number + self._group.size < total else None
-        return number if self._left else None
+        start = first + self._place + turn * self._of
+        self._rest = range(start, total, self._of), size, total
+        self._left = start < total
+        following = range(start + self._of, min(start + self._of + size, total))
+        self._next = following or None
+        return range(start, min(start + size, total)) or None
 
     def unfinished(self) -> Collection[int]:
         """What is left of this learner's own share; the others know of theirs."""
-        return self._share
+        starts, size, total = self._rest
+        return [n for start in starts for n in range(start, min(start + size, total))]
 
     def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:  # noqa: ARG002 - no matter when
         if self._next is not None:
             preparation.begin(self._next)
+
+    @property
+    def complete(self) -> bool:
+        return self._group.roll.complete
 
     @property
     def spent(self) -> bool:
@@ -66,9 +80,10 @@ class ShareRoll(Roll):
 class SharesGroup(GroupAround):
     """The learners of `inner`, whose roll hands out shares."""
 
-    def __init__(self, inner: Group) -> None:
+    def __init__(self, inner: Group, places: Sequence[int], of: int) -> None:
         super().__init__(inner)
-        self._shares = ShareRoll(inner)
+        self._places, self._of = places, of
+        self._shares = ShareRoll(inner, places[inner.rank], of)
 
     @property
     def roll(self) -> Roll:
@@ -76,7 +91,10 @@ class SharesGroup(GroupAround):
 
     def split(self, parts: Sequence[Sequence[int]]) -> SharesGroup | None:
         part = self.inner.split(parts)
-        return None if part is None else SharesGroup(part)
+        if part is None:
+            return None
+        mine = next(p for p in parts if self.rank in p)
+        return SharesGroup(part, [self._places[r] for r in mine], self._of)
 
 
 @dataclass(frozen=True)
@@ -90,7 +108,7 @@ class OwnShares:
             raise ValueError("ASGD cannot have its minibatches dealt out: its server would leave its share undone")
 
     async def __call__(self, me: Learner) -> None:
-        me.group = SharesGroup(me.group)
+        me.group = SharesGroup(me.group, me.keepers, me.seat.group.size)
         await self.strategy(me)
 
     @property

@@ -85,7 +85,7 @@ class ParameterAveraging:
             mean *= await self.shrinking(me, mean)
             me.weights.set_(mean)
             if self.optimizer == "restart":
-                me.source.restart()
+                me.restart()
             newest_first = [mean, *newest_first][: self.combine.models] if me.leads else []
             me.outer.update({f"model {k:03}": w for k, w in enumerate(newest_first)})
         await self.finish(me, newest_first)
@@ -103,7 +103,7 @@ class ParameterAveraging:
             limited = self.limit(step, me.weights.layout.views(step))
             if limited is None:  # an infinite step is discarded, and what the optimizer remembers of it
                 me.weights.set_(before)
-                me.source.restart()
+                me.restart()
             elif limited is not step:
                 me.weights.set_(before + limited)
         return loss / counted if counted else math.inf

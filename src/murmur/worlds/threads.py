@@ -102,14 +102,19 @@ class LockedRoll(Roll):
     def view(self, fresh: bool = False) -> View:
         return self.line.view(fresh)  # a view is replaced, never changed
 
-    def claim(self, first: int, total: int) -> int | None:
+    def claim(self, first: int, total: int, size: int = 1) -> range | None:
         with self.hub.changed:
             self.hub.alive()
-            return self.line.claim(first, total)
+            return self.line.claim(first, total, size)
 
     def unfinished(self) -> Collection[int]:
         with self.hub.changed:
             return self.line.unfinished()
+
+    @property
+    def complete(self) -> bool:
+        with self.hub.changed:
+            return self.line.complete
 
     @property
     def spent(self) -> bool:

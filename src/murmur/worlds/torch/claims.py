@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Condition, Thread
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from murmur.roll import NOTHING, Preparation
 
@@ -18,6 +18,19 @@ MOST_AHEAD = 16
 
 
 Standing = tuple[int, int | None]
+
+
+class Limits(NamedTuple):
+    """The numbers that claims are made of: `first` to `total` - 1, at most `size` of them a claim."""
+
+    first: int
+    total: int
+    size: int = 1
+
+
+def claims_in(answer: Mapping[str, Any]) -> list[range]:
+    """The claims that an answer of the server gives."""
+    return [range(start, stop) for start, stop in answer["claims"]]
 
 
 class Line(Protocol):
@@ -35,18 +48,18 @@ class Holdings:
     """What one learner has from the server, and when it needs more. Times are of the monotonic clock.
 
     Attributes:
-        doing: the number whose gradient is under way.
+        doing: the claim whose gradient is under way.
         held: asked for ahead and not begun.
-        done: not yet told to the server.
-        due: when the next number is needed; None while no gradient is under way.
-        pace_seconds: between numbers.
-        preparing_seconds: what a learner does for a number before it is due takes so long.
+        done: numbers, not yet told to the server.
+        due: when the next claim is needed; None while no gradient is under way.
+        pace_seconds: between claims.
+        preparing_seconds: what a learner does for a claim before it is due takes so long.
         trips: latest round trips, seconds.
         none_left: the server had fewer than were asked for.
     """
 
-    doing: int | None = None
-    held: deque[int] = field(default_factory=deque)
+    doing: range | None = None
+    held: deque[range] = field(default_factory=deque)
     done: list[int] = field(default_factory=list)
     due: float | None = None
     pace_seconds: float = 0.0
@@ -56,11 +69,11 @@ class Holdings:
 
     @property
     def seconds_ahead(self) -> float:
-        """How long before it is due a number is asked for: no longer than needed, since what is held waits."""
+        """How long before it is due a claim is asked for: no longer than needed, since what is held waits."""
         return 2 * (max(self.trips) + self.preparing_seconds)
 
     def wanted(self, now: float) -> int:
-        """How many numbers are to be asked for at present."""
+        """How many claims are to be asked for at present."""
         if self.due is None or self.none_left or now + self.seconds_ahead < self.due:
             return 0
         needed = 1 + math.floor((now + self.seconds_ahead - self.due) / self.pace_seconds)
@@ -78,7 +91,7 @@ class ClaimsAhead:
 
     Args:
         connect: opens a line; it is opened when it is first needed.
-        head: of every request, to which {"first", "total", "doing", "done", "count"} are added.
+        head: of every request, to which {"first", "total", "size", "doing", "done", "count"} are added.
         standing: number of the latest view that is known, and this learner's incarnation in it (None: it counts as
             lost): what an earlier one held is another's by now. An answer may know of a later view.
     """
@@ -86,20 +99,20 @@ class ClaimsAhead:
     def __init__(self, connect: Callable[[], Line], head: dict[str, Any], standing: Callable[[], Standing]) -> None:
         self._connect, self._head, self._standing = connect, head, standing
         self._has, self._of = Holdings(), standing()
-        self._limits = (0, 0)
+        self._limits = Limits(0, 0)
         self._preparation = NOTHING
         self._changed = Condition()
         self._asking = self._closed = False
         self._failure: Exception | None = None
         self._thread: Thread | None = None
 
-    def expect(self, number: int, limits: tuple[int, int], seconds: float, preparation: Preparation = NOTHING) -> None:
-        """The gradient of `number` has begun; it will take about so long. What comes ahead is prepared at once."""
+    def expect(self, claim: range, limits: Limits, seconds: float, preparation: Preparation = NOTHING) -> None:
+        """The gradient of `claim` has begun; it will take about so long. What comes ahead is prepared at once."""
         with self._changed:
             if max(*self._has.trips, preparation.seconds) < WORTH * seconds or seconds <= 0:
                 return
             self._preparation, self._has.preparing_seconds = preparation, preparation.seconds
-            self._has.doing, self._limits, self._has.none_left = number, limits, False
+            self._has.doing, self._limits, self._has.none_left = claim, limits, False
             self._has.due, self._has.pace_seconds = time.monotonic() + seconds, seconds
             self._changed.notify_all()
         if self._thread is None:
@@ -111,8 +124,8 @@ class ClaimsAhead:
         with self._changed:
             self._has.trips.append(seconds)
 
-    def take(self) -> int | None:
-        """The next number that is held, once what has been asked for is here; None: ask the server.
+    def take(self) -> range | None:
+        """The next claim that is held, once what has been asked for is here; None: ask the server.
 
         Raises:
             ConnectionError: the server is gone.
@@ -127,7 +140,7 @@ class ClaimsAhead:
             if not has.held:
                 return None
             if has.doing is not None:
-                has.done.append(has.doing)
+                has.done.extend(has.doing)
             has.doing = has.held.popleft()
             self._changed.notify_all()
             return has.doing
@@ -153,16 +166,16 @@ class ClaimsAhead:
             while (request := self._next()) is not None:
                 began = time.monotonic()
                 answer = line.call({**self._head, **request})[0]
-                numbers = answer["numbers"]
+                claims = claims_in(answer)
                 with self._changed:
                     self._stand((answer["number"], dict(answer["live"]).get(self._head["rank"])))
                     self._has.trips.append(time.monotonic() - began)
-                    self._has.held.extend(numbers)
-                    self._has.none_left |= len(numbers) < request["count"]
+                    self._has.held.extend(claims)
+                    self._has.none_left |= len(claims) < request["count"]
                     self._asking = False
                     self._changed.notify_all()
-                for number in numbers:
-                    self._preparation.begin(number)
+                for claim in claims:
+                    self._preparation.begin(claim)
             line.close()
         except (ConnectionError, KeyError) as error:
             with self._changed:
@@ -178,8 +191,7 @@ class ClaimsAhead:
                 if count or has.done:
                     done, has.done = has.done, []
                     self._asking = count > 0
-                    first, total = self._limits
-                    doing = [n for n in (has.doing, *has.held) if n is not None]
-                    return {"first": first, "total": total, "doing": doing, "done": done, "count": count}
+                    doing = [n for claim in (has.doing, *has.held) if claim is not None for n in claim]
+                    return {**self._limits._asdict(), "doing": doing, "done": done, "count": count}
                 self._changed.wait(has.seconds_until_wanted(time.monotonic()))
             return None

@@ -9,7 +9,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from murmur.roll import NOTHING, Preparation, Roll, View
-from murmur.worlds.torch.claims import ClaimsAhead, Line
+from murmur.worlds.torch.claims import ClaimsAhead, Limits, Line, claims_in
 from murmur.worlds.torch.rollcall import ENTRY_SECONDS
 from murmur.worlds.torch.stalls import read_table
 
@@ -68,7 +68,7 @@ class NetRoll(Roll):
         self._heard = time.monotonic()
         self._seeing = Lock()
         self._view = _view(self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds))
-        self._latest: tuple[int, tuple[int, int]] | None = None  # and the limits it was made in
+        self._latest: tuple[range, Limits] | None = None
         head = {"do": "roll", "act": "claim", "roll": name, "rank": rank}
         self._ahead = ClaimsAhead(connect, head, lambda: (self._view.number, self._view.incarnations.get(rank)))
         self._thread = Thread(target=self._beat, name=f"signs of life in {name}", daemon=True)
@@ -81,15 +81,15 @@ class NetRoll(Roll):
             self._see(self._ask("view"))
         return self._view
 
-    def claim(self, first: int, total: int) -> int | None:
-        number = self._ahead.take()
-        if number is None:
+    def claim(self, first: int, total: int, size: int = 1) -> range | None:
+        claim = self._ahead.take()
+        if claim is None:
             began = time.monotonic()
-            numbers = self._ask("claim", first=first, total=total, doing=[], done=[], count=1)["numbers"]
+            answer = self._ask("claim", first=first, total=total, size=size, doing=[], done=[], count=1)
             self._ahead.took(time.monotonic() - began)
-            number = numbers[0] if numbers else None
-        self._latest = None if number is None else (number, (first, total))
-        return number
+            claim = next(iter(claims_in(answer)), None)
+        self._latest = None if claim is None else (claim, Limits(first, total, size))
+        return claim
 
     def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:
         if self._latest is not None:
@@ -97,6 +97,10 @@ class NetRoll(Roll):
 
     def unfinished(self) -> Collection[int]:
         return list(self._ask("unfinished")["numbers"])
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._ask("complete")["complete"])
 
     @property
     def spent(self) -> bool:
@@ -178,19 +182,24 @@ class CountedRoll(Roll):
     def __init__(self, count: Callable[[str, int], int], rank: int, size: int) -> None:
         self._count, self.rank, self.size = count, rank, size
         self._limits = (0, 0)
-        self._doing = False
+        self._doing = 0
         self._reached: set[str] = set()
 
     def view(self, fresh: bool = False) -> View:  # noqa: ARG002 - nothing ever changes
         return View(0, dict.fromkeys(range(self.size), 0))
 
-    def claim(self, first: int, total: int) -> int | None:
+    def claim(self, first: int, total: int, size: int = 1) -> range | None:
         self._limits = (first, total)
         if self._doing:
-            self._count("done", 1)
-        number = first + self._count("claimed", 1) - 1
-        self._doing = number < total
-        return number if self._doing else None
+            self._count("done", self._doing)
+        end = first + self._count("claimed", size)
+        claim = range(end - size, min(end, total))
+        self._doing = len(claim)
+        return claim or None
+
+    @property
+    def complete(self) -> bool:
+        return True  # as far as it can know
 
     @property
     def spent(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from murmur.roll import Register
 from murmur.worlds.torch.frames import Head, seconds, text, whole, wholes
 
-MOST_LEARNERS, MOST_CLAIMS, LARGEST = 1 << 16, 1 << 12, 1 << 62  # of a group, of a request, of numbers
+MOST_LEARNERS, MOST_NUMBERS, LARGEST = 1 << 16, 1 << 16, 1 << 62  # of a group, claimed by a request, of numbers
 ENTRY_SECONDS = 120.0  # for learners to enter after the first one, where that names no other time
 MOST_WORDS = 500  # letters of a reason
 LOOK_SECONDS = 0.02  # leases are looked at no more often than this
@@ -49,6 +49,7 @@ class Rollcall:
             "beat": self._beat,
             "claim": self._claim,
             "unfinished": lambda h: {"numbers": self._register(h).unfinished()},
+            "complete": lambda h: {"complete": self._register(h).complete},
             "spent": lambda h: {"spent": self._register(h).spent},
             "reach": lambda h: {"all": self._register(h).reach(self._rank(h), text(h, "stage"))},
             "leave": self._leave,
@@ -121,18 +122,20 @@ class Rollcall:
         return {}
 
     def _claim(self, head: Head) -> dict[str, Any]:
-        """Numbers for a learner that is still at some (`doing`, all others of its own are done), and those it names."""
-        register, rank, found = self._register(head), self._rank(head), list[int]()
-        doing, count = wholes(head, "doing", 0, LARGEST), whole(head, "count", 0, MOST_CLAIMS)
+        """Claims for a learner that is still at the numbers `doing`; all others that it held, and `done`, are done."""
+        register, rank, found = self._register(head), self._rank(head), list[range]()
+        doing, size = wholes(head, "doing", 0, LARGEST), whole(head, "size", 1, MOST_NUMBERS)
         first, total = whole(head, "first", 0, LARGEST), whole(head, "total", 0, LARGEST)
+        count = whole(head, "count", 0, MOST_NUMBERS // size)
         for ended in wholes(head, "done", 0, LARGEST):
             register.done(rank, ended)
         for _ in range(count):
-            number = register.claim(rank, first, total, [*doing, *found])
-            if number is None:
+            claim = register.claim(rank, first, total, size, doing)
+            if claim is None:
                 break
-            found.append(number)
-        return {"numbers": found}
+            found.append(claim)
+            doing.extend(claim)
+        return {"claims": [(claim.start, claim.stop) for claim in found]}
 
     def _leave(self, head: Head) -> dict[str, Any]:
         self._ended.add((text(head, "roll"), self._rank(head)))

@@ -1,0 +1,101 @@
+"""The check at the end of a run finds minibatches that were missed or computed twice, and nothing where all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from murmur.engine.budget import Budget
+from murmur.engine.cover import Cover, wanted
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.learner import Learner, Strategy
+from murmur.mistakes import IncompleteRun
+from murmur.strategies import ADPSGD, KAVG, SuperLearners
+from murmur.world import World
+from murmur.worlds.threads import ThreadWorld
+from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Rejoin
+from murmur.worlds.virtual.world import VirtualWorld
+from tasks import Quadratic, fit
+
+
+@dataclass(frozen=True)
+class Skips:
+    """Claims minibatches, and does not compute number 7."""
+
+    async def __call__(self, me: Learner) -> None:
+        while (claim := me.group.roll.claim(*me.source.span)) is not None:
+            if claim.start != 7:
+                me.descend((await me.compute(claim.start, None)).g)
+        me.weights.set_(await me.consensus())
+
+
+@dataclass(frozen=True)
+class TakesTheNext:
+    """Lock-step, but minibatch 8 is computed in the place of 7: as many as the budget has."""
+
+    async def __call__(self, me: Learner) -> None:
+        while (n := me.source.next_index(me.steps)) is not None:
+            me.steps += 1
+            me.descend((await me.compute(8 if n == 7 else n, None)).g)
+
+
+WORLDS = [pytest.param(lambda: VirtualWorld(3), id="virtual"), pytest.param(lambda: ThreadWorld(3), id="threads")]
+
+
+def experiment(strategy: Strategy, minibatches: int = 31) -> Experiment:
+    return Experiment(Quadratic(), strategy, Budget(minibatches=minibatches), SGD(0.1))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_minibatch_that_is_never_computed_ends_the_run_with_an_error(world: type[World]) -> None:
+    with pytest.raises(IncompleteRun, match="30 minibatches were computed where the budget had 31 left"):
+        fit(experiment(Skips()), world())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_minibatch_that_takes_the_place_of_another_is_found(world: type[World]) -> None:
+    with pytest.raises(IncompleteRun, match=r"31 minibatches were computed, .* some of them twice and others never"):
+        fit(experiment(TakesTheNext()), world())
+
+
+@pytest.mark.parametrize("strategy", [ADPSGD(), SuperLearners(ADPSGD(), 2)], ids=["learners", "nodes"])
+def test_what_is_computed_again_after_a_loss_is_no_error(strategy: Strategy) -> None:
+    faults = (Kill(2, 0.55), Kill(3, 0.55), Rejoin(2, 1.5), Rejoin(3, 1.5))
+    for some in (faults[:2], faults):
+        fit(experiment(strategy, 90), VirtualWorld(Cluster(5, Constant(0.1), faults=some, lease_seconds=0.3)))
+
+
+def test_a_learner_that_is_lost_from_lock_step_is_no_error() -> None:
+    cluster = Cluster(4, Constant(0.1), faults=(Kill(2, 0.75),), lease_seconds=0.3)
+    fit(experiment(KAVG(3), 90), VirtualWorld(cluster))
+
+
+@given(
+    total=st.integers(0, 60),
+    first=st.integers(0, 60),
+    moved=st.dictionaries(st.integers(0, 80), st.integers(0, 60)),
+    learners=st.integers(1, 4),
+)
+def test_the_fingerprint_of_the_parts_is_that_of_the_whole(
+    total: int, first: int, moved: Mapping[int, int], learners: int
+) -> None:
+    first = min(first, total)
+    parts = [Cover() for _ in range(learners)]
+    for position in range(first, total):
+        parts[position % learners].add(moved.get(position, position))
+    assert sum(part.count for part in parts) == total - first
+    left = sum(part.fingerprint for part in parts) - wanted(first, total, moved)
+    assert left % (2**44 - 17) == 0
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
+def test_only_the_same_minibatches_have_the_same_fingerprint(numbers: list[int]) -> None:
+    part = Cover()
+    for n in numbers:
+        part.add(n)
+    assert (part.fingerprint == wanted(0, len(numbers), {})) == (sorted(numbers) == list(range(len(numbers))))

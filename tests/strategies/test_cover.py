@@ -1,0 +1,139 @@
+"""Every minibatch of the budget has its gradient applied exactly once, counted where the gradient is computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.engine.task import Loss, Score
+from murmur.learner import Strategy
+from murmur.mixing import pairwise
+from murmur.strategies import (
+    ADPSGD,
+    ALL,
+    ASGD,
+    BMUF,
+    KAVG,
+    AdaptiveKAVG,
+    DelayByOne,
+    Exchanged,
+    OwnShares,
+    ParameterAveraging,
+    SuperLearners,
+    SyncSGD,
+)
+from murmur.worlds.threads import ThreadWorld
+from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
+from murmur.worlds.virtual.world import VirtualWorld
+from tasks import Point, fit
+
+BUDGET = 61  # no multiple of any number of learners or of members
+BASIC: list[Strategy] = [
+    *(SyncSGD(), KAVG(3), BMUF(2), AdaptiveKAVG(), ParameterAveraging(8), DelayByOne(), DelayByOne(pairwise)),
+    *(ADPSGD(), ASGD(), OwnShares()),
+]
+AROUND: list[Strategy] = [
+    *(Exchanged(ADPSGD(), "bfloat16"), OwnShares(SuperLearners(ADPSGD(), 2)), OwnShares(SuperLearners(ADPSGD(), 4))),
+    *(OwnShares(Exchanged(ADPSGD(), "bfloat16")), Exchanged(SuperLearners(ADPSGD(), 3), "bfloat16")),
+    SuperLearners(Exchanged(ADPSGD(), "bfloat16"), 2),
+]
+CLAIMING: list[Strategy] = [ADPSGD(), ASGD(), OwnShares()]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Minibatch n has the gradient -e_n; `taken` counts how often it was computed."""
+
+    size: int = BUDGET
+    taken: Counter[int] = field(default_factory=Counter, compare=False)
+    per_epoch: int = 20
+    samples_per_epoch: float = 20.0
+
+    def prepare(self) -> None:
+        pass
+
+    def model(self) -> nn.Module:
+        return Point(self.size)
+
+    def minibatch(self, n: int) -> int:
+        return n
+
+    def loss(self, model: nn.Module, minibatch: int) -> Loss:
+        assert isinstance(model, Point)
+        self.taken[minibatch] += 1
+        return Loss(-model.w[minibatch], 1.0)
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        return {"loss": -float(model.w.sum())}  # type: ignore[operator]
+
+    def test(self, model: nn.Module) -> Score:
+        return Score()
+
+
+def check_cover(strategy: Strategy, learners: int, budget: int = BUDGET, uneven: bool = True) -> Tensor:
+    """Each minibatch is computed once and moves the consensus; returns the consensus."""
+    task = Counted(budget)
+    compute = Lognormal(0.1, 0.7, seed=learners) if uneven else Constant(0.1)
+    experiment = Experiment(task, strategy, Budget(minibatches=budget), SGD(1.0))
+    w = fit(experiment, VirtualWorld(Cluster(learners, compute)))
+    missing = [n for n in range(budget) if task.taken[n] == 0]
+    assert task.taken == Counter(range(budget)), f"{strategy}, L = {learners}: {missing} were never computed"
+    assert (w > 0).all(), f"{strategy}, L = {learners}: {[n for n in range(budget) if w[n] <= 0]} were never applied"
+    return w
+
+
+def test_the_grid_knows_every_strategy() -> None:
+    assert {type(strategy).__name__ for strategy in BASIC + AROUND} == set(ALL)
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("strategy", BASIC + AROUND, ids=repr)
+def test_every_minibatch_is_applied_once(strategy: Strategy, learners: int) -> None:
+    check_cover(strategy, learners)
+
+
+@pytest.mark.parametrize(("learners", "node_size"), [(3, 2), (5, 2), (5, 4), (7, 2), (7, 3), (8, 5), (9, 4), (9, 8)])
+@pytest.mark.parametrize("outer", BASIC, ids=repr)
+def test_every_minibatch_is_applied_once_by_nodes_of_different_sizes(
+    outer: Strategy, learners: int, node_size: int
+) -> None:
+    check_cover(SuperLearners(outer, node_size), learners)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learners", range(1, 10))
+def test_every_minibatch_is_applied_once_in_the_whole_grid(learners: int) -> None:
+    for strategy, uneven in product(BASIC + AROUND, (False, True)):
+        check_cover(strategy, learners, uneven=uneven)
+    for outer, node_size, uneven in product(BASIC, range(1, 10), (False, True)):
+        for budget in (1, BUDGET):
+            check_cover(SuperLearners(outer, node_size), learners, budget, uneven)
+
+
+@pytest.mark.parametrize(("learners", "node_size"), [(3, 2), (5, 4), (7, 2), (9, 4)])
+@pytest.mark.parametrize("outer", [ADPSGD(), OwnShares()], ids=repr)
+def test_the_gradient_of_a_claim_is_a_mean_over_the_members_of_its_node(
+    outer: Strategy, learners: int, node_size: int
+) -> None:
+    """In the mean of all nodes minibatch n counts 1 / (nodes x minibatches of its claim)."""
+    w = check_cover(SuperLearners(outer, node_size), learners)
+    nodes = -(-learners // node_size)
+    sizes = [round(float(1 / (nodes * each))) for each in w]
+    assert torch.allclose(w, torch.tensor([1 / (nodes * size) for size in sizes], dtype=w.dtype), rtol=1e-9)
+    assert {node_size, learners % node_size} <= set(sizes) <= set(range(1, node_size + 1))
+
+
+@pytest.mark.parametrize("strategy", [SuperLearners(ADPSGD(), 2), SuperLearners(ASGD(), 2), OwnShares()], ids=repr)
+def test_threads_apply_every_minibatch_once(strategy: Strategy) -> None:
+    task = Counted()
+    fit(Experiment(task, strategy, Budget(minibatches=BUDGET), SGD(1.0)), ThreadWorld(5, timeout_seconds=60))
+    assert task.taken == Counter(range(BUDGET))
