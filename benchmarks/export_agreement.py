@@ -61,7 +61,7 @@ def compare(run: TrainedRun, grammar: str | None, most: int) -> dict[str, float]
     options = replace(run.options({}), beam=BEAM, max_active=MAX_ACTIVE)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "export")
-        for line in export_run(run, Wish(out, grammar=grammar), options):
+        for line in export_run(run, Wish(out), run.search(grammar), options):
             print(line.replace(str(out), run.folder.name))
         facts = json.loads((out / "metadata.json").read_text(encoding="utf-8"))
         stranger = recognizer(out, facts)

@@ -51,7 +51,7 @@ def build(corpus: Path, cache: Path, graphs: Path) -> None:
     half, decoding = halves(corpus, cache, graphs)
     model = half.trained[-1].model
     before = time.process_time()
-    folder = decoding.graph(model, "tg")
+    folder = decoding.graph(model, *decoding.words(model.lang, "tg"))
     peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     facts = asdict(StoredGraph.of(folder).facts)
     print(json.dumps({"folder": str(folder), "cpu_seconds": time.process_time() - before, "gib": peak_gib, **facts}))

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=10**9, help="utterances")
     wanted = parser.parse_args()
     run = open_run(wanted.run)
-    work = transcriber(run, wanted.grammar, run.options({"beam": wanted.beam}), 60.0)
+    work = transcriber(run, run.search(wanted.grammar), run.options({"beam": wanted.beam}), 60.0)
     reference = read_ctm(wanted.corpus / "align" / "words.ctm.gz")
     pairs: list[tuple[Word, Word]] = []
     judged: list[tuple[float, bool]] = []

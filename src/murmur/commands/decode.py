@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,24 +14,33 @@ from torch import nn
 from murmur.commands.checks import folder_to_write, model_to_read, task_to_do
 from murmur.commands.hybrid_search import HybridSearch, word_lines
 from murmur.commands.options import Jobs, Settings
-from murmur.commands.prepare_data import check_data, read_corpus
+from murmur.commands.prepare_data import check_data
 from murmur.commands.run_records import SETTINGS, scales_of, task_of
 from murmur.commands.timed import timed
+from murmur.commands.tuning import PARTS, SearchRequest, check_request, corpus_of, settings_of_search, split_of
+from murmur.commands.vocabulary_options import (
+    DevOption,
+    GrammarOption,
+    GuessOption,
+    LexiconOption,
+    LmOption,
+    WordsOption,
+    chosen,
+)
 from murmur.engine.checkpoint import write_whole
 from murmur.engine.task import Task
 from murmur.mistakes import SettingError
 from murmur.recipes.ctc import CtcTask
-from murmur.recipes.ctc_decode import GREEDY
+from murmur.recipes.ctc_decode import GREEDY, CtcSearch
 from murmur.recipes.hybrid import HybridTask
-from murmur.speech.corpus import Corpus
+from murmur.recipes.vocabulary import Vocabulary
 from murmur.speech.decode import DecodeOptions
+from murmur.speech.decode_set import Decoded
 from murmur.speech.kaldi_dir import write_table
 from murmur.speech.wer import score
 from murmur.trained import find_model, read_into
 
 app = typer.Typer(add_completion=False)
-PARTS = ("train", "dev", "test")
-
 
 Source = Annotated[
     str, typer.Argument(metavar="EXPERIMENT", help="The experiment that trained the model: a file or a recipe.")
@@ -45,12 +54,16 @@ Scale = Annotated[float | None, typer.Option(help="Acoustic scale; as tuned on d
 Penalty = Annotated[float | None, typer.Option(help="Cost of a word, natural log; as tuned on dev otherwise.")]
 Beam = Annotated[float | None, typer.Option(help="Search beam; as tuned on dev otherwise.", min=1e-6)]
 MaxActive = Annotated[int | None, typer.Option(help="Most states a frame; as tuned on dev otherwise.", min=21)]
-Grammar = Annotated[
-    str | None,
-    typer.Option(
-        help="loop, 'one word', a language model of the set, for CTC also greedy; the experiment's otherwise."
-    ),
-]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One decoding: the data, the folder for results, the search, and the settings that the run tuned."""
+
+    data: str
+    out: Path
+    search: SearchRequest
+    of_run: Mapping[str, float]
 
 
 @app.command()
@@ -63,7 +76,12 @@ def decode(
     penalty: Penalty = None,
     beam: Beam = None,
     max_active: MaxActive = None,
-    grammar: Grammar = None,
+    grammar: GrammarOption = None,
+    lm: LmOption = None,
+    words: WordsOption = None,
+    lexicon: LexiconOption = None,
+    guess: GuessOption = "auto",
+    dev: DevOption = None,
     settings: Settings = None,
     jobs: Jobs = None,
 ) -> None:
@@ -74,57 +92,53 @@ def decode(
     Writes text (Kaldi's format, for murmur score), words.ctm (utterance 1 start duration word, in seconds; hybrid
     systems only: the spikes of CTC have no length) and summary.json (settings, real-time factor, error rate where the
     data has transcripts). The task's settings of the run, from its run.json, hold unless --set changes them; what the
-    run tuned on dev, from its score.json, holds unless --scale, --penalty, --beam or --max-active are given.
+    run tuned on dev, from its score.json, holds unless --scale, --penalty, --beam, --max-active or --dev are given.
     """
     folder = model if model.is_dir() else model.parent
     task = task_of(folder, source, settings or (), jobs)
     if not isinstance(task, HybridTask | CtcTask):
         raise SettingError(f"{source} trains a {type(task).__name__}, which recognises no speech")
-    check(task, model, data, grammar, out)
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
-    changes = {name: value for name, value in given.items() if value is not None}
-    check_search(task, grammar, {**scales_of(folder), **changes}, changes)
-    if isinstance(task, CtcTask):
-        if grammar is not None:
-            task = replace(task, decoding=replace(task.decoding, grammar=grammar))
-        facts = decode_ctc(task, load(task, model), (data, changes), (scales_of(folder), out))
-    else:
-        facts = decode_hybrid(task, load(task, model), (data, grammar, changes), scales_of(folder), out)
-    write_whole(out / "summary.json", json.dumps({"model": str(find_model(model)), **facts}, indent=1).encode())
+    search = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
+    request = Request(data, out, search, scales_of(folder))
+    check(task, model, request)
+    network = load(task, model)
+    facts = decode_ctc(task, network, request) if isinstance(task, CtcTask) else decode_hybrid(task, network, request)
+    content = {"model": str(find_model(model)), **facts}
+    write_whole(out / "summary.json", json.dumps(content, indent=1).encode())
 
 
-def check(task: HybridTask | CtcTask, model: Path, data: str, grammar: str | None, out: Path) -> None:
-    """Check the model, the data and the folders of a decoding, before anything is prepared.
+def check(task: HybridTask | CtcTask, model: Path, request: Request) -> None:
+    """Check the model, the data, the folders and the search of a decoding, before anything is prepared.
 
     Raises:
         SettingError, CorpusError: names what is missing.
     """
     model_to_read(model)
-    folder_to_write(out, "--out")
+    folder_to_write(request.out, "--out")
     task_to_do(task)
-    if data not in PARTS:
-        check_data(data)
-    if grammar is not None:
-        task.check_grammar(grammar, "--grammar")
+    if request.data not in PARTS:
+        check_data(request.data)
+    check_request(task, request.search)
+    check_search(task, request)
 
 
-def check_search(
-    task: HybridTask | CtcTask, grammar: str | None, scales: Mapping[str, Any], changes: Mapping[str, Any]
-) -> None:
+def check_search(task: HybridTask | CtcTask, request: Request) -> None:
     """Check that the settings of the search are known, and fit its kind.
 
     Raises:
         SettingError: a best path with settings, or a graph without an acoustic scale.
     """
-    if isinstance(task, CtcTask) and (grammar or task.decoding.grammar) == GREEDY:
-        if changes:
+    if request.search.is_best_path(task):
+        if request.search.changes:
             raise SettingError(
                 "a best path has no scale, penalty, beam or states to set: give a --grammar, such as loop"
             )
-    elif "acoustic_scale" not in scales:
+    elif request.search.dev is None and "acoustic_scale" not in {**request.of_run, **request.search.changes}:
         example = "0.3" if isinstance(task, HybridTask) else "0.7"
         raise SettingError(
-            f"the run has no score.json with an acoustic scale tuned on dev: give --scale, such as {example}"
+            f"the run has no score.json with an acoustic scale tuned on dev: give --scale, such as {example}, or tune"
+            " it: --dev dev"
         )
 
 
@@ -141,59 +155,54 @@ def load(task: Task, model: Path) -> nn.Module:
     return network.eval()
 
 
-def decode_hybrid(
-    task: HybridTask,
-    network: nn.Module,
-    wanted: tuple[str, str | None, Mapping[str, Any]],
-    tuned: Mapping[str, float],
-    out: Path,
-) -> dict[str, Any]:
-    """Decode with HCLG; `wanted` are the data, the grammar and the search settings that were given."""
-    data, grammar, changes = wanted
-    search = HybridSearch(task, network, grammar)
-    options = replace(search.widest, **options_of({**tuned, **changes}))
-    corpus = corpus_of(task, data)
+def decode_hybrid(task: HybridTask, network: nn.Module, request: Request) -> dict[str, Any]:
+    """Decode with HCLG."""
+    search = HybridSearch(task, network, request.search.grammar)
+    changes = settings_of_search(task, network, search, request.search)
+    options = replace(search.widest, **options_of({**request.of_run, **changes}))
+    corpus = corpus_of(task, request.data)
     found = search.decode(corpus, options)
-    write_texts(found.texts, out)
-    beside = out / ".words.ctm"
+    write_texts(found.texts, request.out)
+    beside = request.out / ".words.ctm"
     beside.write_text("".join(word_lines(search, found.hypotheses)), encoding="utf-8")
-    beside.replace(out / "words.ctm")
+    beside.replace(request.out / "words.ctm")
     typer.echo(found.summary())
-    facts = {"search": shown(options), "real_time_factor": found.real_time_factor(), "partial": list(found.partial)}
+    facts = facts_of(found, options, request, 100.0)
     return {**facts, "wer": told(corpus.texts, found.texts)}
 
 
-def corpus_of(task: HybridTask, data: str) -> Corpus:
-    """A part of the set, or other data."""
-    return getattr(task.material, data) if data in PARTS else read_corpus(data)
-
-
-def decode_ctc(
-    task: CtcTask,
-    network: nn.Module,
-    wanted: tuple[str, Mapping[str, Any]],
-    places: tuple[Mapping[str, float], Path],
-) -> dict[str, Any]:
-    """Decode by the best path of CTC, or with a graph; `wanted` are the data and the search settings that were given.
-
-    `places` are what the run tuned on dev and the folder of the results.
-    """
-    (data, changes), (tuned, out) = wanted, places
-    greedy = task.decoding.grammar == GREEDY
-    split = getattr(task.data, data) if data in PARTS else task.read(read_corpus(data))
-    if greedy:
+def decode_ctc(task: CtcTask, network: nn.Module, request: Request) -> dict[str, Any]:
+    """Decode by the best path of CTC, or with a graph."""
+    split = split_of(task, request.data)
+    search = search_of(task, request.search.grammar)
+    if search is None:
         with timed(f"recognising {len(split.names)} utterances"):
             texts = task.transcribe(network, split)
-        write_texts(texts, out)
+        write_texts(texts, request.out)
         phones = task.data.units.kind == "phone"  # no words to compare
         return {"search": "best path", "wer": None if phones else told(split.texts, texts)}
-    options = replace(task.decoding.first, **options_of({**tuned, **changes}))
+    changes = settings_of_search(task, network, search, request.search)
+    options = replace(task.decoding.first, **options_of({**request.of_run, **changes}))
     with timed(f"recognising {len(split.names)} utterances"):
-        found = task.search.decode(task.outputs(network, split).scores, options)
-    write_texts(found.texts, out)
-    speed = found.real_time_factor(task.search.frames_per_second)
-    facts = {"search": shown(options), "real_time_factor": speed, "partial": list(found.partial)}
+        found = search.decode(task.outputs(network, split).scores, options)
+    write_texts(found.texts, request.out)
+    facts = facts_of(found, options, request, search.frames_per_second)
     return {**facts, "wer": told(split.texts, found.texts)}
+
+
+def search_of(task: CtcTask, grammar: str | Vocabulary | None) -> CtcSearch | None:
+    """The search of a CTC network with a grammar; None for the best path."""
+    if isinstance(grammar, Vocabulary):
+        return task.search.with_own(grammar)
+    name = grammar or task.decoding.grammar
+    return None if name == GREEDY else replace(task.search, decoding=replace(task.decoding, grammar=name))
+
+
+def facts_of(found: Decoded, options: DecodeOptions, request: Request, frames_per_second: float) -> dict[str, Any]:
+    """Settings and speed of a search, and the utterances that it did not get through."""
+    speed = found.real_time_factor(frames_per_second)
+    own = {} if request.search.named is None else {"grammar": request.search.named}
+    return {**own, "search": shown(options), "real_time_factor": speed, "partial": list(found.partial)}
 
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:

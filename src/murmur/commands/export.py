@@ -12,6 +12,16 @@ from murmur.commands.exported import Cmvn, Kind, Wish, export_run
 from murmur.commands.options import OfRun, Settings
 from murmur.commands.timed import timed
 from murmur.commands.trained_run import open_run
+from murmur.commands.tuning import SearchRequest
+from murmur.commands.vocabulary_options import (
+    DevOption,
+    GrammarOption,
+    GuessOption,
+    LexiconOption,
+    LmOption,
+    WordsOption,
+    chosen,
+)
 
 app = typer.Typer(add_completion=False)
 NORMALISATION, SEARCH = "Normalisation", "Search"
@@ -28,14 +38,6 @@ CmvnOption = Annotated[
         help="utterance: each utterance by itself, as in training with task...cmvn=utterance; global: by the training"
         " set's statistics. Without it: what is closest to training.",
         rich_help_panel=NORMALISATION,
-    ),
-]
-Grammar = Annotated[
-    str | None,
-    typer.Option(
-        help="Of the graph: loop, 'one word', a language model of the set; for CTC also greedy or an ARPA file. The"
-        " experiment's otherwise.",
-        rich_help_panel=SEARCH,
     ),
 ]
 Scale = Annotated[
@@ -55,7 +57,12 @@ def export(
     to: To = "onnx",
     kind: KindOption = "whole",
     cmvn: CmvnOption = "closest",
-    grammar: Grammar = None,
+    grammar: GrammarOption = None,
+    lm: LmOption = None,
+    words: WordsOption = None,
+    lexicon: LexiconOption = None,
+    guess: GuessOption = "auto",
+    dev: DevOption = None,
     scale: Scale = None,
     penalty: Penalty = None,
     experiment: OfRun = None,
@@ -71,9 +78,11 @@ def export(
     is kept; docs/export.md says how each kind of model is decoded.
     """
     folder_to_write(out, "--out")
-    run = open_run(model, experiment, settings or (), grammar)
-    options = run.options({"acoustic_scale": scale, "insertion_penalty": penalty})
+    given = {"acoustic_scale": scale, "insertion_penalty": penalty}
+    request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
+    run = open_run(model, experiment, settings or (), request)
+    search, options = run.searched(request)
     with timed(f"exporting to {to}"):
-        lines = export_run(run, Wish(out, kind, cmvn, grammar), options)
+        lines = export_run(run, Wish(out, kind, cmvn), search, options)
     for line in lines:
         typer.echo(line)

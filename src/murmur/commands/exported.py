@@ -13,11 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
+from murmur.commands.hybrid_search import HybridSearch
 from murmur.commands.trained_run import TrainedRun, graph_folder
 from murmur.commands.transcriber import spans_in
 from murmur.commands.whole_folder import whole_folder
 from murmur.mistakes import SettingError
 from murmur.recipes.ctc import CtcTask
+from murmur.recipes.ctc_decode import CtcSearch
 from murmur.speech.ctc import Units
 from murmur.speech.decode import DecodeOptions
 from murmur.speech.deployable import (
@@ -53,7 +55,6 @@ class Wish:
     out: Path
     kind: Kind = "whole"
     cmvn: Cmvn = "closest"
-    grammar: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,9 @@ class Search:
     moved: Moved | None = None
 
 
-def export_run(run: TrainedRun, wish: Wish, options: DecodeOptions) -> list[str]:
+def export_run(
+    run: TrainedRun, wish: Wish, found_by: HybridSearch | CtcSearch | None, options: DecodeOptions
+) -> list[str]:
     """Write the folder; returns lines that say what is in it.
 
     Raises:
@@ -83,7 +86,7 @@ def export_run(run: TrainedRun, wish: Wish, options: DecodeOptions) -> list[str]
     why_not = why_no_stream(run.network, cmvn) if wish.kind == "stream" else None
     if why_not:  # before a graph is built
         raise ExportError(why_not)
-    search = _search(run, wish.grammar, options)
+    search = _search(run, found_by, options)
     # Without a graph nothing is weighed against the scores: they stay log posteriors.
     scale = options.acoustic_scale if search.graph is not None else 1.0
     scores = Scores(Readout(run.log_prior, search.columns, scale), outputs_of(run.network))
@@ -124,8 +127,7 @@ def token_names(units: Units) -> list[str]:
     return ["<blk>", *(SPACE if symbol == " " else symbol for symbol in units.symbols)]
 
 
-def _search(run: TrainedRun, grammar: str | None, options: DecodeOptions) -> Search:
-    search = run.search(grammar)
+def _search(run: TrainedRun, search: HybridSearch | CtcSearch | None, options: DecodeOptions) -> Search:
     if search is None:
         assert isinstance(run.task, CtcTask)
         units = run.task.data.units

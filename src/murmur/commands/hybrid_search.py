@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -13,13 +14,15 @@ from torch import nn
 
 from murmur.commands.timed import timed
 from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import first_options
-from murmur.recipes.hybrid_decode import DecodeHalf
+from murmur.recipes.hybrid_config import Decoding, Search, first_options
+from murmur.recipes.hybrid_decode import DecodeHalf, System
 from murmur.recipes.hybrid_hmm import Stage
+from murmur.recipes.vocabulary import Vocabulary
 from murmur.speech import hybrid
 from murmur.speech.corpus import Corpus
 from murmur.speech.decode import DecodeOptions, Hypothesis
 from murmur.speech.decode_set import Decoded, decode_set
+from murmur.speech.grammar import Grammar
 from murmur.speech.lexicon import Lang
 from murmur.speech.word_times import WordTimer
 
@@ -33,12 +36,12 @@ class HybridSearch:
     Attributes:
         task: the task it was trained for.
         network: feats_NTF to logits_NTC.
-        grammar: another than the task's; None for that one.
+        grammar: another than the task's, by its name or a user's own; None for that one.
     """
 
     task: HybridTask
     network: nn.Module
-    grammar: str | None = None
+    grammar: str | Vocabulary | None = None
 
     @cached_property
     def stage(self) -> Stage:
@@ -54,15 +57,25 @@ class HybridSearch:
             silence = self.stage.silence_share(task.material.train.texts)
         return DecodeHalf(task.material, task.decoding, silence, task.cache, task.jobs)
 
-    @property
-    def lang(self) -> Lang:
-        """The vocabulary of decoding."""
-        return self.half.language(self.stage.model.lang)
+    @cached_property
+    def words(self) -> tuple[Lang, Grammar]:
+        """The vocabulary of decoding and its grammar.
+
+        Raises:
+            ValueError: there is no such grammar, or words cannot be pronounced.
+        """
+        return self.half.words(self.stage.model.lang, self.grammar or self.task.decoding.network.grammar)
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the decoding graph, built if it is not there."""
+        return self.half.graph(self.stage.model, *self.words)
 
     @property
     def timer(self) -> WordTimer:
         """What finds words in time."""
-        return WordTimer.of(self.lang, self.stage.model.transitions)
+        lang, _ = self.words
+        return WordTimer.of(lang, self.stage.model.transitions)
 
     @property
     def widest(self) -> DecodeOptions:
@@ -76,7 +89,7 @@ class HybridSearch:
             ValueError: there is no such grammar, or features do not fit the network.
         """
         with timed("decoding graph"):
-            graph = self.half.graph(self.stage.model, self.grammar or self.task.decoding.network.grammar)
+            graph = self.folder
         with timed("features"):
             feats = self.task.hmms.network_features(corpus)
         with Progress(console=Console(stderr=True)) as progress:
@@ -85,9 +98,28 @@ class HybridSearch:
                 graph, self._scores(feats), options, self.task.jobs, lambda done: progress.update(bar, completed=done)
             )
 
+    def tune(self, dev: Corpus) -> DecodeOptions:
+        """The settings with the fewest errors on these utterances, of those that the experiment tries."""
+        with timed("decoding graph"):
+            graph = self.folder
+        with timed(f"trying scales on {len(dev.texts)} utterances"):
+            scores = partial(self._score, self.task.hmms.network_features(dev))
+            system = System("network", self.stage.model, several(self.task.decoding.network), {"dev": scores})
+            return self.half.tune(system, graph, dev)
+
     def _scores(self, feats: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         for name in feats:
-            yield name, hybrid.log_likelihoods(self.network, feats[name], self.task.targets.log_prior)
+            yield name, self._score(feats, name)
+
+    def _score(self, feats: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+        return hybrid.log_likelihoods(self.network, feats[name], self.task.targets.log_prior)
+
+
+def several(search: Search) -> Search:
+    """The search with scales and word costs to choose from, where the experiment fixes them for its own grammar."""
+    scales = search.scales if len(search.scales) > 1 else Decoding().network.scales
+    penalties = search.insertion_penalties if len(search.insertion_penalties) > 1 else (0.0, 1.0, -1.0)
+    return replace(search, scales=scales, insertion_penalties=penalties)
 
 
 def word_lines(search: HybridSearch, found: Mapping[str, Hypothesis]) -> list[str]:

@@ -16,12 +16,14 @@ from murmur.commands.checks import model_to_read, task_to_do
 from murmur.commands.hybrid_search import HybridSearch
 from murmur.commands.run_records import figures_on_test, recorded, scales_of, task_of
 from murmur.commands.timed import timed
+from murmur.commands.tuning import SearchRequest, check_request, settings_of_search
 from murmur.mistakes import SettingError
 from murmur.recipes.corpora import splits
 from murmur.recipes.ctc import CtcTask
 from murmur.recipes.ctc_data import BINS
 from murmur.recipes.ctc_decode import GREEDY, CtcSearch
 from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.vocabulary import Vocabulary
 from murmur.speech import hybrid
 from murmur.speech.cmvn import Pair, Scope, statistics
 from murmur.speech.corpus import Corpus
@@ -99,7 +101,7 @@ class TrainedRun:
             log_probs_UC: np.ndarray = logits_NUC[0].float().log_softmax(-1).numpy()
         return log_probs_UC
 
-    def search(self, grammar: str | None) -> HybridSearch | CtcSearch | None:
+    def search(self, grammar: str | Vocabulary | None) -> HybridSearch | CtcSearch | None:
         """How words are found; None for the best path of CTC.
 
         Raises:
@@ -107,10 +109,21 @@ class TrainedRun:
         """
         if isinstance(self.task, HybridTask):
             return HybridSearch(self.task, self.network, grammar)
+        if isinstance(grammar, Vocabulary):
+            return self.task.search.with_own(grammar)
         name = grammar or self.task.decoding.grammar
         if name == GREEDY:
             return None
         return replace(self.task.search, decoding=replace(self.task.decoding, grammar=name))
+
+    def searched(self, request: SearchRequest) -> tuple[HybridSearch | CtcSearch | None, DecodeOptions]:
+        """The search that a command line asks for, and its settings, tuned if that is asked for.
+
+        Raises:
+            ValueError: words cannot be pronounced, or there is no acoustic scale.
+        """
+        search = self.search(request.grammar)
+        return search, self.options(settings_of_search(self.task, self.network, search, request))
 
     def options(self, given: Mapping[str, float | int | None]) -> DecodeOptions:
         """Search settings: as given, else as the run tuned them on dev, else the experiment's first.
@@ -137,14 +150,11 @@ class TrainedRun:
 def graph_folder(search: HybridSearch | CtcSearch) -> Path:
     """The folder of the decoding graph, built if it is not there."""
     with timed("decoding graph"):
-        if isinstance(search, CtcSearch):
-            return search.folder
-        grammar = search.grammar or search.task.decoding.network.grammar
-        return search.half.graph(search.stage.model, grammar)
+        return search.folder
 
 
 def open_run(
-    model: Path, experiment: str | None = None, settings: Sequence[str] = (), grammar: str | None = None
+    model: Path, experiment: str | None = None, settings: Sequence[str] = (), search: SearchRequest | None = None
 ) -> TrainedRun:
     """The run behind a folder or one of its .safetensors files; all names are checked before the model is loaded.
 
@@ -161,8 +171,8 @@ def open_run(
     if not isinstance(task, HybridTask | CtcTask):
         raise SettingError(f"{experiment} trains a {type(task).__name__}, which recognises no speech")
     task_to_do(task)
-    if grammar is not None:
-        task.check_grammar(grammar, "--grammar")
+    if search is not None:
+        check_request(task, search)
     with timed("loading the model"):
         network = task.model()
         read_into(network, stem)

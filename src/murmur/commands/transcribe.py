@@ -18,6 +18,16 @@ from murmur.commands.exported_model import exported_transcriber, looks_exported
 from murmur.commands.options import OfRun, Settings
 from murmur.commands.trained_run import open_run
 from murmur.commands.transcriber import Transcriber, transcriber
+from murmur.commands.tuning import SearchRequest
+from murmur.commands.vocabulary_options import (
+    DevOption,
+    GrammarOption,
+    GuessOption,
+    LexiconOption,
+    LmOption,
+    WordsOption,
+    chosen,
+)
 from murmur.engine.checkpoint import write_whole
 from murmur.mistakes import SettingError
 from murmur.speech.corpus import CorpusError
@@ -43,14 +53,6 @@ Rate = Annotated[
 Longest = Annotated[
     float, typer.Option(min=1.0, help="Seconds; longer recordings are cut at silences.", rich_help_panel=FILES)
 ]
-Grammar = Annotated[
-    str | None,
-    typer.Option(
-        help="loop, 'one word', a language model of the set; for CTC also greedy or an ARPA file. The experiment's"
-        " otherwise.",
-        rich_help_panel=SEARCH,
-    ),
-]
 Scale = Annotated[float | None, typer.Option(min=1e-6, help="Acoustic scale.", rich_help_panel=SEARCH)]
 Penalty = Annotated[float | None, typer.Option(help="Cost of a word, natural log.", rich_help_panel=SEARCH)]
 Beam = Annotated[float | None, typer.Option(min=1e-6, help="Search beam; less is faster.", rich_help_panel=SEARCH)]
@@ -59,7 +61,22 @@ LatticeBeam = Annotated[
 ]
 
 
-@app.command()
+HELP = """Write down what is said in recordings, with the times of words and how sure each is.
+
+Example: murmur transcribe runs/demo/one-learner talk.flac --format srt --out subtitles
+
+An exported folder (murmur export) needs neither the corpus nor the cache of the run that it comes from.
+
+A stream: ffmpeg -i talk.mp4 -f wav - | murmur transcribe runs/demo/one-learner - --format json
+
+Words of your own: murmur transcribe runs/demo/one-learner talk.flac --grammar own.jsgf
+
+Channels are averaged and other sample rates resampled; both are said. A file that cannot be read is reported and
+the others are done; the exit status is then 3.
+"""
+
+
+@app.command(help=HELP)
 def transcribe(
     model: Model,
     files: Files,
@@ -67,7 +84,12 @@ def transcribe(
     out: Out = None,
     rate: Rate = None,
     longest: Longest = 30.0,
-    grammar: Grammar = None,
+    grammar: GrammarOption = None,
+    lm: LmOption = None,
+    words: WordsOption = None,
+    lexicon: LexiconOption = None,
+    guess: GuessOption = "auto",
+    dev: DevOption = None,
     scale: Scale = None,
     penalty: Penalty = None,
     beam: Beam = None,
@@ -75,26 +97,17 @@ def transcribe(
     experiment: OfRun = None,
     settings: Settings = None,
 ) -> None:
-    """Write down what is said in recordings, with the times of words and how sure each is.
-
-    Example: murmur transcribe runs/demo/one-learner talk.flac --format srt --out subtitles
-
-    An exported folder (murmur export) needs neither the corpus nor the cache of the run that it comes from.
-
-    A stream: ffmpeg -i talk.mp4 -f wav - | murmur transcribe runs/demo/one-learner - --format json
-
-    Channels are averaged and other sample rates resampled; both are said. A file that cannot be read is reported and
-    the others are done; the exit status is then 3.
-    """
+    """Transcribe recordings, see HELP."""
     _check_names(files, out)
-    beams = {"beam": beam, "lattice_beam": lattice_beam}
+    given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "lattice_beam": lattice_beam}
     if looks_exported(model):
-        _refuse({"grammar": grammar, "scale": scale, "penalty": penalty, "experiment": experiment, "set": settings})
-        work = exported_transcriber(model, beams, longest)
+        own = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
+        _refuse({**own, "scale": scale, "penalty": penalty, "experiment": experiment, "set": settings})
+        work = exported_transcriber(model, {"beam": beam, "lattice_beam": lattice_beam}, longest)
     else:
-        run = open_run(model, experiment, settings or (), grammar)
-        options = run.options({"acoustic_scale": scale, "insertion_penalty": penalty, **beams})
-        work = transcriber(run, grammar, options, longest)
+        request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
+        run = open_run(model, experiment, settings or (), request)
+        work = transcriber(run, *run.searched(request), longest)
     failed = _do_all(files, work, rate, lambda found: _write(found, form, out, several=len(files) > 1))
     if failed:
         typer.echo(f"murmur: {failed} of {len(files)} could not be read", err=True)

@@ -91,13 +91,14 @@ class Transcriber:
         return Word(heard.word, start, end, heard.confidence)
 
 
-def transcriber(run: TrainedRun, grammar: str | None, options: DecodeOptions, longest_seconds: float) -> Transcriber:
+def transcriber(
+    run: TrainedRun, search: HybridSearch | CtcSearch | None, options: DecodeOptions, longest_seconds: float
+) -> Transcriber:
     """The transcriber of a run, its graph built where it is missing.
 
     Raises:
         ValueError: there is no such grammar.
     """
-    search = run.search(grammar)
     if search is None:
         assert isinstance(run.task, CtcTask)
         return Transcriber(run, BestPath(run.task.data.units), longest_seconds)

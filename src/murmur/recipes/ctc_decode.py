@@ -17,6 +17,7 @@ import numpy as np
 
 from murmur.recipes.ctc_data import Data
 from murmur.recipes.hybrid_config import LOOP, ONE_WORD
+from murmur.recipes.vocabulary import Vocabulary, is_mark, writable
 from murmur.speech import ctc
 from murmur.speech.arpa import read_arpa
 from murmur.speech.corpus import CorpusError
@@ -76,6 +77,7 @@ class CtcSearch:
         cache: folder of graphs.
         jobs: decoding processes.
         frames_per_second: of the scores.
+        own: words and grammar of a user's own, in place of those of `decoding`.
     """
 
     data: Data
@@ -84,6 +86,7 @@ class CtcSearch:
     cache: Path
     jobs: int = 1
     frames_per_second: float = 100.0
+    own: Vocabulary | None = None
 
     @cached_property
     def folder(self) -> Path:
@@ -92,13 +95,19 @@ class CtcSearch:
         Raises:
             ValueError: no such grammar, or it shares no word with what the units can write.
         """
-        tokens, separator, lang = self._tokens, self._separator, self._lang
-        grammar = self._grammar(lang, self._model)
+        tokens, separator, (lang, grammar) = self._tokens, self._separator, self.words
         content = json.dumps([graph_key(lang, grammar), tokens, separator]).encode()
         key = hashlib.sha256(content).hexdigest()
         folder = self.cache / f"graph-{key[:16]}"
         ensure_graph(folder, key, lambda: build_ctc_graph(lang, tokens, grammar, separator))
         return folder
+
+    def with_own(self, own: Vocabulary) -> CtcSearch:
+        """This search for other words, with scales and word costs to choose from where the experiment fixes them."""
+        free, fixed = CtcDecoding(), self.decoding
+        scales = fixed.scales if len(fixed.scales) > 1 else free.scales
+        penalties = fixed.insertion_penalties if len(fixed.insertion_penalties) > 1 else free.insertion_penalties
+        return replace(self, own=own, decoding=replace(fixed, scales=scales, insertion_penalties=penalties))
 
     def tune(self, scores: Scores, references: Mapping[str, str]) -> DecodeOptions:
         """Penalty and scale with the fewest errors on dev; of equals the first penalty and the middle scale."""
@@ -129,8 +138,9 @@ class CtcSearch:
         """The spellings of each word, as output columns."""
         column = {token: number for number, token in enumerate(self._tokens)}
         found: dict[str, list[tuple[int, ...]]] = {}
-        for pron in self._lang.prons:
-            found.setdefault(pron.word, []).append(tuple(column[self._lang.phones[p]] for p in pron.phones))
+        lang, _ = self.words
+        for pron in lang.prons:
+            found.setdefault(pron.word, []).append(tuple(column[lang.phones[p]] for p in pron.phones))
         return found
 
     @property
@@ -148,8 +158,22 @@ class CtcSearch:
         return " " if units.kind == "char" and " " in units.symbols else None
 
     @cached_property
-    def _lang(self) -> Lang:
-        return make_lang(self._entries(self._model))
+    def words(self) -> tuple[Lang, Grammar]:
+        """The vocabulary in the network's units, and the grammar over it.
+
+        Raises:
+            ValueError: no such grammar, or words that the units cannot write.
+        """
+        if self.own is None:
+            lang = make_lang(self._entries(self._model))
+            return lang, self._grammar(lang, self._model)
+        words, grammar_over = self.own.content
+        units = self.data.units
+        if units.kind == "phone":
+            lang = make_lang(self.own.pronounced(words, list(self.data.lexicon), units.symbols))
+        else:
+            lang = make_lang(self.own.spelled(words, units))
+        return lang, grammar_over(lang)
 
     @cached_property
     def _model(self) -> NgramModel | None:
@@ -174,20 +198,10 @@ class CtcSearch:
         if units.kind == "phone":
             return list(self.data.lexicon)
         train = {word for name in self.data.train.names for word in self.data.train.texts[name].split()}
-        words = train if model is None else {word for word in model.words if not _is_mark(word)}
-        written = [word for word in words if _writable(units, word)]
+        words = train if model is None else {word for word in model.words if not is_mark(word)}
+        written = [word for word in words if writable(units, word)]
         if len(written) < len(words):
             log.warning("%d words of the grammar hold units that the network lacks", len(words) - len(written))
         if not written:
             raise CorpusError(f"the network's units write none of the {len(words)} words of the grammar")
         return [(word, tuple(ctc.pieces(word, units.kind))) for word in sorted(written, key=str.encode)]
-
-
-def _writable(units: ctc.Units, word: str) -> bool:
-    """True if the units can write a word."""
-    return ctc.WORD_START not in word and units.covers(word)
-
-
-def _is_mark(word: str) -> bool:
-    """True for a language model's symbols that are not words, such as <s> and <unk>."""
-    return word.startswith("<") and word.endswith(">")

@@ -135,7 +135,10 @@ class HybridTask(ChunkLearning):
         models = () if self.corpus is None else corpora.NEEDS[self.loader].language_models
         known = [LOOP, ONE_WORD, *models]
         if name not in known:
-            raise SettingError(f"{option}: this set has no grammar {name!r}; choose one of {', '.join(known)}")
+            raise SettingError(
+                f"{option}: this set has no grammar {name!r}; choose one of {', '.join(known)}, or give a file: JSGF "
+                "by --grammar, ARPA by --lm, words by --words"
+            )
 
     @cached_property
     def material(self) -> corpora.SpeechSet:

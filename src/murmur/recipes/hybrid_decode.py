@@ -13,6 +13,7 @@ from murmur.engine.task import Recognised
 from murmur.recipes.corpora import SpeechSet
 from murmur.recipes.hybrid_config import LOOP, ONE_WORD, TOLERANCE_PERCENT, Decoding, Search, first_options
 from murmur.recipes.recognised import recognised
+from murmur.recipes.vocabulary import Vocabulary
 from murmur.speech.arpa import read_arpa
 from murmur.speech.bootstrap import Interval, interval
 from murmur.speech.corpus import Corpus
@@ -108,7 +109,7 @@ class DecodeHalf:
 
     def evaluate(self, system: System, parts: Mapping[str, Corpus]) -> list[Result]:
         """Tune on dev, then decode the parts."""
-        graph = self.graph(system.model, system.search.grammar)
+        graph = self.graph(system.model, *self.words(system.model.lang, system.search.grammar))
         options = self.tune(system, graph, self.material.dev)
         return [self._result(system, graph, options, name, part) for name, part in parts.items()]
 
@@ -136,23 +137,27 @@ class DecodeHalf:
             self._tell(system, trials)
         return best.options
 
-    def graph(self, model: HmmGmm, grammar: str) -> Path:
-        """The folder of HCLG of a model and a grammar, built if it is not there.
-
-        Raises:
-            ValueError: the set has no such grammar.
-        """
-        lang = self.language(model.lang)
-        g = self.grammar(lang, grammar)
-        key = graph_key(lang, g, model.transitions)
+    def graph(self, model: HmmGmm, lang: Lang, grammar: Grammar) -> Path:
+        """The folder of HCLG of a model, a vocabulary over its phones, and a grammar; built if it is not there."""
+        key = graph_key(lang, grammar, model.transitions)
         folder = self.cache / f"graph-{key[:16]}"
-        ensure_graph(folder, key, lambda: build_hclg(lang, model.transitions, g))
+        ensure_graph(folder, key, lambda: build_hclg(lang, model.transitions, grammar))
         return folder
 
-    def language(self, trained: Lang) -> Lang:
-        """The vocabulary of decoding over the phones of training."""
-        lang = trained.with_lexicon(read_lexicon(self.material.lexicon))
-        return lang.with_silence_probability(self.silence_probability)
+    def words(self, trained: Lang, grammar: str | Vocabulary) -> tuple[Lang, Grammar]:
+        """The vocabulary of decoding over the phones of training, and the grammar: one of the set, or a user's own.
+
+        Raises:
+            ValueError: the set has no such grammar, or words cannot be pronounced; the message says what to do.
+        """
+        base = read_lexicon(self.material.lexicon)
+        if isinstance(grammar, Vocabulary):
+            words, grammar_over = grammar.content
+            lang = trained.with_lexicon(grammar.pronounced(words, base, trained.phones))
+            lang = lang.with_silence_probability(self.silence_probability)
+            return lang, grammar_over(lang)
+        lang = trained.with_lexicon(base).with_silence_probability(self.silence_probability)
+        return lang, self.grammar(lang, grammar)
 
     def grammar(self, lang: Lang, name: str) -> Grammar:
         """A word loop, one word, or a language model of the set by name."""

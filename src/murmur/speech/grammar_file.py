@@ -10,7 +10,7 @@ from murmur.speech.acceptor import Acceptor, Arc, acceptor_of_rules, determinist
 from murmur.speech.jsgf import HEADER, read_jsgf
 from murmur.speech.lexicon import EPSILON, is_reserved
 
-ARPA_BEGIN = "\\data\\"
+ARPA_BEGIN = b"\\data\\"
 
 
 def read_grammar(path: Path) -> Acceptor:
@@ -23,14 +23,24 @@ def read_grammar(path: Path) -> Acceptor:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no grammar file {path}: check the path")
-    begin = path.read_bytes()[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
-    if begin.startswith(HEADER.encode()):
+    if _begin(path).startswith(HEADER.encode()):
         found = acceptor_of_rules(read_jsgf(path), str(path))
-    elif any(line.strip() == ARPA_BEGIN.encode() for line in begin.splitlines()) or begin.startswith(b"\x1f\x8b"):
+    elif looks_like_arpa(path):
         raise ValueError(f"{path} looks like a language model, not like a grammar: give it as --lm")
     else:
         found = _read_text_acceptor(path)
     return deterministic(found, str(path))
+
+
+def looks_like_arpa(path: Path) -> bool:
+    """True for files that begin as language models do, or are compressed, as no grammar is."""
+    begin = _begin(path)
+    return begin.startswith(b"\x1f\x8b") or any(line.strip() == ARPA_BEGIN for line in begin.splitlines())
+
+
+def _begin(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
 
 
 def read_words(path: Path) -> tuple[str, ...]:
