@@ -28,6 +28,7 @@ VOCABULARY = {
     "reunion",
     "roll",
     "source",
+    "stopping",
     "together",
     "trace",
     "weights",

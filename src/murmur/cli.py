@@ -2,7 +2,8 @@
 
 Every command is a module of `murmur.commands`, imported when it is used: the speech libraries take seconds, and
 training a plain PyTorch model needs none of them. Mistakes of the caller end with a message and status 1 (2 for wrong
-options), without a traceback; `murmur --traceback COMMAND` shows where they came from.
+options), without a traceback; `murmur --traceback COMMAND` shows where they came from. A stop signal ends any command
+within seconds, with a line that says how to go on and status 79.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from murmur.commands.stopped import say_stopped
 from murmur.mistakes import DamagedCheckpoint, nearest
+from murmur.stopping import Stoppable
 
 COMMANDS: Mapping[str, str] = {
     "demo": "From nothing to a word error rate and a report: digits, one learner beside two.",
@@ -123,4 +126,5 @@ def root(
 def main() -> None:
     """Entry point of the program `murmur`."""
     logging.basicConfig(level=logging.INFO, format="murmur: %(message)s", stream=sys.stderr)
-    app()
+    with Stoppable(lambda stopped: say_stopped(stopped.name, sys.argv[1:])):
+        app()

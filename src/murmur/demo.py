@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from murmur.speech.synth import SynthesisError
 from murmur.training import Request, missing_from, write_run
 from murmur.worlds.torch.environment import cores_here
 from murmur.worlds.torch.launch import Launch
+from murmur.worlds.torch.signals import HALTED_STATUS
 
 # Two learners make half as many averaged steps of minibatches twice as large, hence the higher rate (tuned on dev).
 LEARNERS: Mapping[int, tuple[str, ...]] = {1: (), 2: ("schedule.times=1.5",)}
@@ -126,6 +128,9 @@ class Demo:
 
         Returns:
             The exit status.
+
+        Raises:
+            Stopped: a signal came; the learners have saved and ended.
         """
         experiment = request.experiment()
         many = "1 learner, one process" if request.learners == 1 else f"{request.learners} learners, a process each"
@@ -134,7 +139,11 @@ class Demo:
         start_over_if_other(request.out, experiment.digest())
         write_run(request, experiment)
         write_whole(request.out / "phases.json", json.dumps(read_phases(self._phases), indent=1).encode())
-        code = Launch(request.command_line, request.learners, threads=1, missing=missing_from(request.out)).run()
+        asks, missing = signal.SIGUSR1, missing_from(request.out)
+        launch = Launch(request.command_line, request.learners, threads=1, stop_signal=asks, missing=missing)
+        code = launch.run()
+        if code == HALTED_STATUS:
+            launch.stop()
         self.say(f"    {time.monotonic() - began:.1f} s")
         return code
 
@@ -242,7 +251,7 @@ def table(runs: list[Run]) -> Table:
 
 
 def run_demo(out: Path) -> int:
-    """The demo with its defaults; one that was stopped or cannot speak says so.
+    """The demo with its defaults; one that cannot speak says so.
 
     Returns:
         The exit status.
@@ -250,9 +259,6 @@ def run_demo(out: Path) -> int:
     demo = Demo(out)
     try:
         return demo.run()
-    except KeyboardInterrupt:
-        demo.say("stopped; the same command goes on from here")
-        return 130
     except SynthesisError as error:
         demo.say(f"[red]no corpus:[/] {escape(str(error))}")
         return 1

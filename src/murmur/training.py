@@ -29,6 +29,7 @@ from murmur.group import PeerLost, WorldMismatch
 from murmur.mistakes import IncompleteRun, SettingError
 from murmur.roll import Halted
 from murmur.settings import configure, load
+from murmur.stopping import Stopped
 from murmur.trained import Choice, Initialised, choose, find_model, read_into
 from murmur.world import Seat, World
 from murmur.worlds.mpi.world import MpiWorld
@@ -36,7 +37,7 @@ from murmur.worlds.torch.environment import Place, check_meeting_point, cores_he
 from murmur.worlds.torch.launch import PEER_LOST_STATUS, Launch, Restart
 from murmur.worlds.torch.presence import LEAST_SECONDS
 from murmur.worlds.torch.secret import draw, from_file
-from murmur.worlds.torch.signals import HALTED_STATUS, StopSignals
+from murmur.worlds.torch.signals import HALTED_STATUS, StopWhenPolled
 from murmur.worlds.torch.world import START_SECONDS, TorchWorld, device_of
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,9 @@ def train(request: Request) -> int:
 
     Returns:
         The exit status.
+
+    Raises:
+        Stopped: a signal came; the learners have saved what they had, and ended.
     """
     if request.world == "mpi":
         return run_in_mpi(request)
@@ -136,7 +140,7 @@ def train(request: Request) -> int:
         return run_learner(request, Place(0, 1, 0, "127.0.0.1", 0))
     restart = Restart.ALONE if Facts.of(experiment.strategy).tolerates_loss else Restart.TOGETHER
     command, learners = request.command_line, request.learners
-    return Launch(
+    launch = Launch(
         command,
         learners,
         request.restarts,
@@ -145,7 +149,11 @@ def train(request: Request) -> int:
         secret=secret,
         stop_signal=signal.SIGUSR1,
         missing=missing_from(request.out),
-    ).run()
+    )
+    status = launch.run()
+    if status == HALTED_STATUS:
+        launch.stop()
+    return status
 
 
 def missing_from(out: Path) -> Callable[[], str]:
@@ -196,7 +204,22 @@ def run_in_mpi(request: Request) -> int:
 
 
 def run_learner(request: Request, place: Place, world: World | None = None) -> int:
-    """Be one learner of a world (None: on torch.distributed); learner 0 also tests the model and writes score.json."""
+    """Be one learner of a world (None: on torch.distributed); learner 0 also tests the model and writes score.json.
+
+    Raises:
+        Stopped: a signal came before training or behind it, and this is the only learner; of several, each ends with
+            the status that its launcher waits for.
+    """
+    try:
+        return _learn_and_test(request, place, world)
+    except Stopped as stopped:
+        if place.size == 1:
+            raise
+        log.info("learner %d: stopped by %s while it did not train", place.rank, stopped.name)
+        return HALTED_STATUS
+
+
+def _learn_and_test(request: Request, place: Place, world: World | None) -> int:
     torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
     if world is None:
         check_meeting_point(place)  # before anything that takes time
@@ -213,7 +236,7 @@ def run_learner(request: Request, place: Place, world: World | None = None) -> i
         return (ProgressLine(experiment.budget.total(experiment.task), seat.group.size),)
 
     try:
-        with StopSignals() as asked:
+        with StopWhenPolled() as asked:
             outcome = Trainer(experiment, world, request.out, observers, request.resume, asked).fit()
     except Halted as halted:
         log.info("learner %d: %s; go on with --resume --out %s", place.rank, halted, request.out)
@@ -224,6 +247,7 @@ def run_learner(request: Request, place: Place, world: World | None = None) -> i
     except (WorldMismatch, IncompleteRun, FloatingPointError, SettingError, ValueError, OSError) as error:
         log.error("learner %d: %s", place.rank, error)
         return 1
+    asked.stop()  # it came behind the last boundary: all but the test is done
     if outcome.leads:
         report(request, experiment, outcome.model)
     return 0

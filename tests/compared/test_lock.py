@@ -17,6 +17,7 @@ from murmur.cli import app
 from murmur.compared import child, runs
 from murmur.compared import rows as rows_module
 from murmur.compared.rows import Rows
+from murmur.worlds.torch.signals import HALTED_STATUS
 
 GRID = ["compare", "toy", "--strategies", "KAVG(2)", "--virtual", "2", "--step-seconds", "0.1"]
 
@@ -63,7 +64,7 @@ def test_who_asks_a_comparison_to_stop_stops_its_run(tmp_path: Path) -> None:
                 assert program.poll() is None, program.stderr.read()
                 time.sleep(0.05)
             program.send_signal(signal.SIGTERM)
-            assert program.wait(60) == 130
+            assert program.wait(60) == HALTED_STATUS
         finally:
             program.kill()
         assert "the same command goes on" in program.stderr.read()

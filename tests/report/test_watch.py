@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from murmur.report.frame import duration, frame, sparkline
 from murmur.report.records import Records
 from murmur.report.tail import Tail
 from murmur.report.watched import QUIET_SECONDS, Watched
+from murmur.stopping import Stopped
 
 START = 1_700_000_000.0
 
@@ -253,7 +255,7 @@ def test_an_interrupt_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     os.utime(run.folder / "records.jsonl")  # just now: the run is going
 
     def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
+        raise Stopped(signal.SIGINT)
 
     monkeypatch.setattr("murmur.commands.watch.time.sleep", interrupt)
     code, said = watch(run.folder)

@@ -31,11 +31,11 @@ from murmur.engine.record import duration
 from murmur.engine.seeds import seed_of, seed_torch
 from murmur.mistakes import SettingError
 from murmur.simulated.scenario import KIND, Scenario
+from murmur.stopping import Stopped
 from murmur.worlds.torch.environment import cores_here
 
 app = typer.Typer(add_completion=False)
 GRID, CLUSTER, HOW = "The grid", "The virtual cluster", "How it is run"
-INTERRUPTED_STATUS = 130
 
 Chosen = Annotated[
     str, typer.Option("--strategies", help="Such as 'KAVG(8),ADPSGD(randomized_ring)'.", rich_help_panel=GRID)
@@ -186,7 +186,7 @@ def compare(grid: Grid, place: Place, threads: int | None, retry: bool) -> int:
     """Run what is missing, write and show the table.
 
     Returns:
-        The exit status: 1 where a cell failed, 130 where it was cut off.
+        The exit status: 1 where a cell failed.
     """
     rows, console = Rows(place.cells), Console(stderr=True)
     known = rows.read()
@@ -194,10 +194,9 @@ def compare(grid: Grid, place: Place, threads: int | None, retry: bool) -> int:
     grid.base.task.prepare()
     try:
         run_all(grid, missing, place, threads, console)
-    except KeyboardInterrupt:
-        console.print("cut off; the same command goes on")
+    except Stopped:
         show(grid, place)
-        return INTERRUPTED_STATUS
+        raise
     return show(grid, place)
 
 

@@ -13,9 +13,9 @@ from rich.live import Live
 from murmur.mistakes import SettingError
 from murmur.report.frame import frame
 from murmur.report.watched import Watched
+from murmur.stopping import Stopped
 
 app = typer.Typer(add_completion=False)
-INTERRUPTED_STATUS = 130
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The --out of a murmur train or simulate, going or ended.")]
 Once = Annotated[bool, typer.Option("--once", help="Print one frame and end.")]
@@ -44,8 +44,8 @@ def watch(run: Run, once: Once = False, every: Every = 1.0) -> None:
         return
     try:
         state = follow(watched, console, every)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED_STATUS) from None
+    except Stopped as stopped:
+        raise typer.Exit(128 + stopped.number) from None
     raise typer.Exit(1 if state == "cut off" else 0)
 
 

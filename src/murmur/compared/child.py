@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from murmur.stopping import Stopped
 from murmur.worlds.torch.signals import StopSignals
-
-PATIENCE_SECONDS = 60.0  # for a run to end after Ctrl-C, which it gets too
 
 
 def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> int:
@@ -19,6 +18,9 @@ def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> in
 
     Returns:
         Its exit status.
+
+    Raises:
+        Stopped: a signal came; the command has got it too, and has ended.
     """
     printed.parent.mkdir(parents=True, exist_ok=True)
     with printed.open("a", encoding="utf-8") as log:
@@ -26,22 +28,9 @@ def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> in
         log.flush()
         command = [sys.executable, "-m", "murmur", *words]
         with Asked() as asked:
-            status = _wait(asked.begun(subprocess.Popen(command, stdout=log, stderr=log, pass_fds=inherited)))
-        if asked():
-            raise KeyboardInterrupt
+            status = asked.begun(subprocess.Popen(command, stdout=log, stderr=log, pass_fds=inherited)).wait()
+        asked.stop()
         return status
-
-
-def _wait(child: subprocess.Popen[bytes]) -> int:
-    try:
-        return child.wait()
-    except KeyboardInterrupt:  # the child has got it too; it may have something to put in order
-        try:
-            child.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        raise
 
 
 class Asked(StopSignals):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from murmur.compared.rows import Row
 from murmur.mistakes import SettingError
 from murmur.recipes.hybrid_records import hardware
 from murmur.report.read import KINDS, Records, read_run
+from murmur.stopping import Stopped
 from murmur.training import commit
 from murmur.worlds.torch.signals import HALTED_STATUS
 
@@ -101,7 +103,7 @@ def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
     """Run a cell to its end, whatever that is; a run that has come to its end, but whose row was lost, is only read.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, or one of both was asked to stop; it goes on when the comparison is run again.
+        Stopped: one of both was asked to stop; it goes on when the comparison is run again.
     """
     words = command(grid, cell, place, threads)
     status, seconds = 0, None
@@ -112,7 +114,7 @@ def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
         status = launch(words, place.log(cell), () if place.lock is None else (place.lock,))
         seconds = time.monotonic() - began
     if status == HALTED_STATUS:
-        raise KeyboardInterrupt
+        raise Stopped(signal.SIGTERM)  # which it was, the run has not told
     about = {
         "format": FORMAT,
         "digest": grid.digest(cell),

@@ -133,22 +133,33 @@ class Launch:
             `PEER_LOST_STATUS` where a learner or the store was lost, or the exit status of the learner whose failure
             ended the run.
         """
+        with self._asked:
+            return self._run()
+
+    def _run(self) -> int:
         listener = listen(self.host)
         self._port = listener.getsockname()[1]
         self._secret_file = unnamed_file(self.secret)
         store = self._start_store(listener)
         self.units = [Unit(rank, self.restarts) for rank in range(self.learners)]
         try:
-            with self._asked:
-                for unit in self.units:
-                    self._start(unit, resume=False)
-                return self._watch(store)
+            for unit in self.units:
+                self._start(unit, resume=False)
+            return self._watch(store)
         finally:
             self._end([u.process for u in self.units if u.process])
             assert store.stdin is not None
             store.stdin.close()  # it ends by itself
             end_all([store])
             self._secret_file.close()
+
+    def stop(self) -> None:
+        """Go on, or not, behind a launch that has ended.
+
+        Raises:
+            Stopped: a signal had asked this process.
+        """
+        self._asked.stop()
 
     def _start_store(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         with listener:
@@ -157,7 +168,7 @@ class Launch:
                 [sys.executable, "-m", "murmur.worlds.torch.keyvalue", *map(str, passed)],
                 stdin=subprocess.PIPE,
                 pass_fds=passed,
-                preexec_fn=die_with_parent(),  # noqa: PLW1509 - one thread here, and prctl takes no lock
+                preexec_fn=_begin_store,  # noqa: PLW1509 - the other thread here only waits for signals
             )
 
     def _start(self, unit: Unit, resume: bool) -> None:
@@ -170,7 +181,7 @@ class Launch:
             env=child_variables(place, self.threads, secret),
             stdin=subprocess.DEVNULL,
             pass_fds=[secret],
-            preexec_fn=self._begin_learner,  # noqa: PLW1509 - one thread here, and prctl takes no lock
+            preexec_fn=self._begin_learner,  # noqa: PLW1509 - the other thread here only waits for signals
         )
 
     def _begin_learner(self) -> None:
@@ -185,7 +196,7 @@ class Launch:
         if not self._asked() or time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
             return
         if self.stop_signal is None:
-            raise SystemExit(128 + signal.SIGTERM)
+            raise SystemExit(128 + self._asked.number)
         self._asked_at = time.monotonic()
         for unit in self.units:
             unit.restarts_left = 0
@@ -206,8 +217,7 @@ class Launch:
             if store.poll() is not None:
                 log.error("the store process %s: the run cannot go on", _how(store.returncode))
                 return PEER_LOST_STATUS
-            well = (None, 0, HALTED_STATUS)
-            failed = [unit for unit in self.units if not unit.lost and self._ended(unit) not in well]
+            failed = [unit for unit in self.units if not unit.lost and self._ended(unit) not in self._well()]
             self._end_the_stopped()
             self._answer()
             code = None
@@ -217,6 +227,11 @@ class Launch:
                 code = self._conclude()
             if code is not None:
                 return code
+
+    def _well(self) -> tuple[int | None, ...]:
+        """Statuses that are no failure; one that stops before it trains leaves the others alone, who then stop too."""
+        stopped = self._asked() and any(unit.code == HALTED_STATUS for unit in self.units)
+        return (None, 0, HALTED_STATUS, PEER_LOST_STATUS) if stopped else (None, 0, HALTED_STATUS)
 
     def _conclude(self) -> int:
         """The exit status when no learner runs any more: 0 only if the run is whole."""
@@ -350,6 +365,14 @@ class Launch:
     @property
     def _prefix(self) -> str:
         return Place(0, 1, 0, self.host, 0, self.generation).prefix
+
+
+def _begin_store() -> None:
+    """The store ends with the launcher, not by a signal that the whole process group gets: learners still save."""
+    die = die_with_parent()
+    if die is not None:
+        die()
+    ignore_until_ready()
 
 
 def die_with_parent() -> Callable[[], None] | None:

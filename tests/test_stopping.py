@@ -1,0 +1,186 @@
+"""Stop signals: one exception, whatever the main thread does, and an end within seconds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from murmur.cli import COMMANDS
+from murmur.commands.stopped import AFTER, RESUMED, how_to_go_on
+from murmur.stopping import HALTED_STATUS
+
+pytestmark = pytest.mark.timeout(300)
+LONG_SECONDS = 120  # on a busy machine; a program that does not hear the signal works for longer
+
+STOPPABLE = """
+import ctypes, hashlib, os, signal, sys, time
+from murmur.stopping import Stoppable, Stopped
+with Stoppable(lambda stopped: os.write(2, f"stopped by {stopped.name}, told\\n".encode())):
+    print("ready", flush=True)
+    %s
+    print("came to its end")
+"""
+SWALLOWED = """
+    def swallow(word):
+        while True:
+            try:
+                time.sleep(600)
+            except BaseException:
+                break
+    swallow(1)
+    time.sleep(600)
+"""
+IN_CALLBACK = """
+    call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    compare = call(lambda a, b: time.sleep(0.01) or 0)
+    ctypes.CDLL(None).qsort((ctypes.c_int * 2000)(), 2000, 4, compare)
+    time.sleep(600)
+"""
+CLEANING = """
+    try:
+        time.sleep(600)
+    finally:
+        print("removed", flush=True)
+"""
+WAITS_LONG = """
+    try:
+        time.sleep(600)
+    finally:
+        time.sleep(600)
+"""
+WAYS = {
+    "python": "time.sleep(600)",
+    "native": "hashlib.pbkdf2_hmac('sha256', b'a', b'b', 2**31 - 1)",
+    "swallowed": SWALLOWED,
+    "callback": IN_CALLBACK,
+    "cleaning": CLEANING,
+    "waits": WAITS_LONG,
+}
+
+
+@contextmanager
+def program(words: Sequence[str], ignored: Sequence[signal.Signals] = ()) -> Iterator[subprocess.Popen[str]]:
+    """A Python program; it listens to SIGINT also where this test runs in the background of a shell."""
+
+    def begin() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started = subprocess.Popen([sys.executable, *words], text=True, preexec_fn=begin, **pipes)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("way", "number"), zip(WAYS, itertools.cycle([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]), strict=False)
+)
+def test_a_signal_ends_whatever_is_under_way(way: str, number: signal.Signals) -> None:
+    with program(["-c", STOPPABLE % WAYS[way].strip("\n").strip()]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        process.send_signal(number)
+        said, errors = process.communicate(timeout=LONG_SECONDS)
+    assert process.returncode == HALTED_STATUS, errors
+    assert errors == f"stopped by {number.name}, told\n"
+    assert said == ("removed\n" if way == "cleaning" else "")
+
+
+def test_what_the_starter_ignores() -> None:
+    """SIGINT, as a shell does in the background of a script; all of them, as a launcher does, which tells by itself."""
+    every = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+    for ignored in ([signal.SIGINT], every):
+        with program(["-c", STOPPABLE % "time.sleep(600)"], ignored) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            time.sleep(1.0)
+            assert process.poll() is None
+            process.send_signal(signal.SIGUSR1)
+            _, errors = process.communicate(timeout=LONG_SECONDS)
+        assert process.returncode == HALTED_STATUS
+        assert errors == ("" if ignored == every else "stopped by SIGUSR1, told\n")
+
+
+def test_every_command_tells_how_to_go_on() -> None:
+    assert {*AFTER, *RESUMED} == set(COMMANDS)
+    assert how_to_go_on(["train", "toy", "--out", "a b"]).endswith("murmur train toy --out 'a b' --resume")
+    assert how_to_go_on(["simulate", "toy", "--resume"]).endswith("murmur simulate toy --resume")
+    assert "--resume" not in how_to_go_on(["train", "toy", "--dry-run"])
+
+
+SLOW_TEST = """
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.recipes.toy import ToyTask
+from murmur.strategies import SyncSGD
+
+HERE = Path(__file__).parent
+
+@dataclass(frozen=True)
+class Task(ToyTask):
+    def {method}:
+        (HERE / "begun").touch()
+        while not (HERE / "go").exists():
+            time.sleep(0.05)
+        return super().{call}
+
+def experiment():
+    return Experiment(Task(), SyncSGD(), Budget(minibatches=20), SGD(0.1))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("method", "call", "learners"),
+    [("prepare(self)", "prepare()", 1), ("model(self)", "model()", 2), ("test(self, model)", "test(model)", 2)],
+)
+def test_a_run_that_does_not_train_is_stopped_and_goes_on(
+    method: str, call: str, learners: int, tmp_path: Path
+) -> None:
+    """While it prepares, while it makes its model, while it tests: behind training nothing is trained again."""
+    file, out = tmp_path / "slow.py", tmp_path / "out"
+    file.write_text(SLOW_TEST.format(method=method, call=call))
+    words = ["-m", "murmur", "train", str(file), "--learners", str(learners), "--threads", "1", "--out", str(out)]
+    with program(words) as process:
+        wait_for(tmp_path / "begun", process)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=LONG_SECONDS)
+    assert process.returncode == HALTED_STATUS, errors
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1].startswith("murmur: stopped by SIGTERM; what is whole is kept; go on with: murmur")
+    assert not (out / "score.json").exists()
+    records = out / "records.jsonl"
+    before = records.read_bytes() if records.exists() else b""
+    (tmp_path / "go").touch()
+    with program([*words, "--resume"]) as process:
+        _, errors = process.communicate(timeout=LONG_SECONDS)
+    assert process.returncode == 0, errors
+    assert "accuracy" in json.loads((out / "score.json").read_bytes())["test"]
+    steps = [json.loads(line) for line in records.read_text().splitlines()]
+    assert sum(step["kind"] == "step" for step in steps) == 20
+    assert records.read_bytes().startswith(before)
