@@ -77,7 +77,7 @@ def program(words: Sequence[str], ignored: Sequence[signal.Signals] = ()) -> Ite
             signal.signal(number, signal.SIG_IGN)
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    started = subprocess.Popen([sys.executable, *words], text=True, preexec_fn=begin, **pipes)
+    started = subprocess.Popen([sys.executable, *words], text=True, preexec_fn=begin, **pipes)  # noqa: PLW1509
     try:
         yield started
     finally:
@@ -92,7 +92,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "number"), zip(WAYS, itertools.cycle([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]), strict=False)
+    ("way", "number"), list(zip(WAYS, itertools.cycle([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]), strict=False))
 )
 def test_a_signal_ends_whatever_is_under_way(way: str, number: signal.Signals) -> None:
     with program(["-c", STOPPABLE % WAYS[way].strip("\n").strip()]) as process:

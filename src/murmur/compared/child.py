@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from murmur.stopping import Stopped
 from murmur.worlds.torch.signals import StopSignals
 
 

@@ -59,6 +59,11 @@ class Marks:
             self._groups[group.name] = twin
         return self._groups[group.name]
 
+    def begin(self) -> None:
+        """Training begins, on all learners: from now on a request to stop is met at a boundary."""
+        if self.halt is not None:
+            self.halt.asked()
+
     async def boundary(self, me: Learner) -> None:
         """Called by the learner between gradients; in lock-step, where its weights are in step with the others'.
 

@@ -115,8 +115,7 @@ class Trainer:
             self._watch_pace(source, marks)
         me = Learner(seat, Weights(source.layout), source)
         me.outer = {} if resumed is None else resumed.outer
-        if self.asked is not None:
-            self.asked()  # all learners have come here: from now on a request is met at a boundary
+        marks.begin()
         try:
             if source.first < source.total:
                 await run_strategy(self.experiment.strategy, me, source, marks.skip_to)
