@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := speech,synth,viz
-.PHONY: demo test fuzz check bench soak peers results dist wheel-check docs clean
+.PHONY: demo test cluster-check fuzz check bench soak peers results dist wheel-check docs clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
 .venv/installed: pyproject.toml constraints.txt
@@ -20,6 +20,10 @@ demo: .venv/installed
 
 test: .venv/installed-dev
 	$(BIN)/pytest
+
+# Runs under a real Slurm of four nodes on this host, and figures in results/bench; as root, with Slurm and munge installed.
+cluster-check: .venv/installed-dev
+	$(BIN)/pytest -m cluster -rs --durations=0 tests/cluster
 
 # 600 hostile cases for every reader; make fuzz FIRST=600 goes on where that ended.
 FIRST ?= 0

@@ -57,17 +57,20 @@ def command_of(argv: Sequence[str]) -> str:
     return shlex.join(["python", f"benchmarks/{Path(argv[0]).name}", *words])
 
 
-def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]]) -> None:
-    """Say where this ran, keep the record for RESULTS.md, and print the result as the last line."""
+def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]], command: str | None = None) -> None:
+    """Say where this ran, keep the record for RESULTS.md, and print the result as the last line.
+
+    `command`: how these figures are measured; None: by this script, called as it was.
+    """
     root = Path(__file__).parents[1]
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, cwd=root, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     hardware = f"{platform.machine()}, {cores_here()} cores, torch {torch.__version__}"
     print(f"{hardware}, commit {commit}")
     for b in bars:
         print(f"{'holds ' if b['holds'] else 'MISSED'}  {b['what']}: {b['value']:.4g} (bar {b['bar']:g})")
     result = {"benchmark": name, "figures": dict(figures), "bars": bars}
-    facts = {"command": command_of(sys.argv), "commit": commit, "hardware": hardware}
+    facts = {"command": command or command_of(sys.argv), "commit": commit, "hardware": hardware}
     record = {**result, **facts, "date": datetime.now(UTC).date().isoformat()}
     kept = root / "results" / "bench" / f"{name}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)

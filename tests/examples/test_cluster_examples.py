@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -36,7 +37,8 @@ while after and records() < after and all(p.poll() is None for p in learners):
     time.sleep(0.005)
 for p in learners if after else ():
     p.send_signal(signal.SIGUSR1)
-sys.exit(max(p.wait() for p in learners))
+codes = [p.wait() for p in learners]
+sys.exit(max(128 - code if code < 0 else code for code in codes))  # as srun ends
 """
 SCONTROL = '#!/bin/bash\necho "$@" >> "{calls}"\n'
 
@@ -86,7 +88,14 @@ def test_a_job_is_requeued_when_its_time_is_up_and_goes_on(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("status", "restarts", "requeued", "ends_with"),
-    [(HALTED_STATUS, 0, True, 0), (75, 19, True, 0), (HALTED_STATUS, 20, False, HALTED_STATUS), (1, 0, False, 1)],
+    [
+        (HALTED_STATUS, 0, True, 0),
+        (75, 19, True, 0),
+        (128 + signal.SIGKILL, 0, True, 0),
+        (HALTED_STATUS, 20, False, HALTED_STATUS),
+        (128 + signal.SIGKILL, 20, False, 128 + signal.SIGKILL),
+        (1, 0, False, 1),
+    ],
 )
 def test_only_what_another_try_can_help_is_requeued(
     status: int, restarts: int, requeued: bool, ends_with: int, tmp_path: Path
@@ -98,6 +107,19 @@ def test_only_what_another_try_can_help_is_requeued(
     assert ("given up after 20 restarts" in done.stderr) == (restarts == 20)
     wanted = "murmur train ctc --out runs/b --resume --secret-file runs/b.secret --set a=b c"
     assert (tmp_path / "words").read_text().splitlines() == [*wanted.split(" ")[:-2], "a=b c"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_that_ends_without_a_killed_learner_is_not_started_again(whole: bool, tmp_path: Path) -> None:
+    """srun ends with 128 + 9 in both cases; a score that an earlier job has left is none of this one's."""
+    (tmp_path / "runs/b").mkdir(parents=True)
+    score = tmp_path / "runs/b/score.json"
+    score.write_text("{}")
+    os.utime(score, (1, 1))
+    program(tmp_path / "bin/srun", f"#!/bin/bash\n{f'touch {score}' if whole else ''}\nexit 137\n")
+    done = submit(tmp_path, "ctc", "runs/b")
+    assert done.returncode == 0, done.stderr
+    assert bool(calls(tmp_path)) == (not whole)
 
 
 def test_the_script_says_how_it_is_called(tmp_path: Path) -> None:
