@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -113,6 +114,20 @@ def cut_off(experiment: Experiment, out: Path, minibatches: int, writes: int, re
         patch.setattr(checkpoint, "write_whole", Counted(checkpoint.write_whole, writes))
         with suppress(CutOff):
             Trainer(replace(experiment, task=task), VirtualWorld(LEARNERS), out, resume=resume).fit()
+
+
+def test_evaluations_after_a_resume_count_steps_from_the_beginning(tmp_path: Path) -> None:
+    whole = Experiment(TASK, KAVG(3), Budget(minibatches=48), SGD(0.1), evaluate_every_epochs=2 / 3)
+
+    def steps(out: Path) -> list[tuple[int, int]]:
+        records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+        return [(r["minibatches"], r["step"]) for r in records if r["kind"] == "evaluation"]
+
+    Trainer(whole, VirtualWorld(LEARNERS), tmp_path / "whole").fit()
+    cut_off(whole, tmp_path / "cut", 40, 1000, resume=False)
+    cut_off(whole, tmp_path / "cut", 1000, 1000, resume=True)
+    assert steps(tmp_path / "cut") == steps(tmp_path / "whole")
+    assert [minibatches for minibatches, _ in steps(tmp_path / "cut")] == [12, 24, 36, 48]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=name_of)

@@ -213,7 +213,7 @@ class Marks:
             Record(
                 kind="evaluation",
                 learner=0,
-                step=steps,
+                step=self.source.counters.steps + steps,  # those of earlier launches count too
                 minibatches=done,
                 samples=at.samples,
                 epoch=at.epoch,

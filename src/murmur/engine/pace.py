@@ -91,7 +91,7 @@ class Pace:
         record = StragglerRecord(
             kind="straggler",
             learner=found.learner,
-            step=self._source.drawn,
+            step=self._source.counters.steps + self._source.drawn,
             minibatches=at.minibatches,
             samples=at.samples,
             epoch=at.epoch,

@@ -1,0 +1,469 @@
+"""Kills at random moments from a run's fork to its exit, for every kind of strategy, and what becomes of the run.
+
+    python benchmarks/kills.py [--runs 200] [--out runs/kills] [--seed 0] [--spawn] [--keep]
+
+Run number i draws from (seed, i): a strategy, with or without `--restarts 1`, SIGKILL or SIGSTOP, a learner or the
+store process, and a moment between the start of the run and a little after its end. A run that does not come to its end
+is then resumed. What must hold: every run ends in time; one that ends with status 0 has a model, a score and records
+up to the budget, and has computed every minibatch; one that does not ends with status 75 and names what was lost; and
+resumed it comes to its end.
+
+Learners are forked from this process, which has imported everything, so that a run takes two seconds. With `--spawn`
+they are the processes of `murmur train`, which import for seconds first. Each run adds a line to OUT/kills.jsonl, and
+the same command goes on after the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from measure import bar, close
+from murmur import training
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import SGD
+from murmur.engine.seeds import seed_of
+from murmur.engine.task import Loss, Score
+from murmur.strategies import ADPSGD
+from murmur.training import Request, train
+from murmur.worlds.torch.environment import Place, child_variables
+from murmur.worlds.torch.launch import PEER_LOST_STATUS, Launch, Unit, die_with_parent
+
+MINIBATCHES, SECONDS, K = 60, 0.02, 4
+START_SECONDS, LEASE_SECONDS = 15.0, 5.0
+BOUND_SECONDS = 120.0  # a run that takes longer hangs: twenty times as long as one takes, or the start's deadline
+AFTER = 1.1  # moments are drawn from the length of an undisturbed run, times this
+STORE = -1  # the store process, where a learner's rank is expected
+STRATEGIES: Mapping[str, int] = {
+    "SyncSGD()": 3,
+    f"KAVG(K={K})": 3,
+    f"BMUF(K={K})": 3,
+    "DelayByOne()": 3,
+    "ADPSGD()": 3,
+    "SuperLearners(ADPSGD(),2)": 4,
+    "ASGD()": 3,
+}
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A small classifier whose learners write down every minibatch that they compute.
+
+    Attributes:
+        folder: of the logs, a file a process.
+        per_epoch: minibatches.
+    """
+
+    folder: str = "."
+    per_epoch: int = MINIBATCHES
+
+    @property
+    def samples_per_epoch(self) -> float:
+        return 8.0 * self.per_epoch
+
+    def prepare(self) -> None:
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+
+    def model(self) -> nn.Module:
+        return nn.Linear(8, 3)
+
+    def minibatch(self, n: int) -> tuple[Tensor, Tensor, int]:
+        draw = torch.Generator().manual_seed(seed_of("kills", n))
+        x = torch.randn(8, 8, generator=draw)
+        return x, x[:, :3].argmax(1), n
+
+    def loss(self, model: nn.Module, minibatch: tuple[Tensor, Tensor, int]) -> Loss:
+        x, y, n = minibatch
+        time.sleep(SECONDS)
+        with (Path(self.folder) / f"{os.getpid()}.log").open("a") as log:
+            log.write(f"{n}\n")
+        return Loss(cross_entropy(model(x), y, reduction="sum"), float(len(y)))
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        x, y, _ = self.minibatch(-1)
+        return {"loss": float(cross_entropy(model(x), y))}
+
+    def test(self, model: nn.Module) -> Score:
+        return Score(self.evaluate(model))
+
+
+def experiment() -> Experiment:
+    """What `murmur train benchmarks/kills.py` trains."""
+    return Experiment(Logged(), ADPSGD(), Budget(epochs=1), SGD(0.1), evaluate_every_epochs=0.25)
+
+
+class Forked:
+    """A process forked from this one, with the methods of `subprocess.Popen` that a launcher uses."""
+
+    def __init__(self, work: Callable[[], int]) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                status = work()
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else 1
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@dataclass
+class ForkLaunch(Launch):
+    """A launch whose learners are forked; each leaves its process number in `born`."""
+
+    request: Request = field(kw_only=True)
+    born: Path = field(kw_only=True)
+
+    def _start(self, unit: Unit, resume: bool) -> None:
+        size = len(self.units)
+        place = Place(unit.rank, size, unit.rank, self.host, self._port, self.generation, size)
+        variables = child_variables(place, 1, self._secret_file.fileno())
+
+        def learn() -> int:
+            die = die_with_parent()
+            if die is not None:
+                die()
+            self._begin_learner()
+            os.environ.update(variables)
+            return train(replace(self.request, resume=resume or self.request.resume))
+
+        unit.code = None
+        forked = Forked(learn)
+        unit.process = forked  # type: ignore[assignment]
+        note_process(self.born, unit.rank, forked.pid)
+
+
+def note_process(born: Path, rank: int, pid: int) -> None:
+    """Write down which process a learner is."""
+    born.mkdir(parents=True, exist_ok=True)
+    unfinished = born / f".{rank}"
+    unfinished.write_text(str(pid))
+    unfinished.replace(born / str(rank))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run and what befalls it.
+
+    Attributes:
+        number: of the run.
+        strategy: what trains.
+        restarts: of each learner.
+        how: "KILL", "STOP" or "none".
+        victim: a rank, or `STORE`.
+        share: of an undisturbed run's length after which it happens.
+    """
+
+    number: int
+    strategy: str
+    restarts: int
+    how: str
+    victim: int
+    share: float
+
+    @classmethod
+    def drawn(cls, seed: int, number: int) -> Plan:
+        """The plan of run `number`: strategies take turns, everything else is drawn."""
+        draw = random.Random(f"{seed} {number}")
+        strategy = list(STRATEGIES)[number % len(STRATEGIES)]
+        how = draw.choice(("KILL", "KILL", "STOP"))
+        store = how == "KILL" and draw.random() < 0.1
+        victim = STORE if store else draw.randrange(STRATEGIES[strategy])
+        return cls(number, strategy, draw.randrange(2), how, victim, AFTER * draw.random())
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A launch that has ended: its status (None: it hung and was killed), seconds, and what it said."""
+
+    status: int | None
+    seconds: float
+    said: str
+
+
+def request_of(plan: Plan, folder: Path, resume: bool) -> Request:
+    """What `murmur train` would be asked for."""
+    return Request(
+        str(Path(__file__).resolve()),
+        (f"task.folder={folder / 'log'}",),
+        plan.strategy,
+        STRATEGIES[plan.strategy],
+        folder / "out",
+        resume=resume,
+        restarts=plan.restarts,
+        threads=1,
+        lease_seconds=LEASE_SECONDS,
+        start_seconds=START_SECONDS,
+    )
+
+
+def start(plan: Plan, folder: Path, resume: bool, spawn: bool) -> Forked | subprocess.Popen[bytes]:
+    """Start a launch, whose output goes to a file."""
+    request = request_of(plan, folder, resume)
+    said = folder / ("said-resumed" if resume else "said")
+    if spawn:
+        words = request.command_line(Place(0, 1, 0, "", 0), resume)
+        words += ["--learners", str(request.learners), "--restarts", str(request.restarts)]
+        with said.open("wb") as log:
+            return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def launch() -> int:
+        with said.open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        forking = partial(ForkLaunch, request=replace(request, restarts=0), born=folder / "born")
+        setattr(training, "Launch", forking)  # noqa: B010 - this process is one launch, and nothing else
+        return train(request)
+
+    return Forked(launch)
+
+
+def process_of(launcher: int, victim: int, folder: Path, spawn: bool) -> int | None:
+    """The process that is to be hit, if it has been started."""
+    try:
+        children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        if victim == STORE:
+            stores = (c for c in children if b"torch.keyvalue" in Path(f"/proc/{c}/cmdline").read_bytes())
+            return next(map(int, stores), None)
+        if not spawn:
+            return int((folder / "born" / str(victim)).read_text())
+        ranks = (c for c in children if f"\0RANK={victim}\0".encode() in Path(f"/proc/{c}/environ").read_bytes())
+        return next(map(int, ranks), None)
+    except OSError:
+        return None
+
+
+def hit(plan: Plan, launcher: int, folder: Path, spawn: bool) -> bool:
+    """Let it happen; whether there was a process to hit."""
+    pid = process_of(launcher, plan.victim, folder, spawn)
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, signal.SIGKILL if plan.how == "KILL" else signal.SIGSTOP)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def go(plan: Plan, folder: Path, after: float | None, resume: bool, spawn: bool) -> tuple[Ended, bool]:
+    """A launch to its end; what is planned happens after so many seconds, or not at all."""
+    began = time.monotonic()
+    launcher = start(plan, folder, resume, spawn)
+    was_hit = False
+    while launcher.poll() is None and time.monotonic() - began < BOUND_SECONDS:
+        if after is not None and time.monotonic() - began >= after:
+            was_hit, after = hit(plan, launcher.pid, folder, spawn), None
+        time.sleep(0.005)
+    status = launcher.poll()
+    if status is None:
+        launcher.kill()  # its children die with it
+        launcher.wait()
+    said = (folder / ("said-resumed" if resume else "said")).read_text(errors="replace")
+    return Ended(status, time.monotonic() - began, said), was_hit
+
+
+def undone(folder: Path, plan: Plan, victims: Sequence[int]) -> int:
+    """Minibatches of the budget that no learner has computed.
+
+    What a lost learner did last was in no mean yet, and counts only if another one did it too.
+    """
+    done: set[int] = set()
+    for log in (folder / "log").glob("*.log"):
+        numbers = [int(line) for line in log.read_text().splitlines()]
+        if int(log.stem) in victims and numbers:
+            pending = len(numbers) % K if re.match("KAVG|BMUF", plan.strategy) else 1
+            numbers = numbers[: len(numbers) - pending]
+        done.update(numbers)
+    return len(set(range(MINIBATCHES)) - done)
+
+
+def lacks(folder: Path) -> list[str]:
+    """What a run that says it is whole lacks."""
+    out = folder / "out"
+    missing = [name for name in training.WHOLE if not (out / name).is_file()]
+    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()] if not missing else []
+    ends = [record["minibatches"] for record in records if record["kind"] == "evaluation"]
+    if not missing and (not ends or ends[-1] != MINIBATCHES):
+        missing.append("records up to the budget")
+    if not missing and json.loads((out / "model.json").read_text())["minibatches"] != MINIBATCHES:
+        missing.append("a model of the whole budget")
+    return missing
+
+
+def judge(plan: Plan, ended: Ended, folder: Path, victims: Sequence[int]) -> list[str]:
+    """What is wrong with the end of a launch."""
+    if ended.status is None:
+        return [f"hung for {ended.seconds:.0f} s"]
+    if ended.status == 0:
+        wrong = [f"status 0 without {what}" for what in lacks(folder)]
+        missed = undone(folder, plan, victims)
+        return [*wrong, f"status 0 with {missed} minibatches undone"] if missed else wrong
+    wrong = [] if ended.status == PEER_LOST_STATUS else [f"status {ended.status}"]
+    named = "store" if plan.victim == STORE else f"learner {plan.victim}\\b"
+    return wrong if re.search(named, ended.said) else [*wrong, f"nothing said of {named}"]
+
+
+def perform(plan: Plan, folder: Path, length: float, spawn: bool) -> dict[str, Any]:
+    """A run with what befalls it, resumed if it did not come to its end: the line that is kept."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    ended, was_hit = go(plan, folder, plan.share * length, False, spawn)
+    victims = killed_processes(folder)
+    wrong = judge(plan, ended, folder, victims)
+    resumed: Ended | None = None
+    if ended.status != 0:
+        resumed, _ = go(plan, folder, None, True, spawn)
+        wrong += [f"resumed: {each}" for each in judge(plan, resumed, folder, victims)]
+        wrong += [f"resumed: status {resumed.status}"] if resumed.status != 0 else []
+    if not wrong:
+        shutil.rmtree(folder)
+    return {
+        **vars(plan),
+        "hit": was_hit,
+        "status": ended.status,
+        "seconds": ended.seconds,
+        "resumed": None if resumed is None else resumed.status,
+        "wrong": wrong,
+    }
+
+
+def killed_processes(folder: Path) -> list[int]:
+    """Processes of learners that did not live to the end: those whose logs do not belong to a living rank."""
+    last = {int(file.read_text()) for file in (folder / "born").glob("[0-9]*")}
+    return [int(log.stem) for log in (folder / "log").glob("*.log") if int(log.stem) not in last]
+
+
+def length_of(strategy: str, out: Path, spawn: bool) -> float:
+    """Seconds of an undisturbed run, which is made once."""
+    kept = out / f"seconds{'-spawned' if spawn else ''}.json"
+    known: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
+    if strategy not in known:
+        plan, folder = Plan(-1, strategy, 0, "none", 0, 0.0), out / "undisturbed"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        ended, _ = go(plan, folder, None, False, spawn)
+        wrong = judge(plan, ended, folder, [])
+        if wrong or ended.status != 0:
+            raise SystemExit(f"{strategy} undisturbed: status {ended.status}, {wrong}\n{ended.said[-3000:]}")
+        known[strategy] = ended.seconds
+        kept.write_text(json.dumps(known))
+        print(f"{strategy} undisturbed: {ended.seconds:.1f} s", flush=True)
+    return known[strategy]
+
+
+def campaign(runs: int, out: Path, seed: int, spawn: bool) -> list[dict[str, Any]]:
+    """All runs that are not done yet; the lines of all."""
+    out.mkdir(parents=True, exist_ok=True)
+    kept = out / "kills.jsonl"
+    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = {row["number"] for row in rows}
+    for number in (n for n in range(runs) if n not in done):
+        plan = Plan.drawn(seed, number)
+        row = perform(plan, out / f"run-{number}", length_of(plan.strategy, out, spawn), spawn)
+        with kept.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        rows.append(row)
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    return [row for row in rows if row["number"] < runs]
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Figures and bars."""
+    wrong = [each for row in rows for each in row["wrong"]]
+
+    def count(*words: str) -> int:
+        return sum(any(word in each for word in words) for each in wrong)
+
+    figures = {
+        "runs": len(rows),
+        "hit": sum(row["hit"] for row in rows),
+        "statuses": dict(Counter(str(row["status"]) for row in rows)),
+        "longest_seconds": max((row["seconds"] for row in rows), default=0.0),
+        "strategies": dict(Counter(row["strategy"] for row in rows)),
+        "wrong": [f"run {row['number']}: {each}" for row in rows for each in row["wrong"]],
+    }
+    return figures, [
+        bar("runs that hung", count("hung"), 0),
+        bar("status 0 without a whole run", count("status 0 without"), 0),
+        bar("status 0 with minibatches undone", count("undone"), 0),
+        bar(
+            "ends that do not name what was lost, or with another status than 75",
+            len(wrong) - count("hung", "status 0"),
+            0,
+        ),
+    ]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--runs", type=int, default=200)
+    options.add_argument(
+        "--out", type=Path, default=Path("runs/kills"), help="folder of lines and of runs that went wrong"
+    )
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--spawn", action="store_true", help="learners are processes of murmur train")
+    options.add_argument("--keep", action="store_true", help="keep the record for RESULTS.md")
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.INFO, format="murmur: %(message)s", stream=sys.stderr)
+    figures, bars = summary(campaign(given.runs, given.out.resolve(), given.seed, given.spawn))
+    if given.keep:
+        close("kills", figures, bars)
+    else:
+        for b in bars:
+            print(f"{'holds ' if b['holds'] else 'MISSED'}  {b['what']}: {b['value']:.4g} (bar {b['bar']:g})")
+        print(json.dumps({"benchmark": "kills", "figures": figures, "bars": bars}))
+    sys.exit(0 if all(b["holds"] for b in bars) else 1)
+
+
+if __name__ == "__main__":
+    main()
