@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browsing import browser, opened
 from folders import charts, random_rows, write_run
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
@@ -19,8 +16,6 @@ pytest.importorskip("jinja2", reason="the drawing libraries are not installed (p
 from murmur.report import write_report
 from murmur.report.drawn import THEME
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine to open the report in")
 TEXT, GROUNDS = ("ink", "muted", "link", "sub", "ins", "del", "alert"), ("ground", "panel")
 
 
@@ -94,28 +89,6 @@ def test_the_page_is_small(report: Path) -> None:
     assert report.stat().st_size < 3_000_000
 
 
-def opened(report: Path, tmp_path: Path, width: int, script: str) -> Any:
-    """What a script finds in the page, opened in a frame of this width: windows cannot be so narrow, frames can."""
-    assert CHROMIUM is not None
-    srcdoc = html.escape(report.read_text())
-    frame = f'<iframe id="f" style="border:0;width:{width}px;height:900px" srcdoc="{srcdoc}"></iframe>'
-    asked = f"f.onload=()=>setTimeout(()=>{{const w=f.contentWindow,d=f.contentDocument;{script}}},500)"
-    (tmp_path / "frame.html").write_text(f"<!DOCTYPE html><title>-</title>{frame}<script>{asked}</script>")
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={tmp_path}/profile", "--window-size=1600,900", "--virtual-time-budget=4000"]
-    done = subprocess.run(
-        [*command, "--dump-dom", f"file://{tmp_path}/frame.html"],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=True,
-    )
-    assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
-    assert title, done.stderr
-    return json.loads(html.unescape(title[1]))
-
-
 @browser
 @pytest.mark.parametrize("width", [360, 1440])
 def test_nothing_overflows(width: int, report: Path, tmp_path: Path) -> None:
@@ -172,7 +145,6 @@ def test_without_script_the_curves_are_pictures(report: Path, tmp_path: Path) ->
       const shown = () => w.getComputedStyle(d.querySelector('svg .run0')).display;
       const before = shown(); d.getElementById('show0').click();
       document.title = JSON.stringify([d.querySelectorAll('.plot').length, seen, before, shown()])"""
-    assert CHROMIUM is not None
     with pytest.raises(AssertionError, match="Content Security Policy"):  # the browser says what it did not run
         opened(quiet, tmp_path, 800, script)
     silent = tmp_path / "silent.html"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from murmur.report.fitting import fit, legend_above
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -100,6 +102,7 @@ def drawn(title: str, words: str, draw: Draw, height_inches: float, width_inches
         axes = figure.add_subplot()
         axes.spines[["top", "right"]].set_visible(False)
         draw(axes)
+        fit(axes)
         file = io.StringIO()
         figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
     return inline(file.getvalue(), title, words)
@@ -147,19 +150,6 @@ def short(name: str) -> str:
         return line
     half = (LONGEST_LABEL - 1) // 2
     return f"{line[:half]}…{line[-half:]}"
-
-
-def legend_above(axes: Axes) -> None:
-    """A legend of few words over the axes, in one line where it fits."""
-    axes.legend(
-        frameon=False,
-        ncols=4,
-        loc="lower left",
-        bbox_to_anchor=(-0.2, 1),
-        fontsize=9,
-        columnspacing=0.8,
-        handlelength=1,
-    )
 
 
 def bars(title: str, names: Sequence[str], parts: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> Drawing:

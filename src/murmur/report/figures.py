@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from murmur.report.amounts import mark
 from murmur.report.drawn import (
     BAR_INCHES,
     COLOURS,
@@ -21,6 +22,7 @@ from murmur.report.drawn import (
     drawn,
     short,
 )
+from murmur.report.fitting import legend_above
 from murmur.report.read import Evaluation, Run
 
 if TYPE_CHECKING:
@@ -72,11 +74,12 @@ def error_rates(runs: Sequence[Run]) -> Drawing | None:
         axes.set_yticks(range(len(shown)), [short(runs[place].name) for _, place in shown])
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set_xlim(left=0)
-        axes.set_xlabel("word error rate in % (bar: 95 % interval)")
+        axes.set_xlabel("word error rate in %")
 
     words = "; ".join(f"{runs[place].name} {headline.percent:.2f} %" for headline, place in shown)
     svg = drawn("Word error rate", words, draw, 0.9 + BAR_INCHES * len(shown))
-    return Drawing("Word error rate", svg, words)
+    spread = any(headline.low is not None for headline, _ in shown)
+    return Drawing("Word error rate", svg, words, "Grey bars: 95 % intervals." if spread else "")
 
 
 def heldout(runs: Sequence[Run], against: str) -> Drawing | None:
@@ -93,14 +96,14 @@ def heldout(runs: Sequence[Run], against: str) -> Drawing | None:
     what = f"{unit}s" if against == "samples" else f"{virtual}{unit_of_time} of training"
     shown = what if against == "samples" else f"{virtual}{unit_of_time}"
     title = f"Held-out log-probability per {unit} against {shown}"
-    return _curves(title, (what, f"nats per {unit}"), runs, curves)
+    return curve_drawing(title, (what, f"nats per {unit}"), runs, curves)
 
 
 def training(runs: Sequence[Run]) -> Drawing | None:
     """Loss of the minibatches that were trained on."""
     curves = [[(samples, loss) for samples, _, loss in run.records.training_losses] for run in runs]
     note = "Each point is the mean over the steps of all learners in a stretch of samples."
-    return _curves("Training loss", ("samples", "mean per sample"), runs, curves, note)
+    return curve_drawing("Training loss", ("samples", "mean per sample"), runs, curves, note)
 
 
 def time_axis(runs: Sequence[Run]) -> tuple[float, str, str]:
@@ -125,7 +128,7 @@ def consensus(runs: Sequence[Run]) -> Drawing | None:
     if not any(y > 0 for points in curves for _, y in points):
         return None
     title = "Distance of the learners from the consensus"
-    return _curves(title, ("samples", "root mean square"), runs, curves)
+    return curve_drawing(title, ("samples", "root mean square"), runs, curves)
 
 
 def logprob(evaluation: Evaluation) -> float | None:
@@ -144,7 +147,7 @@ def accuracy(runs: Sequence[Run]) -> Drawing | None:
     curves = [
         [(e.samples, 100 * e.figures[name]) for e in run.records.evaluations if name in e.figures] for run in runs
     ]
-    return _curves(f"Held-out {name}", ("frames" if name == "frame accuracy" else "samples", "%"), runs, curves)
+    return curve_drawing(f"Held-out {name}", ("frames" if name == "frame accuracy" else "samples", "%"), runs, curves)
 
 
 def rates(runs: Sequence[Run]) -> Drawing | None:
@@ -152,7 +155,7 @@ def rates(runs: Sequence[Run]) -> Drawing | None:
     curves = [run.records.rates for run in runs]
     if len({rate for points in curves for _, rate in points}) < 2:
         return None
-    return _curves("Learning rate", ("samples", ""), runs, [_thin(points) for points in curves])
+    return curve_drawing("Learning rate", ("samples", ""), runs, [_thin(points) for points in curves])
 
 
 def staleness(runs: Sequence[Run]) -> Drawing | None:
@@ -172,11 +175,11 @@ def staleness(runs: Sequence[Run]) -> Drawing | None:
             boxes = axes.bar(at, [100 * c / total for c in counts.values()], thick, color=colour_of(place))
             for box, (step, count) in zip(boxes, counts.items(), strict=True):
                 box.set_gid(f"tip:staleness {step}: {count} gradients")
-            boxes.patches[0].set_label(short(legend(runs[place], runs)))
+            boxes.patches[0].set_label(short(legend(runs[place], runs)) + mark(runs[place], runs))
         axes.set(xlabel="changes of the weights", ylabel="% of gradients")
         axes.locator_params(axis="x", integer=True)
         if 1 < len(shown) <= MOST_IN_LEGEND:
-            axes.legend(frameon=False)
+            legend_above(axes)
 
     words = "; ".join(
         f"{runs[p].name} mean {sum(s * c for s, c in counted[p].items()) / sum(counted[p].values()):.2f}" for p in shown
@@ -190,22 +193,26 @@ def staleness(runs: Sequence[Run]) -> Drawing | None:
 Points = Sequence[tuple[float, float]]
 
 
-def _curves(
+def curve_drawing(
     title: str, axis: tuple[str, str], runs: Sequence[Run], curves: Sequence[Points], note: str = ""
 ) -> Drawing | None:
+    """Curves of runs against an axis of numbers; None where no run has a point.
+
+    Args:
+        axis: labels of x and y.
+        curves: of each run in turn.
+    """
     x, y = axis
     series = [Series(place, legend(runs[place], runs), tuple(points)) for place, points in enumerate(curves) if points]
     if not series:
         return None
-
-    from matplotlib.ticker import EngFormatter  # noqa: PLC0415 - as in drawn
 
     def draw(axes: Axes) -> None:
         for each in series:
             axes.plot(
                 [p[0] for p in each.points],
                 [p[1] for p in each.points],
-                label=short(each.name),
+                label=short(each.name) + mark(runs[each.run], runs),
                 color=colour_of(each.run),
                 linestyle=dash_of(each.run),
                 marker="o" if len(each.points) <= 40 else "",
@@ -215,10 +222,8 @@ def _curves(
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.grid(color=GRID, linewidth=0.6)
-        thousands = EngFormatter(sep="")
-        axes.xaxis.set_major_formatter(lambda x, _: thousands(x) if abs(x) >= 1000 else f"{x:g}")
         if len(series) <= MOST_IN_LEGEND:
-            axes.legend(frameon=False)
+            legend_above(axes)
 
     words = "; ".join(f"{each.name} ends at {each.points[-1][1]:.4g} {y}".rstrip() for each in series)
     svg = drawn(title, words, draw, HEIGHT_INCHES)

@@ -21,10 +21,10 @@ from murmur.report.drawn import (
     bars,
     colour_of,
     drawn,
-    legend_above,
     short,
 )
 from murmur.report.figures import present
+from murmur.report.fitting import legend_above, spaced
 from murmur.report.read import KINDS, Run
 from murmur.report.records import Bins
 
@@ -67,11 +67,12 @@ def speed_up(runs: Sequence[Run]) -> Drawing | None:
             axes.plot(
                 [run.learners], [times], "D" if run.simulated else "o", color=colour_of(place), gid=f"run{place}-speed"
             )
-        axes.set(xlabel="learners", ylabel=f"times the samples a second of {ends[0]}", ylim=(0, None))
-        axes.set_xticks(ends)
+        axes.set(xlabel="learners", ylabel="speed-up", ylim=(0, None))
+        axes.set_xticks(spaced(ends))
         axes.grid(color=GRID, linewidth=0.6)
-        axes.legend(frameon=False)
+        legend_above(axes)
 
+    least = min(run.learners for run, _, _ in found)
     words = "; ".join(f"{run.name}: {times:.2f} times with {run.learners} learners" for run, _, times in found)
     base = {bool(run.simulated): run.learners for run, _, times in reversed(found)}
     rows = tuple(
@@ -80,7 +81,10 @@ def speed_up(runs: Sequence[Run]) -> Drawing | None:
         for run, per_second, times in found
     )  # fmt: skip
     table: Table = (("run", "learners", "samples/s", "speed-up", "efficiency"), rows)
-    note = "Line: ideal. From the first step to the last, start-up and evaluation left out. Diamonds: virtual seconds."
+    note = (
+        f"Samples a second against those of {least} learner{'' if least == 1 else 's'}. Line: ideal. From the first"
+        " step to the last, start-up and evaluation left out. Diamonds: virtual seconds."
+    )
     return Drawing("Speed-up", drawn("Speed-up", words, draw, HEIGHT_INCHES), words, note, table)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.report.about import COLUMNS, about, row, strategy_of, tiles
+from murmur.report.amounts import mark, warnings, with_shares
 from murmur.report.cells import COLUMNS as CELL_COLUMNS
 from murmur.report.cells import Grid, is_grid, read_grid, seconds_disagree
 from murmur.report.drawn import COLOURS, DASHES, Drawing, Table, themed
@@ -158,18 +159,20 @@ def page(
     spoken = [found for run in ranked[:MOST_SPOKEN] if (found := spoken_in(run, audio or {})).shown]
     slow = [slow.row(run.name) for run in ranked for slow in run.records.slow]
     drawn = runs if len(runs) <= MOST_DRAWN else ranked[:MOST_DRAWN]
+    columns, rows = with_shares(COLUMNS, [row(run) for run in ranked], ranked)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(read_asset("page.html")).render(
         headline=headline(ranked),
+        warnings=warnings(ranked),
         notes=[*notes(ranked), *left_out(runs)],
         problems=[*(p for run in runs for p in run.problems), *problems_of(grids, runs)],
         tiles=tiles(runs[0]) if len(runs) == 1 else [],
-        columns=COLUMNS,
-        rows=[row(run) for run in ranked],
+        columns=columns,
+        rows=rows,
         grids=[table_of(grid) for grid in grids],
         winner=len(runs) > 1 and headline(ranked).startswith("Winner"),
         sections=placed(figures, bool(slow), bool(spoken)),
-        chips=[chip(place, run) for place, run in enumerate(drawn)],
+        chips=[chip(place, run.name + mark(run, runs)) for place, run in enumerate(drawn)],
         slow_columns=SLOW_COLUMNS,
         slow=slow,
         spoken=spoken,
@@ -250,10 +253,10 @@ def table_of(grid: Grid) -> Mapping[str, Any]:
     return {"title": f"Comparison {grid.folder.name}", "columns": CELL_COLUMNS, "rows": grid.rows, "note": note}
 
 
-def chip(place: int, run: Run) -> Chip:
+def chip(place: int, name: str) -> Chip:
     """A run's entry in the legend."""
     dash = DASHES[(place + place // len(COLOURS)) % len(DASHES)][1]
-    return Chip(place, run.name, f"--c{place % len(COLOURS)}", " ".join(f"{2 * length:g}" for length in dash))
+    return Chip(place, name, f"--c{place % len(COLOURS)}", " ".join(f"{2 * length:g}" for length in dash))
 
 
 def read_asset(name: str) -> str:

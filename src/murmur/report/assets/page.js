@@ -14,7 +14,40 @@
     return box === null || box.checked;
   };
   const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 5 });
-  const tick = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+  const exact = new Intl.NumberFormat("en", { maximumSignificantDigits: 8 });
+  const FONT = "12px system-ui, sans-serif";
+  const ruler = document.createElement("canvas").getContext("2d");
+  ruler.font = FONT;
+  const widest = (texts) => Math.max(0, ...texts.map((text) => ruler.measureText(text ?? "").width));
+
+  // The rule of ticks.py: one unit for an axis, and the fewest decimals that tell each tick to a hundredth of a step.
+  function tickTexts(values) {
+    const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
+    const largest = Math.max(0, ...sorted.map(Math.abs));
+    const step = sorted.slice(1).reduce((least, value, i) => Math.min(least, value - sorted[i] || least), largest);
+    const [scale, unit] = scaleOf(largest);
+    let decimals = 0;
+    const isOff = (value) => Math.abs(Number((value / scale).toFixed(decimals)) * scale - value) > step / 100;
+    while (decimals < 15 && sorted.some(isOff)) decimals++;
+    return values.map((value) => {
+      const text = value === null ? "" : (value / scale).toFixed(decimals);
+      return Number(text) === 0 && text !== "" ? "0" : text && text + unit;
+    });
+  }
+
+  function scaleOf(largest) {
+    if (largest === 0 || (largest >= 1e-3 && largest < 1e12))
+      return [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([scale]) => largest >= scale) ?? [1, ""];
+    const exponent = Math.max(-300, Math.floor(Math.log10(largest)));
+    return [10 ** exponent, "e" + exponent];
+  }
+
+  // Ticks so far apart that their texts do not touch; the finest steps between them have two digits, such as 2.5.
+  const space = (least) => (_u, axis, low, high) => {
+    if (axis !== 0 || !(high > low)) return least;
+    const step = 2.5 * 10 ** Math.floor(Math.log10((high - low) / 8)), first = Math.round(low / step);
+    return Math.max(least, widest(tickTexts(Array.from({ length: 9 }, (_, i) => (first + i) * step))) + 20);
+  };
 
   // Runs were measured at different places: the value of a curve is that of its own nearest point.
   function nearest(u, series, index) {
@@ -35,7 +68,7 @@
       if (index == null || !u.series[place + 1].show) return;
       const item = document.createElement("span"), dot = document.createElement("i");
       dot.style.background = colour("c" + (series.run % COLOURS));
-      const y = number.format(u.data[place + 1][index]), x = tick.format(u.data[0][index]);
+      const y = number.format(u.data[place + 1][index]), x = exact.format(u.data[0][index]);
       item.append(dot, series.name + " " + y + " at " + x);
       readout.append(item);
     });
@@ -43,17 +76,20 @@
   }
 
   function options(chart, width, readout) {
-    const axis = { stroke: colour("ink"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("line") } };
-    const font = "12px system-ui, sans-serif";
-    const format = (_, values) => values.map((value) => tick.format(value));
+    const axis = {
+      stroke: colour("ink"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("line") },
+      font: FONT, labelFont: FONT, labelSize: 22, labelGap: 2, values: (_, ticks) => tickTexts(ticks),
+    };
+    const room = (_, texts) => Math.ceil(widest(texts ?? [])) + 20;
     return {
       width, height: Math.round(Math.min(300, Math.max(200, width * 0.6))),
       legend: { show: false },
       scales: { x: { time: false } },
+      padding: [null, (u) => Math.ceil(widest(u.axes[0]._values ?? []) / 2) + 4, null, null],
       cursor: { dataIdx: nearest, sync: { key: chart.x }, points: { size: 8 } },
       axes: [
-        { ...axis, font, labelFont: font, label: chart.x, labelSize: 20, size: 32, values: format },
-        { ...axis, font, labelFont: font, label: chart.y || undefined, labelSize: 20, size: 52, values: format },
+        { ...axis, label: chart.x, size: 36, space: space(50) },
+        { ...axis, label: chart.y || undefined, size: room, space: space(30) },
       ],
       series: [{}, ...chart.series.map((series) => ({
         label: series.name, show: isShown(series.run), stroke: colour("c" + (series.run % COLOURS)), width: 2,
