@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from murmur.group import PeerLost
 from murmur.worlds.torch import mail as mail_module
-from murmur.worlds.torch.door import HungUp, listen
+from murmur.worlds.torch.door import HungUp, dial, listen
 from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
 from murmur.worlds.torch.mail import Mail
 from murmur.worlds.torch.store import NetStore
@@ -113,7 +114,7 @@ def test_letters_to_a_learner_that_is_gone_are_given_up(store: NetStore, monkeyp
     with listen() as silent:
         store.set("mail/1", "{}:{}".format(*silent.getsockname()))
         first.post(torch.zeros(1), 1, "a")
-        (thread,) = first._threads
+        (thread,) = first._threads.values()
         time.sleep(0.05)
         first.drop(1)
         first.box.put(1, "a", torch.zeros(1))  # it is here again
@@ -122,3 +123,64 @@ def test_letters_to_a_learner_that_is_gone_are_given_up(store: NetStore, monkeyp
     with pytest.raises(PeerLost, match="nothing came"):  # and not lost
         first.box.take(1, "b", 0.1, nothing)
     first.close()
+
+
+def threads_named(*names: str) -> list[Thread]:
+    return [thread for thread in threading.enumerate() if thread.name in names]
+
+
+def wait_for_threads(most: int, *names: str) -> None:
+    """Wait until no more than `most` threads of these names are alive; a generous limit, for a busy machine."""
+    deadline = time.monotonic() + 30.0
+    while len(threads_named(*names)) > most and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(threads_named(*names)) <= most
+
+
+def test_a_learner_dropped_many_times_has_one_sender(store: NetStore) -> None:
+    """Each drop comes while its sender still waits for an answer from the silent address."""
+    first = Mail(store, 0, "127.0.0.1", 60, SECRET)
+    with listen() as silent:
+        store.set("mail/1", "{}:{}".format(*silent.getsockname()))
+        for _ in range(20):
+            first.post(torch.zeros(1), 1, "a")
+            time.sleep(0.01)
+            first.drop(1)
+            assert len(threads_named("mail to 1")) <= 1
+        wait_for_threads(0, "mail to 1")
+        second = Mail(store.clone(), 1, "127.0.0.1", 60, SECRET)  # it came back
+        assert deliver(first, second, 20.0) == [3.0, 4.0]
+    first.close()
+    second.close()
+
+
+def test_a_learner_that_vanished_many_times_has_one_receiver(store: NetStore) -> None:
+    """Connections of which no end is ever told, as of learners killed while their network was down."""
+    mail = Mail(store, 0, "127.0.0.1", 60, SECRET)
+    lines = [dial(mail._door.address, SECRET, "mail to 0", 1, 20.0) for _ in range(20)]
+    wait_for_threads(1, "line: mail to 0")
+    second = Mail(store.clone(), 1, "127.0.0.1", 60, SECRET)
+    second.post(torch.arange(3.0), 0, "a")
+    assert mail.box.take(1, "a", 20.0, nothing).x.numel() == 3  # it is not taken for lost either
+    wait_for_threads(1, "line: mail to 0")
+    for line in lines:
+        line.close()
+    second.close()
+    mail.close()
+
+
+def test_an_older_connection_that_is_let_in_late_does_not_end_the_newer_one(
+    store: NetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mail = Mail(store, 0, "127.0.0.1", 60, SECRET)
+    second = Mail(store.clone(), 1, "127.0.0.1", 60, SECRET)
+    second.post(torch.arange(3.0), 0, "a")
+    assert mail.box.take(1, "a", 20.0, nothing).x.numel() == 3
+    monkeypatch.setattr(mail._door, "arrival", lambda _: 0)
+    with dial(mail._door.address, SECRET, "mail to 0", 1, 20.0) as late:
+        late.settimeout(20.0)
+        assert late.recv(1) == b""  # it is closed
+    second.post(torch.arange(4.0), 0, "a")
+    assert mail.box.take(1, "a", 20.0, nothing).x.numel() == 4
+    second.close()
+    mail.close()

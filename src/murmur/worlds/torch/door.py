@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from threading import Lock, Thread
+from weakref import WeakKeyDictionary
 
 from murmur.worlds.torch.handshake import call_in, let_in
 
@@ -48,6 +49,8 @@ class Door:
         self._listener, self._secret, self._purpose, self._serve = listener, secret, purpose, serve
         self._stranger_seconds = stranger_seconds
         self._strangers: dict[socket.socket, None] = {}  # in order of arrival
+        self._arrivals: WeakKeyDictionary[socket.socket, int] = WeakKeyDictionary()
+        self._arrived = 0
         self._lock = Lock()
         Thread(target=self._accept, name=f"door: {purpose}", daemon=True).start()
 
@@ -56,6 +59,11 @@ class Door:
         with contextlib.suppress(OSError):  # some systems do not shut down what is not connected
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def arrival(self, line: socket.socket) -> int:
+        """The place of a connection in the order in which connections came in."""
+        with self._lock:
+            return self._arrivals[line]
 
     def _accept(self) -> None:
         while True:
@@ -70,6 +78,8 @@ class Door:
             self._make_room(MOST_STRANGERS)
             with self._lock:
                 self._strangers[line] = None
+                self._arrived += 1
+                self._arrivals[line] = self._arrived
             Thread(target=self._meet, args=(line,), name=f"line: {self._purpose}", daemon=True).start()
 
     def _make_room(self, most: int) -> None:
@@ -103,10 +113,25 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     return listener
 
 
-def dial(where: tuple[str, int], secret: bytes, purpose: str, number: int, seconds: float) -> socket.socket:
+def dial(
+    where: tuple[str, int],
+    secret: bytes,
+    purpose: str,
+    number: int,
+    seconds: float,
+    trying: Callable[[socket.socket], None] = lambda _: None,
+) -> socket.socket:
     """A connection to a door, past it.
 
     A door that has too many strangers may hang up on one that is none; it is asked again until the time is over.
+
+    Args:
+        where: host and port.
+        secret: of the run.
+        purpose: what the door is for.
+        number: the caller's.
+        seconds: how long to try.
+        trying: is given each socket before it is connected; another thread ends the try by shutting the socket down.
 
     Raises:
         OSError: nobody listens there, or has the time.
@@ -115,8 +140,11 @@ def dial(where: tuple[str, int], secret: bytes, purpose: str, number: int, secon
     """
     deadline = time.monotonic() + seconds
     while True:
-        line = socket.create_connection(where, timeout=max(RETRY_SECONDS, deadline - time.monotonic()))
+        line = socket.socket(socket.AF_INET, socket.SOCK_STREAM)  # as in `listen`
         try:
+            trying(line)
+            line.settimeout(max(RETRY_SECONDS, deadline - time.monotonic()))
+            line.connect(where)
             if line.getsockname() == line.getpeername():  # nobody listens, and the port was free for this very call
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -5,6 +5,9 @@ without closing every pair of the group. A line begins with a handshake, in whic
 the same run. A frame is the length of a JSON header, the header (tag, type, number of elements), the raw elements in
 little-endian order. A line that breaks takes along what was queued; the next letter opens a new one, which finds a
 learner that was started again at its new address. Connections are made on first use, one for each direction.
+
+Threads do not add up however often learners are lost: one sends to each learner, whatever it was doing when its learner
+was dropped, and one receives from each learner, whose older connections end when a newer one has come in.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ class Mail:
         self._secret = secret
         self._senders: dict[int, Letters] = {}
         self._lines: dict[int, socket.socket] = {}
-        self._threads: list[Thread] = []
+        self._calls: dict[int, socket.socket] = {}  # being connected
+        self._threads: dict[int, Thread] = {}
+        self._incoming: dict[int, tuple[int, socket.socket]] = {}  # the latest of each learner
         self._lock = Lock()
         self._closing = False
         self.sent_bytes = 0
@@ -73,20 +78,21 @@ class Mail:
         with self._lock:
             if to not in self._senders:
                 self._senders[to] = SimpleQueue()
-                thread = Thread(target=self._send, args=(to, self._senders[to]), name=f"mail to {to}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                if to not in self._threads:
+                    self._threads[to] = Thread(target=self._send_all, args=(to,), name=f"mail to {to}", daemon=True)
+                    self._threads[to].start()
             self._senders[to].put((head, x.detach().to("cpu", copy=True)))
 
     def drop(self, to: int) -> None:
         """The learner at the other end is gone, and what is queued with it; the next letter opens another line."""
         with self._lock:
-            queue, line = self._senders.pop(to, None), self._lines.pop(to, None)
+            queue, lines = self._senders.pop(to, None), [self._lines.pop(to, None), self._calls.pop(to, None)]
         if queue is not None:
             queue.put(None)
-        if line is not None:
-            with contextlib.suppress(OSError):  # it has broken by itself
-                line.shutdown(socket.SHUT_RDWR)
+        for line in lines:
+            if line is not None:
+                with contextlib.suppress(OSError):  # it has broken by itself
+                    line.shutdown(socket.SHUT_RDWR)
 
     def flows(self) -> dict[int, Flow]:
         """How much has gone to each learner, where the system tells."""
@@ -101,9 +107,20 @@ class Mail:
         with self._lock:
             for queue in self._senders.values():
                 queue.put(None)
-        for thread in self._threads:
+            threads = list(self._threads.values())
+        for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._door.close()
+
+    def _send_all(self, to: int) -> None:
+        """Serve one queue after the other until there is none: a new one is made after the learner was dropped."""
+        while True:
+            with self._lock:
+                queue = self._senders.get(to)
+                if queue is None:
+                    del self._threads[to]
+                    return
+            self._send(to, queue)
 
     def _send(self, to: int, queue: Letters) -> None:
         try:
@@ -130,6 +147,7 @@ class Mail:
                 if self._senders.get(to) is queue:
                     del self._senders[to]
                     self._lines.pop(to, None)
+                    self._calls.pop(to, None)
 
     def _line_to(self, to: int, queue: Letters) -> socket.socket:
         """A line to a learner. Its address is looked up for every try.
@@ -138,12 +156,19 @@ class Mail:
         one would then be lost when the old one refuses at last.
         """
         store, deadline, patience = clone(self._store), time.monotonic() + self._timeout, TRY_SECONDS
+
+        def trying(line: socket.socket) -> None:
+            with self._lock:
+                if self._senders.get(to) is not queue:
+                    raise ConnectionError("it is gone")
+                self._calls[to] = line
+
         while True:
             where = store.get(f"mail/{to}").decode()
             host, port = where.rsplit(":", 1)
             left = deadline - time.monotonic()
             try:
-                return dial((host, int(port)), self._secret, f"mail to {to}", self.rank, min(patience, left))
+                return dial((host, int(port)), self._secret, f"mail to {to}", self.rank, min(patience, left), trying)
             except (TimeoutError, HungUp):
                 if left <= patience:
                     raise
@@ -156,14 +181,37 @@ class Mail:
                     raise ConnectionError("it is gone")
 
     def _receive(self, line: socket.socket, source: int) -> None:
+        if not self._is_latest(line, source):
+            line.close()
+            return
         try:
             with line:
                 while True:
                     tag, x, note = receive_letter(line)
                     self.box.put(source, tag, x, note)
         except (OSError, ValueError, EOFError) as error:
-            if not self._closing:
+            with self._lock:
+                is_latest = self._incoming.get(source, (0, None))[1] is line
+                if is_latest:
+                    del self._incoming[source]
+            if is_latest and not self._closing:  # else whoever is there again by now would be taken for lost
                 self.box.lose(source, PeerLost(f"the line from learner {source} closed: {error}", source))
+
+    def _is_latest(self, line: socket.socket, source: int) -> bool:
+        """Whether no newer line from the same learner is here; ends the older one, whose end may never be told.
+
+        What has come in over the older line is still read.
+        """
+        arrival = self._door.arrival(line)
+        with self._lock:
+            latest, older = self._incoming.get(source, (0, None))
+            if arrival < latest:
+                return False
+            self._incoming[source] = (arrival, line)
+        if older is not None:
+            with contextlib.suppress(OSError):  # it has closed by itself
+                older.shutdown(socket.SHUT_RD)
+        return True
 
 
 def receive_letter(line: socket.socket) -> tuple[str, Tensor, list[float]]:
