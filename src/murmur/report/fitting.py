@@ -32,8 +32,10 @@ def fit(axes: Axes) -> None:
     for axis, _ in both:
         if isinstance(axis.get_major_formatter(), matplotlib.ticker.ScalarFormatter):
             axis.set_major_formatter(_formatter())
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     for _ in range(ROUNDS):
-        axes.figure.draw_without_rendering()
+        figure.draw_without_rendering()
         changed = [_wrapped(axes, axis, side) or _thinned(axis, side) for axis, side in both]
         if not any(changed):
             return
