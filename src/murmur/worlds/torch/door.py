@@ -124,14 +124,7 @@ def dial(
     """A connection to a door, past it.
 
     A door that has too many strangers may hang up on one that is none; it is asked again until the time is over.
-
-    Args:
-        where: host and port.
-        secret: of the run.
-        purpose: what the door is for.
-        number: the caller's.
-        seconds: how long to try.
-        trying: is given each socket before it is connected; another thread ends the try by shutting the socket down.
+    `trying` is given each socket before it is connected: another thread ends the try by shutting the socket down.
 
     Raises:
         OSError: nobody listens there, or has the time.
