@@ -119,6 +119,18 @@ def test_only_sentences_of_the_grammar_are_said(request, own, speech, model, rul
     assert alignments(folder) == before
 
 
+def test_a_search_outside_the_grammar_and_short_recordings_are_told(hybrid, own, speech, tmp_path):
+    """Three words cannot be said in the time of one."""
+    rules, path = own("public <r> = ANNA BOB NOB;"), tmp_path / "short.wav"
+    for seconds, says in ((0.0, True), (0.01, True), (0.04, False)):
+        soundfile.write(path, tones(["BOB"], 3)[: int(seconds * RATE)], RATE)
+        code, out, said = run("transcribe", hybrid, path, "--grammar", rules, "--format", "json")
+        found = json.loads(out)
+        assert (code, found["words"], found["too_short"]) == (0, [], says)
+        assert (f"short.wav: {seconds:.3f} s of audio are shorter than one frame" in said) == says
+        assert found["partial"] == ("short.wav: the search ended outside the grammar" in said) == (not says)
+
+
 def test_graphs_of_equal_grammars_are_built_once(hybrid, own, speech):
     def graphs():
         return set((hybrid.parent / "cache").glob("graph-*"))

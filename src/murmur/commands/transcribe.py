@@ -162,8 +162,8 @@ def _read(name: str, work: Transcriber, rate: int | None) -> Recording:
 
 def _write(found: Transcript, form: Format, out: Path | None, several: bool) -> None:
     text = FORMATS[form](found)
-    if found.changes:
-        typer.echo(f"murmur: {readable(found.source)}: {found.changes}", err=True)
+    for note in found.notes:
+        typer.echo(f"murmur: {readable(found.source)}: {note}", err=True)
     if out is None:
         typer.echo(f"{readable(found.source)}: {text}" if several and form == "text" else text, nl=False)
         return

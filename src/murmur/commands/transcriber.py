@@ -74,7 +74,8 @@ class Transcriber:
             partial = partial or not complete
             words += [self._word(h, first / rate_hz, recording.seconds) for h in heard]
         spans = tuple((first / rate_hz, end / rate_hz) for first, end in pieces)
-        return Transcript(source, recording.seconds, tuple(words), spans, partial, recording.changes)
+        short = not long_enough
+        return Transcript(source, recording.seconds, tuple(words), spans, partial, recording.changes, short)
 
     def _normal(self, feats: Sequence[np.ndarray]) -> list[np.ndarray]:
         """By each piece's own statistics, or by those of the recording where training had those of speakers."""

@@ -36,6 +36,7 @@ class Transcript:
         pieces: (start, end) in seconds of the pieces it was cut into.
         partial: whether the search of some piece ended before the end of its grammar, so that a word may lack there.
         changes: what was done to the audio; empty for nothing.
+        too_short: whether the recording has no frame in which words could be.
     """
 
     source: str
@@ -44,6 +45,15 @@ class Transcript:
     pieces: tuple[tuple[float, float], ...] = ()
     partial: bool = False
     changes: str = ""
+    too_short: bool = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the words alone would not notice, a sentence each."""
+        short = f"{self.seconds:.3f} s of audio are shorter than one frame of features: no words"
+        cut = "the search ended outside the grammar: the words are the best up to there; try a larger --beam"
+        told = ((self.changes, bool(self.changes)), (short, self.too_short), (cut, self.partial))
+        return tuple(note for note, holds in told if holds)
 
     @property
     def text(self) -> str:
@@ -68,7 +78,7 @@ def as_text(transcript: Transcript) -> str:
 
 
 def as_json(transcript: Transcript) -> str:
-    """One object on one line: file, seconds, text, words, pieces, partial, changes."""
+    """One object on one line: file, seconds, text, words, pieces, partial, changes, too_short."""
     content: dict[str, Any] = {
         "file": readable(transcript.source),
         "seconds": round(transcript.seconds, 3),
@@ -80,6 +90,7 @@ def as_json(transcript: Transcript) -> str:
         "pieces": [[round(start, 3), round(end, 3)] for start, end in transcript.pieces],
         "partial": transcript.partial,
         "changes": transcript.changes,
+        "too_short": transcript.too_short,
     }
     return json.dumps(content, ensure_ascii=False) + "\n"
 
