@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -93,6 +94,7 @@ class Stoppable:
         if self._since is None:
             os.close(self._pipe)
         if isinstance(error, Stopped):
+            traceback.clear_frames(trace)  # iterators that have work under way end it when nothing holds them
             self._say(error)
             raise SystemExit(HALTED_STATUS) from None
 

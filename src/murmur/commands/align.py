@@ -21,6 +21,7 @@ from murmur.speech.corpus import Corpus
 from murmur.speech.decode import Hypothesis
 from murmur.speech.hmm.phone_times import write_ctm
 from murmur.speech.lexicon import SILENCE
+from murmur.speech.whole_file import write_text_whole
 from murmur.speech.word_times import WordTimer
 
 app = typer.Typer(add_completion=False)
@@ -98,7 +99,7 @@ def write_part(system: Stage, corpus: Corpus, tids: Mapping[str, np.ndarray], ou
     out.mkdir(parents=True, exist_ok=True)
     model = system.model
     write_ctm(model, tids, out / "phones.ctm")
-    (out / "words.ctm").write_text("".join(word_lines(system, corpus.texts, tids)), encoding="utf-8")
+    write_text_whole(out / "words.ctm", "".join(word_lines(system, corpus.texts, tids)))
     pdfs: dict[str, Any] = dict(model.pdf_ids(tids))
     beside = out / ".pdfs.npz"
     with beside.open("wb") as file:

@@ -47,8 +47,10 @@ def write_whole(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
         sync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise OSError(
             error.errno,
             f"{path} ({len(data)} bytes) cannot be written: {error.strerror or error}. What was written before is"

@@ -7,10 +7,8 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -27,6 +25,7 @@ from murmur.plan.timing import Timing, time_strategy
 from murmur.simulated.account import Account, of_run, of_timing
 from murmur.simulated.progress import VirtualProgress
 from murmur.simulated.scenario import Simulation, continued
+from murmur.speech.processes import run_in_workers
 from murmur.training import Request, report, write_run
 from murmur.world import Seat
 from murmur.worlds.virtual.cluster import Cluster
@@ -48,8 +47,8 @@ def side_by_side(simulations: Sequence[Simulation], jobs: int) -> list[Account |
     labelled = partial(attempt, labelled=len(simulations) > 1)
     if jobs == 1 or len(simulations) == 1:
         return [labelled(simulation) for simulation in simulations]
-    with ProcessPoolExecutor(min(jobs, len(simulations)), mp_context=get_context("spawn")) as pool:
-        return list(pool.map(labelled, simulations))
+    found = dict(run_in_workers([partial(labelled, simulation) for simulation in simulations], jobs))
+    return [found[place] for place in range(len(simulations))]
 
 
 def attempt(simulation: Simulation, labelled: bool = False) -> Account | Failure:

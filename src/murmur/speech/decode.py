@@ -15,6 +15,9 @@ import numpy as np
 from murmur.speech.graph import DecodingGraph, with_insertion_penalty
 
 
+FRAMES_AT_ONCE = 100
+
+
 @dataclass(frozen=True)
 class DecodeOptions:
     """Search settings.
@@ -108,7 +111,10 @@ class Decoder:
         scores_TL = self._by_label(scores_TC)
         if not len(scores_TL):
             return None, False
-        self._search.decode(kaldi_decoder.DecodableCtc(scores_TL))
+        decodable = kaldi_decoder.DecodableCtc(scores_TL)
+        self._search.init_decoding()
+        for _ in range(0, len(scores_TL), FRAMES_AT_ONCE):  # between two calls Python hears signals
+            self._search.advance_decoding(decodable, FRAMES_AT_ONCE)
         complete = self._search.reached_final()
         found, path = self._search.get_best_path(use_final_probs=complete)
         return (path, complete) if found and path.num_states else (None, complete)

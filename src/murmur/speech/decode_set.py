@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from murmur.speech.decode import DecodeOptions, Decoder, Hypothesis
 from murmur.speech.graph_store import StoredGraph
-from murmur.speech.orphans import end_with_parent
+from murmur.speech.workers import Worker, end_workers, start_worker, wait_for_reason
 
 Scores = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 
@@ -138,23 +136,13 @@ def _collected(found: Mapping[str, _Result], wall_seconds: float) -> Decoded:
 @contextmanager
 def _processes(graph: StoredGraph, options: DecodeOptions, jobs: int) -> Iterator[list[Connection]]:
     """Connections to decoding processes, which are ended on leaving."""
-    # A fresh interpreter per process: a fork would copy locks held by other threads (torch has some).
-    context = multiprocessing.get_context("spawn")
-    started: list[tuple[Connection, SpawnProcess]] = []
+    started: list[Worker] = []
     try:
         for _ in range(jobs):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, graph, options), daemon=True)
-            process.start()
-            theirs.close()
-            started.append((ours, process))
-        yield [connection for connection, _ in started]
+            start_worker(started, _serve, graph, options)
+        yield [worker.connection for worker in started]
     finally:
-        for connection, _ in started:
-            connection.close()
-        for _, process in started:
-            process.join(timeout=5)
-            process.terminate()
+        end_workers(started)
 
 
 def _in_processes(
@@ -194,6 +182,7 @@ def _receive(connection: Connection, name: str) -> _Result:
     try:
         answer = connection.recv()
     except (EOFError, ConnectionResetError):
+        wait_for_reason()
         raise RuntimeError(f"a decoding process died with utterance {name}: out of memory? Use fewer jobs") from None
     if isinstance(answer, Exception):
         raise answer
@@ -202,13 +191,11 @@ def _receive(connection: Connection, name: str) -> _Result:
 
 def _serve(connection: Connection, graph: StoredGraph, options: DecodeOptions) -> None:
     """Body of a decoding process: answer requests until the other end closes. Errors travel back as values."""
-    end_with_parent()
-    with connection:
-        try:
-            worker = _Worker(Decoder(graph.read(), options))
-            while True:
-                connection.send(worker.run(*connection.recv()))
-        except (EOFError, BrokenPipeError):
-            return  # the other end has closed: nothing more to do, or no receiver is left
-        except (ValueError, OSError, RuntimeError) as error:
-            connection.send(error)
+    try:
+        worker = _Worker(Decoder(graph.read(), options))
+        while True:
+            connection.send(worker.run(*connection.recv()))
+    except (EOFError, BrokenPipeError):
+        return  # the other end has closed: nothing more to do, or nobody to tell
+    except (ValueError, OSError, RuntimeError) as error:
+        connection.send(error)

@@ -95,6 +95,18 @@ def make_digits(folder: Path, config: Digits = Digits(), processes: int = 2) -> 
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}.unfinished.", dir=target.parent))
+    try:
+        _speak(scratch, config, processes)
+        scratch.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise  # else another process was faster; its bytes are the same
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _speak(scratch: Path, config: Digits, processes: int) -> None:
     lines = plan(config)
     for split, of_split in lines.items():
         render(of_split, scratch / "wav" / split, processes)
@@ -103,13 +115,6 @@ def make_digits(folder: Path, config: Digits = Digits(), processes: int = 2) -> 
     (scratch / "lexicon.txt").write_text("".join(pronunciations), encoding="utf-8")
     conditions = {line.id: asdict(line) for of_split in lines.values() for line in of_split}
     (scratch / "conditions.json").write_text(json.dumps(conditions, indent=1, sort_keys=True), encoding="utf-8")
-    try:
-        scratch.rename(target)
-    except OSError:
-        if not target.is_dir():
-            raise
-        shutil.rmtree(scratch)  # another process was faster; its bytes are the same
-    return target
 
 
 def _write_split(root: Path, split: str, lines: Sequence[Line]) -> None:

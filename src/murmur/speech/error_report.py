@@ -13,6 +13,7 @@ from pathlib import Path
 import kaldialign
 
 from murmur.speech.wer import Unit, check_same_utterances, score, score_utterance, tokens_of
+from murmur.speech.whole_file import write_text_whole
 
 _NOTHING = "***"
 
@@ -71,7 +72,7 @@ def write_error_report(
     rates = {name: score_utterance(references[name], hypotheses[name], unit) for name in references}
     for name in sorted(rates, key=lambda n: (-rates[n].errors, n)):
         lines += [f"{name} {rates[name]}", *_aligned_lines(aligned_pairs(references[name], hypotheses[name], unit)), ""]
-    path.write_text("\n".join(lines), encoding="utf-8")
+    write_text_whole(path, "\n".join(lines))
 
 
 def _table(title: str, counts: Mapping[tuple[str, str], int] | Mapping[str, int]) -> list[str]:

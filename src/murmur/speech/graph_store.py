@@ -54,10 +54,13 @@ def save_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    write_graph(graph, partial, key)
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(partial, folder)
+    try:
+        write_graph(graph, partial, key)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_graph(graph: DecodingGraph, folder: Path, key: str) -> None:

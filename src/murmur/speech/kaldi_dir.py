@@ -20,6 +20,7 @@ import numpy as np
 
 from murmur.speech.corpus import Audio, Corpus, CorpusError, Problem, StoredFeatures, Utterance, check_losses
 from murmur.speech.damage import making_sense_of
+from murmur.speech.whole_file import write_text_whole
 
 
 def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
@@ -99,7 +100,7 @@ def write_table(path: Path, table: Mapping[str, str]) -> None:
     rows = sorted(table.items(), key=lambda row: row[0].encode())
     text = "".join(f"{unicodedata.normalize('NFC', f'{key} {value}').rstrip()}\n" for key, value in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_text_whole(path, text)
 
 
 def resolve(folder: Path, entry: str) -> Path:

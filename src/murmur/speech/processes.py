@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 from rich.progress import track
 
-from murmur.speech.orphans import end_with_parent
+from murmur.speech.workers import Worker, end_workers, start_worker, wait_for_reason
 
 START_SECONDS = 5.0  # until started processes work: each imports PyTorch
 Done = TypeVar("Done")
@@ -34,33 +33,69 @@ def in_processes(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator
         left = len(jobs) - number
         elapsed = time.monotonic() - began
         if processes > 1 and left > 1 and number and elapsed / number * left > START_SECONDS:
-            yield from _in_pool(jobs[number:], processes)
+            yield from (done for _, done in run_in_workers(jobs[number:], processes))
             return
         yield job()
 
 
-def _in_pool(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator[Done]:
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=begin_worker)
+def run_in_workers(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator[tuple[int, Done]]:
+    """The place of each job in `jobs` and what it returns, as they are done, by up to so many processes.
+
+    Raises:
+        Exception: what a job raised, with its traceback as a note; jobs under way are then ended.
+        RuntimeError: a process died.
+    """
+    left = iter(enumerate(jobs))
+    started: list[Worker] = []
+    busy: dict[Connection, int] = {}
     try:
-        for done in as_completed([pool.submit(job) for job in jobs]):
-            yield done.result()
-    except BrokenProcessPool as error:
-        raise RuntimeError(
-            "a preparing process died: out of memory, or a script that starts work outside of `if __name__ == "
-            '"__main__"`? What is whole is kept; run it again, with fewer processes where memory was short'
-        ) from error
+        for place, job in islice(left, processes):
+            connection = start_worker(started, _answer).connection
+            connection.send(job)
+            busy[connection] = place
+        while busy:
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                place, done = busy.pop(ready), _receive(ready)
+                if (following := next(left, None)) is not None:
+                    ready.send(following[1])
+                    busy[ready] = following[0]
+                yield place, done
     finally:
-        pool.shutdown(cancel_futures=True)  # after a mistake or Ctrl-C nothing more is begun
+        end_workers(started)
+
+
+def _receive(connection: Connection) -> Any:
+    try:
+        done, error = connection.recv()
+    except (EOFError, ConnectionResetError):
+        wait_for_reason()
+        raise RuntimeError(
+            "a working process died: out of memory, or a script that starts work outside of `if __name__ == "
+            '"__main__"`? What is whole is kept; run it again, with fewer processes where memory was short'
+        ) from None
+    if error is not None:
+        raise error
+    return done
+
+
+def _answer(connection: Connection) -> None:
+    """Body of a process: do jobs until the other end closes."""
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = (job(), None)
+        except Exception as error:  # the other process raises it
+            error.add_note(traceback.format_exc())
+            answer = (None, error)
+        connection.send(answer)
 
 
 def with_bar(results: Iterable[Done], what: str, total: int, progress: bool) -> Iterator[Done]:
     """`results`, with a progress bar on stderr where it is wanted and there is anything to do."""
     console = Console(stderr=True)
     yield from track(results, what, total, console=console, disable=not (progress and total))
-
-
-def begin_worker() -> None:
-    """Sets up a worker process: one thread, Ctrl-C left to its parent, and an end together with the parent."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()

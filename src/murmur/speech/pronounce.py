@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ from typing import NamedTuple, Protocol
 from murmur.speech.g2p import PhoneError, Phones
 from murmur.speech.lexicon import Entry, pronunciations_of
 from murmur.speech.spelling import UnspeakableError, folded
+from murmur.speech.whole_file import write_text_whole
 
 LEXICON, ORIGINS, REFUSED = "lexicon.txt", "pronunciations.tsv", "refused.tsv"
 SEEN = "seen"
@@ -73,9 +73,9 @@ class Completed:
         lexicon = "".join(f"{word} {' '.join(phones)}\n" for word, phones in self.entries)
         rows = "".join(f"{word}\t{' '.join(phones)}\t{how}\n" for word, phones, how in self.origins)
         refused = "".join(f"{word}\t{why}\n" for word, why in self.refused.items())
-        _write(folder / ORIGINS, f"word\tpronunciation\thow\n{rows}")
-        _write(folder / REFUSED, f"word\twhy\n{refused}")
-        _write(folder / LEXICON, lexicon)
+        write_text_whole(folder / ORIGINS, f"word\tpronunciation\thow\n{rows}")
+        write_text_whole(folder / REFUSED, f"word\twhy\n{refused}")
+        write_text_whole(folder / LEXICON, lexicon)
 
 
 def complete(words: Iterable[str], base: Sequence[Entry] = (), guess: Guesser | None = None) -> Completed:
@@ -129,9 +129,3 @@ def phone_set(entries: Iterable[Entry]) -> frozenset[str]:
     found = {phone for _, phones in entries for phone in phones}
     vowels = {match[1] for phone in found if (match := _STRESSED.fullmatch(phone))}
     return frozenset(found | {f"{vowel}{digit}" for vowel in vowels for digit in "012"})
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)

@@ -10,8 +10,8 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from murmur.speech.synth import SynthesisError, Synthesizer, Voice
 
 RATE_HZ = 16000
 UTTERANCES_PER_SHARD = 128
+POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -64,20 +65,43 @@ def render(lines: Sequence[Line], folder: Path, processes: int = 2) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     shards = [lines[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(lines), UTTERANCES_PER_SHARD)]
-    with ThreadPoolExecutor(processes) as pool:
-        jobs = [pool.submit(_in_fresh_process, number, shard, folder) for number, shard in enumerate(shards)]
-        for job in jobs:
-            job.result()
+    left, running = list(enumerate(shards))[::-1], list[_Rendering]()
+    try:
+        while left or running:
+            while left and len(running) < processes:
+                running.append(_Rendering.begin(*left.pop(), folder))
+            time.sleep(POLL_SECONDS)
+            for ended in [each for each in running if each.process.poll() is not None]:
+                running.remove(ended)
+                ended.finish()
+    finally:
+        for each in running:
+            each.process.kill()
+            each.process.wait()
 
 
-def _in_fresh_process(number: int, shard: Sequence[Line], folder: Path) -> None:
-    script = folder / f"shard{number:05}.json"
-    script.write_text(json.dumps([asdict(line) for line in shard]), encoding="utf-8")
-    command = [sys.executable, "-m", "murmur.speech.render", str(script), str(folder), str(os.getpid())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SynthesisError(f"rendering {script} failed with status {done.returncode}: {done.stderr[-600:].strip()}")
-    script.unlink()
+@dataclass(frozen=True)
+class _Rendering:
+    """A shard that a fresh process renders: its script, and what it says beside it."""
+
+    process: subprocess.Popen[bytes]
+    script: Path
+
+    @staticmethod
+    def begin(number: int, shard: Sequence[Line], folder: Path) -> _Rendering:
+        script = folder / f"shard{number:05}.json"
+        script.write_text(json.dumps([asdict(line) for line in shard]), encoding="utf-8")
+        command = [sys.executable, "-m", "murmur.speech.render", str(script), str(folder), str(os.getpid())]
+        with script.with_suffix(".err").open("wb") as errors:
+            return _Rendering(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors), script)
+
+    def finish(self) -> None:
+        errors = self.script.with_suffix(".err")
+        if self.process.returncode != 0:
+            said = errors.read_text(encoding="utf-8", errors="replace")[-600:].strip()
+            raise SynthesisError(f"rendering {self.script} failed with status {self.process.returncode}: {said}")
+        self.script.unlink()
+        errors.unlink()
 
 
 def _render_shard(lines: Iterable[Line], folder: Path) -> None:

@@ -236,11 +236,16 @@ def write_then_rename(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[
     checksum = hashlib.sha256()
     # A name of its own: several learners may prepare the same store at the same time.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".unfinished", delete=False) as file:
-        for part in parts:
-            checksum.update(part)
-            file.write(part)
-        size = file.tell()
-    Path(file.name).replace(path)
+        try:
+            for part in parts:
+                checksum.update(part)
+                file.write(part)
+            size = file.tell()
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
     return size, checksum.hexdigest()
 
 

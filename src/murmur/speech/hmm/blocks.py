@@ -7,7 +7,6 @@ pickled, hence processes that keep their graphs.
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.speech.hmm.phone_arcs import IntArray
-from murmur.speech.orphans import end_with_parent
+from murmur.speech.workers import PATIENCE_SECONDS, Worker, end_workers, start_worker, wait_for_reason
 
 BLOCK_FRAMES = 25_000
 MAX_BLOCKS = 64
@@ -71,17 +70,15 @@ class Workers:
             raise ValueError(f"jobs = {jobs}: give at least 1")
         self._num_blocks = len(blocks)
         self._own = list(enumerate(blocks)) if jobs == 1 else []
-        self._processes: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+        self._workers: list[Worker] = []
         if jobs > 1:
-            context = multiprocessing.get_context("spawn")
-            for first in range(min(jobs, len(blocks))):
-                share = [(i, blocks[i]) for i in range(first, len(blocks), jobs)]
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs,), daemon=True)
-                process.start()
-                theirs.close()
-                ours.send(share)
-                self._processes.append((process, ours))
+            try:
+                for first in range(min(jobs, len(blocks))):
+                    share = [(i, blocks[i]) for i in range(first, len(blocks), jobs)]
+                    start_worker(self._workers, _serve).connection.send(share)
+            except BaseException:
+                end_workers(self._workers)
+                raise
 
     def __enter__(self) -> Workers:
         return self
@@ -89,12 +86,7 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process, connection in self._processes:
-            connection.close()
-            process.join(timeout=5.0)
-            if process.is_alive():
-                process.terminate()
-                process.join()
+        end_workers(self._workers, PATIENCE_SECONDS if kind is None else 0.0)
 
     def map(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
         """function(block, *arguments) of all blocks, in their order. Changes that it makes to a block stay.
@@ -103,25 +95,28 @@ class Workers:
             RuntimeError: the function failed in another process (its traceback is in the message), or one has died.
         """
         results: dict[int, Result] = {i: function(block, *arguments) for i, block in self._own}
-        for process, connection in self._processes:
-            _send(process, connection, (function, arguments))
-        for process, connection in self._processes:
-            results |= _receive(process, connection)
+        for worker in self._workers:
+            _send(worker, (function, arguments))
+        for worker in self._workers:
+            results |= _receive(worker)
         return [results[i] for i in range(self._num_blocks)]
 
 
-def _send(process: multiprocessing.process.BaseProcess, connection: Connection, request: Any) -> None:
+def _send(worker: Worker, request: Any) -> None:
+    process = worker.process
     try:
-        connection.send(request)
+        worker.connection.send(request)
     except BrokenPipeError as error:
         raise RuntimeError(f"alignment process {process.pid} has died (exit code {process.exitcode})") from error
 
 
-def _receive(process: multiprocessing.process.BaseProcess, connection: Connection) -> dict[int, Any]:
+def _receive(worker: Worker) -> dict[int, Any]:
+    process = worker.process
     try:
-        results, failure = connection.recv()
+        results, failure = worker.connection.recv()
     except EOFError as error:
         process.join(timeout=1.0)
+        wait_for_reason()
         raise RuntimeError(
             f"alignment process {process.pid} has died (exit code {process.exitcode}): out of memory?"
         ) from error
@@ -132,7 +127,6 @@ def _receive(process: multiprocessing.process.BaseProcess, connection: Connectio
 
 def _serve(connection: Connection) -> None:
     """The other process: receive blocks, then answer requests until the pipe closes."""
-    end_with_parent()
     try:
         share: list[tuple[int, Block]] = connection.recv()
         while True:

@@ -13,6 +13,7 @@ import numpy as np
 
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.phone_arcs import IntArray
+from murmur.speech.whole_file import write_text_whole
 
 
 class PhoneTime(NamedTuple):
@@ -44,4 +45,4 @@ def write_ctm(model: HmmGmm, tids: Mapping[str, IntArray], path: Path, frame_shi
         for utterance in sorted(tids)
         for t in phone_times(model, tids[utterance])
     ]
-    path.write_text("".join(lines), encoding="utf-8")
+    write_text_whole(path, "".join(lines))
