@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from murmur.engine.checkpoint import layout_of, read_pair
-from murmur.engine.task import Checkable, Loss, Score, Task
+from murmur.engine.task import Checkable, Loss, Score, Task, test_in
 from murmur.flat import Layout
 from murmur.mistakes import DamagedCheckpoint, SettingError, nearest
 
@@ -218,3 +218,7 @@ class Initialised:
     def test(self, model: nn.Module) -> Score:
         """As the task does."""
         return self.task.test(model)
+
+    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
+        """As the task does."""
+        return test_in(self.task, model, kept)

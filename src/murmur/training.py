@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from torch._C._distributed_c10d import HashStore
 from murmur.engine.checkpoint import write_whole
 from murmur.engine.experiment import Experiment, describe
 from murmur.engine.record import Observer, ProgressLine
+from murmur.engine.task import test_in
 from murmur.engine.trainer import Trainer
 from murmur.facts import Facts
 from murmur.group import PeerLost, WorldMismatch
@@ -42,6 +44,7 @@ from murmur.worlds.torch.world import START_SECONDS, TorchWorld, device_of
 
 log = logging.getLogger(__name__)
 LAUNCH, RECOGNISED = "launch.json", "recognised.jsonl"
+DECODED = "decoded"  # folder of what a test has decoded so far
 WHOLE = ("model.safetensors", "model.json", "score.json")  # what a run that has come to its end has written
 
 
@@ -272,7 +275,7 @@ def report(request: Request, experiment: Experiment, model: nn.Module) -> None:
     marks = f" (mean of {len(facts['marks'])} marks)" if "marks" in facts else ""
     log.info("testing the %s model%s, held-out loss %.5g", name, marks, figures.get("loss", math.nan))
     began = time.monotonic()
-    score = experiment.task.test(model)
+    score = test_in(experiment.task, model, request.out / DECODED)
     seconds = time.monotonic() - began
     for line in score.lines:
         print(line, flush=True)
@@ -287,6 +290,7 @@ def report(request: Request, experiment: Experiment, model: nn.Module) -> None:
         lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
         write_whole(request.out / RECOGNISED, "".join(lines).encode())
     write_whole(request.out / "score.json", json.dumps(kept, indent=1).encode())  # the last: with it a run is whole
+    shutil.rmtree(request.out / DECODED, ignore_errors=True)
 
 
 def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:

@@ -1,9 +1,11 @@
 import multiprocessing
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from murmur.speech import decode
 from murmur.speech.decode import DecodeOptions, Decoder
 from murmur.speech.decode_set import decode_set
 from murmur.speech.decode_tuning import DevelopmentSet, tune_acoustic_scale, tune_beam
@@ -145,3 +147,50 @@ def test_tuning_needs_settings_and_matching_utterances(folder):
         tune_beam(development, [], OPTIONS, 0.2)
     with pytest.raises(ValueError, match="no hypothesis for 1 utterance"):
         DevelopmentSet(folder, scores, {**references, "more": "YES"})
+
+
+def test_what_was_decoded_is_kept_and_not_decoded_again(folder, tmp_path):
+    """Cut off between two utterances, with a line that was not written to its end; then with other scores."""
+    scores = random_scores(folder, utterances=6)
+    whole = decode_set(folder, scores, OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        decode_set(folder, scores, OPTIONS, progress=stop_at(4), kept=tmp_path)
+    (file,) = tmp_path.iterdir()
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 4
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:-5])
+    file_before = file.read_bytes()[: sum(map(len, lines[:3]))]
+    other = random_scores(folder, utterances=6, seed=1)
+    changed = {**scores, "u00": other["u00"]}
+    for jobs, given in ((1, scores), (1, changed)):
+        again = decode_set(folder, given, OPTIONS, jobs, kept=tmp_path)
+        alone = whole if given is scores else decode_set(folder, given, OPTIONS)
+        assert again.texts == alone.texts
+        assert again.frames == alone.frames
+        for name, hypothesis in again.hypotheses.items():
+            assert np.array_equal(hypothesis.labels, alone.hypotheses[name].labels)
+            assert hypothesis.cost == alone.hypotheses[name].cost
+        assert file.read_bytes().startswith(file_before)
+    assert len(file.read_bytes().splitlines()) == 7  # one utterance had other scores
+    decode_set(folder, scores, replace(OPTIONS, beam=40.0), kept=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def stop_at(done):
+    def progress(count):
+        if count == done:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_an_utterance_decoded_in_pieces_is_the_same(folder, monkeypatch):
+    scores = random_scores(folder, utterances=3, frames=150)
+    found = {}
+    for at_once in (1, 7, 10_000):
+        monkeypatch.setattr(decode, "FRAMES_AT_ONCE", at_once)
+        found[at_once] = decode_set(folder, scores, OPTIONS).hypotheses
+    for name, hypothesis in found[10_000].items():
+        for at_once in (1, 7):
+            assert found[at_once][name].cost == hypothesis.cost
+            assert np.array_equal(found[at_once][name].labels, hypothesis.labels)

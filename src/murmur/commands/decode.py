@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from murmur.speech.wer import score
 from murmur.trained import find_model, read_into
 
 app = typer.Typer(add_completion=False)
+KEPT = ".decoded"  # folder of what is decoded so far
 
 Source = Annotated[
     str, typer.Argument(metavar="EXPERIMENT", help="The experiment that trained the model: a file or a recipe.")
@@ -106,6 +108,7 @@ def decode(
     facts = decode_ctc(task, network, request) if isinstance(task, CtcTask) else decode_hybrid(task, network, request)
     content = {"model": str(find_model(model)), **facts}
     write_whole(out / "summary.json", json.dumps(content, indent=1).encode())
+    shutil.rmtree(out / KEPT, ignore_errors=True)
 
 
 def check(task: HybridTask | CtcTask, model: Path, request: Request) -> None:
@@ -157,7 +160,7 @@ def load(task: Task, model: Path) -> nn.Module:
 
 def decode_hybrid(task: HybridTask, network: nn.Module, request: Request) -> dict[str, Any]:
     """Decode with HCLG."""
-    search = HybridSearch(task, network, request.search.grammar)
+    search = HybridSearch(task, network, request.search.grammar, request.out / KEPT)
     changes = settings_of_search(task, network, search, request.search)
     options = replace(search.widest, **options_of({**request.of_run, **changes}))
     corpus = corpus_of(task, request.data)
@@ -181,6 +184,7 @@ def decode_ctc(task: CtcTask, network: nn.Module, request: Request) -> dict[str,
         write_texts(texts, request.out)
         phones = task.data.units.kind == "phone"  # no words to compare
         return {"search": "best path", "wer": None if phones else told(split.texts, texts)}
+    search = replace(search, kept=request.out / KEPT)
     changes = settings_of_search(task, network, search, request.search)
     options = replace(task.decoding.first, **options_of({**request.of_run, **changes}))
     with timed(f"recognising {len(split.names)} utterances"):

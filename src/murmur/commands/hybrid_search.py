@@ -37,11 +37,13 @@ class HybridSearch:
         task: the task it was trained for.
         network: feats_NTF to logits_NTC.
         grammar: another than the task's, by its name or a user's own; None for that one.
+        kept: folder where results are kept while they are made; None keeps none.
     """
 
     task: HybridTask
     network: nn.Module
     grammar: str | Vocabulary | None = None
+    kept: Path | None = None
 
     @cached_property
     def stage(self) -> Stage:
@@ -55,7 +57,7 @@ class HybridSearch:
         silence = task.decoding.silence_probability
         if silence is None:
             silence = self.stage.silence_share(task.material.train.texts)
-        return DecodeHalf(task.material, task.decoding, silence, task.cache, task.jobs)
+        return DecodeHalf(task.material, task.decoding, silence, task.cache, task.jobs, self.kept)
 
     @cached_property
     def words(self) -> tuple[Lang, Grammar]:
@@ -95,7 +97,12 @@ class HybridSearch:
         with Progress(console=Console(stderr=True)) as progress:
             bar = progress.add_task("decoding", total=len(feats))
             return decode_set(
-                graph, self._scores(feats), options, self.task.jobs, lambda done: progress.update(bar, completed=done)
+                graph,
+                self._scores(feats),
+                options,
+                self.task.jobs,
+                lambda done: progress.update(bar, completed=done),
+                self.kept,
             )
 
     def tune(self, dev: Corpus) -> DecodeOptions:

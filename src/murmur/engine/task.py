@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -93,6 +94,19 @@ class Checkable(Protocol):
         Raises:
             ValueError: names the setting and what to do.
         """
+
+
+@runtime_checkable
+class ResumableTest(Protocol):
+    """What a task may offer beside `Task`: a test that goes on where it was cut off."""
+
+    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
+        """`Task.test`, parts of whose work are kept in a folder as they are done; None keeps nothing."""
+
+
+def test_in(task: Task, model: nn.Module, kept: Path | None) -> Score:
+    """Test a model with a task; what a task can keep while it tests is kept in the folder."""
+    return task.test_in(model, kept) if isinstance(task, ResumableTest) else task.test(model)
 
 
 @runtime_checkable

@@ -211,12 +211,17 @@ class CtcTask:
 
     def test(self, model: nn.Module) -> Score:
         """Error rates on test, greedy and, where `decoding` names a grammar, with the graph, tuned on dev."""
+        return self.test_in(model, None)
+
+    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
+        """`test`; what is decoded is kept in a folder, and not decoded again."""
         test = outputs(model, self.data.test, self.stack)
         if self.decoding.grammar == GREEDY:
             return greedy_score(self.data, test)
         dev = outputs(model, self.data.dev, self.stack)
-        options = self.search.tune(dev.scores, self.data.dev.texts)
-        return graph_score(self.data, test, self.search.decode(test.scores, options).texts, options)
+        search = replace(self.search, kept=kept)
+        options = search.tune(dev.scores, self.data.dev.texts)
+        return graph_score(self.data, test, search.decode(test.scores, options).texts, options)
 
     @cached_property
     def search(self) -> CtcSearch:

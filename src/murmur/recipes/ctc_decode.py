@@ -78,6 +78,7 @@ class CtcSearch:
         jobs: decoding processes.
         frames_per_second: of the scores.
         own: words and grammar of a user's own, in place of those of `decoding`.
+        kept: folder where results are kept while they are made; None keeps none.
     """
 
     data: Data
@@ -87,6 +88,7 @@ class CtcSearch:
     jobs: int = 1
     frames_per_second: float = 100.0
     own: Vocabulary | None = None
+    kept: Path | None = None
 
     @cached_property
     def folder(self) -> Path:
@@ -111,7 +113,7 @@ class CtcSearch:
 
     def tune(self, scores: Scores, references: Mapping[str, str]) -> DecodeOptions:
         """Penalty and scale with the fewest errors on dev; of equals the first penalty and the middle scale."""
-        dev = DevelopmentSet(self.folder, scores, references, self.jobs, self.frames_per_second)
+        dev = DevelopmentSet(self.folder, scores, references, self.jobs, self.frames_per_second, self.kept)
         found: list[Trial] = []
         for penalty in self.decoding.insertion_penalties:
             first = replace(self.decoding.first, insertion_penalty=penalty)
@@ -131,7 +133,7 @@ class CtcSearch:
 
     def decode(self, scores: Scores, options: DecodeOptions) -> Decoded:
         """The best words of every utterance."""
-        return decode_set(self.folder, scores, options, self.jobs)
+        return decode_set(self.folder, scores, options, self.jobs, kept=self.kept)
 
     @property
     def spellings(self) -> dict[str, list[tuple[int, ...]]]:

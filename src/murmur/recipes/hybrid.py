@@ -210,21 +210,26 @@ class HybridTask(ChunkLearning):
 
     def test(self, model: nn.Module) -> Score:
         """Error rates of the Gaussian systems and of the network on dev and test, all settings tuned on dev."""
-        results = self.gaussian_results() + self.network_results(model)
+        return self.test_in(model, None)
+
+    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
+        """`test`; what is decoded is kept in a folder, and not decoded again."""
+        decoder = replace(self._decoder, kept=kept)
+        results = self._gaussian_results(decoder) + self._network_results(decoder, model)
         figures = {name: value for result in results for name, value in result.figures.items()}
         return Score(figures, tuple(str(result) for result in results), results[-1].recognised)
 
-    def gaussian_results(self) -> list[Result]:
+    def _gaussian_results(self, decoder: DecodeHalf) -> list[Result]:
         """Error rates of the Gaussian systems that `decoding.scored` asks for."""
         stages = {"all": self.hmms.trained, "last": self.hmms.trained[-1:], "none": ()}[self.decoding.scored]
-        return [result for stage in stages for result in self._decoder.evaluate(self._gaussians(stage), self._parts)]
+        return [result for stage in stages for result in decoder.evaluate(self._gaussians(stage), self._parts)]
 
-    def network_results(self, model: nn.Module) -> list[Result]:
+    def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[Result]:
         """Error rates of a network."""
         stage = self.hmms.trained[-1]
         scorers = {part: self._network_scorer(model, self.targets, part) for part in self._parts}
         system = System("network", stage.model, self.decoding.network, scorers)
-        return self._decoder.evaluate(system, self._parts)
+        return decoder.evaluate(system, self._parts)
 
     @property
     def _parts(self) -> dict[str, Corpus]:

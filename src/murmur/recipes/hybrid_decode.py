@@ -99,6 +99,7 @@ class DecodeHalf:
         silence_probability: of the decoding graphs.
         cache: folder of graphs and error reports.
         jobs: processes.
+        kept: folder where results are kept while they are made; None keeps none.
     """
 
     material: SpeechSet
@@ -106,6 +107,7 @@ class DecodeHalf:
     silence_probability: float
     cache: Path
     jobs: int = 1
+    kept: Path | None = None
 
     def evaluate(self, system: System, parts: Mapping[str, Corpus]) -> list[Result]:
         """Tune on dev, then decode the parts."""
@@ -122,7 +124,7 @@ class DecodeHalf:
         names = list(dev.texts)[:: self.decoding.tune_every]
         scores = {name: system.scores["dev"](name) for name in names}
         references = {name: dev.texts[name] for name in names}
-        development = DevelopmentSet(graph, scores, references, self.jobs)
+        development = DevelopmentSet(graph, scores, references, self.jobs, kept=self.kept)
         search = system.search
         first, found = first_options(search), []
         for penalty in search.insertion_penalties:
@@ -172,7 +174,7 @@ class DecodeHalf:
 
     def _result(self, system: System, graph: Path, options: DecodeOptions, name: str, part: Corpus) -> Result:
         scores = pairs(part.texts, system.scores[name])
-        decoded = decode_set(graph, scores, options, self.jobs)
+        decoded = decode_set(graph, scores, options, self.jobs, kept=self.kept)
         log.info("%s, %s: %s", system.name, name, decoded.summary())
         by_utterance = score_utterances(part.texts, decoded.texts)
         speakers = part.speakers if len(set(part.speakers.values())) >= FEW_SPEAKERS else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,10 @@ class FrameTask:
     def test(self, model: nn.Module) -> Score:
         """As the hybrid task does."""
         return self.supervised.test(model)
+
+    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
+        """As the hybrid task does."""
+        return self.supervised.test_in(model, kept)
 
     def loss_of_priors(self) -> float:
         """Held-out cross-entropy of the states' frequencies alone, nats a frame."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from murmur.speech.graph import DecodingGraph, with_insertion_penalty
 
-
 FRAMES_AT_ONCE = 100
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from murmur.speech.decode import DecodeOptions, Decoder, Hypothesis
 from murmur.speech.graph_store import StoredGraph
+from murmur.speech.kept_results import KeptResults, Pair, Result
 from murmur.speech.workers import Worker, end_workers, start_worker, wait_for_reason
 
 Scores = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
@@ -61,26 +62,19 @@ class Decoded:
         return line
 
 
-class _Result(NamedTuple):
-    name: str
-    hypothesis: Hypothesis
-    frames: int
-    seconds: float
-
-
 @dataclass(frozen=True)
 class _Worker:
     """Times a decoder and names the utterance of an error."""
 
     decoder: Decoder
 
-    def run(self, name: str, scores_TC: np.ndarray) -> _Result:
+    def run(self, name: str, scores_TC: np.ndarray) -> Result:
         begin = time.thread_time()
         try:
             found = self.decoder.decode(scores_TC)
         except ValueError as error:
             raise ValueError(f"utterance {name}: {error}") from error
-        return _Result(name, found, len(scores_TC), time.thread_time() - begin)
+        return Result(name, found, len(scores_TC), time.thread_time() - begin)
 
 
 def decode_set(
@@ -89,12 +83,14 @@ def decode_set(
     options: DecodeOptions | None = None,
     jobs: int = 1,
     progress: Callable[[int], None] | None = None,
+    kept: Path | None = None,
 ) -> Decoded:
     """Decode utterances with the graph stored in `graph_folder` (see graph_store).
 
     `scores` maps utterances to (T, C) score matrices, or yields such pairs, which are taken a few at a time so that a
     generator may compute them. With `jobs` > 1 that many processes each read the graph once; results do not depend on
-    `jobs`. `progress(done)` is called after each utterance.
+    `jobs`. `progress(done)` is called after each utterance. In the folder `kept`, which several calls may share, each
+    result is written as soon as it is there, and what is there is not decoded again.
 
     Raises:
         FileNotFoundError, DamagedGraphError: no usable graph.
@@ -106,22 +102,44 @@ def decode_set(
     options = options or DecodeOptions()
     pairs = scores.items() if isinstance(scores, Mapping) else scores
     begin = time.perf_counter()
-    if jobs == 1:
-        worker = _Worker(Decoder(graph.read(), options))
-        results: Iterator[_Result] = (worker.run(name, matrix) for name, matrix in pairs)
-    else:
-        results = _in_processes(graph, pairs, options, jobs)
-    found: dict[str, _Result] = {}
-    for result in results:
-        if result.name in found:
-            raise ValueError(f"utterance {result.name} was given twice: names must be unique")
-        found[result.name] = result
-        if progress is not None:
-            progress(len(found))
+    search = partial(_searched, graph, options, jobs)
+    found: dict[str, Result] = {}
+    decoding = search(pairs) if kept is None else _kept(search, pairs, KeptResults(kept, graph.key, options))
+    with closing(decoding) as results:  # after an error nothing goes on in processes
+        for result in results:
+            if result.name in found:
+                raise ValueError(f"utterance {result.name} was given twice: names must be unique")
+            found[result.name] = result
+            if progress is not None:
+                progress(len(found))
     return _collected(found, time.perf_counter() - begin)
 
 
-def _collected(found: Mapping[str, _Result], wall_seconds: float) -> Decoded:
+def _searched(
+    graph: StoredGraph, options: DecodeOptions, jobs: int, pairs: Iterable[Pair]
+) -> Generator[Result, None, None]:
+    if jobs > 1:
+        yield from _in_processes(graph, pairs, options, jobs)
+        return
+    worker = _Worker(Decoder(graph.read(), options))
+    for name, matrix in pairs:
+        yield worker.run(name, matrix)
+
+
+def _kept(
+    search: Callable[[Iterable[Pair]], Generator[Result, None, None]], pairs: Iterable[Pair], kept: KeptResults
+) -> Generator[Result, None, None]:
+    known: list[Result] = []
+    with kept, closing(search(kept.left(pairs, known))) as results:
+        for result in results:
+            kept.add(result)
+            yield result
+            while known:
+                yield known.pop()
+    yield from known
+
+
+def _collected(found: Mapping[str, Result], wall_seconds: float) -> Decoded:
     hypotheses = {name: found[name].hypothesis for name in sorted(found)}
     return Decoded(
         hypotheses=hypotheses,
@@ -147,7 +165,7 @@ def _processes(graph: StoredGraph, options: DecodeOptions, jobs: int) -> Iterato
 
 def _in_processes(
     graph: StoredGraph, pairs: Iterable[tuple[str, np.ndarray]], options: DecodeOptions, jobs: int
-) -> Iterator[_Result]:
+) -> Iterator[Result]:
     """Each process holds one utterance at a time: neither side can block on a full pipe while the other does too."""
     with _processes(graph, options, jobs) as idle:
         busy: dict[Connection, str] = {}
@@ -161,7 +179,7 @@ def _in_processes(
             yield from _answers(busy, idle)
 
 
-def _answers(busy: dict[Connection, str], idle: list[Connection]) -> Iterator[_Result]:
+def _answers(busy: dict[Connection, str], idle: list[Connection]) -> Iterator[Result]:
     """Wait for at least one process to finish; it becomes idle."""
     for connection in wait(list(busy)):
         assert isinstance(connection, Connection)
@@ -177,7 +195,7 @@ def _send(connection: Connection, request: tuple[str, np.ndarray]) -> None:
         _receive(connection, request[0])  # raises: either the error that ended the process, or its death
 
 
-def _receive(connection: Connection, name: str) -> _Result:
+def _receive(connection: Connection, name: str) -> Result:
     """The result of an utterance; an error of the process is raised here."""
     try:
         answer = connection.recv()

@@ -42,13 +42,14 @@ class DevelopmentSet:
     references: Mapping[str, str]
     jobs: int = 1
     frames_per_second: float = 100.0
+    kept: Path | None = None  # folder where results are kept, see `decode_set`
 
     def __post_init__(self) -> None:
         check_same_utterances(self.references, dict.fromkeys(self.scores, ""))
 
     def trial(self, options: DecodeOptions) -> Trial:
         """Decode the set with one setting."""
-        decoded = decode_set(self.graph_folder, self.scores, options, self.jobs)
+        decoded = decode_set(self.graph_folder, self.scores, options, self.jobs, kept=self.kept)
         factor = decoded.real_time_factor(self.frames_per_second)
         return Trial(options, score(self.references, decoded.texts), factor)
 

@@ -88,7 +88,7 @@ def _answer(connection: Connection) -> None:
         except EOFError:
             return
         try:
-            answer = (job(), None)
+            answer: tuple[Any, Exception | None] = (job(), None)
         except Exception as error:  # the other process raises it
             error.add_note(traceback.format_exc())
             answer = (None, error)

@@ -1,0 +1,39 @@
+"""Processes that do a part of the work: ended in the middle of a job, and with the error that ended them told."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from functools import partial
+
+import pytest
+
+from murmur.speech.processes import run_in_workers
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+def give(value: int) -> int:
+    return value
+
+
+def divide(by: int) -> float:
+    return 1 / by
+
+
+def test_jobs_under_way_are_ended_when_nothing_waits_for_them() -> None:
+    """As an exception out of the loop over the results does, for example that of a stop signal."""
+    before = multiprocessing.active_children()
+    results = run_in_workers([partial(give, 5), partial(time.sleep, 100_000), partial(time.sleep, 100_000)], 2)
+    assert next(results) == (0, 5)
+    results.close()
+    assert multiprocessing.active_children() == before
+
+
+def test_results_have_their_places_and_errors_are_raised() -> None:
+    assert dict(run_in_workers([partial(give, place * place) for place in range(5)], 2)) == {
+        place: place * place for place in range(5)
+    }
+    with pytest.raises(ZeroDivisionError) as raised:
+        list(run_in_workers([partial(divide, 1), partial(divide, 0)], 1))
+    assert "in divide" in raised.value.__notes__[0]
