@@ -239,7 +239,7 @@ def check_meeting_point(place: Place) -> None:
     """Try the name and, where this learner opens it, the port at which the learners meet, before anything else.
 
     Raises:
-        ConnectionError: the name has no address here, or the port cannot be opened; says what to set.
+        ValueError: the name has no address here, or the port cannot be opened; says what to set.
     """
     where = f"{place.host}:{place.port}"
     if place.rank > 0 or place.store != "learner 0":
@@ -252,7 +252,7 @@ def check_meeting_point(place: Place) -> None:
     except OSError as error:
         if error.errno not in PORT_ERRORS:
             raise
-        raise ConnectionError(
+        raise ValueError(
             f"learner 0 on {socket.gethostname()} cannot listen at {where}: {error.strerror}; set MASTER_ADDR to an"
             " address of learner 0's host and MASTER_PORT to a free port there, the same for all learners"
         ) from error
@@ -266,12 +266,12 @@ def resolve(host: str, named_by: str = "MASTER_ADDR") -> str:
         named_by: the variable, option or file that gave the name.
 
     Raises:
-        ConnectionError: it has none; says where the name comes from and what to set.
+        ValueError: it has none; says where the name comes from and what to set.
     """
     try:
         return socket.gethostbyname(host)
     except (OSError, UnicodeError) as error:
-        raise ConnectionError(
+        raise ValueError(
             f"host name {host!r} (from {named_by}) has no address on {socket.gethostname()}: {error}; set MASTER_ADDR"
             " to an address of learner 0's host that all learners can reach, or add the name to /etc/hosts (under"
             " Slurm: set the node's NodeAddr)"

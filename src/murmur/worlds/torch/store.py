@@ -95,7 +95,8 @@ def connect(place: Place, timeout_seconds: float) -> Store:
     """This learner's connection to the store of its launch: our server's, or torchrun's where that started us.
 
     Raises:
-        ConnectionError: nobody answers there in time.
+        ConnectionError: no store answers there in time.
+        ValueError: this learner has to open the store and cannot.
     """
     if place.store == "learner 0" and place.rank == 0:
         KeyValueServer(_listen_at(place), place.secret)
@@ -124,7 +125,7 @@ def _listen_at(place: Place) -> socket.socket:
     except OSError as error:
         if error.errno not in PORT_ERRORS:
             raise
-        raise ConnectionError(f"learner 0 cannot listen at {place.host}:{place.port}: {error.strerror}") from error
+        raise ValueError(f"learner 0 cannot listen at {place.host}:{place.port}: {error.strerror}") from error
 
 
 def secret_of(place: Place, store: Store) -> bytes:
