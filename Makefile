@@ -23,7 +23,7 @@ test: .venv/installed-dev
 
 # Runs under a real Slurm of four nodes on this host, and figures in results/bench; as root, with Slurm and munge installed.
 cluster-check: .venv/installed-dev
-	$(BIN)/pytest -m cluster -rs --durations=0 tests/cluster
+	$(BIN)/pytest -v -m cluster -rs tests/cluster
 
 # 600 hostile cases for every reader; make fuzz FIRST=600 goes on where that ended.
 FIRST ?= 0

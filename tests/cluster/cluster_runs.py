@@ -128,17 +128,14 @@ class ClusterRun:
         """Minibatches without a gradient."""
         return sorted(set(range(minibatches)) - {g.n for g in self.gradients()})
 
-    def restart_seconds(self) -> float:
-        """From the last gradient before the job was started again to the first one after."""
-        found = self.gradients()
-        last = max(g.restarts for g in found)
-        return min(g.moment for g in found if g.restarts == last) - max(
-            g.moment for g in found if g.restarts == last - 1
-        )
-
-    def seconds(self) -> float:
-        """From the start of the run until now."""
-        return time.time() - self.began
+    def figures(self, minibatches: int) -> dict[str, float]:
+        """Seconds since the start, minibatches done again and left undone, and seconds of the latest restart."""
+        whole = {"seconds": time.time() - self.began, "again": self.again(), "undone": len(self.undone(minibatches))}
+        at = {
+            k: [g.moment for g in self.gradients() if g.restarts == k] for k in {g.restarts for g in self.gradients()}
+        }
+        last = max(at)
+        return whole if last == 0 else {**whole, "restart_seconds": min(at[last]) - max(at[last - 1])}
 
     def told(self) -> str:
         """The job's output."""

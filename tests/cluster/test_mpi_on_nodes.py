@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -10,39 +9,60 @@ from pathlib import Path
 
 import pytest
 from cluster_runs import ClusterRun, Figures
-from paced_toy import MINIBATCHES
+from paced_toy import MINIBATCHES, PER_EPOCH
+
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+LAUNCHERS = {"mpiexec": f"{MPIEXEC} -n 2 -ppn 1", "srun --mpi=pmi2": "srun --mpi=pmi2"}
 
 # UCX takes nodes that share a kernel for one host, and then for shared memory that is not there.
-OVER_TCP = "export UCX_TLS=tcp"
-HYDRA = Path(sys.executable).with_name("mpiexec")
+JOB = """#!/bin/bash
+export UCX_TLS=tcp
+status=0
+{learners} || status=$?
+if [ "$status" -eq 79 ] || [ "$status" -gt 128 ]; then
+    exec scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+
+pytestmark = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install 'murmur[mpi]'")
 
 
-@pytest.mark.parametrize(
-    ("how", "launcher", "world"),
-    [
-        ("mpiexec", f"{HYDRA} -n 2 -ppn 1", "mpi"),
-        ("mpiexec", f"{HYDRA} -n 2 -ppn 1", "torch"),
-        ("srun --mpi=pmi2", "srun --mpi=pmi2", "mpi"),
-        ("srun --mpi=pmi2", "srun --mpi=pmi2", "torch"),
-    ],
-)
-def test_mpi_starts_learners_on_two_nodes(
-    how: str, launcher: str, world: str, begin: Callable[..., ClusterRun], figures: Figures
-) -> None:
-    if not HYDRA.exists() and shutil.which("mpiexec") is None:
-        pytest.skip("no mpiexec: pip install 'murmur[mpi]'")
-    run = begin()
+def submit(run: ClusterRun, launcher: str, world: str) -> None:
     script = run.folder / "mpi.sbatch"
-    words = " ".join(f"'{word}'" for word in run.words("--world", world))
-    script.write_text(f"#!/bin/bash\n{OVER_TCP}\nexec {launcher} {words}\n")
+    words = " ".join(f"'{word}'" for word in run.words("--resume", "--world", world))
+    script.write_text(JOB.format(learners=f"{LAUNCHERS[launcher]} {words}"))
     run.submit(script=script)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_gloo_learners_of_an_mpi_launcher_find_each_other(
+    launcher: str, begin: Callable[[], ClusterRun], figures: Figures
+) -> None:
+    run = begin()
+    submit(run, launcher, "torch")
+    assert run.await_end()["JobState"] == "COMPLETED", run.told()
+    assert {g.host for g in run.gradients()} == {"n1", "n2"}
+    assert Counter(g.n for g in run.gradients()) == Counter(range(MINIBATCHES))
+    figures[f"{launcher}, gloo"] = run.figures(MINIBATCHES)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_mpi_learners_save_when_asked_and_start_again_after_a_loss(
+    launcher: str, begin: Callable[[], ClusterRun], figures: Figures
+) -> None:
+    """MPI does not outlive a learner, whatever the strategy; an epoch at most is done again."""
+    run = begin()
+    run.pace(0.2)
+    submit(run, launcher, "mpi")
+    run.await_gradients(PER_EPOCH + 10)
+    run.slurm.ask(f"scancel --signal USR1 {run.job}")
+    run.await_gradients(PER_EPOCH + 10, restarts=1)
+    assert run.again() == 0
+    run.kill_learner(max(g.host for g in run.gradients() if g.restarts == 1))
+    run.await_gradients(1, restarts=2)
+    run.pace(0.01)
     facts = run.await_end()
-    assert facts["JobState"] == "COMPLETED", run.told()
-    found = run.gradients()
-    assert {g.host for g in found} == {"n1", "n2"}
-    assert Counter(g.n for g in found) == Counter(range(MINIBATCHES))
-    figures[f"{how}, world {world}"] = {
-        "seconds": run.seconds(),
-        "again": run.again(),
-        "undone": len(run.undone(MINIBATCHES)),
-    }
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "2"), run.told()
+    assert run.again() <= PER_EPOCH
+    figures[f"{launcher}, world mpi, USR1, learner killed"] = run.figures(MINIBATCHES)

@@ -23,7 +23,7 @@ def is_whole(run: ClusterRun) -> dict[str, float]:
     """The run came to its end and did every minibatch; its figures."""
     assert json.loads((run.folder / "run" / "score.json").read_text())["test"]["accuracy"] > 0.3
     assert run.undone(MINIBATCHES) == []
-    return {"seconds": run.seconds(), "again": run.again(), "undone": len(run.undone(MINIBATCHES))}
+    return run.figures(MINIBATCHES)
 
 
 def weights(folder: Path) -> dict[str, object]:
@@ -80,7 +80,7 @@ def test_a_job_saves_before_its_time_limit_and_is_requeued(
     assert "going on from" in run.told()
     assert run.again() == 0
     assert weights(run.folder / "run") == undisturbed
-    figures["time limit, requeued"] = {**is_whole(run), "restart_seconds": run.restart_seconds()}
+    figures["time limit, requeued"] = is_whole(run)
 
 
 def in_seconds(seconds: float) -> time.struct_time:
@@ -99,7 +99,7 @@ def test_a_job_whose_learner_is_killed_is_requeued(begin: Begin, figures: Figure
     facts = run.await_end()
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), run.told()
     assert run.again() <= PER_EPOCH
-    figures["learner killed, SyncSGD, requeued"] = {**is_whole(run), "restart_seconds": run.restart_seconds()}
+    figures["learner killed, SyncSGD, requeued"] = is_whole(run)
 
 
 @pytest.mark.parametrize("strategy", ["KAVG(K=4)", "ADPSGD()"])
@@ -152,4 +152,4 @@ def test_a_job_goes_on_after_one_of_its_nodes_has_failed(lost: str, begin: Begin
     assert lost not in {g.host for g in run.gradients() if g.restarts > 0}
     assert run.again() <= PER_EPOCH
     which = "the batch script" if lost == "n1" else "learner 1"
-    figures[f"node of {which} failed, SyncSGD, requeued"] = {**is_whole(run), "restart_seconds": run.restart_seconds()}
+    figures[f"node of {which} failed, SyncSGD, requeued"] = is_whole(run)
