@@ -35,6 +35,7 @@ VOCABULARY = {
     "world",
 }
 GLUE = {
+    "agreed_folder",
     "recipes",
     "cli",
     "commands",
@@ -56,7 +57,8 @@ MAY_IMPORT = {  # package -> other packages of murmur; its own files always
     "speech": set[str](),
     "plan": {"vocabulary", "worlds"},
     "theory": {"vocabulary"},
-    "report": {"vocabulary"},
+    "report": {"vocabulary", "run_folder"},
+    "run_folder": {"vocabulary"},
     "vocabulary": set[str](),
 }
 NOT_IN_STRATEGIES = {"time", "os", "threading", "torch.distributed", "socket", "subprocess", "multiprocessing"}

@@ -17,7 +17,8 @@ import pytest
 if any(find_spec(name) is None for name in ("lhotse", "kaldi_hmm_gmm", "jinja2", "espeakng_loader")):
     pytest.skip("the demo needs the extras speech, synth and viz", allow_module_level=True)
 
-from murmur.demo import Demo, finished, read_phases, run_demo, start_over_if_other
+from murmur.demo import Demo, finished, is_same, read_phases, run_demo
+from murmur.mistakes import SettingError
 from murmur.speech.synth import Synthesizer
 from murmur.training import write_run
 
@@ -101,25 +102,22 @@ def test_a_finished_run_is_one_with_a_score_of_the_same_experiment(tmp_path: Pat
     assert not finished(request)
 
 
-def test_nothing_of_another_experiment_is_taken_over(tmp_path: Path) -> None:
+def test_a_run_of_another_experiment_is_neither_taken_over_nor_lost(tmp_path: Path, monkeypatch) -> None:
     request = Demo(tmp_path, settings=tuple(TINY)).request(1)
-    write_run(request, request.experiment())
-    left = ["score.json", "records.jsonl", "trace.json", "trace-until-3.json", "checkpoints/0000000001/learner-0.json"]
-
-    def leave() -> None:
-        for name in left:
-            (request.out / name).parent.mkdir(parents=True, exist_ok=True)
-            (request.out / name).write_text("{}")
-
-    leave()
-    start_over_if_other(request.out, request.experiment().digest())
-    assert all((request.out / name).exists() for name in left)
-    start_over_if_other(request.out, "0123456789abcdef")
-    assert not any((request.out / name).exists() for name in left)
-    leave()
+    request.out.mkdir()
+    (request.out / "run.json").write_text('{"digest": "0123456789abcdef"}')
+    (request.out / "records.jsonl").write_text("{}")
+    monkeypatch.setattr("murmur.demo.Demo.prepare", lambda self: pytest.fail("it is refused first"))
+    with pytest.raises(SettingError, match=r"holds a run already.*--force"):
+        Demo(tmp_path, settings=tuple(TINY)).run()
+    assert (request.out / "records.jsonl").read_text() == "{}"
+    monkeypatch.setattr("murmur.demo.Demo.prepare", lambda self: None)
+    monkeypatch.setattr("murmur.demo.Launch.run", lambda self: 1)
+    assert Demo(tmp_path, settings=tuple(TINY), force=True).run() == 1
+    assert not (request.out / "records.jsonl").exists()
+    assert is_same(request.out, request.experiment().digest())
     (request.out / "run.json").write_text('{"half')
-    start_over_if_other(request.out, request.experiment().digest())
-    assert not any((request.out / name).exists() for name in left)
+    assert not is_same(request.out, request.experiment().digest())
 
 
 def test_a_phase_that_was_found_done_keeps_its_time(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ from murmur.engine.checkpoint import write_whole
 from murmur.recipes.hybrid import HybridTask
 from murmur.report.page import check_installed, ranking, write_curve, write_report
 from murmur.report.read import Run, read_run
+from murmur.run_folder.contents import read_facts, refuse_work
+from murmur.run_folder.lock import LOCK, locked
+from murmur.run_folder.opened import opened
 from murmur.speech.shards import UTTERANCES_PER_SHARD
 from murmur.speech.synth import SynthesisError
 from murmur.training import Request, missing_from, write_run
@@ -39,6 +42,7 @@ LEARNERS: Mapping[int, tuple[str, ...]] = {1: (), 2: ("schedule.times=1.5",)}
 NAMES = {1: "one-learner", 2: "two-learners"}
 LIVE_SECONDS, QUIET_SECONDS = 0.5, 5.0  # between two progress lines, on a terminal and in a file
 FRAMES_PER_MINUTE = 6000
+WAYS = "Give another --out, or replace the run with --force (which removes the files of that run and nothing else)"
 Count = Callable[[], str]
 
 
@@ -51,6 +55,7 @@ class Demo:
         recipe: a hybrid recipe.
         settings: changes to it, as for `murmur train --set`.
         learners: how many learners each run has, and the settings of that run alone.
+        force: runs of other experiments in `out` are replaced.
         console: where phases and results are told.
     """
 
@@ -58,6 +63,7 @@ class Demo:
     recipe: str = "digits_demo"
     settings: tuple[str, ...] = ()
     learners: Mapping[int, tuple[str, ...]] = field(default_factory=lambda: dict(LEARNERS))
+    force: bool = False
     console: Console = field(default_factory=lambda: Console(highlight=False))
 
     def run(self) -> int:
@@ -74,6 +80,9 @@ class Demo:
         began = time.monotonic()
         requests = [self.request(learners) for learners in self.learners]
         open_requests = [request for request in requests if not finished(request)]
+        for request in open_requests:
+            if not self.force and not is_same(request.out, request.experiment().digest()):
+                refuse_work(request.out, WAYS)
         if open_requests:
             self.prepare()
         for request in requests:
@@ -136,12 +145,16 @@ class Demo:
         many = "1 learner, one process" if request.learners == 1 else f"{request.learners} learners, a process each"
         self.say(f"[bold]training[/] {request.out.name}: {many}; then decoding and scoring")
         began = time.monotonic()
-        start_over_if_other(request.out, experiment.digest())
-        write_run(request, experiment)
-        write_whole(request.out / "phases.json", json.dumps(read_phases(self._phases), indent=1).encode())
-        asks, missing = signal.SIGUSR1, missing_from(request.out)
-        launch = Launch(request.command_line, request.learners, threads=1, stop_signal=asks, missing=missing)
-        code = launch.run()
+        same = is_same(request.out, experiment.digest())
+        with opened(request.out, request.name, same, self.force and not same, WAYS) as run:
+            run.begin()
+            write_run(request, experiment)
+            write_whole(request.out / "phases.json", json.dumps(read_phases(self._phases), indent=1).encode())
+            asks, missing, lock = signal.SIGUSR1, missing_from(request.out), (run.lock.descriptor,)
+            launch = Launch(
+                request.command_line, request.learners, threads=1, stop_signal=asks, missing=missing, inherited=lock
+            )
+            code = run.end(launch.run())
         if code == HALTED_STATUS:
             launch.stop()
         self.say(f"    {time.monotonic() - began:.1f} s")
@@ -205,24 +218,14 @@ def finished(request: Request) -> bool:
     """Whether the folder of a request holds the score of the same experiment."""
     try:
         json.loads((request.out / "score.json").read_bytes())
-        digest = json.loads((request.out / "run.json").read_bytes())["digest"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         return False  # not there, or not written by a run
-    return bool(digest == request.experiment().digest())
+    return is_same(request.out, request.experiment().digest())
 
 
-def start_over_if_other(folder: Path, digest: str) -> None:
-    """Forget what another experiment left, its score first, so that nothing of it is ever taken for this one's."""
-    try:
-        same = json.loads((folder / "run.json").read_bytes())["digest"] == digest
-    except (OSError, ValueError, KeyError):
-        same = False
-    if same:
-        return
-    (folder / "score.json").unlink(missing_ok=True)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for path in (folder / "records.jsonl", *folder.glob("trace*.json")):
-        path.unlink(missing_ok=True)
+def is_same(folder: Path, digest: str) -> bool:
+    """Whether a folder holds a run of the experiment of this digest."""
+    return read_facts(folder).get("digest") == digest
 
 
 def read_phases(path: Path) -> dict[str, float]:
@@ -250,15 +253,16 @@ def table(runs: list[Run]) -> Table:
     return made
 
 
-def run_demo(out: Path) -> int:
+def run_demo(out: Path, force: bool = False) -> int:
     """The demo with its defaults; one that cannot speak says so.
 
     Returns:
         The exit status.
     """
-    demo = Demo(out)
+    demo = Demo(out, force=force)
     try:
-        return demo.run()
+        with locked(out / LOCK):
+            return demo.run()
     except SynthesisError as error:
         demo.say(f"[red]no corpus:[/] {escape(str(error))}")
         return 1

@@ -19,17 +19,21 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
-from murmur.engine.checkpoint import write_whole
+from murmur.agreed_folder import Member, MpiChannel, StoreChannel, folder_of_first, opened_for_all
+from murmur.engine.checkpoint import Checkpoints, write_whole
 from murmur.engine.experiment import Experiment, describe
 from murmur.engine.record import Observer, ProgressLine
+from murmur.engine.state import check_weights
 from murmur.engine.task import test_in
 from murmur.engine.trainer import Trainer
 from murmur.facts import Facts
+from murmur.flat import Layout
 from murmur.group import PeerLost, WorldMismatch
 from murmur.mistakes import IncompleteRun, SettingError
 from murmur.roll import Halted
+from murmur.run_folder.opened import LATEST, OpenedRun, opened
 from murmur.settings import configure, load
 from murmur.stopping import Stopped
 from murmur.trained import Choice, Initialised, choose, find_model, read_into
@@ -57,7 +61,7 @@ class Request:
         settings: "name=value" overrides.
         strategy: a strategy's text, or None for the experiment's own.
         learners: processes to start on this host.
-        out: folder for everything the run leaves.
+        out: folder for everything the run leaves; `LATEST`: a new one.
         resume: continue from the newest checkpoint in `out`.
         restarts: how often each learner may be started again.
         threads: compute threads a learner; None shares the cores out.
@@ -67,13 +71,14 @@ class Request:
         secret_file: a file of the user's own with the secret that the learners of this run share.
         lease_seconds: silence after which a learner counts as lost, at least; None leaves it to the world.
         start_seconds: how long learners wait for one another at start; None leaves it to the world.
+        force: a run that is in `out` is removed when this one begins.
     """
 
     source: str
     settings: tuple[str, ...] = ()
     strategy: str | None = None
     learners: int = 1
-    out: Path = Path("runs/latest")
+    out: Path = LATEST
     resume: bool = False
     restarts: int = 0
     threads: int | None = None
@@ -83,6 +88,12 @@ class Request:
     secret_file: Path | None = None
     lease_seconds: float | None = None
     start_seconds: float | None = None
+    force: bool = False
+
+    @property
+    def name(self) -> str:
+        """The experiment's name, for folders."""
+        return Path(self.source).stem
 
     def experiment(self) -> Experiment:
         """The resolved experiment.
@@ -131,31 +142,38 @@ def train(request: Request) -> int:
     place = place_of()
     secret = draw() if request.secret_file is None else from_file(request.secret_file)
     if place is not None:
-        return run_learner(request, place if request.secret_file is None else replace(place, secret=secret))
+        place = place if request.secret_file is None else replace(place, secret=secret)
+        if place.store == "murmur":  # the launcher has checked the folder, and this process has inherited its lock
+            return run_learner(request, place)
+        return run_beside_others(request, place)
     experiment = request.experiment()
-    experiment.task.prepare()
-    if request.init is not None:
-        experiment.task.model()  # a model that does not fit is told once, here, and not by every learner
-    write_run(request, experiment)
-    threads = share_threads(request)
-    request = replace(request, threads=threads)
-    if request.learners == 1:
-        return run_learner(request, Place(0, 1, 0, "127.0.0.1", 0))
-    restart = Restart.ALONE if Facts.of(experiment.strategy).tolerates_loss else Restart.TOGETHER
-    command, learners = request.command_line, request.learners
-    launch = Launch(
-        command,
-        learners,
+    with opened(request.out, request.name, request.resume, request.force) as run:
+        request = replace(request, out=run.out, threads=share_threads(request))
+        experiment.task.prepare()
+        check_model(request, experiment)
+        run.begin()
+        write_run(request, experiment)
+        if request.learners == 1:
+            return run.end(run_learner(request, Place(0, 1, 0, "127.0.0.1", 0)))
+        return run.end(launch(request, experiment, secret, run.lock.descriptor))
+
+
+def launch(request: Request, experiment: Experiment, secret: bytes, lock: int) -> int:
+    """Start the learners on this host, and wait for their end; they inherit the folder's lock."""
+    started = Launch(
+        request.command_line,
+        request.learners,
         request.restarts,
-        restart,
-        threads=threads,
+        Restart.ALONE if Facts.of(experiment.strategy).tolerates_loss else Restart.TOGETHER,
+        threads=request.threads or 1,
         secret=secret,
         stop_signal=signal.SIGUSR1,
         missing=missing_from(request.out),
+        inherited=(lock,),
     )
-    status = launch.run()
+    status = started.run()
     if status == HALTED_STATUS:
-        launch.stop()
+        started.stop()
     return status
 
 
@@ -171,6 +189,20 @@ def missing_from(out: Path) -> Callable[[], str]:
 
     before = {name: stamp(name) for name in WHOLE}
     return lambda: ", ".join(str(out / name) for name in WHOLE if stamp(name) in (None, before[name]))
+
+
+def check_model(request: Request, experiment: Experiment) -> None:
+    """See that the models to start from fit, before any learner begins: each would find the same.
+
+    Raises:
+        SettingError, DamagedCheckpoint: the model of `init` does not fit; names the tensor.
+        ValueError: the checkpoint is of another model.
+    """
+    newest = Checkpoints(request.out / "checkpoints").newest(0)[0] if request.resume else None
+    if request.init is not None or newest is not None:
+        model = experiment.task.model()
+        if newest is not None:
+            check_weights(newest, Layout.trainable(model).numel)
 
 
 def share_threads(request: Request) -> int:
@@ -203,18 +235,52 @@ def run_in_mpi(request: Request) -> int:
             f"MPI has started {world.size} learner{'s' * (world.size > 1)}; their number is the launcher's:"
             f" mpiexec -n {learners} murmur train {request.source} --world mpi, without --learners"
         )
-    return run_learner(request, world.place, world)
+    return run_beside_others(request, world.place, world)
 
 
-def run_learner(request: Request, place: Place, world: World | None = None) -> int:
+def run_beside_others(request: Request, place: Place, world: MpiWorld | None = None) -> int:
+    """Be one of the learners that another program has started; learner 0 sees to the folder, the others ask for it."""
+    try:
+        channel = StoreChannel(place, request.start_seconds or START_SECONDS) if world is None else MpiChannel(world)
+        out, resume = folder_of_first(channel) if place.rank > 0 else (request.out, request.resume)
+    except (ConnectionError, PeerLost) as error:
+        log.error("learner %d: %s", place.rank, error)
+        return PEER_LOST_STATUS
+    learns = torch_world(request, place, channel.store) if isinstance(channel, StoreChannel) else world
+    if place.rank > 0:
+        member = Member(out)
+        request = replace(request, out=out, resume=resume)
+        return member.end(run_learner(request, place, learns, lambda _: member.begin()))
+    experiment = request.experiment()
+
+    def settled(run: OpenedRun) -> Request:
+        return replace(request, out=run.out, resume=run.resume, learners=place.size)
+
+    wanted = (request.out, request.name, request.resume, request.force)
+    with opened_for_all(channel, wanted, lambda run: check_model(settled(run), experiment)) as run:
+
+        def begins(seat: Seat) -> None:
+            if not seat.late:
+                run.begin()
+                write_run(settled(run), experiment)
+                channel.begin(run.out)
+
+        return run.end(run_learner(settled(run), place, learns, begins))
+
+
+def run_learner(
+    request: Request, place: Place, world: World | None = None, begins: Callable[[Seat], None] = lambda _: None
+) -> int:
     """Be one learner of a world (None: on torch.distributed); learner 0 also tests the model and writes score.json.
+
+    `begins` is called when all learners have met, before anything is written.
 
     Raises:
         Stopped: a signal came before training or behind it, and this is the only learner; of several, each ends with
             the status that its launcher waits for.
     """
     try:
-        return _learn_and_test(request, place, world)
+        return _learn_and_test(request, place, world, begins)
     except Stopped as stopped:
         if place.size == 1:
             raise
@@ -222,18 +288,17 @@ def run_learner(request: Request, place: Place, world: World | None = None) -> i
         return HALTED_STATUS
 
 
-def _learn_and_test(request: Request, place: Place, world: World | None) -> int:
+def _learn_and_test(request: Request, place: Place, world: World | None, begins: Callable[[Seat], None]) -> int:
     torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
     if world is None:
         check_meeting_point(place)  # before anything that takes time
     experiment = request.experiment()
-    if place.store != "murmur" and place.rank == 0:  # started by somebody else, who has not written it
-        write_run(replace(request, learners=place.size), experiment)
-    if world is None and place.rank == 0 and place.size > 1:
-        write_launch(request, place)
     world = torch_world(request, place) if world is None else world
 
     def observers(seat: Seat) -> tuple[Observer, ...]:
+        begins(seat)
+        if seat.group.rank == 0 and place.size > 1 and isinstance(world, TorchWorld) and not seat.late:
+            write_launch(request, place)
         if seat.group.rank > 0:
             return ()
         return (ProgressLine(experiment.budget.total(experiment.task), seat.group.size),)
@@ -256,12 +321,15 @@ def _learn_and_test(request: Request, place: Place, world: World | None) -> int:
     return 0
 
 
-def torch_world(request: Request, place: Place) -> TorchWorld:
-    """The world of processes on torch.distributed; a learner that no launcher has started needs no store."""
+def torch_world(request: Request, place: Place, store: Store | None = None) -> TorchWorld:
+    """The world of processes on torch.distributed; a learner that no launcher has started needs no store.
+
+    `store`: an open connection to the store of the launch; None makes one.
+    """
     return TorchWorld(
         place,
         device_of(place),
-        store=HashStore() if place.port == 0 else None,
+        store=HashStore() if place.port == 0 else store,
         lease_seconds=request.lease_seconds or LEAST_SECONDS,
         start_seconds=request.start_seconds or START_SECONDS,
     )

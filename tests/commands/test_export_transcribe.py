@@ -264,12 +264,16 @@ def test_export_is_whole_or_not_at_all(hybrid, tmp_path, monkeypatch):
     out = tmp_path / "exported"
     assert run("export", hybrid, "--out", out)[0] == 0
     before = {p.name: p.read_bytes() for p in out.iterdir()}
-    monkeypatch.setattr("murmur.speech.onnx_file.TOLERANCE", -1.0)
     code, _, said = run("export", hybrid, "--out", out)
+    assert code == 1
+    assert f"{out} holds an export already (tones_experiment" in said.replace(str(hybrid.parent) + "/", "")
+    assert "--force" in said
+    monkeypatch.setattr("murmur.speech.onnx_file.TOLERANCE", -1.0)
+    code, _, said = run("export", hybrid, "--out", out, "--force")
     assert code == 1
     assert "from the network's" in said
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
-    assert [p.name for p in tmp_path.iterdir()] == ["exported"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".exported.lock", "exported"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     code, _, said = run("export", hybrid, "--out", tmp_path / "mine")

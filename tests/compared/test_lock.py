@@ -17,6 +17,7 @@ from murmur.cli import app
 from murmur.compared import child, runs
 from murmur.compared import rows as rows_module
 from murmur.compared.rows import Rows
+from murmur.run_folder.lock import LOCK
 from murmur.worlds.torch.signals import HALTED_STATUS
 
 GRID = ["compare", "toy", "--strategies", "KAVG(2)", "--virtual", "2", "--step-seconds", "0.1"]
@@ -26,7 +27,7 @@ def test_a_second_comparison_is_refused(tmp_path: Path) -> None:
     with runs.locked(tmp_path):
         done = CliRunner().invoke(app, [*GRID, "--out", str(tmp_path)])
         assert done.exit_code == 1
-        assert f"is at work in {tmp_path}" in done.stderr
+        assert f"{tmp_path} is in use by process {os.getpid()} on " in done.stderr
         assert not (tmp_path / "cells.jsonl").exists()
     with runs.locked(tmp_path) as place:
         assert place.out == tmp_path
@@ -41,7 +42,7 @@ def test_a_run_holds_the_lock_of_its_comparison(tmp_path: Path, monkeypatch: pyt
     assert done.exit_code == 1
     logs = list((tmp_path / "grid" / "runs").glob("*.log"))
     assert len(logs) == 2
-    assert all(str(tmp_path / "grid" / runs.LOCK) in log.read_text() for log in logs)
+    assert all(str(tmp_path / "grid" / LOCK) in log.read_text() for log in logs)
 
 
 def test_a_run_that_has_just_begun_is_told_what_came_before() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from murmur.commands.checks import folder_to_write
-from murmur.commands.exported import Cmvn, Kind, Wish, export_run
+from murmur.commands.exported import Cmvn, Kind, Wish, check_place, export_run
 from murmur.commands.options import OfRun, Settings
 from murmur.commands.timed import timed
 from murmur.commands.trained_run import open_run
@@ -22,13 +22,17 @@ from murmur.commands.vocabulary_options import (
     WordsOption,
     chosen,
 )
+from murmur.run_folder.lock import beside, locked
 
 app = typer.Typer(add_completion=False)
 NORMALISATION, SEARCH = "Normalisation", "Search"
 
 Model = Annotated[Path, typer.Argument(help="Folder of a run, or one of its .safetensors files.")]
 To = Annotated[Literal["onnx"], typer.Option(help="Format of the network.")]
-Out = Annotated[Path, typer.Option(help="Folder of the export; an earlier export there is replaced as a whole.")]
+Out = Annotated[
+    Path, typer.Option(help="Folder of the export; it must be new, or hold an export that --force replaces as a whole.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an export that is in --out.")]
 KindOption = Annotated[
     Kind, typer.Option(help="whole utterances, or stream: chunk by chunk, states in and out (one-directional LSTMs).")
 ]
@@ -67,6 +71,7 @@ def export(
     penalty: Penalty = None,
     experiment: OfRun = None,
     settings: Settings = None,
+    force: Force = False,
 ) -> None:
     """Write a trained model for other runtimes: network, normalisation, prior, graph, tokens and words in one folder.
 
@@ -78,11 +83,13 @@ def export(
     is kept; docs/export.md says how each kind of model is decoded.
     """
     folder_to_write(out, "--out")
-    given = {"acoustic_scale": scale, "insertion_penalty": penalty}
-    request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-    run = open_run(model, experiment, settings or (), request)
-    search, options = run.searched(request)
-    with timed(f"exporting to {to}"):
-        lines = export_run(run, Wish(out, kind, cmvn), search, options)
+    check_place(out, force)
+    with locked(beside(out)):
+        given = {"acoustic_scale": scale, "insertion_penalty": penalty}
+        request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
+        run = open_run(model, experiment, settings or (), request)
+        search, options = run.searched(request)
+        with timed(f"exporting to {to}"):
+            lines = export_run(run, Wish(out, kind, cmvn, force), search, options)
     for line in lines:
         typer.echo(line)

@@ -21,6 +21,7 @@ from murmur.mistakes import SettingError
 from murmur.recipes.ctc import CtcTask
 from murmur.recipes.ctc_decode import CtcSearch
 from murmur.speech.ctc import Units
+from murmur.speech.damage import read_object
 from murmur.speech.decode import DecodeOptions
 from murmur.speech.deployable import (
     Chunks,
@@ -50,11 +51,15 @@ SPACE = "\u2581"  # what sherpa-onnx writes as a space
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for: the folder, whole utterances or chunks, whose statistics, another grammar than the run's."""
+    """What is asked for: the folder, whole utterances or chunks, whose statistics.
+
+    `force`: an export that is in the folder may be replaced.
+    """
 
     out: Path
     kind: Kind = "whole"
     cmvn: Cmvn = "closest"
+    force: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +85,7 @@ def export_run(
         ExportError: this network cannot be written in that form, or onnxruntime computes something else.
         SettingError: the folder holds something that is no export.
     """
-    _check_place(wish.out)
+    check_place(wish.out, wish.force)
     front = run.front
     cmvn, normalised_by = normaliser(run, wish)
     why_not = why_no_stream(run.network, cmvn) if wish.kind == "stream" else None
@@ -205,14 +210,20 @@ def _write_metadata(
     (folder / METADATA).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _check_place(out: Path) -> None:
-    """Only an earlier export may be replaced."""
-    if not out.exists():
-        return
-    if out.is_dir() and not any(out.iterdir()):
+def check_place(out: Path, force: bool) -> None:
+    """Only an earlier export may be replaced, and only if that is asked for.
+
+    Raises:
+        SettingError: the folder holds an export or something else; says what.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not is_export(out):
         raise SettingError(f"{out} holds something that is no export: name another folder")
+    if not force:
+        facts = read_object(out / METADATA, "export again to another folder")
+        told = ", ".join(str(facts[name]) for name in ("comment", "kind", "graph") if name in facts)
+        raise SettingError(f"{out} holds an export already ({told}): give another --out, or replace it with --force")
 
 
 def is_export(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +17,10 @@ from murmur.compared.rows import Row, Rows
 from murmur.mistakes import SettingError, nearest
 from murmur.recipes.papers.all import STUDIES
 from murmur.recipes.papers.cell import Cell, Material
-from murmur.recipes.papers.page import write
+from murmur.recipes.papers.page import HEAD, PAGE, write
 from murmur.recipes.papers.run import Missing, Runner
 from murmur.recipes.papers.study import Study
+from murmur.run_folder.lock import LOCK, locked
 
 app = typer.Typer(add_completion=False)
 Names = Annotated[
@@ -53,13 +55,23 @@ def papers_command(
     out: Out = Path("runs/papers"),
     cache: Cache = Path("runs/cache"),
 ) -> None:
-    torch.set_num_threads(1)
-    console = Console()
     chosen = studies(names or list(STUDIES))
     if corpus is None and not kept.is_file():  # the page of no runs would take another one's place
         raise SettingError(f"there are no rows in {kept}: give --corpus to make them, or name a file of rows")
     folder_to_write(out, "--out")
     file_to_write(kept, "--rows")
+    refuse_other_page(out)
+    with ExitStack() as locks:
+        for path in {out / LOCK, kept.parent / LOCK}:
+            locks.enter_context(locked(path))
+        whole = make(chosen, corpus, cache, kept, out)
+    raise typer.Exit(0 if whole else 1)
+
+
+def make(chosen: Sequence[Study], corpus: Path | None, cache: Path, kept: Path, out: Path) -> bool:
+    """Run what is missing, where there is a corpus, and write the page; whether all runs are there."""
+    torch.set_num_threads(1)
+    console = Console()
     material = None if corpus is None else Material(corpus, cache)
     if material is not None:
         task_to_do(material.supervised)
@@ -69,16 +81,27 @@ def papers_command(
     def tell(cell: Cell, row: Row) -> None:
         console.print(line(cell, row), highlight=False, soft_wrap=True)
 
-    run, failed = Runner(Rows(kept), material, tell), False
+    run, whole = Runner(Rows(kept), material, tell), True
     for study in chosen:
         try:
             console.print(findings_table(study, run))
         except Missing as error:
-            failed = True
+            whole = False
             console.print(f"{study.name}: {error}; give --corpus to make it", highlight=False, soft_wrap=True)
     page = write(Runner(Rows(kept)), out)
     console.print(f"{page}", highlight=False, soft_wrap=True)
-    raise typer.Exit(1 if failed else 0)
+    return whole
+
+
+def refuse_other_page(out: Path) -> None:
+    """Do not replace a page that this command has not written.
+
+    Raises:
+        SettingError: there is one; names it.
+    """
+    page = out / PAGE
+    if page.is_file() and not page.read_text(encoding="utf-8", errors="replace").startswith(HEAD.splitlines()[0]):
+        raise SettingError(f"{page} was not written by murmur papers: give another --out, or move it away")
 
 
 def studies(names: Sequence[str]) -> list[Study]:

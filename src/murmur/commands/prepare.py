@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from murmur.commands.prepare_corpus import From, prepare_corpus, show_corpora
 from murmur.commands.prepare_data import Kind, Making, Wanted, prepare_data
 from murmur.commands.timed import timed
 from murmur.mistakes import SettingError
+from murmur.run_folder.lock import beside, locked
 from murmur.settings import recipe_names
 from murmur.speech.cmvn import Scope
 from murmur.speech.frame_store import Storage
@@ -129,20 +131,33 @@ def prepare(
     places = From(from_folder, download, tuple(parts or ()), mirror)
     if places != From() or (source in CORPORA and source not in recipe_names()):
         refuse(settings or not plain, "options of features and --set are not for corpora")
-        prepare_corpus(source, places, out or SETS / source, jobs or 1)
+        prepare_set(source, places, out or SETS / source, jobs or 1)
     elif source in recipe_names() or source.endswith(".py"):
         refuse(not plain, FOR_DATA)
         prepare_experiment(source, settings or [], jobs)
     else:
         refuse(settings, f"--set is for experiments, and {source!r} is neither a recipe nor a .py file")
-        prepare_data(source, wanted, Making(out or CACHE, storage, jobs or 1))
+        prepare_features(source, wanted, Making(out or CACHE, storage, jobs or 1))
+
+
+def prepare_set(name: str, places: From, out: Path, jobs: int) -> None:
+    """Write a published corpus, with the lock of its folder."""
+    with locked(beside(out)):
+        prepare_corpus(name, places, out, jobs)
+
+
+def prepare_features(source: str, wanted: Wanted, how: Making) -> None:
+    """Make features of data, with the lock of their folder."""
+    with locked(beside(how.out)):
+        prepare_data(source, wanted, how)
 
 
 def prepare_experiment(source: str, settings: list[str], jobs: int | None) -> None:
     """Make everything that an experiment needs before training."""
     experiment = resolved(source, settings, jobs)
     task_to_do(experiment.task)
-    with timed(f"preparing {source}"):
+    cache = getattr(experiment.task, "cache", None)
+    with locked(beside(cache)) if isinstance(cache, Path) else nullcontext(), timed(f"preparing {source}"):
         experiment.task.prepare()
 
 

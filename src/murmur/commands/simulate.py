@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +22,9 @@ from murmur.engine.seeds import seed_of, seed_torch
 from murmur.mistakes import SettingError
 from murmur.report.page import check_installed
 from murmur.report.read import ReportError
+from murmur.run_folder.contents import refuse_work
+from murmur.run_folder.lock import LOCK, locked
+from murmur.run_folder.opened import LATEST, WAYS, chosen_folder
 from murmur.simulated.account import Account
 from murmur.simulated.picture import draw_accounts
 from murmur.simulated.run import Failure, side_by_side
@@ -77,7 +81,18 @@ Threads = Annotated[
     int | None, typer.Option(min=1, help="Compute threads a job; the cores are shared out.", rich_help_panel=HOW)
 ]
 Out = Annotated[
-    Path, typer.Option(help="Folder for records, trace, models, pictures; a folder a strategy.", rich_help_panel=HOW)
+    Path,
+    typer.Option(
+        help="Folder for records, trace, models, pictures; a folder a strategy. runs/latest is a link to a new folder"
+        " runs/DATE-NAME.",
+        rich_help_panel=HOW,
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Replace runs that are in --out: their files are removed, nothing else.", rich_help_panel=HOW
+    ),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.", rich_help_panel=HOW)
@@ -125,8 +140,9 @@ def simulate_command(
     batched: Batched = False,
     jobs: Jobs = 1,
     threads: Threads = None,
-    out: Out = Path("runs/simulated"),
+    out: Out = LATEST,
     resume: Resume = False,
+    force: Force = False,
     tested: Tested = "lowest",
 ) -> None:
     """Train on a cluster on paper; see HELP."""
@@ -134,7 +150,9 @@ def simulate_command(
     scenario = Scenario(learners, kind, nodes, step, trace, jitter, slow, kills, stops, rejoins, lease, model_bytes)
     cores = threads or threads_per_learner(cores_here(), jobs)
     what = None if tested == "none" else tested
-    one = Simulation(source, tuple(settings or ()), None, scenario, out, resume, cores, what, timing_only, batched)
+    one = Simulation(
+        source, tuple(settings or ()), None, scenario, out, resume, cores, what, timing_only, batched, force
+    )
     raise typer.Exit(compare(one, chosen or [None], jobs))
 
 
@@ -144,10 +162,16 @@ def compare(one: Simulation, strategies: Sequence[str | None], jobs: int) -> int
     Returns:
         The exit status: 1 where one came to no end.
     """
-    places = zip(strategies, folders(one.out, strategies), strict=True)
-    simulations = ready([replace(one, strategy=strategy, out=out) for strategy, out in places])
-    found = side_by_side(simulations, jobs)
-    show([account for account in found if isinstance(account, Account)], one.out)
+    outs = folders(one.out, strategies)
+    if not one.resume and not one.force:
+        for out in outs if one.out != LATEST else ():
+            refuse_work(out, WAYS)
+    simulations = ready([replace(one, strategy=strategy) for strategy in strategies])
+    root = chosen_folder(one.out, one.name, one.resume)
+    places = zip(simulations, folders(root, strategies), strict=True)
+    with locked(root / LOCK) if len(strategies) > 1 else nullcontext():  # each run has a lock of its own
+        found = side_by_side([replace(each, out=out) for each, out in places], jobs)
+        show([account for account in found if isinstance(account, Account)], root)
     failures = [failure for failure in found if isinstance(failure, Failure)]
     for failure in failures:
         typer.echo(f"murmur: {failure.strategy}: {failure.why}", err=True)

@@ -10,6 +10,7 @@ import typer
 from murmur.commands.checks import folder_to_write, model_to_read, task_to_do, tested_model
 from murmur.commands.dry_run import dry_run
 from murmur.commands.options import Settings, Source
+from murmur.run_folder.opened import LATEST
 from murmur.trained import Choice
 from murmur.training import Request, train
 from murmur.worlds.torch.secret import from_file
@@ -19,11 +20,20 @@ app = typer.Typer(add_completion=False)
 
 Strategy = Annotated[str | None, typer.Option(help="A strategy instead of the file's, such as 'KAVG(K=8)'.")]
 Learners = Annotated[int, typer.Option(min=1, help="Processes to start on this host.")]
-Out = Annotated[Path, typer.Option(help="Folder for records, trace, checkpoints and models.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        help="Folder for records, trace, checkpoints and models. runs/latest is a link to the newest run without this"
+        " option: a new folder runs/DATE-NAME, or with --resume the one that it points to."
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Compute threads a learner; the cores are shared out otherwise.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace a run that is in --out: its files are removed, and nothing else.")
+]
 Restarts = Annotated[int, typer.Option(min=0, help="How often each learner may be started again.")]
 Init = Annotated[
     Path | None,
@@ -95,9 +105,10 @@ def train_command(
     settings: Settings = None,
     strategy: Strategy = None,
     learners: Learners = 1,
-    out: Out = Path("runs/latest"),
+    out: Out = LATEST,
     threads: Threads = None,
     resume: Resume = False,
+    force: Force = False,
     restarts: Restarts = 0,
     init: Init = None,
     test_model: TestModel = "lowest",
@@ -122,6 +133,7 @@ def train_command(
         secret_file,
         lease_seconds,
         start_seconds,
+        force,
     )
     check(request)
     raise typer.Exit(dry_run(request) if dry else train(request))

@@ -12,7 +12,7 @@ from rich.live import Live
 
 from murmur.mistakes import SettingError
 from murmur.report.frame import frame
-from murmur.report.watched import Watched
+from murmur.report.watched import ENDINGS, Watched
 from murmur.stopping import Stopped
 
 app = typer.Typer(add_completion=False)
@@ -30,9 +30,9 @@ def watch(run: Run, once: Once = False, every: Every = 1.0) -> None:
 
     Only what is new in records.jsonl is read, so a long run may be watched from its end, and over ssh. A learner is
     slow when the run's own straggler report says so; lost when it has been silent for 20 of its steps, and for 5 s at
-    least, while others went on; back for the minute after that. The command ends when the run ends (status 0), and
-    when no record has come for a minute, or for 20 steps if that is longer (status 1: cut off). Ctrl-C ends it too and
-    leaves the run alone.
+    least, while others went on; back for the minute after that. The command ends when the run ends: with status 0 if it
+    has finished, with 1 if it was stopped, failed or was killed, as its lock and its final record say (of a run without
+    them, when no record has come for a minute: cut off). Ctrl-C ends it too and leaves the run alone.
     """
     if not run.is_dir():
         raise SettingError(f"there is no folder {run}: name the --out of a murmur train")
@@ -46,7 +46,7 @@ def watch(run: Run, once: Once = False, every: Every = 1.0) -> None:
         state = follow(watched, console, every)
     except Stopped as stopped:
         raise typer.Exit(128 + stopped.number) from None
-    raise typer.Exit(1 if state == "cut off" else 0)
+    raise typer.Exit(1 if state in ENDINGS else 0)
 
 
 def follow(watched: Watched, console: Console, every: float) -> str:
@@ -57,6 +57,6 @@ def follow(watched: Watched, console: Console, every: float) -> str:
             live.update(frame(watched), refresh=True)
             if more:
                 continue
-            if watched.state in ("finished", "cut off"):
-                return watched.state
+            if (state := watched.state) in ("finished", *ENDINGS):
+                return state
             time.sleep(every)

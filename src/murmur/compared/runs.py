@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -17,15 +15,14 @@ from typing import Any
 from murmur.compared.child import launch
 from murmur.compared.grid import Cell, Grid, Kind
 from murmur.compared.rows import Row
-from murmur.mistakes import SettingError
 from murmur.recipes.hybrid_records import hardware
 from murmur.report.read import KINDS, Records, read_run
+from murmur.run_folder import lock as folder_lock
 from murmur.stopping import Stopped
 from murmur.training import commit
 from murmur.worlds.torch.signals import HALTED_STATUS
 
 FORMAT = 1
-LOCK = ".lock"
 MOST_ERROR = 600  # letters of an error
 LAST_FILE: Mapping[Kind, str] = {"processes": "score.json", "virtual": "simulated.json"}  # of all that a run leaves
 EMPTY: Mapping[str, Any] = dict.fromkeys(
@@ -84,8 +81,8 @@ def command(grid: Grid, cell: Cell, place: Place, threads: int | None) -> list[s
     if cell.kind == "virtual":
         words += scenario_words(grid, cell)
     if _digest_in(out) == experiment.digest():
-        words.append("--resume")
-    return words
+        return [*words, "--resume"]
+    return [*words, "--force"]  # nothing there, or a run of this comparison that cannot go on
 
 
 def scenario_words(grid: Grid, cell: Cell) -> list[str]:
@@ -138,19 +135,8 @@ def locked(out: Path) -> Iterator[Place]:
     Raises:
         SettingError: another program does.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    file = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        raise SettingError(
-            f"another murmur compare, or a run that outlived one, is at work in {out}: wait for it, or end it"
-        ) from None
-    try:
-        yield Place(out, file)
-    finally:
-        os.close(file)
+    with folder_lock.locked(out / folder_lock.LOCK) as lock:
+        yield Place(out, lock.descriptor)
 
 
 def _origin(words: list[str], seconds: float | None) -> Row:

@@ -64,12 +64,8 @@ def unpack(source: TaskSource, part: Part) -> dict[str, Tensor]:
     Raises:
         ValueError: the part is of another model.
     """
+    check_weights(part, source.layout.numel)
     tensors, facts = part.tensors, part.facts
-    if tensors["weights"].numel() != source.layout.numel:
-        raise ValueError(
-            f"the checkpoint holds {tensors['weights'].numel()} weights but the model has {source.layout.numel}: it is"
-            " of another experiment; choose another --out or delete it"
-        )
     device = source.layout.device
     source.layout.scatter(tensors["weights"].to(device))
     if source.buffers.tensors:
@@ -79,6 +75,20 @@ def unpack(source: TaskSource, part: Part) -> dict[str, Tensor]:
     source.heldout = tuple(facts["heldout"])
     source.counters.read(facts["counters"])
     return {k.removeprefix(OUTER): t.to(device) for k, t in tensors.items() if k.startswith(OUTER)}
+
+
+def check_weights(part: Part, numel: int) -> None:
+    """See that a part of a checkpoint is of a model of so many weights.
+
+    Raises:
+        ValueError: it is of another model.
+    """
+    found = part.tensors["weights"].numel()
+    if found != numel:
+        raise ValueError(
+            f"the checkpoint holds {found} weights but the model has {numel}: it is of another experiment;"
+            " choose another --out or delete it"
+        )
 
 
 def position_of(part: Part) -> Position:

@@ -10,6 +10,8 @@ from typing import Any
 
 from murmur.report.read import Run
 from murmur.report.verdict import last_logprob
+from murmur.run_folder.contents import written
+from murmur.run_folder.state import state_of
 
 COLUMNS = (
     "run",
@@ -87,14 +89,6 @@ def strategy_of(facts: Mapping[str, Any]) -> str:
     return NOTHING if described is None else written(described)
 
 
-def written(value: Any) -> str:
-    """A described value as one would write it."""
-    if not isinstance(value, Mapping) or "type" not in value:
-        return str(value).rpartition(".")[2] if str(value).startswith("murmur.") else str(value)
-    fields = ", ".join(f"{name}={written(x)}" for name, x in value.items() if name != "type")
-    return f"{str(value['type']).rpartition('.')[2]}({fields})"
-
-
 def about(run: Run) -> About:
     """Command, versions, seeds and times of a run."""
     facts, records = run.facts, run.records
@@ -107,6 +101,7 @@ def about(run: Run) -> About:
         "command": shlex.join(_words(facts.get("command"))),
         "settings": ", ".join(_words(facts.get("settings"))),
         "started": facts.get("started"),
+        "state": "" if (state := state_of(run.folder)).name == "unknown" else state,
         "seed": experiment.get("seed"),
         "strategy": strategy_of(facts),
         "learners": _learners(run),

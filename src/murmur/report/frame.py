@@ -13,7 +13,8 @@ from rich.text import Text
 from murmur.report.about import strategy_of
 from murmur.report.drawn import short
 from murmur.report.records import is_number
-from murmur.report.watched import Watched
+from murmur.report.watched import ENDINGS, QUIET_SECONDS, Watched
+from murmur.run_folder.state import state_of
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 24
@@ -29,6 +30,8 @@ STYLES = {
     "slow": "yellow",
     "lost": "bold red",
     "stopped": "red",
+    "failed": "bold red",
+    "killed": "bold red",
     "cut off": "bold red",
 }
 ORDER = ("lost", "slow", "back", "computing", "stopped", "finished")
@@ -136,9 +139,12 @@ def ending(run: Watched) -> list[str]:
     """What to do, or what came out."""
     if run.state == "cut off":
         since = duration(run.quiet_seconds)
-        return [f"no record for {since}: cut off, or stuck. To go on: the same murmur train with --resume"]
+        return [f"no record for {since}: cut off, or stuck. To go on: the same command with --resume"]
+    if run.state in ENDINGS:
+        return [f"{state_of(run.folder)}. To go on: the same command with --resume"]
     if run.state != "finished":
-        return []
+        quiet = run.quiet_seconds
+        return [f"no record for {duration(quiet)}, but its processes live"] if quiet > QUIET_SECONDS else []
     lines = run.score.get("lines")
     told = [str(line) for line in lines] if isinstance(lines, list) else []
     return [*told, f"murmur report {run.folder}"]

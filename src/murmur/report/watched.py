@@ -13,12 +13,14 @@ from typing import Any
 from murmur.report.records import Records, is_number
 from murmur.report.slow import WORDS
 from murmur.report.tail import Tail
+from murmur.run_folder.state import state_of
 
 RECENT = 200  # records, of which speed is told
 INTERVALS = 30  # of a learner's own steps
 LEAST_SILENCE, SILENT_STEPS = 5.0, 20.0  # seconds; times the learner's usual step
 BACK_SECONDS = 60.0  # for which a learner that was away counts as back
 QUIET_SECONDS = 60.0  # without a record, after which a run that has not ended counts as cut off
+ENDINGS = ("stopped", "failed", "killed", "cut off")  # of a run that has not finished
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -142,7 +144,15 @@ class Watched:
 
     @property
     def state(self) -> str:
-        """ "finished", "testing", "going", "starting" or "cut off"."""
+        """As lock and final record tell: "finished", "stopped", "failed", "killed", "testing", "going" or "starting".
+
+        Of a run without them, files and the time since the last record: then it may be "cut off".
+        """
+        known = state_of(self.folder).name
+        if known == "running":
+            return "testing" if self.progress == 1.0 else "going" if self.records.steps_of else "starting"
+        if known != "unknown":
+            return known
         if self._newer("score.json") or self._newer("simulated.json"):
             return "finished"
         usual = [statistics.median(seen.intervals) for seen in self.seen.values() if seen.intervals]
@@ -164,7 +174,7 @@ class Watched:
             return "finished", ""
         if silent > seen.patience:
             return "lost", f"silent for {silent:.0f} s"
-        if state == "cut off":
+        if state in ENDINGS:
             return "stopped", ""
         if slow and slow[-1].until_seconds is None:
             times = "" if slow[-1].factor is None else f"{slow[-1].factor:.1f} x "

@@ -22,11 +22,12 @@ from murmur.flat import Layout
 from murmur.group import PeerLost
 from murmur.mistakes import SettingError
 from murmur.plan.timing import Timing, time_strategy
+from murmur.run_folder.opened import OpenedRun, opened
 from murmur.simulated.account import Account, of_run, of_timing
 from murmur.simulated.progress import VirtualProgress
 from murmur.simulated.scenario import Simulation, continued
 from murmur.speech.processes import run_in_workers
-from murmur.training import Request, report, write_run
+from murmur.training import Request, check_model, report, write_run
 from murmur.world import Seat
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
@@ -69,6 +70,13 @@ def simulate(simulation: Simulation, label: str = "") -> Account:
         PeerLost: a fault ended the run.
         FloatingPointError: losses are no numbers any more.
     """
+    with opened(simulation.out, simulation.name, simulation.resume, simulation.force) as run:
+        account = _simulated(replace(simulation, out=run.out), run, label)
+        run.end(0)
+    return account
+
+
+def _simulated(simulation: Simulation, run: OpenedRun, label: str) -> Account:
     torch.set_num_threads(simulation.threads)
     began = time.monotonic()
     experiment = simulation.experiment()
@@ -80,10 +88,12 @@ def simulate(simulation: Simulation, label: str = "") -> Account:
             raise SettingError(f"--batched: {error}; leave it out, every gradient is then computed alone") from error
     cluster = simulation.scenario.cluster(experiment)
     if simulation.timing_only:
+        run.begin()
         cluster = with_message(cluster, experiment)
         account = of_timing(_timed(experiment, cluster), experiment, cluster, time.monotonic() - began)
     else:
-        account = replace(_trained(simulation, experiment, cluster, label), real_seconds=time.monotonic() - began)
+        found = _trained(simulation, experiment, cluster, run, label)
+        account = replace(found, real_seconds=time.monotonic() - began)
     write_whole(simulation.out / "simulated.json", json.dumps(account.described(), indent=1).encode())
     return account
 
@@ -102,7 +112,7 @@ def _timed(experiment: Experiment, cluster: Cluster) -> Timing:
     return time_strategy(experiment.strategy, cluster, experiment.budget.total(experiment.task))
 
 
-def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, label: str) -> Account:
+def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, run: OpenedRun, label: str) -> Account:
     request = Request(
         simulation.source,
         simulation.settings,
@@ -113,8 +123,10 @@ def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, l
         threads=simulation.threads,
         tested=simulation.tested or "lowest",
     )
-    write_run(request, experiment, simulation.facts(cluster))
     allow_files(cluster.learners)
+    check_model(request, experiment)
+    run.begin()
+    write_run(request, experiment, simulation.facts(cluster))
     since, done = behind(simulation.out) if simulation.resume else (0.0, Counter[int]())
     together = draw_together if simulation.batched else None
     world = VirtualWorld(continued(cluster, since, done) if simulation.resume else cluster, together=together)

@@ -10,6 +10,7 @@ from typing import Any
 
 from murmur.engine.experiment import Experiment, describe
 from murmur.mistakes import SettingError
+from murmur.run_folder.opened import LATEST
 from murmur.settings import configure, load
 from murmur.simulated.words import compute_times, factors_of, faults_of, kind_of
 from murmur.trained import Choice
@@ -147,18 +148,25 @@ class Simulation:
         tested: which of the run's models is tested at the end; None: none.
         timing_only: no gradients: weights that hold nothing pass through the real protocols.
         batched: gradients that are under way at the same time are computed by one call, where the task offers it.
+        force: a run that is in `out` is removed when this one begins.
     """
 
     source: str
     settings: tuple[str, ...] = ()
     strategy: str | None = None
     scenario: Scenario = field(default_factory=Scenario)
-    out: Path = Path("runs/simulated")
+    out: Path = LATEST
     resume: bool = False
     threads: int = 1
     tested: Choice | None = "lowest"
     timing_only: bool = False
     batched: bool = False
+    force: bool = False
+
+    @property
+    def name(self) -> str:
+        """The experiment's name, for folders."""
+        return f"{Path(self.source).stem}-simulated"
 
     def __post_init__(self) -> None:
         if self.timing_only and self.resume:

@@ -14,6 +14,7 @@ from murmur.recipes.papers.picture import draw
 from murmur.recipes.papers.run import Missing, Runner, loss
 from murmur.recipes.papers.study import Finding, Groups, Study
 
+PAGE = "papers.md"
 HEAD = """# Five papers, made small
 
 Written by `murmur papers` from rows of runs; never by hand. Real gradients on AN4 (0.6 h of training speech), a small
@@ -50,7 +51,7 @@ def write(run: Runner, out: Path) -> Path:
         parts.append(where(drawn))
         if draw(complete, out / "papers.svg"):
             parts.insert(2, "![The clock and the losses of the runs](papers.svg)\n")
-    page = out / "papers.md"
+    page = out / PAGE
     write_whole(page, "\n".join(parts).encode())
     return page
 

@@ -9,6 +9,7 @@ launch is aborted when the first of their programs ends: nobody is left waiting,
 from __future__ import annotations
 
 import atexit
+import math
 import socket
 import sys
 import time
@@ -230,6 +231,15 @@ class MpiWorld:
         found = np.empty((self._comm.size, NAME_BYTES), np.uint8)
         settle(self._comm.Iallgather(mine, found), self.timeout_seconds)
         return tuple(row.tobytes().rstrip(b"\0").decode() for row in found)
+
+    def from_first(self, text: str) -> str:
+        """The text of learner 0, on every learner; the others wait for it as long as learner 0 needs."""
+        raw = text.encode()
+        size = np.array([len(raw)], np.int64)
+        settle(self._comm.Ibcast(size, 0), math.inf)
+        data = np.frombuffer(raw, np.uint8).copy() if self._comm.rank == 0 else np.empty(int(size[0]), np.uint8)
+        settle(self._comm.Ibcast(data, 0), self.timeout_seconds)
+        return data.tobytes().decode()
 
     def _wire(self, store: NetStore, mail: MpiMail, progress: Progress, seat: TorchSeat) -> MpiWiring:
         return MpiWiring(

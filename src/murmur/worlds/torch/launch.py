@@ -104,6 +104,7 @@ class Launch:
         stop_signal: what asks a learner to save and end; None: learners know no such request and are ended.
         missing: names what a whole run would have left and this one has not; empty for a whole run.
         units: the learners of the present generation: fewer than `learners` if some were lost before training began.
+        inherited: descriptors of open files that learners inherit, such as a lock that they hold.
     """
 
     command: Command
@@ -115,6 +116,7 @@ class Launch:
     secret: bytes = field(default_factory=draw, repr=False)
     stop_signal: signal.Signals | None = None
     missing: Callable[[], str] = str
+    inherited: Sequence[int] = ()
     units: list[Unit] = field(default_factory=list)
     generation: int = 0
     _port: int = 0
@@ -180,7 +182,7 @@ class Launch:
             list(self.command(place, resume)),
             env=child_variables(place, self.threads, secret),
             stdin=subprocess.DEVNULL,
-            pass_fds=[secret],
+            pass_fds=[secret, *self.inherited],
             preexec_fn=self._begin_learner,  # noqa: PLW1509 - the other thread here only waits for signals
         )
 

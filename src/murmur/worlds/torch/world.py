@@ -153,8 +153,10 @@ class TorchWorld:
         Raises:
             PeerLost, ConnectionError: as `run`.
         """
-        check_meeting_point(self.place)
-        store = self.store or connect(self.place, self.start_seconds)
+        store = self.store
+        if store is None:
+            check_meeting_point(self.place)
+            store = connect(self.place, self.start_seconds)
         store.set_timeout(timedelta(seconds=self.timeout_seconds))
         address = address_towards(self.place.host)
         seat = TorchSeat(self.place.rank, time.monotonic(), self.sink)
