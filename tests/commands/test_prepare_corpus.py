@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -153,6 +154,7 @@ def test_recordings_of_ones_own(tmp_path: Path) -> None:
     code, said = run("own", "--from", root, "--out", tmp_path / "set")
     assert code == 0, said
     assert texts(tmp_path / "set", "test") == {"speaker_11-a": "GRÜSSE BOB", "speaker_11-b_c": "GRÜSSE BOB"}
+    assert set(texts(tmp_path / "set", "dev")) == {"speaker_07-a", "speaker_07-b_c"}  # every eighth of the others
     assert [len(part) for part in sets.splits(tmp_path / "set")] == [20, 2, 2]
     # Folders that are splits are taken as they are.
     for split, first in (("train", 0), ("dev", 10), ("test", 11)):
@@ -171,6 +173,23 @@ def test_recordings_of_ones_own(tmp_path: Path) -> None:
     (root / "test/speaker 11/a.flac").rename(root / "test/speaker 11/z.flac")
     (root / "test/speaker 11/a.txt").write_text("a")
     assert "a.txt): there is no recording beside it" in run("own", "--from", root, "--out", tmp_path / "set")[1]
+
+
+def test_the_next_commands_make_what_the_recipe_needs(tmp_path: Path) -> None:
+    for n in range(9):
+        layouts.noise(tmp_path / f"recordings/speaker{n}/a.flac", 0.5)
+        (tmp_path / f"recordings/speaker{n}/a.txt").write_text("go on")
+    out = tmp_path / "my set"
+    told = []
+    for made in ("lexicon.txt", "lm.arpa.gz", ""):
+        code, said = run("own", "--from", tmp_path / "recordings", "--out", out)
+        assert code == 0, said
+        told.append([shlex.split(line[6:]) for line in said.splitlines() if line.startswith("next: ")])
+        (out / (made or "other")).write_text("")
+    lexicon = ["murmur", "lexicon", f"{out}/data/train", "--guess", "espeak", "--out", str(out)]
+    model = ["murmur", "lm", "train", f"{out}/data/train", "--out", f"{out}/lm.arpa.gz"]
+    train = ["murmur", "train", "own", "--set", f"task.corpus={out}"]
+    assert told == [[lexicon, model, train], [model, train], [train]]
 
 
 def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,29 @@ def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
     if lacking:
         typer.echo(f"training needs data/{' and data/'.join(lacking)} too: prepare more parts")
         return
-    ready = corpus.recipe and all((out / file).is_file() for file in corpus.needs)
-    units = "" if ready else f" --set task.units={corpus.units}"
     typer.echo(f"{corpus.licence}; {out / 'manifest.json'}")
-    typer.echo(f"next: murmur train {corpus.recipe if ready else 'ctc'} --set task.corpus={out}{units}")
+    for line in next_commands(corpus, out):
+        typer.echo(line)
+
+
+def next_commands(corpus: Published, out: Path) -> list[str]:
+    """The commands that lead from a set to a model, and what they make."""
+    place, setting = shlex.quote(str(out)), shlex.quote(f"task.corpus={out}")
+    recipe = f"murmur train {corpus.recipe} --set {setting}"
+    letters = f"murmur train ctc --set {setting} --set task.units={corpus.units}"
+    if not corpus.recipe:
+        return [f"next: {letters}"]
+    makes = {
+        "lexicon.txt": f"murmur lexicon {place}/data/train --guess espeak --out {place}",
+        "lm.arpa.gz": f"murmur lm train {place}/data/train --out {place}/lm.arpa.gz",
+    }
+    missing = [file for file in corpus.needs if not (out / file).is_file()]
+    if not missing:
+        return [f"next: {recipe}"]
+    if not makes.keys() >= set(missing):
+        return [f"next: {letters}"]
+    commands = [*(makes[file] for file in missing), recipe]
+    return [*(f"next: {command}" for command in commands), f"or, letters without a lexicon, from hours on: {letters}"]
 
 
 def show_corpora(wanted: bool) -> None:

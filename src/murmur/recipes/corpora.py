@@ -78,6 +78,7 @@ NEEDS: Mapping[str, Needs] = {
     "fsdd_unseen": Needs(),
     "folder": Needs(),
     "librispeech": Needs(lexicon="lm/lexicon.txt", language_models={"bg": "lm/bg.arpa.gz", "tg": "lm/tg.arpa.gz"}),
+    "own": Needs(language_models={"lm": "lm.arpa.gz"}),
     "yesno": Needs(),
 }
 
@@ -151,6 +152,12 @@ def librispeech(root: Path) -> SpeechSet:
     return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root))
 
 
+def own(root: Path) -> SpeechSet:
+    """Recordings of one's own, as `murmur prepare own` writes them, with a lexicon and a language model ("lm")."""
+    needs = NEEDS["own"]
+    return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root))
+
+
 def an4(root: Path) -> SpeechSet:
     """AN4 as cepstra (feats.scp) with its unigram model ("ug"); dev is every eighth training speaker."""
     needs = NEEDS["an4"]
@@ -173,6 +180,7 @@ LOADERS: Mapping[str, Callable[[Path], SpeechSet]] = {
     "fsdd_unseen": fsdd_unseen,
     "folder": folder,
     "librispeech": librispeech,
+    "own": own,
     "yesno": yesno,
 }
 

@@ -52,7 +52,7 @@ from murmur.speech.models import Network, Tdnn
 from murmur.speech.synth import check_installed
 from murmur.strategies import SyncSGD
 
-Loader = Literal["an4", "an4_all", "folder", "fsdd_official", "fsdd_unseen", "librispeech", "yesno"]
+Loader = Literal["an4", "an4_all", "folder", "fsdd_official", "fsdd_unseen", "librispeech", "own", "yesno"]
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,8 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[Recording]:
                 raise CorpusError(f"{audio.path} is shorter than its header says: it is cut short, copy it again")
             if file.channels != 1:
                 raise CorpusError(f"{audio.path} has {file.channels} channels: extract the one that holds the speech")
+            if audio.command is None and file.frames == 0:
+                raise CorpusError(f"{audio.path} has a length of 0 s: record it again, or leave it out")
             first = round(audio.start_seconds * rate_hz)
             last = file.frames if audio.end_seconds is None else round(audio.end_seconds * rate_hz)
             # Times rounded to centiseconds may pass the end a little; Kaldi allows half a second too.

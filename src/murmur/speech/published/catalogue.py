@@ -217,7 +217,10 @@ CORPORA: Mapping[str, Published] = {
         address="",
         parts=(),
         rule=ENGLISH,
-        splits="folders train, dev and test if there are any; else the last tenth of the speakers by name is test",
+        splits="folders train, dev and test if there are any; else the last tenth of the speakers by name is test, and"
+        " every eighth of the others dev",
         read=read_own,
+        recipe="own",
+        needs=("lexicon.txt", "lm.arpa.gz"),
     ),
 }

@@ -26,6 +26,7 @@ from murmur.speech.digits import LEXICON, WORDS
 
 FSDD_DEV, FSDD_TEST = "nicolas", "theo"
 YESNO_RECORDINGS = 60
+DEV_EVERY = 8  # speaker; a set of its own keeps its words out of a language model made of data/train
 SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "sph", "aif"}
 
 
@@ -148,7 +149,7 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     """Recordings of one's own: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each.
 
     Folders train, dev and test above the speakers are the splits. Without them the last tenth of the speakers in byte
-    order, at least one, is test.
+    order, at least one, is test, and every eighth of the others is dev.
 
     Raises:
         CorpusError: no recording, no train or test folder beside the other, or fewer than two speakers to part.
@@ -164,10 +165,14 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
         raise CorpusError(
             f"{folder} has {len(speakers)} speaker, and test takes one of its own: make folders train and test"
         )
-    held_out = set(speakers[-max(1, len(speakers) // 10) :])
-    test = whole.subset(lambda u: u.speaker in held_out)
-    train = Corpus(whole.subset(lambda u: u.speaker not in held_out).utterances, whole.problems)
-    return _measured({"train": train, "test": test}, jobs, {})
+    first = len(speakers) - max(1, len(speakers) // 10)
+    held_out = {"dev": set(speakers[:first][DEV_EVERY - 1 :: DEV_EVERY]), "test": set(speakers[first:])}
+    parts = {
+        part: whole.subset(lambda u, theirs=theirs: u.speaker in theirs) for part, theirs in held_out.items() if theirs
+    }
+    others = set(speakers).difference(*held_out.values())
+    train = Corpus(whole.subset(lambda u: u.speaker in others).utterances, whole.problems)
+    return _measured({"train": train, **parts}, jobs, {})
 
 
 def _own_split(folder: Path) -> Corpus:

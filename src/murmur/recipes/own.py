@@ -1,0 +1,58 @@
+"""Recordings of one's own, from half an hour on: pronunciations, a language model of the transcripts, a hybrid system.
+
+    murmur prepare own --from recordings --out corpora/mine
+    murmur lexicon corpora/mine/data/train --guess espeak --out corpora/mine
+    murmur lm train corpora/mine/data/train --out corpora/mine/lm.arpa.gz
+    murmur train own --set task.corpus=corpora/mine
+
+The set holds data/{train,test}, perhaps data/dev, lexicon.txt and lm.arpa.gz.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optimizer import Adam
+from murmur.engine.schedule import Cosine
+from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.speech.augment import SpecAugment
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.models import Tdnn
+from murmur.strategies import SyncSGD
+
+MONOPHONE = EmConfig(gaussians=600, passes=20, grow_passes=15, align_passes=(*range(2, 11), 12, 14, 16, 18))
+TRIPHONE = EmConfig(gaussians=1500, passes=14, grow_passes=10, align_passes=(4, 7, 10), min_gaussian_frames=15.0)
+SCALES = (0.03, 0.05, 0.07, 0.1, 0.14, 0.2)
+
+
+def experiment() -> Experiment:
+    """Monophones, triphones of 300 states, a small TDNN on three speeds, masked; a graph of one language model."""
+    task = HybridTask(
+        corpus=Path("corpora/mine"),
+        loader="own",
+        front=FrontEnd(speeds=(0.9, 1.0, 1.1)),
+        hmm=HmmStages(monophone=MONOPHONE, triphone=TriphoneConfig(TreeConfig(leaves=300), TRIPHONE)),
+        network=Tdnn(hidden=160, dropout=0.1),
+        chunks=Chunks(size=16),
+        augment=SpecAugment(warp=0.08, time_masks=1, time_frames=15, bin_masks=1, bins=6),
+        decoding=Decoding(
+            gmm=Search("lm", scales=SCALES),
+            network=Search("lm", scales=(*SCALES, 0.3)),
+            silence_probability=0.5,
+            scored="last",
+        ),
+    )
+    return Experiment(
+        task,
+        SyncSGD(),
+        Budget(epochs=4),
+        Adam(lr=2e-3),
+        Cosine(warm=0.1),
+        evaluate_every_epochs=1.0,
+        max_gradient_norm=5.0,
+    )
