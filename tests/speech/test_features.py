@@ -111,6 +111,12 @@ def test_wrong_rate_command_failure_and_too_short(tmp_path):
         features_of(Utterance("u", "s", "YES", Audio(tmp_path / "a.flac")), LogMel())
 
 
+def test_a_recording_without_samples_is_refused_by_name(tmp_path):
+    soundfile.write(tmp_path / "nothing.wav", np.zeros(0, np.float32), 16000)
+    with pytest.raises(CorpusError, match=r"nothing\.wav has a length of 0 s"):
+        read_audio(Audio(tmp_path / "nothing.wav"), 16000)
+
+
 def test_stored_features_from_npz_and_archive(tmp_path):
     feats = {
         "b": np.random.default_rng(0).standard_normal((5, 13)).astype(np.float32),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,12 +168,14 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
         )
     first = len(speakers) - max(1, len(speakers) // 10)
     held_out = {"dev": set(speakers[:first][DEV_EVERY - 1 :: DEV_EVERY]), "test": set(speakers[first:])}
-    parts = {
-        part: whole.subset(lambda u, theirs=theirs: u.speaker in theirs) for part, theirs in held_out.items() if theirs
-    }
+    parts = {part: _of_speakers(whole, theirs) for part, theirs in held_out.items() if theirs}
     others = set(speakers).difference(*held_out.values())
-    train = Corpus(whole.subset(lambda u: u.speaker in others).utterances, whole.problems)
+    train = Corpus(_of_speakers(whole, others).utterances, whole.problems)
     return _measured({"train": train, **parts}, jobs, {})
+
+
+def _of_speakers(whole: Corpus, speakers: AbstractSet[str]) -> Corpus:
+    return whole.subset(lambda u: u.speaker in speakers)
 
 
 def _own_split(folder: Path) -> Corpus:
