@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flocks import Averaging
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
 from murmur.engine.record import Record
+from murmur.engine.task import Loss
 from murmur.engine.trainer import Outcome, Trainer
 from murmur.learner import Learner
 from murmur.mixing import ALL as MIXINGS
@@ -31,19 +32,51 @@ AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)
 SOME_MIXINGS = [pytest.param(MIXINGS[name], id=name) for name in ("ring", "randomized_ring", "pairwise", "exponential")]
 
 
+@dataclass(frozen=True)
+class Looked(Quadratic):
+    """Keeps for each model its minibatches, and the weights at which their gradients were taken."""
+
+    by: dict[nn.Module, list[tuple[int, Tensor]]] = field(default_factory=dict, compare=False, repr=False)
+
+    def minibatch(self, n: int) -> tuple[Tensor, float, int]:  # type: ignore[override]
+        return *super().minibatch(n), n
+
+    def loss(self, model: nn.Module, minibatch: tuple[Tensor, float, int]) -> Loss:  # type: ignore[override]
+        self.by.setdefault(model, []).append((minibatch[2], weights_of(model)))
+        return super().loss(model, minibatch[:2])
+
+
+def check_papers_equation(mixing: Mixing, cluster: Cluster, rounds: int) -> None:
+    """W_{k+1} = (W_k - alpha g(Phi_k)) T_k, Phi_{k+1} = W_k - alpha g(Phi_k): gradients begin before averages land."""
+    task, learners = Looked(ragged=True), cluster.learners
+    experiment = Experiment(task, ADPSGD(mixing), Budget(minibatches=rounds * learners), SGD(ALPHA))
+    consensus = fit(experiment, VirtualWorld(cluster))
+    taken = sorted(task.by.values(), key=lambda own: own[0][0])  # learner i begins with minibatch i
+    assert [len(own) for own in taken] == [rounds] * learners
+    w = phi = torch.zeros(learners, task.size, dtype=torch.float64)
+    for k in range(rounds):
+        looked = torch.stack([own[k][1] for own in taken])
+        assert torch.allclose(looked, phi, rtol=1e-10, atol=1e-12), f"step {k}: {(looked - phi).abs().max():.2g} apart"
+        g = torch.stack([task.curvature * (phi[i] - task.centre(taken[i][k][0])) for i in range(learners)])
+        phi = w - ALPHA * g
+        w = matrix(mixing, k, range(learners)) @ phi
+    assert torch.allclose(consensus, w.mean(0), rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("mixing", SOME_MIXINGS)
 @pytest.mark.parametrize("learners", [1, 2, 3, 4, 7])
 def test_equal_speeds_are_the_papers_equation(mixing: Mixing, learners: int) -> None:
-    """W_{k+1} = (W_k - alpha g(Phi_k)) T_k, Phi_{k+1} = W_k - alpha g(Phi_k): gradients begin before averages land."""
-    task, rounds = Quadratic(ragged=True), 15
-    w = phi = torch.zeros(learners, task.size, dtype=torch.float64)
-    for k in range(rounds):
-        g = torch.stack([task.curvature * (phi[i] - task.centre(k * learners + i)) for i in range(learners)])
-        phi = w - ALPHA * g
-        w = matrix(mixing, k, range(learners)) @ phi
-    world = VirtualWorld(Cluster(learners=learners, compute=Constant(0.25), link=AT_ONCE))
-    got = fit(Experiment(task, ADPSGD(mixing), Budget(minibatches=rounds * learners), SGD(ALPHA)), world)
-    assert torch.allclose(got, w.mean(0), rtol=1e-10, atol=1e-12)
+    check_papers_equation(mixing, Cluster(learners, Constant(0.25), AT_ONCE), rounds=15)
+
+
+@pytest.mark.parametrize("mixing", SOME_MIXINGS)
+@pytest.mark.parametrize("learners", [3, 8])
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 1 / 3, 0.07], ids=["0.1", "0.3", "a third", "0.07"])
+def test_equal_speeds_are_the_papers_equation_on_the_default_cluster(
+    mixing: Mixing, learners: int, seconds: float
+) -> None:
+    """Rounds and gradients end at the same moments, sums of numbers that binary fractions cannot hold."""
+    check_papers_equation(mixing, Cluster(learners, Constant(seconds)), rounds=40)
 
 
 @dataclass

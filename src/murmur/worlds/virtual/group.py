@@ -19,7 +19,6 @@ from murmur.worlds.virtual.network import Network
 
 Inbox = dict[str, list[Letter]]
 Waiting = tuple[str, int | None, Event[Any]]  # tag, source (None: anyone), what fires
-SAME_MOMENT = 1e-12  # of the time: two sums of the same seconds may differ in the last bits
 
 
 @dataclass
@@ -242,7 +241,7 @@ class VirtualGroup(Group):
     def _alarm_after(self, seconds: float, waiting: Waiting) -> None:
         """Wake who waits for a message. Whoever hears a letter often waits on until the same moment: one alarm does."""
         at, alarm = self.hub.clock.now + seconds, self._alarm
-        if alarm is not None and alarm.waiting[2].fired and abs(alarm.at - at) <= SAME_MOMENT * at:
+        if alarm is not None and alarm.waiting[2].fired and alarm.at == at:
             alarm.waiting = waiting
             return
         self._alarm = alarm = Alarm(at, waiting)

@@ -21,7 +21,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from murmur.worlds.virtual.clock import Clock
+from murmur.worlds.virtual.clock import TICK_SECONDS, Clock
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.collectives import ALLREDUCE, Cost, Hop, Places
 
@@ -110,7 +110,7 @@ class WayOut:
         through: list[tuple[int, Done]] = []
         for flows in self._flows.values():
             # A moment that the clock cannot tell from now is now, or the event would never be reached.
-            unseen = 4e-16 * (flows.rate * self.clock.now + flows.served)
+            unseen = flows.rate * TICK_SECONDS + 4e-16 * (flows.rate * self.clock.now + flows.served)
             while flows.due and flows.due[0][0] - flows.served <= max(DUST * flows.due[0][2], unseen):
                 _, order, _, done = heapq.heappop(flows.due)
                 through.append((order, done))
