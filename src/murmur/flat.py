@@ -1,8 +1,8 @@
 """A model's trainable tensors as one flat vector (P,), and back.
 
 Vectors are copies, never aliases of the parameters: cuDNN re-packs the weights of an LSTM and silently drops an alias.
-The vector has the widest floating type among the tensors (bfloat16 and float16 count as float32, which holds them
-exactly) and lives on the device of the first one; tied tensors stand in it once, frozen ones not at all.
+The vector has the widest floating type among the tensors (bfloat16 and float16 count as float32, whole numbers as
+float64, which holds them exactly) and lives on the device of the first one; tied tensors stand in it once, frozen ones not at all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Layout:
             ends.append(ends[-1] + t.numel())
         self.bounds: list[tuple[int, int]] = list(pairwise(ends))
         self.numel = ends[-1]
-        self.dtype = torch.float64 if any(t.dtype == torch.float64 for t in self.tensors) else torch.float32
+        wide = any(t.dtype == torch.float64 or not t.is_floating_point() for t in self.tensors)
+        self.dtype = torch.float64 if wide else torch.float32
         self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
 
     @classmethod
@@ -51,6 +52,11 @@ class Layout:
     def buffers(cls, model: nn.Module) -> Layout:
         """The floating-point buffers (running statistics of BatchNorm), which are averaged at consensus only."""
         return cls(b for b in model.buffers() if b.is_floating_point())
+
+    @classmethod
+    def integers(cls, model: nn.Module) -> Layout:
+        """The buffers of whole numbers and of truth values (how many minibatches BatchNorm has seen), below 2^53."""
+        return cls(b for b in model.buffers() if not (b.is_floating_point() or b.is_complex()))
 
     @classmethod
     def everything(cls, model: nn.Module) -> Layout:

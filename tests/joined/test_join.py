@@ -94,6 +94,49 @@ def check_one_model(name: str, ends: list[object]) -> None:
                 assert torch.allclose(p, kept, rtol=0.01 if name == "Exchanged" else 1e-5, atol=0)
 
 
+class Counting(nn.Module):
+    """BatchNorm counts its minibatches; the other buffers are whole numbers and truth values that nothing changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.outer = nn.BatchNorm1d(2), nn.Linear(2, 1)
+        self.register_buffer("key", torch.tensor([2**45 + 1, -7]))
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.norm(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [SyncSGD(), KAVG(2), ADPSGD(), SuperLearners(KAVG(2), 2), SuperLearners(ADPSGD(), 2), Exchanged(KAVG(2), "int8")],
+    ids=repr,
+)
+def test_replicas_have_the_same_whole_numbers_at_the_end(strategy: Strategy) -> None:
+    """Learners of 17, 19, 18 and 11 steps begin with numbers of their own."""
+
+    def body(seat: Seat) -> list[torch.Tensor]:
+        model, rank = Counting(), seat.group.rank
+        model.norm.num_batches_tracked.fill_(100 * rank)  # type: ignore[operator]
+        model.mask.fill_(rank == 1)  # type: ignore[operator]
+        if rank > 0:
+            model.key.zero_()  # type: ignore[operator]
+        with murmur.join(strategy, model, torch.optim.SGD(model.parameters(), 0.01), seat=seat) as me:
+            for _ in range((17, 19, 18, 11)[rank]):
+                model(torch.randn(4, 2)).sum().backward()
+                me.step()
+        return [model.norm.num_batches_tracked, model.key, model.mask]  # type: ignore[list-item]
+
+    async def program(seat: Seat) -> list[torch.Tensor]:
+        return body(seat)
+
+    ends = threads(4).run(program)
+    assert all(torch.equal(mine, first) for end in ends[1:] for mine, first in zip(end, ends[0], strict=True))
+    count, key, mask = ends[0]
+    assert 11 <= int(count) <= 19
+    assert (key.tolist(), mask.tolist()) == ([2**45 + 1, -7], [False, False])
+
+
 @pytest.mark.parametrize("outer", [ADPSGD(), KAVG(2), SyncSGD()], ids=repr)
 def test_a_member_goes_on_when_its_leader_has_no_more(outer: Strategy) -> None:
     def body(seat: Seat) -> float:

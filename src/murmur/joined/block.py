@@ -127,8 +127,10 @@ class Joined:
             return
         if not self._seat.late:
             await agree(group, self._source.layout.device, terms(self.strategy, self.model, self.optimizer, self.plan))
-            everything = Layout.everything(self.model)
+            everything, integers = Layout.everything(self.model), self._source.integers
             everything.scatter(await group.broadcast(everything.gather()))
+            if integers.tensors:
+                integers.scatter(await group.broadcast(integers.gather()))
         self._answering = self._seat.spawn(self._answers.serve(), "answers about the model")
 
     def _refuse(self, *_: object) -> None:

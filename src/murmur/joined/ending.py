@@ -1,4 +1,7 @@
-"""The end of a joined loop: all learners take over the consensus of the strategy, weights and buffers."""
+"""The end of a joined loop: all learners take over the consensus of the strategy, weights and buffers.
+
+Whole numbers among the buffers become the rounded mean, which leaves those that are equal everywhere as they are.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,30 @@ async def take_over(me: Learner, world: Group, source: LoopSource) -> None:
         source: of its model.
     """
     if me.follows:
-        weights, buffers = [(await world.recv(None, f"end {kind}")).x for kind in range(2)]
+        found = [(await world.recv(None, f"end {kind}")).x for kind in range(3)]
     else:
-        weights, buffers = await _consensus(me, source)
+        found = await _consensus(me, source)
+    weights, buffers, integers = found
     me.weights.set_(weights)
-    if source.buffers.tensors:
-        source.buffers.scatter(buffers)
+    for layout, values in ((source.buffers, buffers), (source.integers, integers)):
+        if len(values):
+            layout.scatter(values)
     if not me.follows:
         for member in me.members(me.group.rank)[1:]:
-            for kind, x in enumerate((weights, buffers)):
+            for kind, x in enumerate(found):
                 world.post(x, member, f"end {kind}")
 
 
-async def _consensus(me: Learner, source: LoopSource) -> tuple[Tensor, Tensor]:
-    if not me.in_step:  # the strategy has ended with the consensus of the weights
-        return me.weights.snapshot(), await me.flock.consensus(source.buffers.gather(), "buffers")
-    weights = await me.group.mean(me.weights.snapshot())
-    return weights, await me.group.mean(source.buffers.gather()) if source.buffers.tensors else torch.empty(0)
+async def _consensus(me: Learner, source: LoopSource) -> list[Tensor]:
+    """The learners' mean weights, buffers and whole numbers."""
+    # Without lock-step the strategy has ended with the consensus of the weights.
+    weights = await me.group.mean(me.weights.snapshot()) if me.in_step else me.weights.snapshot()
+    found = [weights]
+    for name, layout in (("buffers", source.buffers), ("integers", source.integers)):
+        if not layout.tensors or me.seat.group.size == 1:
+            found.append(torch.empty(0))
+        elif me.in_step:
+            found.append(await me.group.plain.mean(layout.gather()))
+        else:
+            found.append(await me.flock.consensus(layout.gather(), name))
+    return [*found[:2], found[2].round()]
