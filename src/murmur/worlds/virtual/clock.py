@@ -200,7 +200,8 @@ class Clock:
 
     def stop(self, owner: int, seconds: float) -> None:
         """A learner stands still for so many seconds; what it would do in between happens afterwards."""
-        self._paused_until[owner] = max(self._paused_until.get(owner, 0.0), self.now + seconds)
+        end = self.now + round(seconds * TICKS_PER_SECOND) * TICK_SECONDS
+        self._paused_until[owner] = max(self._paused_until.get(owner, 0.0), end)
 
     def kill(self, owner: int) -> None:
         """End all tasks of a learner."""
