@@ -70,7 +70,11 @@ class LoopSource:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
-        self.layout, self.buffers, self.integers = Layout.trainable(model), Layout.buffers(model), Layout.integers(model)
+        self.layout, self.buffers, self.integers = (
+            Layout.trainable(model),
+            Layout.buffers(model),
+            Layout.integers(model),
+        )
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.behind = Behind(self.layout)
         self.times = 1.0
