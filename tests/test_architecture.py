@@ -36,6 +36,7 @@ VOCABULARY = {
 }
 GLUE = {
     "agreed_folder",
+    "run_origin",
     "recipes",
     "cli",
     "commands",

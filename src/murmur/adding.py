@@ -15,6 +15,8 @@ from typing import Any
 
 from murmur.facts import Facts
 from murmur.mistakes import SettingError
+from murmur.run_folder.contents import read_facts
+from murmur.run_origin import source_of
 from murmur.strategies import ALL
 from murmur.training import LAUNCH, Request
 from murmur.worlds.torch.environment import Place
@@ -24,8 +26,10 @@ from murmur.worlds.torch.store import connect
 CONNECT_SECONDS = 10.0
 
 
-def one_more(run: Path, secret_file: Path, threads: int | None) -> tuple[Request, Place]:
+def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = False) -> tuple[Request, Place]:
     """What a learner that is added to a run runs, and its place there.
+
+    `trust`: a Python file that run.json names may be run whoever wrote it.
 
     Raises:
         SettingError: the run is none that learners can be added to.
@@ -41,7 +45,7 @@ def one_more(run: Path, secret_file: Path, threads: int | None) -> tuple[Request
         raise SettingError("torchrun fixes the number of its learners: start the run with murmur train --learners")
     init = facts["init"]
     request = Request(
-        facts["source"],
+        source_of(run, read_facts(run), trust),
         tuple(map(str, facts["settings"])),
         facts["strategy"],
         facts["learners"],

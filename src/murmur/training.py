@@ -34,6 +34,7 @@ from murmur.group import PeerLost, WorldMismatch
 from murmur.mistakes import IncompleteRun, SettingError
 from murmur.roll import Halted
 from murmur.run_folder.opened import LATEST, OpenedRun, opened
+from murmur.run_origin import described_origin
 from murmur.settings import configure, load
 from murmur.stopping import Stopped
 from murmur.trained import Choice, Initialised, choose, find_model, read_into
@@ -373,7 +374,8 @@ def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, 
         "settings": list(request.settings),
         "strategy": request.strategy,
         "learners": request.learners,
-        "init": None if request.init is None else str(request.init),
+        "init": None if request.init is None else str(request.init.absolute()),
+        **described_origin(request.source, experiment.task, request.out),
         "experiment": describe(experiment),
         "digest": experiment.digest(),
         "versions": versions(("murmur", "torch", "numpy")),

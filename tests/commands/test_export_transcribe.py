@@ -398,3 +398,65 @@ def test_changes_of_descriptions():
     assert list(changes(then, now, "task")) == [("task.name", "x", "y"), ("task.sizes[2]", 3, 4)]
     assert list(changes({"sizes": [1]}, {"sizes": [1, 2]}, "task")) == [("task.sizes", [1], [1, 2])]
     assert len(list(changes({"rate": nan}, {"rate": 1.0}, "task"))) == 1
+
+
+def test_a_run_is_used_from_any_folder_and_nothing_is_prepared(corpus, speech, tmp_path, monkeypatch):
+    """Its corpus and its cache were given as relative paths."""
+    monkeypatch.chdir(corpus.parent)
+    settings = [w for s in (*CTC, "task.corpus=set", "task.cache=cache") for w in ("--set", s)]
+    code, _, said = run("train", "ctc", *settings, "--out", tmp_path / "run", "--threads", 1)
+    assert code == 0, said
+    here = transcribed(tmp_path / "run", speech)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert transcribed(tmp_path / "run", speech) == here
+    code, _, said = run("transcribe", tmp_path / "run", speech, "--set", "task.cache=nothing")
+    assert code == 1
+    assert "features of train, dev, test, which the run's training prepared, is not in" in said
+    assert "--set task.cache=FOLDER" in said
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_gaussian_systems_are_never_trained_to_use_a_model(hybrid, corpus, speech, tmp_path):
+    source = corpus.parent / "tones_experiment.py"
+    there = ["--set", f"task.cache={tmp_path / 'cache'}"]
+    for words in (
+        ["transcribe", hybrid, speech, *there],
+        ["decode", source, "--model", hybrid, "--out", tmp_path / "decoded", *there],
+        [
+            "decode",
+            source,
+            "--model",
+            hybrid,
+            "--out",
+            tmp_path / "decoded",
+            "--set",
+            "task.hmm.monophone.gaussians=90",
+        ],
+        ["export", hybrid, "--out", tmp_path / "exported", *there],
+    ):
+        code, _, said = run(*words)
+        assert code == 1, said
+        assert "the Gaussian system monophone-" in said
+        assert "a command that uses a model prepares nothing" in said
+    assert not list(tmp_path.glob("cache/monophone*"))
+    assert not list((corpus.parent / "cache").glob("frames-*.unfinished"))
+
+
+def test_code_that_a_run_names_is_not_run_unasked(hybrid, speech, tmp_path):
+    """A folder that another user has made: its run.json names a program."""
+    theirs, marker = tmp_path / "run", tmp_path / "was run"
+    shutil.copytree(hybrid, theirs)
+    (theirs / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nfrom tones_experiment import experiment")
+    facts = json.loads((theirs / "run.json").read_text())
+    for changed in ({"source": str(theirs / "evil.py")}, {"source_file": str(theirs / "evil.py")}):
+        (theirs / "run.json").write_text(json.dumps({**facts, **changed, "source": str(theirs / "evil.py")}))
+        for words in (["transcribe", theirs, speech], ["export", theirs, "--out", tmp_path / "exported"]):
+            code, _, said = run(*words)
+            if "source_file" in changed:
+                assert code == 1
+                assert "was not written by you on this machine" in said
+            assert not marker.exists()
+    with pytest.raises(ModuleNotFoundError, match="tones_experiment"):
+        CliRunner().invoke(app, ["transcribe", str(theirs), str(speech), "--trust"], catch_exceptions=False)
+    assert marker.exists()

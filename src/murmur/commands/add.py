@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from murmur.adding import one_more
+from murmur.agreed_folder import Member
+from murmur.commands.options import Trust
 from murmur.training import run_learner
 
 app = typer.Typer(add_completion=False)
@@ -20,6 +22,7 @@ def add(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Compute threads; the cores are shared out otherwise.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Add a learner to a run that is under way; the others do not stop for it.
 
@@ -35,5 +38,6 @@ def add(
 
     murmur train ctc --learners 2 --secret-file secret --out runs/two
     """
-    request, place = one_more(run, secret_file, threads)
-    raise typer.Exit(run_learner(request, place))
+    request, place = one_more(run, secret_file, threads, trust)
+    member = Member(request.out)
+    raise typer.Exit(member.end(run_learner(request, place, begins=lambda _: member.begin())))

@@ -100,6 +100,7 @@ def decode(
     task = task_of(folder, source, settings or (), jobs)
     if not isinstance(task, HybridTask | CtcTask):
         raise SettingError(f"{source} trains a {type(task).__name__}, which recognises no speech")
+    task = replace(task, absent="refuse")
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
     search = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
     request = Request(data, out, search, scales_of(folder))
@@ -152,7 +153,6 @@ def load(task: Task, model: Path) -> nn.Module:
         SettingError: they do not fit; names the tensor.
     """
     with timed("loading data and model"):
-        task.prepare()
         network = task.model()
         read_into(network, find_model(model))
     return network.eval()

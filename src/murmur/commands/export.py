@@ -9,7 +9,7 @@ import typer
 
 from murmur.commands.checks import folder_to_write
 from murmur.commands.exported import Cmvn, Kind, Wish, check_place, export_run
-from murmur.commands.options import OfRun, Settings
+from murmur.commands.options import OfRun, Settings, Trust
 from murmur.commands.timed import timed
 from murmur.commands.trained_run import open_run
 from murmur.commands.tuning import SearchRequest
@@ -70,6 +70,7 @@ def export(
     scale: Scale = None,
     penalty: Penalty = None,
     experiment: OfRun = None,
+    trust: Trust = False,
     settings: Settings = None,
     force: Force = False,
 ) -> None:
@@ -87,7 +88,7 @@ def export(
     with locked(beside(out)):
         given = {"acoustic_scale": scale, "insertion_penalty": penalty}
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-        run = open_run(model, experiment, settings or (), request)
+        run = open_run(model, experiment, settings or (), request, trust)
         search, options = run.searched(request)
         with timed(f"exporting to {to}"):
             lines = export_run(run, Wish(out, kind, cmvn, force), search, options)

@@ -22,6 +22,11 @@ OfRun = Annotated[
     str | None, typer.Option("--experiment", help="File or recipe, where the run's run.json does not name it.")
 ]
 
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run the Python file that the run's run.json names, though another user wrote it."),
+]
+
 
 def resolved(source: str, settings: Sequence[str], jobs: int | None = None) -> Experiment:
     """The experiment of a command line; `jobs` sets task.jobs.

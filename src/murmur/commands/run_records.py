@@ -13,6 +13,7 @@ from murmur.engine.experiment import describe
 from murmur.engine.task import Task
 from murmur.mistakes import SettingError
 from murmur.report.records import is_number
+from murmur.run_origin import is_of, located
 from murmur.speech.damage import read_object
 
 SETTINGS = ("acoustic_scale", "insertion_penalty", "beam", "max_active")
@@ -22,16 +23,17 @@ OF_NO_MATTER = ("cache", "jobs")  # where things lie and how many processes work
 def task_of(folder: Path, source: str, settings: Sequence[str], jobs: int | None = None) -> Task:
     """The task of a run's experiment, with the run's settings and then these.
 
-    Where the experiment says something else today than when the run began, that is told on standard error: a model
-    goes with the front end that it was trained with.
+    Paths are those of the run's files where they are now. Where the experiment says something else today than when the
+    run began, that is told on standard error: a model goes with the front end that it was trained with.
     """
     trained = settings_of(folder, source)
     run = recorded(folder, "run.json")
     then = run.get("experiment")
-    if run.get("source") == source and isinstance(then, dict):
+    found = located(folder, run, settings) if is_of(run, source) else []
+    if is_of(run, source) and isinstance(then, dict):
         for said in _differences(then.get("task"), source, trained):
             typer.echo(f"murmur: {source} has changed since {folder} was trained: {said}", err=True)
-    return resolved(source, [*trained, *settings], jobs).task
+    return resolved(source, [*trained, *found, *settings], jobs).task
 
 
 def _differences(then: object, source: str, trained: Sequence[str]) -> list[str]:
@@ -58,7 +60,7 @@ def changes(then: object, now: object, name: str) -> Iterator[tuple[str, Any, An
 def settings_of(folder: Path, source: str) -> list[str]:
     """The settings that a run was trained with; none where there is no record, or it is of another experiment."""
     run = recorded(folder, "run.json")
-    found = run.get("settings", []) if run.get("source") == source else []
+    found = run.get("settings", []) if is_of(run, source) else []
     return [str(s) for s in found if str(s).startswith("task.")] if isinstance(found, list) else []
 
 

@@ -23,13 +23,15 @@ from murmur.recipes.ctc import CtcTask
 from murmur.recipes.ctc_data import BINS
 from murmur.recipes.ctc_decode import GREEDY, CtcSearch
 from murmur.recipes.hybrid import HybridTask
+from murmur.recipes.prepared import refuse_to_make
 from murmur.recipes.vocabulary import Vocabulary
+from murmur.run_origin import source_of
 from murmur.speech import hybrid
 from murmur.speech.cmvn import Pair, Scope, statistics
 from murmur.speech.corpus import Corpus
 from murmur.speech.decode import DecodeOptions
 from murmur.speech.features import LogMel, sample_rate_hz
-from murmur.speech.shards import prepare
+from murmur.speech.shards import is_prepared, prepare
 from murmur.trained import read_into
 
 
@@ -87,6 +89,8 @@ class TrainedRun:
 
     def training_statistics(self) -> Pair:
         """Mean and deviation of all training frames."""
+        if not is_prepared(self.train, self.front, self.task.cache):
+            refuse_to_make("features of train", self.task.cache)
         store = prepare(self.train, self.front, self.task.cache, self.task.jobs)
         return statistics(store[name] for name in store)
 
@@ -154,9 +158,15 @@ def graph_folder(search: HybridSearch | CtcSearch) -> Path:
 
 
 def open_run(
-    model: Path, experiment: str | None = None, settings: Sequence[str] = (), search: SearchRequest | None = None
+    model: Path,
+    experiment: str | None = None,
+    settings: Sequence[str] = (),
+    search: SearchRequest | None = None,
+    trust: bool = False,
 ) -> TrainedRun:
     """The run behind a folder or one of its .safetensors files; all names are checked before the model is loaded.
+
+    `trust`: a Python file that run.json names may be run whoever wrote it.
 
     Raises:
         SettingError: there is no model, no record of its experiment, no such grammar, or it recognises no speech.
@@ -164,12 +174,11 @@ def open_run(
     stem = model_to_read(model)
     folder = stem.parent
     if experiment is None:
-        experiment = recorded(folder, "run.json").get("source")
-        if not isinstance(experiment, str):
-            raise SettingError(f"{folder} has no run.json that names the experiment of the model: give --experiment")
+        experiment = source_of(folder, recorded(folder, "run.json"), trust)
     task = task_of(folder, experiment, settings)
     if not isinstance(task, HybridTask | CtcTask):
         raise SettingError(f"{experiment} trains a {type(task).__name__}, which recognises no speech")
+    task = replace(task, absent="refuse")
     task_to_do(task)
     if search is not None:
         check_request(task, search)

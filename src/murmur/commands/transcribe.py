@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from murmur.commands.checks import folder_to_write
 from murmur.commands.exported_model import exported_transcriber, looks_exported
-from murmur.commands.options import OfRun, Settings
+from murmur.commands.options import OfRun, Settings, Trust
 from murmur.commands.trained_run import open_run
 from murmur.commands.transcriber import Transcriber, transcriber
 from murmur.commands.tuning import SearchRequest
@@ -95,6 +95,7 @@ def transcribe(
     beam: Beam = None,
     lattice_beam: LatticeBeam = None,
     experiment: OfRun = None,
+    trust: Trust = False,
     settings: Settings = None,
 ) -> None:
     """Transcribe recordings, see HELP."""
@@ -106,7 +107,7 @@ def transcribe(
         work = exported_transcriber(model, {"beam": beam, "lattice_beam": lattice_beam}, longest)
     else:
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-        run = open_run(model, experiment, settings or (), request)
+        run = open_run(model, experiment, settings or (), request, trust)
         work = transcriber(run, *run.searched(request), longest)
     failed = _do_all(files, work, rate, lambda found: _write(found, form, out, several=len(files) > 1))
     if failed:

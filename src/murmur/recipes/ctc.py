@@ -30,6 +30,7 @@ from murmur.recipes.ctc_data import Data, Reading, Split, load, read
 from murmur.recipes.ctc_decode import GREEDY, CtcDecoding, CtcSearch
 from murmur.recipes.ctc_output import Outputs, graph_score, greedy_rates, greedy_score, outputs
 from murmur.recipes.hybrid_config import LOOP, ONE_WORD
+from murmur.recipes.prepared import Absent, refuse_to_make
 from murmur.recipes.pronouncing import Guess
 from murmur.speech import ctc, ctc_labels
 from murmur.speech.augment import SpecAugment
@@ -83,6 +84,7 @@ class CtcTask:
         digits: size of the synthetic corpus.
         jobs: decoding processes.
         cache: folder for synthesised audio, computed features, completed lexicons and graphs.
+        absent: whether what was prepared for training and is not in the cache is made.
     """
 
     corpus: Path | None = None
@@ -101,6 +103,7 @@ class CtcTask:
     digits: Digits = field(default_factory=Digits)
     jobs: int = 1
     cache: Path = Path("runs/cache")
+    absent: Absent = field(default="make", repr=False)
 
     def __post_init__(self) -> None:
         if min(self.stack, self.minibatch_size) < 1:
@@ -162,13 +165,17 @@ class CtcTask:
     @cached_property
     def root(self) -> Path:
         """The corpus folder; the digits are synthesised on first use."""
-        return make_digits(self.cache, self.digits) if self.corpus is None else Path(self.corpus)
+        if self.corpus is not None:
+            return Path(self.corpus)
+        if self.absent == "refuse" and not digits_folder(self.cache, self.digits).is_dir():
+            refuse_to_make("the synthetic corpus", self.cache)
+        return make_digits(self.cache, self.digits)
 
     @property
     def _reading(self) -> Reading:
         lexicon = self.root / self.lexicon
         lexicon = lexicon if lexicon.is_file() or not self.lexicon.is_file() else self.lexicon
-        return Reading(self.units, self.stack, self.cmvn, lexicon, self.guess, self.cache)
+        return Reading(self.units, self.stack, self.cmvn, lexicon, self.guess, self.cache, self.absent)
 
     @property
     def per_epoch(self) -> int:

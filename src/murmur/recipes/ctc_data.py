@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from murmur.recipes.corpora import splits
+from murmur.recipes.prepared import Absent, refuse_to_make
 from murmur.recipes.pronouncing import Guess, completed_lexicon
 from murmur.speech import ctc
 from murmur.speech.cmvn import Scope, normalise_all
@@ -17,11 +18,12 @@ from murmur.speech.corpus import Corpus, CorpusError, Problem
 from murmur.speech.ctc_labels import LabelGraph
 from murmur.speech.features import Front, LogMel, Ready, deltas, sample_rate_hz
 from murmur.speech.lexicon import Entry, pronunciations_of, read_lexicon
-from murmur.speech.shards import FeatureStore, prepare
+from murmur.speech.shards import FeatureStore, is_prepared, prepare
 from murmur.worlds.torch.environment import cores_here
 
 log = logging.getLogger(__name__)
 BINS = 40  # log-mel
+PARTS = ("train", "dev", "test")
 NAMED = 8  # left-out utterances of a part, in the log
 
 
@@ -72,6 +74,7 @@ class Reading:
         lexicon: for phone units.
         guess: what pronounces words of the transcripts that the lexicon lacks.
         cache: folder of features and completed lexicons.
+        absent: whether what is not there yet is made.
     """
 
     kind: ctc.Kind
@@ -80,6 +83,7 @@ class Reading:
     lexicon: Path
     guess: Guess
     cache: Path
+    absent: Absent = "make"
 
 
 def load(root: Path, how: Reading) -> Data:
@@ -96,8 +100,11 @@ def load(root: Path, how: Reading) -> Data:
     front: Front = Ready() if first.features else LogMel(rate_hz=sample_rate_hz(train), bins=BINS)
     units, lexicon = _units(parts, how)
     label = labeller(units, lexicon)
+    lacking = [name for name, part in zip(PARTS, parts, strict=True) if not is_prepared(part, front, how.cache)]
+    if lacking and how.absent == "refuse":
+        refuse_to_make(f"features of {', '.join(lacking)}", how.cache)
     held = [_split(prepare(part, front, how.cache, cores_here(), progress=True), label, how) for part in parts]
-    for name, part in zip(("train", "dev", "test"), held, strict=True):
+    for name, part in zip(PARTS, held, strict=True):
         _tell(name, part.problems)
     train.without(held[0].problems)  # refuses to go on where too many are lost
     aligned = replace(held[0], names=tuple(name for name in held[0].names if name in held[0].targets))
@@ -138,7 +145,9 @@ def _units(parts: tuple[Corpus, ...], how: Reading) -> tuple[ctc.Units, tuple[En
     if how.kind != "phone":
         return ctc.Units.of(parts[0].texts.values(), how.kind), ()
     # Words of dev and test that training lacks stay unknown: a vocabulary made from them would flatter.
-    entries = tuple(read_lexicon(completed_lexicon(how.lexicon, parts[0].texts.values(), how.guess, how.cache)))
+    entries = tuple(
+        read_lexicon(completed_lexicon(how.lexicon, parts[0].texts.values(), how.guess, how.cache, how.absent))
+    )
     return ctc.Units.of((" ".join(phones) for _, phones in entries), how.kind), entries
 
 

@@ -39,15 +39,16 @@ from murmur.recipes.hybrid_config import (
     Search,
     first_options,
 )
-from murmur.recipes.hybrid_data import HybridData, Targets, make_targets, realigned
+from murmur.recipes.hybrid_data import HybridData, Targets, make_targets, realigned, stored_targets
 from murmur.recipes.hybrid_decode import DecodeHalf, Result, Scorer, System
 from murmur.recipes.hybrid_hmm import HmmHalf, Stage
+from murmur.recipes.prepared import Absent, refuse_to_make
 from murmur.recipes.pronouncing import Guess, completed_lexicon
 from murmur.speech import hybrid
 from murmur.speech.augment import SpecAugment
 from murmur.speech.chunks import ChunkBatch, ChunkTable
 from murmur.speech.corpus import Corpus
-from murmur.speech.digits import Digits
+from murmur.speech.digits import Digits, digits_folder
 from murmur.speech.models import Network, Tdnn
 from murmur.speech.synth import check_installed
 from murmur.strategies import SyncSGD
@@ -77,6 +78,7 @@ class HybridTask(ChunkLearning):
         seed: of the order of chunks and of the masks.
         jobs: processes for alignment and decoding; data is prepared by as many as there are cores.
         cache: folder for everything that is made once.
+        absent: whether what was prepared for training and is not in the cache is made.
     """
 
     corpus: Path | None = None
@@ -94,6 +96,7 @@ class HybridTask(ChunkLearning):
     seed: int = 0
     jobs: int = 1
     cache: Path = Path("runs/cache")
+    absent: Absent = field(default="make", repr=False)
 
     def __post_init__(self) -> None:
         if self.augment.tempo:
@@ -148,6 +151,8 @@ class HybridTask(ChunkLearning):
             CorpusError: the folder cannot be used; the message says why.
         """
         if self.corpus is None:
+            if self.absent == "refuse" and not digits_folder(self.cache, self.digits).is_dir():
+                refuse_to_make("the synthetic corpus", self.cache)
             return corpora.digits(self.cache, self.digits)
         found = corpora.LOADERS[self.loader](Path(self.corpus))
         return replace(found, lexicon=self._completed(found.lexicon, found.train))
@@ -155,7 +160,7 @@ class HybridTask(ChunkLearning):
     def _completed(self, lexicon: Path, train: Corpus) -> Path:
         if self.guess == "none":
             return lexicon
-        return completed_lexicon(lexicon, train.texts.values(), self.guess, self.cache)
+        return completed_lexicon(lexicon, train.texts.values(), self.guess, self.cache, self.absent)
 
     @cached_property
     def hmms(self) -> HmmHalf:
@@ -164,7 +169,7 @@ class HybridTask(ChunkLearning):
         lexicon = self.material.lexicon
         if own is not None and own.is_file():
             lexicon = self._completed(own, self.material.train)
-        return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs)
+        return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs, self.absent)
 
     def prepare(self) -> HybridData:
         """Features, Gaussian systems and alignments, where they are not there yet.
@@ -178,6 +183,10 @@ class HybridTask(ChunkLearning):
     def targets(self) -> Targets:
         """The pdf of every frame, and how frequent each is."""
         stage = self.hmms.trained[-1]
+        if self.absent == "refuse":
+            return stored_targets(
+                self.hmms, stage, None if self.realigned_by is None else read_pair(self.realigned_by)[1]["digest"]
+            )
         if self.realigned_by is None:
             return make_targets(self.hmms, stage)
         first = make_targets(self.hmms, stage)

@@ -15,6 +15,7 @@ from torch import Tensor
 from murmur.recipes.hybrid_decode import Scorer
 from murmur.recipes.hybrid_hmm import HmmHalf, Stage, stored_alignment
 from murmur.recipes.on_the_fly import audio_of, speed_chunks, write_normalisation
+from murmur.recipes.prepared import refuse_to_make
 from murmur.speech import hybrid
 from murmur.speech.cmvn import normalise
 from murmur.speech.corpus import Corpus, CorpusError
@@ -22,6 +23,7 @@ from murmur.speech.features import deltas
 from murmur.speech.frame_shards import UTTERANCES_PER_SHARD, Aligned, make
 from murmur.speech.frame_store import FORMAT, FrameStore, open_store
 from murmur.speech.hmm.align import align_scores
+from murmur.speech.hmm.storage import load_alignments
 from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon import split_known
 from murmur.speech.shard_statistics import Normalisation, normalisation
@@ -55,20 +57,39 @@ def make_targets(half: HmmHalf, stage: Stage) -> Targets:
     return _targets(stage, stage.tids, half.alignment(stage, half.material.dev))
 
 
+def stored_targets(half: HmmHalf, stage: Stage, realigned_by: str | None) -> Targets:
+    """Targets of train alone, of a Gaussian system or of the network of a digest, as they were stored for training.
+
+    Raises:
+        SettingError: the network's alignment is not there, or damaged.
+    """
+    if realigned_by is None:
+        return _targets(stage, stage.tids, {})
+    path = _realignment(half, stage, half.material.train, realigned_by)
+    try:
+        return _targets(stage, load_alignments(stage.model, path), {})
+    except (FileNotFoundError, ValueError) as error:
+        refuse_to_make(f"the alignment {path.name} ({error})", half.cache)
+
+
+def _realignment(half: HmmHalf, stage: Stage, part: Corpus, model_digest: str) -> Path:
+    key = hashlib.sha256(f"{stage.key} {part.digest()} {model_digest}".encode()).hexdigest()[:16]
+    return half.cache / f"network-{key}-alignment.npz"
+
+
 def realigned(half: HmmHalf, stage: Stage, scorers: Mapping[str, Scorer], model_digest: str) -> Targets:
     """Targets from new alignments by a network; `scorers` give its scores of "train" and "dev"."""
     found = {}
     for name in ("train", "dev"):
         part: Corpus = getattr(half.material, name)
         texts = split_known(half.lang, part.texts).texts
-        key = hashlib.sha256(f"{stage.key} {part.digest()} {model_digest}".encode()).hexdigest()[:16]
 
         def make(texts=texts, scorer=scorers[name]) -> Arrays:
             scores = {u: scorer(u) for u in texts}
             options = AlignOptions(acoustic_scale=NETWORK_SCALE)
             return align_scores(stage.model, scores, texts, options, half.jobs).tids
 
-        found[name] = stored_alignment(stage.model, half.cache / f"network-{key}-alignment.npz", make)
+        found[name] = stored_alignment(stage.model, _realignment(half, stage, part, model_digest), make)
     return _targets(stage, found["train"], found["dev"])
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from murmur.recipes.corpora import SpeechSet
 from murmur.recipes.hybrid_config import FrontEnd, HmmStages
+from murmur.recipes.prepared import Absent, refuse_to_make
 from murmur.speech.cmvn import normalise_all
 from murmur.speech.corpus import Corpus
 from murmur.speech.features import Front, LogMel, Mfcc, Ready, deltas, sample_rate_hz
@@ -67,6 +68,7 @@ class HmmHalf:
         stages: which systems.
         cache: folder of everything that is kept.
         jobs: processes that align; features are made by as many as there are cores.
+        absent: whether a Gaussian system that is not in the cache is trained.
     """
 
     material: SpeechSet
@@ -75,6 +77,7 @@ class HmmHalf:
     stages: HmmStages
     cache: Path
     jobs: int = 1
+    absent: Absent = "make"
 
     @cached_property
     def lang(self) -> Lang:
@@ -186,10 +189,13 @@ class HmmHalf:
         try:
             model = load_model(path)
             return Stage(name, model, load_alignments(model, beside), key)
-        except FileNotFoundError:
-            log.info("%s: training", name)
-        except ValueError as error:
-            log.warning("%s", error)
+        except (FileNotFoundError, ValueError) as error:
+            if self.absent == "refuse":
+                refuse_to_make(f"the Gaussian system {path.name} of the run's alignment ({error})", self.cache)
+            if isinstance(error, FileNotFoundError):
+                log.info("%s: training", name)
+            else:
+                log.warning("%s", error)
         trained = make()
         self.cache.mkdir(parents=True, exist_ok=True)
         save_alignments(trained.model, trained.tids, beside)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from murmur.recipes.prepared import Absent, refuse_to_make
 from murmur.speech.arpabet import ARPABET, PHONES
 from murmur.speech.corpus import CorpusError
 from murmur.speech.g2p import EspeakGuess, GraphemeGuess, PhoneMap
@@ -47,7 +48,7 @@ def guesser(
     return EspeakGuess(images, phones, has_stress(base), digits, voice, "LATIN" if english else "")
 
 
-def completed_lexicon(path: Path, texts: Iterable[str], guess: Guess, cache: Path) -> Path:
+def completed_lexicon(path: Path, texts: Iterable[str], guess: Guess, cache: Path, absent: Absent = "make") -> Path:
     """The lexicon at `path`, or one that also has the words of `texts` that it lacks.
 
     A new one is kept in a folder of `cache`, with the origin of each pronunciation; the log names it.
@@ -68,6 +69,8 @@ def completed_lexicon(path: Path, texts: Iterable[str], guess: Guess, cache: Pat
     folder = cache / f"lexicon-{content}"
     if (folder / LEXICON).is_file():  # written last, so all is there
         return folder / LEXICON
+    if absent == "refuse":
+        refuse_to_make(f"the completed lexicon {folder.name}", cache)
     found = completed_base(words, base, guesser(guess, base))
     tell(found, folder)
     if not found.entries:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 LOST_AT_MOST = 0.01
 
@@ -123,11 +125,27 @@ class Corpus:
         return corpus
 
     def digest(self) -> str:
-        """A name for exactly this content: identifiers, texts, sources and the sizes and dates of their files."""
+        """A name for exactly this content: identifiers, texts, sources and the sizes and dates of their files.
+
+        Files count by their place below the folder that holds them all, so that the name stays the same for a caller
+        in another folder, and when all of them are moved.
+        """
         sources = [source for u in self.utterances for source in (u.audio, u.features) if source is not None]
-        files = {str(path): _stamp(path) for path in sorted({source.path for source in sources})}
-        rows = [asdict(u) for u in self.utterances]
+        paths = sorted({source.path for source in sources})
+        whole = {path: os.path.abspath(path) for path in paths}
+        root = os.path.commonpath([os.path.dirname(path) for path in whole.values()]) if whole else ""
+        place = {str(path): os.path.relpath(name, root) for path, name in whole.items()}
+        files = {place[str(path)]: _stamp(path) for path in paths}
+        rows = [_placed(asdict(u), place) for u in self.utterances]
         return hashlib.sha256(json.dumps([rows, files], default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of an utterance with the places of its files."""
+    for source in (row["audio"], row["features"]):
+        if source is not None:
+            source["path"] = place[str(source["path"])]
+    return row
 
 
 def check_losses(kept: int, problems: Iterable[Problem], lost_at_most: float = LOST_AT_MOST) -> None:

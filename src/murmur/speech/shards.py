@@ -159,8 +159,7 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     Raises:
         CorpusError: more than 1 % of the utterances cannot be used.
     """
-    name = hashlib.sha256((corpus.digest() + digest(front)).encode()).hexdigest()[:16]
-    folder = Path(cache) / f"features-{name}"
+    folder = _folder(corpus, front, cache)
     folder.mkdir(parents=True, exist_ok=True)
     parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
     missing = [n for n in range(len(parts)) if not shard_is_whole(folder, n)]
@@ -169,6 +168,18 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
         pass
     problems = [p for path in sorted(folder.glob("[0-9]*.json")) for p in read_index(path).problems]
     return FeatureStore(folder, corpus.without(problems), front)
+
+
+def is_prepared(corpus: Corpus, front: Front, cache: Path) -> bool:
+    """Whether the features of a corpus are in `cache`; their checksums are not looked at."""
+    folder = _folder(corpus, front, cache)
+    shards = range(-(-len(corpus) // UTTERANCES_PER_SHARD))
+    return all((folder / f"{n:05}.{kind}").is_file() for n in shards for kind in ("npy", "json"))
+
+
+def _folder(corpus: Corpus, front: Front, cache: Path) -> Path:
+    name = hashlib.sha256((corpus.digest() + digest(front)).encode()).hexdigest()[:16]
+    return Path(cache) / f"features-{name}"
 
 
 def shard_is_whole(folder: Path, number: int) -> bool:
