@@ -17,7 +17,7 @@ from murmur.engine.trainer import Trainer
 from murmur.mistakes import SettingError
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import SyncSGD
-from murmur.trained import Initialised, choose, find_model, read_into
+from murmur.trained import Initialised, choose, find_model, read_into, told_choice
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import OddToy, weights_of
 
@@ -75,7 +75,11 @@ def test_a_model_without_names_is_checked_by_size(run: Path, tmp_path: Path) -> 
 
 
 def test_which_model_of_a_run(run: Path, tmp_path: Path) -> None:
-    assert find_model(run) == run / "best"  # not tested yet
+    assert find_model(run) == choose(run, "lowest", RUN.digest())[1]  # not tested yet
+    assert find_model(run, "last") == run / "model"
+    assert find_model(run, "averaged") == run / "averaged"
+    with pytest.raises(SettingError, match="--weights last chooses among the models of a run's folder"):
+        find_model(run / "best.safetensors", "last")
     assert find_model(run / "averaged") == find_model(run / "averaged.safetensors") == run / "averaged"
     with pytest.raises(SettingError, match=r"neither a .safetensors file nor a run's folder"):
         find_model(tmp_path)
@@ -91,3 +95,9 @@ def test_which_model_of_a_run(run: Path, tmp_path: Path) -> None:
         choose(tmp_path, "averaged", "the digest of another experiment")
     (tmp_path / "score.json").write_text('{"model": {"name": "averaged"}}')
     assert find_model(tmp_path) == tmp_path / "averaged"
+    assert find_model(tmp_path, "lowest") == tmp_path / lowest
+    figures = {"figures": {"loss": 0.5}}
+    assert told_choice(tmp_path / "averaged", None, figures) == "weights: averaged (the tested ones, held-out loss 0.5)"
+    assert told_choice(run / "best", "lowest", figures) == "weights: best (lowest held-out loss 0.5)"
+    assert told_choice(run / "model", "last", figures) == "weights: last (--weights, held-out loss 0.5)"
+    assert told_choice(Path("stranger"), None, {}) == "weights: stranger"

@@ -23,37 +23,65 @@ Choice = Literal["lowest", "last", "best", "averaged"]
 FILES = {"last": "model", "best": "best", "averaged": "averaged"}
 
 
-def find_model(path: Path) -> Path:
-    """The file, without its suffix, of a trained model: `path` itself, or of a run's folder the model that was tested.
+def find_model(path: Path, choice: Choice | None = None) -> Path:
+    """The file, without its suffix, of a trained model: `path` itself, or one of the models in a run's folder.
 
-    A run without score.json gives its best model by held-out loss.
+    Args:
+        path: a file or a folder.
+        choice: which model of a folder; None: the one that was tested, and of a run without score.json the one of the
+            lowest held-out loss.
 
     Raises:
         SettingError: there is none.
     """
+    if choice is not None and not path.is_dir():
+        raise SettingError(f"--weights {choice} chooses among the models of a run's folder, and {path} is a file")
+    if choice is not None:
+        return choose(path, choice)[1]
     if path.suffix == ".safetensors" and path.is_file():
         return path.with_suffix("")
     if path.with_name(f"{path.name}.safetensors").is_file():
         return path
-    tested: list[str] = []
-    if (path / "score.json").is_file():
-        named = _object(path / "score.json").get("model", {"name": "last"})  # records of old say nothing
+    return _of_run(path)
+
+
+def _of_run(folder: Path) -> Path:
+    """The model of a run that was tested, else the one of the lowest held-out loss, else any that is there."""
+    there = [name for name in ("best", "model", "averaged") if (folder / f"{name}.safetensors").is_file()]
+    if (folder / "score.json").is_file():
+        named = _object(folder / "score.json").get("model", {"name": "last"})  # records of old say nothing
         if not isinstance(named, dict) or str(named.get("name")) not in FILES:
-            raise SettingError(f"{path / 'score.json'}: the tested model is {named!r}; there are {', '.join(FILES)}")
-        tested = [FILES[str(named["name"])]]
-    for name in [*tested, "best", "model"]:
-        if (path / f"{name}.safetensors").is_file():
-            return path / name
-    raise SettingError(f"{path} is neither a .safetensors file nor a run's folder with a trained model")
+            raise SettingError(f"{folder / 'score.json'}: the tested model is {named!r}; there are {', '.join(FILES)}")
+        if FILES[str(named["name"])] in there:
+            return folder / FILES[str(named["name"])]
+    if any((folder / f"{name}.json").is_file() for name in there):
+        return choose(folder, "lowest")[1]
+    if there:
+        return folder / there[0]
+    raise SettingError(f"{folder} is neither a .safetensors file nor a run's folder with a trained model")
 
 
-def choose(out: Path, choice: Choice, digest: str) -> tuple[str, Path]:
+def told_choice(stem: Path, choice: Choice | None, facts: Mapping[str, Any]) -> str:
+    """Which model of a run is used, and by which rule, for the lines of its figures."""
+    names = {file: name for name, file in FILES.items()}
+    figures = facts.get("figures")
+    loss = figures.get("loss") if isinstance(figures, dict) else None
+    told = f" {loss:.5g}" if isinstance(loss, int | float) else ""
+    if stem.name not in names or not facts:
+        return f"weights: {stem.name}"
+    tested = choice is None and (stem.parent / "score.json").is_file()
+    why = "the tested ones, " if tested else "lowest " if choice in (None, "lowest") else "--weights, "
+    return f"weights: {names[stem.name]} ({why}held-out loss{told})"
+
+
+def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, Path]:
     """Which model of a finished run stands for it; "lowest" is the one of the lowest held-out loss, ties to the last.
 
     Args:
         out: the run's folder.
         choice: "last", "best", "averaged" or "lowest".
-        digest: of the run's experiment; models of another one, left by an earlier run, are passed over.
+        digest: of the run's experiment; models of another one, left by an earlier run, are passed over. None: all
+            count.
 
     Raises:
         SettingError: the run has no such model.
@@ -63,7 +91,7 @@ def choose(out: Path, choice: Choice, digest: str) -> tuple[str, Path]:
         facts = out / f"{file}.json"
         if facts.is_file():
             found = _object(facts)
-            if found.get("experiment") == digest:
+            if digest is None or found.get("experiment") == digest:
                 figures = found.get("figures")
                 loss = figures.get("loss") if isinstance(figures, dict) else None
                 losses[name] = loss if isinstance(loss, int | float) and math.isfinite(loss) else math.inf

@@ -37,7 +37,7 @@ from murmur.run_folder.opened import LATEST, OpenedRun, opened
 from murmur.run_origin import described_origin
 from murmur.settings import configure, load
 from murmur.stopping import Stopped
-from murmur.trained import Choice, Initialised, choose, find_model, read_into
+from murmur.trained import Choice, Initialised, choose, find_model, read_into, told_choice
 from murmur.world import Seat, World
 from murmur.worlds.mpi.world import MpiWorld
 from murmur.worlds.torch.environment import Place, check_meeting_point, cores_here, place_of, threads_per_learner
@@ -121,7 +121,7 @@ class Request:
         if self.init is not None:
             words += ["--init", str(self.init)]
         if self.tested != "lowest":
-            words += ["--test-model", self.tested]
+            words += ["--weights", self.tested]
         if self.lease_seconds is not None:
             words += ["--lease-seconds", str(self.lease_seconds)]
         if self.start_seconds is not None:
@@ -346,13 +346,15 @@ def report(request: Request, experiment: Experiment, model: nn.Module) -> None:
     began = time.monotonic()
     score = test_in(experiment.task, model, request.out / DECODED)
     seconds = time.monotonic() - began
-    for line in score.lines:
+    told = told_choice(stem, request.tested, facts)
+    shown = [*score.lines[: score.others], *(f"{line}; {told}" for line in score.lines[score.others :])]
+    for line in shown:
         print(line, flush=True)
     kept = {
         "test": dict(score.figures),
         "heldout": figures,
         "model": {"name": name, "minibatches": facts["minibatches"], "marks": facts.get("marks")},
-        "lines": list(score.lines),
+        "lines": shown,
         "test_seconds": seconds,
     }
     if score.recognised:

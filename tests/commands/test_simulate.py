@@ -40,7 +40,7 @@ def test_it_leaves_what_a_real_run_leaves_and_a_picture(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_strategies_side_by_side_in_two_processes(tmp_path: Path) -> None:
     """The same bytes as in one process."""
-    both = ["--strategy", "SyncSGD", "--strategy", "ADPSGD(mixing=randomized_ring)", "--test-model", "none"]
+    both = ["--strategy", "SyncSGD", "--strategy", "ADPSGD(mixing=randomized_ring)", "--weights", "none"]
     for jobs in (1, 2):
         words = ["--learners", 2, "--step-seconds", 0.1, "--jobs", jobs, "--out", tmp_path / str(jobs)]
         code, said = run("toy", *SHORT, *words, *both)
@@ -62,7 +62,7 @@ def test_large_flocks_without_gradients(tmp_path: Path) -> None:
 
 
 def test_a_step_is_measured_where_nothing_says_how_long_it_takes(tmp_path: Path) -> None:
-    code, said = run("toy", *SHORT, "--learners", 2, "--test-model", "none", "--out", tmp_path)
+    code, said = run("toy", *SHORT, "--learners", 2, "--weights", "none", "--out", tmp_path)
     assert code == 0, said
     assert "a gradient takes 0." in said
 

@@ -43,11 +43,12 @@ def test_a_trained_model_is_tested_and_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choice", ["last", "best", "averaged"])
 def test_the_model_asked_for_is_tested(choice: str, tmp_path: Path) -> None:
-    words = ["--set", "budget.epochs=2", "--set", "optimizer.lr=0.5", "--test-model", choice]
+    words = ["--set", "budget.epochs=2", "--set", "optimizer.lr=0.5", "--weights", choice]
     assert run("train", "toy", *words, "--out", tmp_path, *ONE)[0] == 0
     score = json.loads((tmp_path / "score.json").read_text())
     file = {"last": "model"}.get(choice, choice)
     assert score["model"]["name"] == choice
+    assert f"weights: {choice} (--weights, held-out loss" in score["lines"][0]
     assert score["heldout"] == json.loads((tmp_path / f"{file}.json").read_text())["figures"]
 
 

@@ -68,13 +68,13 @@ def file_to_read(path: Path, option: str) -> None:
         raise SettingError(f"{option} {path}: you may not read this file: change its permissions")
 
 
-def model_to_read(path: Path) -> Path:
+def model_to_read(path: Path, choice: Choice | None = None) -> Path:
     """The file, without suffix, of a trained model whose header is whole.
 
     Raises:
         SettingError: there is none, or it is damaged.
     """
-    stem = find_model(path)
+    stem = find_model(path, choice)
     file = stem.with_suffix(".safetensors")
     try:
         with safe_open(file, framework="numpy"):
@@ -101,7 +101,7 @@ def tested_model(experiment: Experiment, choice: Choice | None) -> None:
     """
     if choice == "averaged" and experiment.averaged_marks == 0:
         known = ", ".join(name for name in ("lowest", *FILES) if name != "averaged")
-        raise SettingError(f"--test-model averaged needs averaged_marks of 1 or more: set it, or choose one of {known}")
+        raise SettingError(f"--weights averaged needs averaged_marks of 1 or more: set it, or choose one of {known}")
 
 
 def free_bytes(folder: Path) -> float:

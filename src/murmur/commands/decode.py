@@ -14,7 +14,7 @@ from torch import nn
 
 from murmur.commands.checks import folder_to_write, model_to_read, task_to_do
 from murmur.commands.hybrid_search import HybridSearch, word_lines
-from murmur.commands.options import Jobs, Settings
+from murmur.commands.options import Jobs, Settings, Weights
 from murmur.commands.prepare_data import check_data
 from murmur.commands.run_records import SETTINGS, scales_of, task_of
 from murmur.commands.timed import timed
@@ -39,7 +39,7 @@ from murmur.speech.decode import DecodeOptions
 from murmur.speech.decode_set import Decoded
 from murmur.speech.kaldi_dir import write_table
 from murmur.speech.wer import score
-from murmur.trained import find_model, read_into
+from murmur.trained import Choice, read_into, told_choice
 
 app = typer.Typer(add_completion=False)
 KEPT = ".decoded"  # folder of what is decoded so far
@@ -60,12 +60,13 @@ MaxActive = Annotated[int | None, typer.Option(help="Most states a frame; as tun
 
 @dataclass(frozen=True)
 class Request:
-    """One decoding: the data, the folder for results, the search, and the settings that the run tuned."""
+    """One decoding: the data, the folder for results, the search, the settings that the run tuned, its weights."""
 
     data: str
     out: Path
     search: SearchRequest
     of_run: Mapping[str, float]
+    weights: str = ""
 
 
 @app.command()
@@ -84,6 +85,7 @@ def decode(
     lexicon: LexiconOption = None,
     guess: GuessOption = "auto",
     dev: DevOption = None,
+    weights: Weights = None,
     settings: Settings = None,
     jobs: Jobs = None,
 ) -> None:
@@ -104,27 +106,32 @@ def decode(
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
     search = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
     request = Request(data, out, search, scales_of(folder))
-    check(task, model, request)
-    network = load(task, model)
+    stem = check(task, model, weights, request)
+    network, told = load(task, stem, weights)
+    request = replace(request, weights=told)
     facts = decode_ctc(task, network, request) if isinstance(task, CtcTask) else decode_hybrid(task, network, request)
-    content = {"model": str(find_model(model)), **facts}
+    content = {"model": str(stem), "weights": told, **facts}
     write_whole(out / "summary.json", json.dumps(content, indent=1).encode())
     shutil.rmtree(out / KEPT, ignore_errors=True)
 
 
-def check(task: HybridTask | CtcTask, model: Path, request: Request) -> None:
+def check(task: HybridTask | CtcTask, model: Path, weights: Choice | None, request: Request) -> Path:
     """Check the model, the data, the folders and the search of a decoding, before anything is prepared.
+
+    Returns:
+        The file of the model, without suffix.
 
     Raises:
         SettingError, CorpusError: names what is missing.
     """
-    model_to_read(model)
+    stem = model_to_read(model, weights)
     folder_to_write(request.out, "--out")
     task_to_do(task)
     if request.data not in PARTS:
         check_data(request.data)
     check_request(task, request.search)
     check_search(task, request)
+    return stem
 
 
 def check_search(task: HybridTask | CtcTask, request: Request) -> None:
@@ -146,16 +153,16 @@ def check_search(task: HybridTask | CtcTask, request: Request) -> None:
         )
 
 
-def load(task: Task, model: Path) -> nn.Module:
-    """The task's network with the trained weights.
+def load(task: Task, stem: Path, weights: Choice | None) -> tuple[nn.Module, str]:
+    """The task's network with the trained weights, and which they are, in words.
 
     Raises:
         SettingError: they do not fit; names the tensor.
     """
     with timed("loading data and model"):
         network = task.model()
-        read_into(network, find_model(model))
-    return network.eval()
+        facts = read_into(network, stem)
+    return network.eval(), told_choice(stem, weights, facts)
 
 
 def decode_hybrid(task: HybridTask, network: nn.Module, request: Request) -> dict[str, Any]:
@@ -171,7 +178,7 @@ def decode_hybrid(task: HybridTask, network: nn.Module, request: Request) -> dic
     beside.replace(request.out / "words.ctm")
     typer.echo(found.summary())
     facts = facts_of(found, options, request, 100.0)
-    return {**facts, "wer": told(corpus.texts, found.texts)}
+    return {**facts, "wer": told(corpus.texts, found.texts, request.weights)}
 
 
 def decode_ctc(task: CtcTask, network: nn.Module, request: Request) -> dict[str, Any]:
@@ -183,7 +190,7 @@ def decode_ctc(task: CtcTask, network: nn.Module, request: Request) -> dict[str,
             texts = task.transcribe(network, split)
         write_texts(texts, request.out)
         phones = task.data.units.kind == "phone"  # no words to compare
-        return {"search": "best path", "wer": None if phones else told(split.texts, texts)}
+        return {"search": "best path", "wer": None if phones else told(split.texts, texts, request.weights)}
     search = replace(search, kept=request.out / KEPT)
     changes = settings_of_search(task, network, search, request.search)
     options = replace(task.decoding.first, **options_of({**request.of_run, **changes}))
@@ -191,7 +198,7 @@ def decode_ctc(task: CtcTask, network: nn.Module, request: Request) -> dict[str,
         found = search.decode(task.outputs(network, split).scores, options)
     write_texts(found.texts, request.out)
     facts = facts_of(found, options, request, search.frames_per_second)
-    return {**facts, "wer": told(split.texts, found.texts)}
+    return {**facts, "wer": told(split.texts, found.texts, request.weights)}
 
 
 def search_of(task: CtcTask, grammar: str | Vocabulary | None) -> CtcSearch | None:
@@ -221,12 +228,12 @@ def write_texts(texts: Mapping[str, str], out: Path) -> None:
     typer.echo(f"{out / 'text'}")
 
 
-def told(references: Mapping[str, str], texts: Mapping[str, str]) -> float | None:
+def told(references: Mapping[str, str], texts: Mapping[str, str], weights: str) -> float | None:
     """The error rate in percent, printed; None where the data has no words to compare with."""
     if not any(references.values()):
         return None
     rate = score({name: references[name] for name in texts}, texts)
-    typer.echo(str(rate))
+    typer.echo(f"{rate}; {weights}")
     return rate.percent
 
 

@@ -9,7 +9,7 @@ import typer
 
 from murmur.commands.checks import folder_to_write
 from murmur.commands.exported import Cmvn, Kind, Wish, check_place, export_run
-from murmur.commands.options import OfRun, Settings, Trust
+from murmur.commands.options import OfRun, Settings, Trust, Weights
 from murmur.commands.timed import timed
 from murmur.commands.trained_run import open_run
 from murmur.commands.tuning import SearchRequest
@@ -71,6 +71,7 @@ def export(
     penalty: Penalty = None,
     experiment: OfRun = None,
     trust: Trust = False,
+    weights: Weights = None,
     settings: Settings = None,
     force: Force = False,
 ) -> None:
@@ -88,7 +89,7 @@ def export(
     with locked(beside(out)):
         given = {"acoustic_scale": scale, "insertion_penalty": penalty}
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-        run = open_run(model, experiment, settings or (), request, trust)
+        run = open_run(model, experiment, settings or (), request, trust, weights)
         search, options = run.searched(request)
         with timed(f"exporting to {to}"):
             lines = export_run(run, Wish(out, kind, cmvn, force), search, options)

@@ -103,9 +103,8 @@ def export_run(
         worst = write_onnx(module, front.bins, facts, folder / "model.onnx")
         lines = _write_tables(folder, search)
         _write_metadata(folder, facts, search, options, worst)
-    first = (
-        f"{wish.out}: opset {OPSET}, {wish.kind}, normalised by {normalised_by}, at most {worst:.1g} from the network"
-    )
+    told = f"at most {worst:.1g} from the network; {run.weights}"
+    first = f"{wish.out}: opset {OPSET}, {wish.kind}, normalised by {normalised_by}, {told}"
     return [first, *lines]
 
 

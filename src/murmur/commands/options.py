@@ -9,6 +9,7 @@ import typer
 
 from murmur.engine.experiment import Experiment
 from murmur.settings import configure, load
+from murmur.trained import Choice
 
 Source = Annotated[
     str, typer.Argument(metavar="EXPERIMENT", help="A Python file with experiment(), or a recipe's name.")
@@ -22,6 +23,22 @@ OfRun = Annotated[
     str | None, typer.Option("--experiment", help="File or recipe, where the run's run.json does not name it.")
 ]
 
+TestedWeights = Annotated[
+    Choice,
+    typer.Option(
+        "--weights",
+        help="Which model is tested and stands for the run: lowest (the one of the lowest held-out loss), last, best"
+        " (evaluation mark) or averaged (mean of the best marks).",
+    ),
+]
+Weights = Annotated[
+    Choice | None,
+    typer.Option(
+        "--weights",
+        help="Which model of the run: lowest (held-out loss), last, best or averaged; otherwise the one that the run"
+        " tested, which is lowest unless its --weights said otherwise.",
+    ),
+]
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="Run the Python file that the run's run.json names, though another user wrote it."),

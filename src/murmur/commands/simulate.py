@@ -100,7 +100,7 @@ Resume = Annotated[
 Tested = Annotated[
     Literal["lowest", "last", "best", "averaged", "none"],
     typer.Option(
-        "--test-model", help="Which is tested at the end, as by murmur train; none: none.", rich_help_panel=HOW
+        "--weights", help="Which model is tested at the end, as by murmur train; none: none.", rich_help_panel=HOW
     ),
 ]
 HELP = """Train an experiment on a cluster on paper: real gradients, modelled seconds and bytes, the same bits always.

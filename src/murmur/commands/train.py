@@ -9,9 +9,8 @@ import typer
 
 from murmur.commands.checks import folder_to_write, model_to_read, task_to_do, tested_model
 from murmur.commands.dry_run import dry_run
-from murmur.commands.options import Settings, Source
+from murmur.commands.options import Settings, Source, TestedWeights
 from murmur.run_folder.opened import LATEST
-from murmur.trained import Choice
 from murmur.training import Request, train
 from murmur.worlds.torch.secret import from_file
 
@@ -38,9 +37,6 @@ Restarts = Annotated[int, typer.Option(min=0, help="How often each learner may b
 Init = Annotated[
     Path | None,
     typer.Option(help="Start from the weights of a trained model: a run's folder or a .safetensors file."),
-]
-TestModel = Annotated[
-    Choice, typer.Option(help="Which model is tested; 'lowest' is the one of the lowest held-out loss.")
 ]
 Dry = Annotated[
     bool, typer.Option("--dry-run", help="Only show shapes, the first minibatch, memory and time; train nothing.")
@@ -111,7 +107,7 @@ def train_command(
     force: Force = False,
     restarts: Restarts = 0,
     init: Init = None,
-    test_model: TestModel = "lowest",
+    weights: TestedWeights = "lowest",
     dry: Dry = False,
     world: World = "torch",
     secret_file: SecretFile = None,
@@ -128,7 +124,7 @@ def train_command(
         restarts,
         threads,
         init,
-        test_model,
+        weights,
         world,
         secret_file,
         lease_seconds,

@@ -32,7 +32,7 @@ from murmur.speech.corpus import Corpus
 from murmur.speech.decode import DecodeOptions
 from murmur.speech.features import LogMel, sample_rate_hz
 from murmur.speech.shards import is_prepared, prepare
-from murmur.trained import read_into
+from murmur.trained import Choice, read_into, told_choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +44,14 @@ class TrainedRun:
         network: in evaluation mode.
         folder: of the run.
         name: of the experiment.
+        weights: which model of the run the network is, in words.
     """
 
     task: HybridTask | CtcTask
     network: nn.Module
     folder: Path
     name: str
+    weights: str
 
     @cached_property
     def train(self) -> Corpus:
@@ -163,15 +165,16 @@ def open_run(
     settings: Sequence[str] = (),
     search: SearchRequest | None = None,
     trust: bool = False,
+    choice: Choice | None = None,
 ) -> TrainedRun:
     """The run behind a folder or one of its .safetensors files; all names are checked before the model is loaded.
 
-    `trust`: a Python file that run.json names may be run whoever wrote it.
+    `choice`: which model of the run. `trust`: a Python file that run.json names may be run whoever wrote it.
 
     Raises:
         SettingError: there is no model, no record of its experiment, no such grammar, or it recognises no speech.
     """
-    stem = model_to_read(model)
+    stem = model_to_read(model, choice)
     folder = stem.parent
     if experiment is None:
         experiment = source_of(folder, recorded(folder, "run.json"), trust)
@@ -184,8 +187,8 @@ def open_run(
         check_request(task, search)
     with timed("loading the model"):
         network = task.model()
-        read_into(network, stem)
-    return TrainedRun(task, network.eval(), folder, experiment)
+        facts = read_into(network, stem)
+    return TrainedRun(task, network.eval(), folder, experiment, told_choice(stem, choice, facts))
 
 
 def _ctc_scales(folder: Path) -> dict[str, float]:

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from murmur.commands.checks import folder_to_write
 from murmur.commands.exported_model import exported_transcriber, looks_exported
-from murmur.commands.options import OfRun, Settings, Trust
+from murmur.commands.options import OfRun, Settings, Trust, Weights
 from murmur.commands.trained_run import open_run
 from murmur.commands.transcriber import Transcriber, transcriber
 from murmur.commands.tuning import SearchRequest
@@ -96,18 +96,21 @@ def transcribe(
     lattice_beam: LatticeBeam = None,
     experiment: OfRun = None,
     trust: Trust = False,
+    weights: Weights = None,
     settings: Settings = None,
 ) -> None:
     """Transcribe recordings, see HELP."""
     _check_names(files, out)
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "lattice_beam": lattice_beam}
     if looks_exported(model):
-        own = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
-        _refuse({**own, "scale": scale, "penalty": penalty, "experiment": experiment, "set": settings})
+        own: dict[str, object] = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
+        own |= {"scale": scale, "penalty": penalty, "experiment": experiment, "set": settings, "weights": weights}
+        _refuse(own)
         work = exported_transcriber(model, {"beam": beam, "lattice_beam": lattice_beam}, longest)
     else:
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-        run = open_run(model, experiment, settings or (), request, trust)
+        run = open_run(model, experiment, settings or (), request, trust, weights)
+        typer.echo(f"murmur: {run.weights}", err=True)
         work = transcriber(run, *run.searched(request), longest)
     failed = _do_all(files, work, rate, lambda found: _write(found, form, out, several=len(files) > 1))
     if failed:

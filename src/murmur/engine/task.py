@@ -47,11 +47,13 @@ class Score:
         figures: for programs.
         lines: for people.
         recognised: every utterance of test, where words were recognised; paired comparisons of runs need them.
+        others: how many of the first lines are of other systems than the trained model.
     """
 
     figures: Mapping[str, float] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
     recognised: tuple[Recognised, ...] = ()
+    others: int = 0
 
 
 class Task(Protocol):

@@ -224,9 +224,10 @@ class HybridTask(ChunkLearning):
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
         """`test`; what is decoded is kept in a folder, and not decoded again."""
         decoder = replace(self._decoder, kept=kept)
-        results = self._gaussian_results(decoder) + self._network_results(decoder, model)
+        others = self._gaussian_results(decoder)
+        results = others + self._network_results(decoder, model)
         figures = {name: value for result in results for name, value in result.figures.items()}
-        return Score(figures, tuple(str(result) for result in results), results[-1].recognised)
+        return Score(figures, tuple(str(result) for result in results), results[-1].recognised, len(others))
 
     def _gaussian_results(self, decoder: DecodeHalf) -> list[Result]:
         """Error rates of the Gaussian systems that `decoding.scored` asks for."""

@@ -23,8 +23,9 @@ PATTERNS = (
     "checkpoints/[0-9]*/learner-*.*",
     "checkpoints/marks/[0-9]*.*",
     "checkpoints/began.json",
+    "decoded/*",
 )
-FOLDERS = ("checkpoints/[0-9]*", "checkpoints/marks", "checkpoints")
+FOLDERS = ("checkpoints/[0-9]*", "checkpoints/marks", "checkpoints", "decoded")
 WORK = ("score.json", "simulated.json", *(f"{name}.safetensors" for name in MODELS))
 
 
