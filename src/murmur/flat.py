@@ -2,7 +2,8 @@
 
 Vectors are copies, never aliases of the parameters: cuDNN re-packs the weights of an LSTM and silently drops an alias.
 The vector has the widest floating type among the tensors (bfloat16 and float16 count as float32, whole numbers as
-float64, which holds them exactly) and lives on the device of the first one; tied tensors stand in it once, frozen ones not at all.
+float64, which holds them exactly) and lives on the device of the first one; tied tensors stand in it once, frozen ones
+not at all.
 """
 
 from __future__ import annotations
