@@ -109,3 +109,15 @@ def test_names_are_one_line_of_valid_text(name):
 def test_hours_are_written_as_hours():
     late = Transcript("x", 7300.0, (Word("a", 7199.9996, 7261.5, 0.5),))
     assert "02:00:00,000 --> 02:01:01,500" in as_srt(late)
+
+
+@pytest.mark.parametrize(
+    ("words", "too_short", "notes"),
+    [
+        ((Word("a", 0.0, 0.02, 1.0),), False, ()),
+        ((), False, ("no word was recognised in 0.040 s of audio",)),
+        ((), True, ("0.040 s of audio are shorter than one frame of features: no words",)),
+    ],
+)
+def test_a_recording_without_words_is_told(words, too_short, notes):
+    assert Transcript("x", 0.04, words, too_short=too_short).notes == notes

@@ -51,8 +51,14 @@ class Transcript:
     def notes(self) -> tuple[str, ...]:
         """What a reader of the words alone would not notice, a sentence each."""
         short = f"{self.seconds:.3f} s of audio are shorter than one frame of features: no words"
+        empty = f"no word was recognised in {self.seconds:.3f} s of audio"
         cut = "the search ended outside the grammar: the words are the best up to there; try a larger --beam"
-        told = ((self.changes, bool(self.changes)), (short, self.too_short), (cut, self.partial))
+        told = (
+            (self.changes, bool(self.changes)),
+            (short, self.too_short),
+            (empty, not self.words and not self.too_short),
+            (cut, self.partial),
+        )
         return tuple(note for note, holds in told if holds)
 
     @property
