@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,12 +130,18 @@ class ClusterRun:
 
     def figures(self, minibatches: int) -> dict[str, float]:
         """Seconds since the start, minibatches done again and left undone, and seconds of the latest restart."""
-        whole = {"seconds": time.time() - self.began, "again": self.again(), "undone": len(self.undone(minibatches))}
-        at = {
-            k: [g.moment for g in self.gradients() if g.restarts == k] for k in {g.restarts for g in self.gradients()}
+        whole = {
+            "seconds": round(time.time() - self.began, 1),
+            "again": self.again(),
+            "undone": len(self.undone(minibatches)),
         }
-        last = max(at)
-        return whole if last == 0 else {**whole, "restart_seconds": min(at[last]) - max(at[last - 1])}
+        moments: dict[int, list[float]] = defaultdict(list)
+        for g in self.gradients():
+            moments[g.restarts].append(g.moment)
+        if len(moments) == 1:
+            return whole
+        *_, before, after = (moments[k] for k in sorted(moments))
+        return {**whole, "restart_seconds": round(min(after) - max(before), 1)}
 
     def told(self) -> str:
         """The job's output."""
