@@ -1,6 +1,7 @@
 """Decoding with grammars of one's own, against enumeration of their sentences and exact search in each."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -90,15 +91,41 @@ def test_ctc_search_finds_the_best_sentence(tmp_path, seed, separator):
             assert known[found.words] == pytest.approx(best, abs=1e-3)
 
 
+def silence(random, transitions):
+    """Scores of 60 frames in which nothing is said."""
+    scores_TP = random.normal(size=(60, transitions.library.num_pdfs)).astype(np.float32)
+    scores_TP[:, sorted(set(transitions.pdf_of[1:][transitions.phone_of[1:] == 1]))] += 40
+    return scores_TP
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_grammar_of_one_sentence_gives_that_sentence(tmp_path, seed):
-    """Whatever is heard, in an ordinary beam."""
+    """Whatever is heard: a search that a narrow beam lets end elsewhere is repeated with a wider one."""
     lang = make_lang([*LEXICON, *((f"w{n}", ("o", "t", "n")) for n in range(50))])
     transitions = make_transitions(lang, monophone_tree(lang))
     graph = build_hclg(lang, transitions, acceptor_grammar(lang, grammar_of(tmp_path, "public <r> = a c w7 b;")))
-    scores_TP = 3 * np.random.default_rng(seed).normal(size=(60, graph.num_columns)).astype(np.float32)
-    found = Decoder(graph, DecodeOptions(acoustic_scale=0.3)).decode(scores_TP)
+    scores_TP = silence(np.random.default_rng(seed), transitions)
+    narrow = DecodeOptions(acoustic_scale=0.3, beam=1.0, max_active=22)
+    assert not Decoder(graph, narrow).decode(scores_TP).complete
+    decoder = Decoder(graph, replace(narrow, retries=3))
+    found = decoder.decode(scores_TP)
     assert (found.words, found.complete) == (("a", "c", "w7", "b"), True)
+    lattice, complete = decoder.lattice(scores_TP)
+    assert (decoder.best_of(lattice, complete)[0].words, complete) == (("a", "c", "w7", "b"), True)
+    assert not decoder.decode(scores_TP[:20]).complete  # too few frames for all of it
+    with pytest.raises(ValueError, match="retries = -1"):
+        replace(narrow, retries=-1)
+
+
+def test_no_search_of_a_large_graph_is_repeated(tmp_path, monkeypatch):
+    lang = make_lang(LEXICON)
+    transitions = make_transitions(lang, monophone_tree(lang))
+    graph = build_hclg(lang, transitions, acceptor_grammar(lang, grammar_of(tmp_path, "public <r> = a c a c;")))
+    scores_TP = silence(np.random.default_rng(0), transitions)
+    decoder = Decoder(graph, DecodeOptions(acoustic_scale=0.3, beam=1.0, max_active=22, retries=3))
+    assert decoder.decode(scores_TP).complete
+    monkeypatch.setattr("murmur.speech.decode.MOST_RETRIED", graph.fst.num_states * 60 - 1)
+    assert not decoder.decode(scores_TP).complete
 
 
 def test_words_without_pronunciation_are_no_grammar(tmp_path):

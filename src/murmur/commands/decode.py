@@ -18,7 +18,15 @@ from murmur.commands.options import Jobs, Settings, Weights
 from murmur.commands.prepare_data import check_data
 from murmur.commands.run_records import SETTINGS, scales_of, task_of
 from murmur.commands.timed import timed
-from murmur.commands.tuning import PARTS, SearchRequest, check_request, corpus_of, settings_of_search, split_of
+from murmur.commands.tuning import (
+    PARTS,
+    SearchRequest,
+    check_request,
+    corpus_of,
+    settings_of_search,
+    split_of,
+    to_the_end,
+)
 from murmur.commands.vocabulary_options import (
     DevOption,
     GrammarOption,
@@ -170,6 +178,7 @@ def decode_hybrid(task: HybridTask, network: nn.Module, request: Request) -> dic
     search = HybridSearch(task, network, request.search.grammar, request.out / KEPT)
     changes = settings_of_search(task, network, search, request.search)
     options = replace(search.widest, **options_of({**request.of_run, **changes}))
+    options = to_the_end(options, request.search.grammar)
     corpus = corpus_of(task, request.data)
     found = search.decode(corpus, options)
     write_texts(found.texts, request.out)
@@ -194,6 +203,7 @@ def decode_ctc(task: CtcTask, network: nn.Module, request: Request) -> dict[str,
     search = replace(search, kept=request.out / KEPT)
     changes = settings_of_search(task, network, search, request.search)
     options = replace(task.decoding.first, **options_of({**request.of_run, **changes}))
+    options = to_the_end(options, request.search.grammar)
     with timed(f"recognising {len(split.names)} utterances"):
         found = search.decode(task.outputs(network, split).scores, options)
     write_texts(found.texts, request.out)

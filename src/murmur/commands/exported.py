@@ -201,6 +201,7 @@ def _write_metadata(
         "libraries": list(libraries()),
         "greatest_difference": worst,
         "search": {"beam": options.beam, "max_active": options.max_active, "min_active": options.min_active},
+        "retries": options.retries,
         "insertion_penalty": options.insertion_penalty if search.graph is not None else 0.0,
         "words_moved": search.moved.unread if search.moved is not None else 0,
         "sha256": {name: sha256_of(folder / name) for name in vouched(search.graph is not None)},

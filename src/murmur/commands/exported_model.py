@@ -62,7 +62,7 @@ def exported_transcriber(folder: Path, given: Mapping[str, float | None], longes
         facts = _facts(folder)
         search = {**facts["search"], **{name: value for name, value in given.items() if value is not None}}
         # Scale and penalty are inside the export.
-        options = replace(DecodeOptions(**search), acoustic_scale=1.0, insertion_penalty=0.0)
+        options = replace(DecodeOptions(**search), acoustic_scale=1.0, insertion_penalty=0.0, retries=facts["retries"])
         times = json.loads((folder / TIMES).read_text(encoding="utf-8"))
         listen = _listener(folder, times, options)
         front, stack = _front(facts), int(facts["subsampling_factor"])

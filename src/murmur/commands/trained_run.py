@@ -16,7 +16,7 @@ from murmur.commands.checks import model_to_read, task_to_do
 from murmur.commands.hybrid_search import HybridSearch
 from murmur.commands.run_records import figures_on_test, recorded, scales_of, task_of
 from murmur.commands.timed import timed
-from murmur.commands.tuning import SearchRequest, check_request, settings_of_search
+from murmur.commands.tuning import SearchRequest, check_request, settings_of_search, to_the_end
 from murmur.mistakes import SettingError
 from murmur.recipes.corpora import splits
 from murmur.recipes.ctc import CtcTask
@@ -129,7 +129,8 @@ class TrainedRun:
             ValueError: words cannot be pronounced, or there is no acoustic scale.
         """
         search = self.search(request.grammar)
-        return search, self.options(settings_of_search(self.task, self.network, search, request))
+        options = self.options(settings_of_search(self.task, self.network, search, request))
+        return search, to_the_end(options, request.grammar)
 
     def options(self, given: Mapping[str, float | int | None]) -> DecodeOptions:
         """Search settings: as given, else as the run tuned them on dev, else the experiment's first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -27,6 +27,7 @@ from murmur.speech.grammar import sayable_words
 log = logging.getLogger(__name__)
 PARTS = ("train", "dev", "test")
 NAMED = 5
+RETRIES = 3  # of a beam of 13: 130, 1300, 13000
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,12 @@ def settings_of_search(
     if isinstance(request.grammar, Vocabulary) and "acoustic_scale" not in changes:
         log.info("the acoustic scale is the run's, tuned with its own grammar; --dev DATA tunes it for this one")
     return changes
+
+
+def to_the_end(options: DecodeOptions, grammar: str | Vocabulary | None) -> DecodeOptions:
+    """The settings with which a search for sentences of a user's grammar ends in one, however far the speech is off."""
+    own = isinstance(grammar, Vocabulary) and grammar.kind == "grammar"
+    return replace(options, retries=RETRIES) if own else options
 
 
 def corpus_of(task: HybridTask, data: str) -> Corpus:

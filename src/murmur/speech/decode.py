@@ -6,7 +6,8 @@ T frames, C columns of a score matrix (pdfs or CTC tokens), L input labels of th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import kaldi_decoder
 import kaldifst
@@ -15,6 +16,8 @@ import numpy as np
 from murmur.speech.graph import DecodingGraph, with_insertion_penalty
 
 FRAMES_AT_ONCE = 100
+RETRY_FACTOR = 10
+MOST_RETRIED = 100_000_000  # states times frames
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class DecodeOptions:
         max_active, min_active: states kept per frame at most and at least, whatever the beam says.
         lattice_beam: of n-best lists: how much worse than the best a listed path may be.
         insertion_penalty: cost (natural log) of every word beside the graph's; above 0 there are fewer words.
+        retries: how often a search that ends outside a final state is repeated, each time with ten times the beam and
+            the states. For graphs of few sentences: what is said may be far from all of them.
     """
 
     acoustic_scale: float = 0.1
@@ -35,6 +40,7 @@ class DecodeOptions:
     min_active: int = 20
     lattice_beam: float = 6.0
     insertion_penalty: float = 0.0
+    retries: int = 0
 
     def __post_init__(self) -> None:
         positive = min(self.acoustic_scale, self.beam, self.lattice_beam) > 0
@@ -42,6 +48,13 @@ class DecodeOptions:
             raise ValueError(f"{self}: scale and beams must be positive, and 1 <= min_active < max_active")
         if not math.isfinite(self.insertion_penalty):
             raise ValueError(f"insertion_penalty = {self.insertion_penalty}: give a finite cost, 0 for none")
+        if self.retries < 0:
+            raise ValueError(f"retries = {self.retries}: give 0 for none")
+
+    def wider(self) -> DecodeOptions:
+        """The settings of the next try."""
+        most = min(RETRY_FACTOR * self.max_active, 2**31 - 1)  # the library holds it in 32 bits
+        return replace(self, beam=RETRY_FACTOR * self.beam, max_active=most, retries=self.retries - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +85,9 @@ class Decoder:
 
     def __init__(self, graph: DecodingGraph, options: DecodeOptions | None = None) -> None:
         self.options = options or DecodeOptions()
-        settings = self.options
-        self.graph = with_insertion_penalty(graph, settings.insertion_penalty) if settings.insertion_penalty else graph
-        self._search = kaldi_decoder.FasterDecoder(
-            self.graph.fst,
-            kaldi_decoder.FasterDecoderOptions(
-                beam=settings.beam, max_active=settings.max_active, min_active=settings.min_active
-            ),
-        )
+        penalty = self.options.insertion_penalty
+        self.graph = with_insertion_penalty(graph, penalty) if penalty else graph
+        self._search = self._searching(self.options)
         identity = np.arange(graph.num_columns)
         self._is_identity = len(graph.columns) == len(identity) and bool(np.all(graph.columns == identity))
 
@@ -110,13 +118,34 @@ class Decoder:
         scores_TL = self._by_label(scores_TC)
         if not len(scores_TL):
             return None, False
-        decodable = kaldi_decoder.DecodableCtc(scores_TL)
-        self._search.init_decoding()
-        for _ in range(0, len(scores_TL), FRAMES_AT_ONCE):  # between two calls Python hears signals
-            self._search.advance_decoding(decodable, FRAMES_AT_ONCE)
-        complete = self._search.reached_final()
-        found, path = self._search.get_best_path(use_final_probs=complete)
+        search = self._searched(self._search, scores_TL)
+        for settings in self._tries(len(scores_TL)):
+            if search.reached_final():
+                break
+            search = self._searched(self._searching(settings), scores_TL)
+        complete = search.reached_final()
+        found, path = search.get_best_path(use_final_probs=complete)
         return (path, complete) if found and path.num_states else (None, complete)
+
+    def _searching(self, settings: DecodeOptions) -> kaldi_decoder.FasterDecoder:
+        options = kaldi_decoder.FasterDecoderOptions(
+            beam=settings.beam, max_active=settings.max_active, min_active=settings.min_active
+        )
+        return kaldi_decoder.FasterDecoder(self.graph.fst, options)
+
+    def _searched(self, search: kaldi_decoder.FasterDecoder, scores_TL: np.ndarray) -> kaldi_decoder.FasterDecoder:
+        decodable = kaldi_decoder.DecodableCtc(scores_TL)
+        search.init_decoding()
+        for _ in range(0, len(scores_TL), FRAMES_AT_ONCE):  # between two calls Python hears signals
+            search.advance_decoding(decodable, FRAMES_AT_ONCE)
+        return search
+
+    def _tries(self, frames: int) -> Iterator[DecodeOptions]:
+        """Settings for further searches of so many frames; none where those would take minutes."""
+        settings = self.options
+        while settings.retries and frames * self.graph.fst.num_states <= MOST_RETRIED:
+            settings = settings.wider()
+            yield settings
 
     def nbest(self, scores_TC: np.ndarray, n: int) -> list[Hypothesis]:
         """Up to n hypotheses with different words, best first, from a lattice pruned at `options.lattice_beam`.
@@ -150,11 +179,15 @@ class Decoder:
         scores_TL = self._by_label(scores_TC)
         if not len(scores_TL):
             return None, False
-        search = kaldi_decoder.LatticeSimpleDecoder(
-            self.graph.fst,
-            kaldi_decoder.LatticeSimpleDecoderConfig(beam=self.options.beam, lattice_beam=self.options.lattice_beam),
-        )
-        search.decode(kaldi_decoder.DecodableCtc(scores_TL))
+        decodable = kaldi_decoder.DecodableCtc(scores_TL)
+        for settings in (self.options, *self._tries(len(scores_TL))):
+            search = kaldi_decoder.LatticeSimpleDecoder(
+                self.graph.fst,
+                kaldi_decoder.LatticeSimpleDecoderConfig(beam=settings.beam, lattice_beam=settings.lattice_beam),
+            )
+            search.decode(decodable)
+            if np.isfinite(search.final_relative_cost()):
+                break
         found, lattice = search.get_raw_lattice()
         return (lattice, bool(np.isfinite(search.final_relative_cost()))) if found else (None, False)
 
