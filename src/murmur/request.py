@@ -14,7 +14,7 @@ ANSWER_SECONDS = 5.0  # who has not answered by then is asked again, and after t
 
 
 class Request:
-    """A learner's requests, one after the other; who is silent is asked again, for lines that break take letters along.
+    """A learner's requests, one after the other; who is silent is asked again: letters to a lost learner are dropped.
 
     Attributes:
         number: of the latest one.

@@ -3,8 +3,9 @@
 Collectives are gloo's or NCCL's. Point-to-point messages are our own because gloo's can be neither polled nor given up
 without closing every pair of the group. A line begins with a handshake, in which both learners prove that they are of
 the same run. A frame is the length of a JSON header, the header (tag, type, number of elements), the raw elements in
-little-endian order. A line that breaks takes along what was queued; the next letter opens a new one, which finds a
-learner that was started again at its new address. Connections are made on first use, one for each direction.
+little-endian order. Connections are made on first use, one for each direction. One that breaks is opened again at once;
+no letter is lost or comes twice while both learners live (`stream.py`). What is queued for a learner that is gone is
+dropped; the next letter finds the learner that was started again at its new address.
 
 Threads do not add up however often learners are lost: one sends to each learner, whatever it was doing when its learner
 was dropped, and one receives from each learner, whose older connections end when a newer one has come in.
@@ -15,12 +16,10 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import struct
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,16 +31,22 @@ from murmur.worlds.mailbox import Mailbox
 from murmur.worlds.torch.door import Door, HungUp, dial, listen
 from murmur.worlds.torch.frames import Head, exactly, header, text, whole
 from murmur.worlds.torch.store import clone
+from murmur.worlds.torch.stream import LENGTH, Inbox, Outbox, opening, want, watch
 from murmur.worlds.torch.traffic import Flow, flow_of
 
-Letters = SimpleQueue[tuple[dict[str, Any], Tensor] | None]
 TYPES = {str(t): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)}
-LENGTH = struct.Struct("<I")
 HEADER_BYTES = 1 << 16  # a longer header is not ours
 LETTER_BYTES = 1 << 36  # nor is a longer vector
 CLOSING_SECONDS = 5.0
 TRY_SECONDS = 2.0  # to reach a learner; each further try twice as long, up to
 LONGEST_TRY_SECONDS = 8.0  # a door waits no longer for a caller, and a new address is found as soon
+RETURN_SECONDS = 10.0  # so long a learner whose connection has broken may take to open another one
+STUCK_SECONDS = 60.0  # so long one connection after another may break before any letter has got through
+PAUSE_SECONDS = 0.02  # between a connection that broke and the next one
+
+
+class Closed(EOFError):
+    """The sender has sent all that it had."""
 
 
 class Mail:
@@ -58,11 +63,12 @@ class Mail:
     def __init__(self, store: Store, rank: int, address: str, timeout_seconds: float, secret: bytes) -> None:
         self.rank, self.box, self._store, self._timeout = rank, Mailbox(), store, timeout_seconds
         self._secret = secret
-        self._senders: dict[int, Letters] = {}
+        self._senders: dict[int, Outbox] = {}
         self._lines: dict[int, socket.socket] = {}
         self._calls: dict[int, socket.socket] = {}  # being connected
         self._threads: dict[int, Thread] = {}
         self._incoming: dict[int, tuple[int, socket.socket]] = {}  # the latest of each learner
+        self._inboxes: dict[int, Inbox] = defaultdict(Inbox)
         self._lock = Lock()
         self._closing = False
         self.sent_bytes = 0
@@ -77,18 +83,18 @@ class Mail:
         head = {"tag": tag, "type": str(x.dtype), "numel": x.numel(), "note": list(note)}
         with self._lock:
             if to not in self._senders:
-                self._senders[to] = SimpleQueue()
+                self._senders[to] = Outbox()
                 if to not in self._threads:
                     self._threads[to] = Thread(target=self._send_all, args=(to,), name=f"mail to {to}", daemon=True)
                     self._threads[to].start()
-            self._senders[to].put((head, x.detach().to("cpu", copy=True)))
+            self._senders[to].put((json.dumps(head).encode(), x.detach().to("cpu", copy=True)))
 
     def drop(self, to: int) -> None:
         """The learner at the other end is gone, and what is queued with it; the next letter opens another line."""
         with self._lock:
-            queue, lines = self._senders.pop(to, None), [self._lines.pop(to, None), self._calls.pop(to, None)]
-        if queue is not None:
-            queue.put(None)
+            outbox, lines = self._senders.pop(to, None), [self._lines.pop(to, None), self._calls.pop(to, None)]
+        if outbox is not None:
+            outbox.put(None)
         for line in lines:
             if line is not None:
                 with contextlib.suppress(OSError):  # it has broken by itself
@@ -105,51 +111,65 @@ class Mail:
         self._closing = True
         deadline = time.monotonic() + CLOSING_SECONDS
         with self._lock:
-            for queue in self._senders.values():
-                queue.put(None)
+            for outbox in self._senders.values():
+                outbox.put(None)
             threads = list(self._threads.values())
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._door.close()
 
     def _send_all(self, to: int) -> None:
-        """Serve one queue after the other until there is none: a new one is made after the learner was dropped."""
+        """Serve one outbox after the other until there is none: a new one is made after the learner was dropped."""
         while True:
             with self._lock:
-                queue = self._senders.get(to)
-                if queue is None:
+                outbox = self._senders.get(to)
+                if outbox is None:
                     del self._threads[to]
                     return
-            self._send(to, queue)
+            self._send(to, outbox)
 
-    def _send(self, to: int, queue: Letters) -> None:
+    def _send(self, to: int, outbox: Outbox) -> None:
         try:
-            with self._line_to(to, queue) as line:
-                line.settimeout(self._timeout)
-                with self._lock:
-                    if self._senders.get(to) is not queue:
-                        return  # dropped in the meantime
-                    self._lines[to] = line
-                while (message := queue.get()) is not None:
-                    head = json.dumps(message[0]).encode()
-                    x = message[1]
-                    line.sendall(LENGTH.pack(len(head)) + head)
-                    line.sendall(x.contiguous().view(torch.uint8).numpy().data if x.numel() else b"")
-                    with self._lock:
-                        self.sent_bytes += LENGTH.size + len(head) + x.numel() * x.element_size()
+            confirmed, since = outbox.confirmed, time.monotonic()
+            while (error := self._carry(to, outbox)) is not None:
+                if outbox.confirmed > confirmed:
+                    confirmed, since = outbox.confirmed, time.monotonic()
+                elif time.monotonic() - since > STUCK_SECONDS:
+                    raise ConnectionError(f"connections break one after another: {error}") from error
+                time.sleep(PAUSE_SECONDS)
         except (OSError, RuntimeError) as error:
-            with self._lock:
-                given_up = self._senders.get(to) is not queue
-            if not given_up:  # or whoever is there again by now would be taken for lost
+            if not self._given_up(to, outbox):  # or whoever is there again by now would be taken for lost
                 self.box.lose(to, PeerLost(f"learner {to} cannot be reached by mail: {error}", to))
         finally:
             with self._lock:
-                if self._senders.get(to) is queue:
+                if self._senders.get(to) is outbox:
                     del self._senders[to]
                     self._lines.pop(to, None)
                     self._calls.pop(to, None)
 
-    def _line_to(self, to: int, queue: Letters) -> socket.socket:
+    def _carry(self, to: int, outbox: Outbox) -> Exception | None:
+        """Send over one connection as long as it lasts; why it broke, or None if nothing is left to send."""
+        with self._line_to(to, outbox) as line:
+            line.settimeout(self._timeout)
+            with self._lock:
+                if self._senders.get(to) is not outbox:
+                    return None  # dropped in the meantime
+                self._lines[to] = line
+            try:
+                outbox.carry(line, self._count)
+            except (OSError, EOFError, ValueError) as error:
+                return None if self._given_up(to, outbox) else error
+            return None
+
+    def _count(self, num_bytes: int) -> None:
+        with self._lock:
+            self.sent_bytes += num_bytes
+
+    def _given_up(self, to: int, outbox: Outbox) -> bool:
+        with self._lock:
+            return self._senders.get(to) is not outbox
+
+    def _line_to(self, to: int, outbox: Outbox) -> socket.socket:
         """A line to a learner. Its address is looked up for every try.
 
         While a host cannot be reached its learner may be started again, at another address; whatever waits for the old
@@ -159,7 +179,7 @@ class Mail:
 
         def trying(line: socket.socket) -> None:
             with self._lock:
-                if self._senders.get(to) is not queue:
+                if self._senders.get(to) is not outbox:
                     raise ConnectionError("it is gone")
                 self._calls[to] = line
 
@@ -177,7 +197,7 @@ class Mail:
                 if store.get(f"mail/{to}").decode() == where:
                     raise
             with self._lock:
-                if self._senders.get(to) is not queue:
+                if self._senders.get(to) is not outbox:
                     raise ConnectionError("it is gone")
 
     def _receive(self, line: socket.socket, source: int) -> None:
@@ -186,22 +206,43 @@ class Mail:
             return
         try:
             with line:
-                while True:
-                    tag, x, note = receive_letter(line)
-                    self.box.put(source, tag, x, note)
+                self._take_in(line, source)
         except (OSError, ValueError, EOFError) as error:
-            with self._lock:
-                is_latest = self._incoming.get(source, (0, None))[1] is line
-                if is_latest:
-                    del self._incoming[source]
-            if is_latest and not self._closing:  # else whoever is there again by now would be taken for lost
-                self.box.lose(source, PeerLost(f"the line from learner {source} closed: {error}", source))
+            self._await_return(line, source, error)
+
+    def _take_in(self, line: socket.socket, source: int) -> None:
+        """Put letters into the mailbox as long as no newer connection of the same learner is here."""
+        watch(line)
+        name, first = opening(line)
+        with self._lock:
+            wanted = self._inboxes[source].open(name, first)
+        while self._latest(source) is line:
+            want(line, wanted)
+            tag, x, note = receive_letter(line)
+            with self._lock:  # a newer connection asks for this letter again, or finds that it has come
+                if self._incoming.get(source, (0, None))[1] is not line:
+                    return
+                wanted = self._inboxes[source].take(name)
+                self.box.put(source, tag, x, note)
+
+    def _await_return(self, line: socket.socket, source: int, error: Exception) -> None:
+        """A connection has ended: its learner is lost if it meant to close it, or opens no other one."""
+        deadline = time.monotonic() + (0.0 if isinstance(error, Closed) else RETURN_SECONDS)
+        while self._latest(source) is line and not self._closing and time.monotonic() < deadline:
+            time.sleep(PAUSE_SECONDS)
+        with self._lock:
+            is_latest = self._incoming.get(source, (0, None))[1] is line
+            if is_latest:
+                del self._incoming[source]
+        if is_latest and not self._closing:  # else whoever is there again by now would be taken for lost
+            self.box.lose(source, PeerLost(f"the line from learner {source} closed: {error}", source))
+
+    def _latest(self, source: int) -> socket.socket | None:
+        with self._lock:
+            return self._incoming.get(source, (0, None))[1]
 
     def _is_latest(self, line: socket.socket, source: int) -> bool:
-        """Whether no newer line from the same learner is here; ends the older one, whose end may never be told.
-
-        What has come in over the older line is still read.
-        """
+        """Whether no newer line from the same learner is here; ends the older one, whose end may never be told."""
         arrival = self._door.arrival(line)
         with self._lock:
             latest, older = self._incoming.get(source, (0, None))
@@ -218,10 +259,13 @@ def receive_letter(line: socket.socket) -> tuple[str, Tensor, list[float]]:
     """The tag, the vector and the note of the next letter.
 
     Raises:
+        Closed: there will be no more.
         EOFError: the other side has closed the connection.
         ValueError: it is no letter of ours.
     """
     (length,) = LENGTH.unpack(exactly(line, LENGTH.size))
+    if length == 0:
+        raise Closed("it has sent all and closed the connection")
     if length > HEADER_BYTES:
         raise ValueError(f"a header of {length} bytes")
     head = header(exactly(line, length))
