@@ -17,12 +17,13 @@ import torch
 from murmur.group import PeerLost
 from murmur.worlds.torch import handshake
 from murmur.worlds.torch.door import MOST_STRANGERS, Door, dial, listen
-from murmur.worlds.torch.frames import HEAD_BYTES, LENGTHS, VALUE_BYTES, receive_frame, send_frame
+from murmur.worlds.torch.frames import HEAD_BYTES, LENGTHS, VALUE_BYTES, exactly, receive_frame, send_frame
 from murmur.worlds.torch.handshake import ANSWER, GREETING, SPOKEN, Refused
 from murmur.worlds.torch.keyvalue import PURPOSE, KeyValueClient, KeyValueServer
 from murmur.worlds.torch.mail import Mail
 from murmur.worlds.torch.secret import draw, from_descriptor, from_file, unnamed_file
 from murmur.worlds.torch.store import NetStore
+from murmur.worlds.torch.stream import NUMBER, OPENING
 
 SECRET = b"what only this run's learners know"
 
@@ -263,6 +264,11 @@ def test_mail_goes_nowhere_without_it(server: KeyValueServer) -> None:
         assert both.second.box.wait("tag", 0.1) is None
 
 
+def begin_stream(line: socket.socket) -> None:
+    line.sendall(OPENING.pack(7, 0))
+    assert NUMBER.unpack(exactly(line, NUMBER.size)) == (0,)
+
+
 LETTERS = {
     "no type": b'{"tag": "t", "type": "torch.object", "numel": 1, "note": []}',
     "negative": b'{"tag": "t", "type": "torch.float32", "numel": -1, "note": []}',
@@ -280,6 +286,7 @@ LETTERS = {
 def test_hostile_letters_break_their_own_line_only(server: KeyValueServer, head: bytes) -> None:
     with Offices(server) as both:
         with dial(both.second._door.address, SECRET, "mail to 1", 0, 5) as line:
+            begin_stream(line)
             line.sendall(struct.pack("<I", len(head)) + head)
             assert hung_up(line)
         with pytest.raises(PeerLost, match="the line from learner 0 closed"):
@@ -294,6 +301,7 @@ def test_a_promised_vector_takes_no_memory_until_it_comes(server: KeyValueServer
 
     head = b'{"tag": "t", "type": "torch.uint8", "numel": 1073741824, "note": []}'
     with Offices(server) as both, dial(both.second._door.address, SECRET, "mail to 1", 0, 5) as line:
+        begin_stream(line)
         before = resident()
         line.sendall(struct.pack("<I", len(head)) + head + bytes(100))
         time.sleep(0.3)

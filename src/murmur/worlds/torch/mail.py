@@ -226,8 +226,8 @@ class Mail:
                 self.box.put(source, tag, x, note)
 
     def _await_return(self, line: socket.socket, source: int, error: Exception) -> None:
-        """A connection has ended: its learner is lost if it meant to close it, or opens no other one."""
-        deadline = time.monotonic() + (0.0 if isinstance(error, Closed) else RETURN_SECONDS)
+        """A connection has ended: its learner is lost if it meant that, sent no letter, or opens no other one."""
+        deadline = time.monotonic() + (0.0 if isinstance(error, Closed | ValueError) else RETURN_SECONDS)
         while self._latest(source) is line and not self._closing and time.monotonic() < deadline:
             time.sleep(PAUSE_SECONDS)
         with self._lock:
