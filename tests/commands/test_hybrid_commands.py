@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ from murmur.cli import app
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 from murmur.settings import load
+from murmur.speech.decode import Decoder, Hypothesis
 from murmur.speech.kaldi_dir import read_table
+from murmur.stopping import Stopped
 from plateaus import LEXICON, make_experiment
 
 
@@ -135,3 +139,38 @@ def test_report_of_runs(trained: Path, tmp_path: Path, monkeypatch: pytest.Monke
     code, said = run("report", tmp_path / "nowhere")
     assert code == 1
     assert "there is no folder" in said
+
+
+def test_a_test_that_was_cut_off_goes_on(
+    experiment: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each utterance is decoded once with each setting, and the figures are those of a test that nobody stopped."""
+    decoded, allowed = 0, 10_000
+    decode = Decoder.decode
+
+    def counting(self: Decoder, scores_TC: np.ndarray) -> Hypothesis:
+        nonlocal decoded
+        if decoded == allowed:
+            raise Stopped(signal.SIGTERM)
+        decoded += 1
+        return decode(self, scores_TC)
+
+    monkeypatch.setattr(Decoder, "decode", counting)
+    words = ("train", experiment, "--threads", 1, "--resume", "--out")
+    whole, cut = (Path(shutil.copytree(trained, tmp_path / name)) for name in ("whole", "cut"))
+    (whole / "score.json").unlink()
+    (cut / "score.json").unlink()
+    assert run(*words, whole)[0] == 0
+    total, decoded, allowed = decoded, 0, 11
+    assert total > 11
+    with pytest.raises(Stopped):
+        run(*words, cut)
+    assert list((cut / "decoded").iterdir())
+    assert not (cut / "score.json").exists()
+    decoded, allowed = 0, 10_000
+    assert run(*words, cut)[0] == 0
+    assert decoded == total - 11
+    assert not (cut / "decoded").exists()
+    scores = [json.loads((folder / "score.json").read_text()) for folder in (whole, cut)]
+    tests = [{name: value for name, value in s["test"].items() if "real-time" not in name} for s in scores]
+    assert tests[0] == tests[1]

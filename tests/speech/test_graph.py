@@ -4,12 +4,14 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import kaldifst
 import numpy as np
 import pytest
 
+from murmur.speech import graph_build
 from murmur.speech.decode import Decoder
 from murmur.speech.grammar import loop_grammar, ngram_grammar, sayable_words
 from murmur.speech.graph import GraphOptions, build_hclg, words_dropped_by_sherpa
@@ -218,3 +220,25 @@ def test_a_writer_killed_half_way_leaves_no_graph(tmp_path):
     graph = build_hclg(*small_system())
     assert cached_graph(folder, "key", lambda: graph) is graph
     assert load_graph(folder).fst.to_str() == graph.fst.to_str()
+
+
+def fails(_grammar):
+    raise ValueError("no such graph")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_a_large_graph_is_built_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """With the same bits; what it raises is raised, and nothing else is left in the folder."""
+    monkeypatch.setattr(graph_build, "LARGE_STATES", 0)
+    lang, transitions, grammar = small_system()
+    here, apart = tmp_path / "here", tmp_path / "apart"
+    save_graph(build_hclg(lang, transitions, grammar), here, "key")
+    scratch = tmp_path / "scratch"
+    build = partial(build_hclg, lang, transitions, grammar)
+    save_graph(graph_build.build_graph(build, grammar, scratch), apart, "key")
+    for file in here.iterdir():
+        assert (apart / file.name).read_bytes() == file.read_bytes()
+    with pytest.raises(ValueError, match="no such graph"):
+        graph_build.build_graph(partial(fails, grammar), grammar, scratch)
+    assert not list(scratch.iterdir())

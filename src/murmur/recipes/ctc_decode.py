@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from murmur.speech.decode import DecodeOptions
 from murmur.speech.decode_set import Decoded, decode_set
 from murmur.speech.decode_tuning import DevelopmentSet, Trial, tune_acoustic_scale
 from murmur.speech.grammar import Grammar, loop_grammar, ngram_grammar, one_word_grammar
+from murmur.speech.graph_build import build_graph
 from murmur.speech.graph_store import ensure_graph, graph_key
 from murmur.speech.lexicon import Entry, Lang, make_lang
 from murmur.speech.ngram import NgramModel
@@ -101,7 +102,8 @@ class CtcSearch:
         content = json.dumps([graph_key(lang, grammar), tokens, separator]).encode()
         key = hashlib.sha256(content).hexdigest()
         folder = self.cache / f"graph-{key[:16]}"
-        ensure_graph(folder, key, lambda: build_ctc_graph(lang, tokens, grammar, separator))
+        build = partial(build_ctc_graph, lang, tokens, grammar, separator)
+        ensure_graph(folder, key, lambda: build_graph(build, grammar, self.cache))
         return folder
 
     def with_own(self, own: Vocabulary) -> CtcSearch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from murmur.speech.decode_tuning import DevelopmentSet, Trial, tune_acoustic_sca
 from murmur.speech.error_report import write_error_report
 from murmur.speech.grammar import Grammar, loop_grammar, ngram_grammar, one_word_grammar
 from murmur.speech.graph import build_hclg
+from murmur.speech.graph_build import build_graph
 from murmur.speech.graph_store import ensure_graph, graph_key
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.lexicon import Lang, read_lexicon
@@ -143,7 +145,8 @@ class DecodeHalf:
         """The folder of HCLG of a model, a vocabulary over its phones, and a grammar; built if it is not there."""
         key = graph_key(lang, grammar, model.transitions)
         folder = self.cache / f"graph-{key[:16]}"
-        ensure_graph(folder, key, lambda: build_hclg(lang, model.transitions, grammar))
+        build = partial(build_hclg, lang, model.transitions, grammar)
+        ensure_graph(folder, key, lambda: build_graph(build, grammar, self.cache))
         return folder
 
     def words(self, trained: Lang, grammar: str | Vocabulary) -> tuple[Lang, Grammar]:

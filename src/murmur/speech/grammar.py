@@ -40,6 +40,20 @@ class Grammar:
     unreachable: tuple[str, ...]
     digest: str
 
+    def __getstate__(self) -> dict[str, object]:
+        """For another process: the library pickles no transducer, but writes one."""
+        with tempfile.NamedTemporaryFile(prefix="murmur-grammar-") as file:
+            if not self.fst.write(file.name):
+                raise OSError(f"could not write {file.name}: is the disk full?")
+            return {**self.__dict__, "fst": Path(file.name).read_bytes()}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        content = state["fst"]
+        assert isinstance(content, bytes)
+        with tempfile.NamedTemporaryFile(prefix="murmur-grammar-") as file:
+            Path(file.name).write_bytes(content)
+            self.__dict__.update({**state, "fst": kaldifst.StdVectorFst.read(file.name)})
+
 
 def sayable_words(lang: Lang) -> list[str]:
     """The words that decoding may output: those of the lexicon without marks and without the unknown word."""
