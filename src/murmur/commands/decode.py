@@ -105,6 +105,7 @@ def decode(
     systems only: the spikes of CTC have no length) and summary.json (settings, real-time factor, error rate where the
     data has transcripts). The task's settings of the run, from its run.json, hold unless --set changes them; what the
     run tuned on dev, from its score.json, holds unless --scale, --penalty, --beam, --max-active or --dev are given.
+    Results are kept one by one: the same command after a stop decodes the rest.
     """
     folder = model if model.is_dir() else model.parent
     task = task_of(folder, source, settings or (), jobs)

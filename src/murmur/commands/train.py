@@ -89,9 +89,9 @@ On several hosts give all of them one secret, so that nobody else can take part:
 Vectors then travel by gloo or NCCL all the same; --world mpi lets MPI itself move them (extra `mpi`). That pays
 where MPI knows a network which gloo does not; but MPI does not outlive a lost learner, so the run then ends.
 
-Exit codes: 0 the run has come to its end, model and score are written; 79 asked to stop by SIGTERM or SIGUSR1, saved,
-go on with --resume (a second SIGTERM ends at once); 75 a learner or the store was lost, go on with --resume from the
-newest checkpoint; 1 a mistake, or training that diverged.
+Exit codes: 0 the run has come to its end, model and score are written; 79 stopped by SIGTERM, SIGINT (Ctrl-C) or
+SIGUSR1, saved, go on with --resume (a second SIGTERM or SIGINT ends at once); 75 a learner or the store was lost, go on
+with --resume from the newest checkpoint; 1 a mistake, or training that diverged.
 """
 
 
