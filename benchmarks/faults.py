@@ -6,7 +6,9 @@ Killed (SIGKILL): one, two; one stopped for a while (SIGSTOP); one cable pulled 
 one that is killed early and comes back late. Where two learners are a node, it befalls both of them. For each: whether
 the others came to the end, for how many seconds they made less than 90 % of their pace, minibatches that nobody did,
 held-out loss at the end against undisturbed runs of three seeds. SyncSGD, which cannot go on, must end within seconds
-and say who is missing. torchft's LocalSGD beside it, on this host alone (`make peers` installs it).
+and say who is missing. One that is killed at start, before it has come to the others, while it forms groups with them, or
+just before its first gradient: the others, which no launcher tells, must end within seconds and name it. torchft's
+LocalSGD beside it, on this host alone (`make peers` installs it).
 
 A gradient sleeps and then takes a small real step, so that two cores can be four hosts. Pace is the number of steps of
 all untroubled learners in a window of a second, so that a full stop of d seconds is found as about d + 0.8.
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +39,10 @@ from murmur.engine.trainer import Trainer
 from murmur.group import PeerLost
 from murmur.learner import Learner, Strategy
 from murmur.mixing import randomized_ring
-from murmur.strategies import ADPSGD, BMUF, KAVG, SuperLearners, SyncSGD
+from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place, place_of
+from murmur.worlds.torch.environment import COME_KEY, READY_KEY, Place, place_of
+from murmur.worlds.torch.keyvalue import KeyValueClient
 from murmur.worlds.torch.presence import LEAST_SECONDS, ROUNDS
 from murmur.worlds.torch.world import TorchWorld
 from namespaces import Network, hosts, refusal
@@ -52,6 +56,13 @@ BEFORE_SECONDS, CUT_SECONDS, STOP_SECONDS, LATE_SECONDS = 5.0, 20.0, 8.0, 10.0
 START_SECONDS, PATIENCE_SECONDS = 120.0, 400.0  # in lock-step a run with a slow learner takes five minutes
 WINDOW_SECONDS, GRID_SECONDS, SLOW_PACE = 1.0, 0.05, 0.9
 SEEDS = (0, 1, 2)
+AT_START, VICTIM = "killed at start", 1
+COMING_SECONDS, ENDING_SECONDS = 30.0, 5.0  # how long a learner is waited for that never comes; until all have ended
+MOMENTS: dict[str, list[str]] = {
+    "before it comes": [],
+    "when it comes": [f"{COME_KEY}/{VICTIM}"],
+    "when all are ready": [f"{READY_KEY}/{r}" for r in range(SIZE)],
+}
 DEADLINE_SECONDS = max(LEAST_SECONDS, ROUNDS * SECONDS)
 STRATEGIES: dict[str, Strategy] = {
     "ADPSGD": ADPSGD(),
@@ -60,7 +71,13 @@ STRATEGIES: dict[str, Strategy] = {
     f"KAVG({K})": KAVG(K),
     f"BMUF({K})": BMUF(K),
     "SyncSGD": SyncSGD(),
+    "DelayByOne": DelayByOne(),
+    "ASGD": ASGD(),
 }
+STARTED_ONLY = (
+    "DelayByOne",
+    "ASGD",
+)  # what a fault in training costs these is not measured: they end, or lose a server
 
 
 @dataclass(frozen=True)
@@ -125,7 +142,8 @@ def learner(place: Place, name: str, seed: int, folder: Path) -> int:
     log = StepLog(folder / f"{place.rank}.steps", task, counted.exchanges)
     experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.2), Cosine(warm=0.0), seed=seed)
     try:
-        outcome = Trainer(experiment, TorchWorld(place, timeout_seconds=60), observers=lambda _: (log,)).fit()
+        world = TorchWorld(place, timeout_seconds=60, start_seconds=start_seconds_of(folder))
+        outcome = Trainer(experiment, world, observers=lambda _: (log,)).fit()
     except (PeerLost, ConnectionError) as error:
         (folder / f"{place.rank}.error").write_text(f"{time.monotonic()} {type(error).__name__}: {error}")
         return 1
@@ -314,6 +332,66 @@ def fails_in_seconds(network: Network, name: str, cases: Sequence[Case]) -> tupl
     return found, bars
 
 
+def start_seconds_of(folder: Path) -> float:
+    """How long learners wait for one another at start: what stands in a file, else for as long as the benchmark."""
+    file = folder / "start_seconds"
+    return float(file.read_text()) if file.exists() else START_SECONDS
+
+
+def at_start(network: Network | None, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A learner that is killed before training begins: how soon the others end, or go on, and whether they name it.
+
+    The clock runs from the kill, or from when the last of the others has come to the store, if that is later.
+    """
+    found: dict[str, Any] = {}
+    bars = []
+    for moment, keys in MOMENTS.items():
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            (folder / "start_seconds").write_text(str(COMING_SECONDS))
+            with troubled(network, SIZE, words_of(name, SEEDS[0], place)) as flock, closing(line_to(flock)) as line:
+                until_there(flock, line, keys)
+                flock.kill(VICTIM)
+                others = [r for r in range(SIZE) if r != VICTIM]
+                until_there(flock, line, [f"{COME_KEY}/{r}" for r in others])
+                at = time.monotonic()
+                codes = flock.wait(others, PATIENCE_SECONDS)
+            errors = {r: folder / f"{r}.error" for r in others}
+            told = {r: file.read_text().partition(" ") for r, file in errors.items() if file.exists()}
+        named = [r for r, (_, _, why) in told.items() if f"learner {VICTIM}" in why]
+        went_on = [r for r, code in codes.items() if code == 0]
+        seconds = max((float(when) - at for when, _, _ in told.values()), default=0.0)
+        found[moment] = {"named": len(named), "went_on": len(went_on), "seconds": seconds}
+        what = f"{name}, {AT_START} {moment}"
+        print(f"{what}: {found[moment]}", flush=True)
+        limit = ENDING_SECONDS + (0.0 if keys else COMING_SECONDS)
+        bars += [
+            bar(f"{what}: others that name it or go on", len(named) + len(went_on), SIZE - 1, at_most=False),
+            bar(f"{what}: seconds until they have ended", seconds, limit),
+        ]
+    return found, bars
+
+
+def line_to(flock: Troubled) -> KeyValueClient:
+    """A connection to the store of a flock."""
+    return KeyValueClient(*flock.store)
+
+
+def until_there(flock: Troubled, line: KeyValueClient, keys: Sequence[str]) -> None:
+    """Wait until learners have set their keys, or have ended without.
+
+    Raises:
+        RuntimeError: they take too long.
+    """
+    prefix, deadline = Place(0, SIZE, 0, "", 0).prefix, time.monotonic() + START_SECONDS
+    for key in keys:
+        process = flock.processes[int(key.rpartition("/")[2])]
+        while not line.call({"do": "check", "keys": [prefix + key]})[0]["there"] and process.poll() is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{key} has not come")
+            time.sleep(0.01)
+
+
 def beside(figures: dict[str, Any], cases: Sequence[Case]) -> list[dict[str, Any]]:
     """torchft's LocalSGD in the same trouble; bars: ADPSGD is disturbed no longer."""
     if not PEERS.exists():
@@ -334,7 +412,8 @@ def beside(figures: dict[str, Any], cases: Sequence[Case]) -> list[dict[str, Any
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
-    options.add_argument("--cases", nargs="+", choices=[c.name for c in CASES[1:]], default=[c.name for c in CASES[1:]])
+    names = [*(c.name for c in CASES[1:]), AT_START]
+    options.add_argument("--cases", nargs="+", choices=names, default=names)
     options.add_argument("--record", default="faults", help="name in results/bench, for a run of some of them alone")
     options.add_argument("--learner", nargs=3, metavar=("STRATEGY", "SEED", "FOLDER"), help="be one of the learners")
     given = options.parse_args()
@@ -351,10 +430,13 @@ def main() -> None:
     cases = [case for case in CASES if case.name in given.cases]
     with hosts(SIZE, BITS) as network:
         for name in given.strategies:
-            judge: Callable[..., tuple[Mapping[str, Any], list[dict[str, Any]]]]
+            judge: Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]]
             judge = fails_in_seconds if name == "SyncSGD" else examine
-            figures[name], more = judge(network, name, cases)
+            figures[name], more = judge(network, name, cases) if cases and name not in STARTED_ONLY else ({}, [])
             bars += more
+            if AT_START in given.cases:
+                figures[name][AT_START], more = at_start(network, name)
+                bars += more
     bars += beside(figures, cases)
     close(given.record, figures, bars)
 

@@ -16,6 +16,7 @@ the same command goes on after the last one.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +53,7 @@ from murmur.worlds.torch.launch import PEER_LOST_STATUS, Launch, Unit, die_with_
 
 MINIBATCHES, SECONDS, K = 60, 0.02, 4
 START_SECONDS, LEASE_SECONDS = 15.0, 5.0
-BOUND_SECONDS = 120.0  # a run that takes longer hangs: twenty times as long as one takes, or the start's deadline
+BOUND_SECONDS = 300.0  # a run that takes longer hangs; on a busy host two starts and a lease can take two minutes
 AFTER = 1.1  # moments are drawn from the length of an undisturbed run, times this
 STORE = -1  # the store process, where a learner's rank is expected
 STRATEGIES: Mapping[str, int] = {
@@ -104,7 +106,8 @@ class Logged:
         return {"loss": float(cross_entropy(model(x), y))}
 
     def test(self, model: nn.Module) -> Score:
-        return Score(self.evaluate(model))
+        with torch.no_grad():
+            return Score(self.evaluate(model))
 
 
 def experiment() -> Experiment:
@@ -173,6 +176,7 @@ class ForkLaunch(Launch):
             if die is not None:
                 die()
             self._begin_learner()
+            faulthandler.register(signal.SIGUSR2)  # where it stands, if it hangs
             os.environ.update(variables)
             return train(replace(self.request, resume=resume or self.request.resume))
 
@@ -305,10 +309,19 @@ def go(plan: Plan, folder: Path, after: float | None, resume: bool, spawn: bool)
         time.sleep(0.005)
     status = launcher.poll()
     if status is None:
+        show_stacks(folder)
         launcher.kill()  # its children die with it
         launcher.wait()
     said = (folder / ("said-resumed" if resume else "said")).read_text(errors="replace")
     return Ended(status, time.monotonic() - began, said), was_hit
+
+
+def show_stacks(folder: Path) -> None:
+    """Let the learners of a launch that hangs say where their threads stand."""
+    for file in (folder / "born").glob("[0-9]*"):
+        with suppress(ProcessLookupError):
+            os.kill(int(file.read_text()), signal.SIGUSR2)
+    time.sleep(1.0)
 
 
 def undone(folder: Path, plan: Plan, victims: Sequence[int]) -> int:
