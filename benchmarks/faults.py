@@ -7,8 +7,8 @@ one that is killed early and comes back late. Where two learners are a node, it 
 the others came to the end, for how many seconds they made less than 90 % of their pace, minibatches that nobody did,
 held-out loss at the end against undisturbed runs of three seeds. SyncSGD, which cannot go on, must end within seconds
 and say who is missing. One that is killed at start, before it comes to the store, when it comes, or when all are ready:
-the others, which no launcher tells, must end within seconds and name it, or go on. torchft's LocalSGD beside it, on this
-host alone (`make peers` installs it).
+the others, which no launcher tells, must end within seconds and name it, or go on. torchft's LocalSGD beside it, on
+this host alone (`make peers` installs it).
 
 A gradient sleeps and then takes a small real step, so that two cores can be four hosts. Pace is the number of steps of
 all untroubled learners in a window of a second, so that a full stop of d seconds is found as about d + 0.8.

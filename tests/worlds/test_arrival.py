@@ -119,6 +119,7 @@ def test_learners_end_soon_after_one_that_is_not_waited_for(server: KeyValueServ
     first: list[object] = []
     waiting = Thread(target=lambda: first.append(within(60, lambda: world(0, LONG_SECONDS).run(None))), daemon=True)  # type: ignore[arg-type]
     waiting.start()
+    KeyValueClient(*server.address).wait([f"generation-0/{READY_KEY}/0"], 60)  # gloo's devices are opened in turns
     second = within(60, lambda: world(1, 1.0).run(None))  # type: ignore[arg-type]
     assert isinstance(second, PeerLost)
     assert "learner 2 has not come" in str(second)

@@ -44,6 +44,15 @@ def test_a_closed_line_is_a_death_long_before_the_lease(server: KeyValueServer) 
     first.leave()
 
 
+def test_a_learner_that_dies_before_its_first_sign_of_life_is_lost_at_once(server: KeyValueServer) -> None:
+    first = member(server, 0)
+    brief = KeyValueClient(*server.address)
+    brief.call({"do": "roll", "act": "enter", "roll": "flock", "rank": 1, "size": 2, "lease": LONG_SECONDS})
+    brief.close()
+    assert eventually(lambda: first.view().live == (0,))
+    first.leave()
+
+
 def test_silence_ends_with_the_lease(server: KeyValueServer) -> None:
     first = member(server, 0)
     silent = KeyValueClient(*server.address)  # enters, and gives no sign of life

@@ -60,13 +60,14 @@ class KeyValueServer:
         self._door.close()
 
     def _serve(self, line: socket.socket, _: int) -> None:
-        living: dict[tuple[str, int], int] = {}  # incarnations of the learners whose signs of life came over this line
+        # Incarnations of the learners that have entered, or given signs of life, over this line.
+        living: dict[tuple[str, int], int] = {}
         with line:
             while True:
                 try:
                     head, value = receive_frame(line)
                     answer, value = self._answer(head, value)
-                    if head.get("act") == "beat":
+                    if head.get("act") in ("enter", "beat"):
                         living[head["roll"], head["rank"]] = dict(answer["live"]).get(head["rank"], -1)
                     send_frame(line, answer, value)
                 except (OSError, EOFError, ValueError):

@@ -163,8 +163,8 @@ class TorchWorld:
         seat.device = self.device
         # An earlier process of this learner was here, or it is one more than there were.
         seat.late = self.place.rank >= self.size or bool(store.check([f"{READY_KEY}/{self.place.rank}"]))
-        store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
         roll = self._enter(store)
+        store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
         groups = WeakSet[TorchGroup]()
         try:
             mail = Mail(store, self.place.rank, address, self.timeout_seconds, secret_of(self.place, store))
