@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from murmur.commands.stopped import say_stopped
-from murmur.mistakes import DamagedCheckpoint, nearest
+from murmur.mistakes import WRITING, DamagedCheckpoint, nearest
 from murmur.stopping import Stoppable
 
 COMMANDS: Mapping[str, str] = {
@@ -98,8 +98,14 @@ class Commands(TyperGroup):
         except (*MISTAKES, OSError) as error:
             if ctx.params.get("traceback") or not (isinstance(error, MISTAKES) or error.errno in PLACES):
                 raise
-            typer.echo(f"murmur: {error}", err=True)
+            typer.echo(f"murmur: {error}{_to_do(error)}", err=True)
             raise typer.Exit(1) from error
+
+
+def _to_do(error: Exception) -> str:
+    """What to do about a place that cannot be written, where the error does not say it."""
+    what = WRITING.get(error.errno or 0) if isinstance(error, OSError) else None
+    return "" if what is None or what in str(error) else f": {what}"
 
 
 def _at_home(word: str) -> str:

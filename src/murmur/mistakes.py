@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
+
+WRITING: Mapping[int, str] = {
+    errno.ENOSPC: "the disk is full: make room, and go on (with --resume, where the command has it)",
+    errno.EDQUOT: "your quota is used up: make room, and go on (with --resume, where the command has it)",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "you may not write there: change its permissions, or choose another folder",
+    errno.EPERM: "you may not write there: change its permissions, or choose another folder",
+}
+
+
+def not_written(path: Path, size: int, error: OSError) -> OSError:
+    """The error of a file that cannot be written, with its name, its bytes and what to do."""
+    what = WRITING.get(error.errno or 0, error.strerror or str(error))
+    return OSError(error.errno, f"{path} ({size} bytes) cannot be written: {what}")
 
 
 class SettingError(ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from murmur.engine.checkpoint import layout_of, read_pair
-from murmur.engine.task import Checkable, Loss, Score, Task, test_in
+from murmur.engine.task import Checkable, Loss, Preparable, Score, Task, Unmade, test_in
 from murmur.flat import Layout
 from murmur.mistakes import DamagedCheckpoint, SettingError, nearest
 
@@ -220,6 +220,10 @@ class Initialised:
         """As the task does, where it offers that."""
         if isinstance(self.task, Checkable):
             self.task.check()
+
+    def unprepared(self) -> Sequence[Unmade]:
+        """As the task says, where it offers that."""
+        return self.task.unprepared() if isinstance(self.task, Preparable) else ()
 
     def prepare(self) -> object:
         """As the task does."""

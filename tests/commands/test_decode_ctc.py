@@ -29,6 +29,13 @@ def test_best_path_of_ctc(tmp_path: Path) -> None:
     settings = [word for setting in (*OPTIONS, *places) for word in ("--set", setting)]
     code, said = run("train", "ctc", *settings, "--out", tmp_path / "run", "--threads", 1)
     assert code == 0, said
+    for command in (
+        f"murmur decode ctc --model {tmp_path / 'run'} --out {tmp_path / 'run/decoded'}",
+        f"murmur transcribe {tmp_path / 'run'} FILE.wav",
+        f"murmur export {tmp_path / 'run'} --out {tmp_path / 'run/exported'}",
+        f"murmur report {tmp_path / 'run'}",
+    ):
+        assert f"  {command}\n" in said
     # The run's settings hold by themselves: the corpus, the cache and the size of the network are those of training.
     code, said = run("decode", "ctc", "--model", tmp_path / "run", "--out", tmp_path / "a")
     assert code == 0, said

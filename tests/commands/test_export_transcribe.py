@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 from murmur.commands.exported import digest_of
-from murmur.commands.run_records import changes
+from murmur.commands.run_records import OF_NO_MATTER
+from murmur.engine.experiment import differences
 from murmur.speech.shards import sha256_of
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
@@ -395,9 +396,10 @@ def test_changes_of_descriptions():
     nan = float("nan")
     then = {"rate": nan, "sizes": [1, {"a": 1}, 3], "name": "x", "cache": "here", "only": 1}
     now = {"rate": nan, "sizes": [1, {"a": 1, "new": 2}, 4], "name": "y", "cache": "there"}
-    assert list(changes(then, now, "task")) == [("task.name", "x", "y"), ("task.sizes[2]", 3, 4)]
-    assert list(changes({"sizes": [1]}, {"sizes": [1, 2]}, "task")) == [("task.sizes", [1], [1, 2])]
-    assert len(list(changes({"rate": nan}, {"rate": 1.0}, "task"))) == 1
+    found = list(differences(then, now, "task", OF_NO_MATTER))
+    assert found == [("task.name", "'x'", "'y'"), ("task.sizes[2]", "3", "4")]
+    assert list(differences({"sizes": [1]}, {"sizes": [1, 2]}, "task")) == [("task.sizes", "(1)", "(1, 2)")]
+    assert len(list(differences({"rate": nan}, {"rate": 1.0}, "task"))) == 1
 
 
 def test_a_run_is_used_from_any_folder_and_nothing_is_prepared(corpus, speech, tmp_path, monkeypatch):

@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
 
 pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+import soundfile
 
 import layouts
 from murmur.commands.prepare_corpus import From, chosen_parts
@@ -190,6 +193,50 @@ def test_the_next_commands_make_what_the_recipe_needs(tmp_path: Path) -> None:
     model = ["murmur", "lm", "train", f"{out}/data/train", "--out", f"{out}/lm.arpa.gz"]
     train = ["murmur", "train", "own", "--set", f"task.corpus={out}"]
     assert told == [[lexicon, model, train], [model, train], [train]]
+
+
+def own_recordings(root: Path, speakers: int, takes: int = 2) -> Path:
+    """SPEAKER/NAME.wav of noise with a transcript of one word beside each."""
+    for n in range(speakers):
+        for take in range(takes):
+            layouts.noise(root / f"s{n:02}" / f"{take}.wav", 0.5)
+            (root / f"s{n:02}" / f"{take}.txt").write_text("yes")
+    return root
+
+
+def test_own_recordings_are_checked_as_training_does(tmp_path: Path) -> None:
+    root = own_recordings(tmp_path / "rec", 12, takes=50)
+    noise = np.random.default_rng(0).normal(0, 0.1, 48000)
+    rate = soundfile.info(root / "s00/0.wav").samplerate
+    # The first recording of the set is the odd one: the rate of most counts.
+    soundfile.write(root / "s00/0.wav", noise, 3 * rate)
+    soundfile.write(root / "s01/0.wav", np.stack([noise, noise], 1), rate)
+    soundfile.write(root / "s02/0.wav", noise[:10], rate)
+    (root / "s03/0.wav").write_bytes((root / "s03/0.wav").read_bytes()[:3000])
+    soundfile.write(root / "s04/0.flac", noise, rate)
+    (root / "s04/0.flac").write_bytes((root / "s04/0.flac").read_bytes()[:-3000])
+    (root / "s04/0.wav").unlink()
+    code, said = run("own", "--from", root, "--out", tmp_path / "my set")
+    assert code == 0, said
+    assert f"s00/0.wav): it has {3 * rate} Hz, most recordings have {rate} Hz: resample it" in said
+    assert "s01/0.wav has 2 channels: extract the one that holds the speech" in said
+    assert "s02/0.wav): its 0.001 s are shorter than one analysis window of 0.025 s" in said
+    assert "s03/0.wav is shorter than its header says" in said
+    assert "s04/0.flac cannot be read" in said
+    assert len(json.loads((tmp_path / "my set/manifest.json").read_text())["splits"]["train"]["skipped"]) == 5
+    assert "data/test holds 50 words: one error more or less is 2.0 % of them" in said
+    assert f"all recordings have {rate} Hz and one channel" in said
+    assert "licence: that of your recordings" in said
+    assert f": murmur train ctc --set 'task.corpus={tmp_path}/my set' --set task.units=char" in said
+
+
+def test_too_few_speakers_for_training_are_told(tmp_path: Path) -> None:
+    code, said = run("own", "--from", own_recordings(tmp_path / "rec", 5), "--out", tmp_path / "set")
+    assert code == 0, said
+    assert "every 8th speaker of data/train, which has 4: add speakers, or make folders train, dev and test" in said
+    assert "next:" not in said
+    with pytest.raises(ValueError, match="only 4 training speakers"):
+        sets.splits(tmp_path / "set")
 
 
 def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:

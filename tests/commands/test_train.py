@@ -25,6 +25,7 @@ def test_a_trained_model_is_tested_and_told(tmp_path: Path) -> None:
     assert score["heldout"]["loss"] == min(f["figures"]["loss"] for f in losses.values())
     assert score["model"]["name"] == "last"  # one mark only: all three are the same
     assert score["lines"][0] in said
+    assert said.endswith(f"next:\n  murmur report {tmp_path / 'a'}\n")  # it has recognised no speech
 
     code, said = run(
         "train", "toy", "--set", "budget.epochs=0.1", "--init", tmp_path / "a", "--out", tmp_path / "b", *ONE

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from murmur.commands.checks import folder_to_write, task_to_do
+from murmur.commands.checks import folder_to_write
 from murmur.commands.options import Jobs, Settings, resolved
+from murmur.commands.task_checks import task_to_do
 from murmur.commands.timed import timed
 from murmur.engine.checkpoint import write_whole
 from murmur.mistakes import SettingError, nearest
@@ -87,9 +88,8 @@ def check(task: HybridTask, parts: Sequence[str], stage: str | None, out: Path) 
     for part in parts:
         if part not in PARTS:
             raise SettingError(f"--part {part!r} is none of {', '.join(PARTS)}{nearest(part, PARTS)}")
-    known = ["monophone", *(name for name in ("triphone", "lda") if getattr(task.hmm, name) is not None)]
-    if stage is not None and stage not in known:
-        raise SettingError(f"the experiment has no stage {stage!r}{nearest(stage, known)}")
+    if stage is not None and stage not in task.hmm.names:
+        raise SettingError(f"the experiment has no stage {stage!r}{nearest(stage, task.hmm.names)}")
     folder_to_write(out, "--out")
     task_to_do(task)
 

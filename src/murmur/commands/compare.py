@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from murmur.commands.checks import folder_to_write, task_to_do
+from murmur.commands.checks import folder_to_write
 from murmur.commands.cluster_options import KINDS, Jitter, Stragglers
 from murmur.commands.dry_run import first_steps
 from murmur.commands.options import Settings, Source
+from murmur.commands.task_checks import task_to_do
 from murmur.commands.timed import timed
 from murmur.compared import output
 from murmur.compared.grid import Cell, Grid, numbers, split_strategies

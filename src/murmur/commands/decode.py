@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from murmur.commands.checks import folder_to_write, model_to_read, task_to_do
+from murmur.commands.checks import folder_to_write
 from murmur.commands.hybrid_search import HybridSearch, word_lines
 from murmur.commands.options import Jobs, Settings, Weights
 from murmur.commands.prepare_data import check_data
 from murmur.commands.run_records import SETTINGS, scales_of, task_of
+from murmur.commands.task_checks import model_to_read, task_to_do
 from murmur.commands.timed import timed
 from murmur.commands.tuning import (
     PARTS,

@@ -1,8 +1,9 @@
-"""`murmur train --dry-run`: what training would do, seen on its first minibatches; nothing is trained or written."""
+"""`murmur train --dry-run`: what training would do, seen on its first minibatches; nothing is trained."""
 
 from __future__ import annotations
 
 import math
+import os
 import resource
 import sys
 import time
@@ -16,15 +17,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from murmur.engine.experiment import Experiment
+from murmur.commands.preparation import preparation_lines, to_prepare
+from murmur.engine.experiment import Experiment, describe, in_short
 from murmur.engine.prefetch import to_device
+from murmur.engine.record import duration
 from murmur.engine.seeds import seed_of, seed_torch
 from murmur.engine.task import Loss
 from murmur.training import Request, share_threads
-from murmur.worlds.torch.environment import Place
+from murmur.worlds.torch.environment import Place, cores_here
 from murmur.worlds.torch.world import device_of
 
-TIMED = 5  # minibatches whose steps are timed, after the first
+TIMED = 6  # minibatches whose steps are timed, after a pass over the same ones that warms up
+MOST_SECONDS = 20.0  # of a pass; with long steps fewer minibatches are looked at
+IDLE_LOAD = 0.25  # a core, below which a machine counts as idle
 MB = 1e6
 
 
@@ -37,7 +42,9 @@ class FirstSteps:
         gradient_norm: of its gradient.
         samples: in minibatch 0.
         shapes: what minibatch 0 is made of.
-        step_seconds: median time of a step, data included, without the first.
+        step_seconds: median time of a step, data included, of minibatches whose shapes the libraries have seen.
+        fastest_seconds: the fastest of them.
+        steps: how many were timed.
         optimizer_bytes: state of the optimizer.
     """
 
@@ -46,13 +53,16 @@ class FirstSteps:
     samples: float
     shapes: tuple[str, ...]
     step_seconds: float
+    fastest_seconds: float
+    steps: int
     optimizer_bytes: int
 
 
-def dry_run(request: Request) -> int:
-    """Show an experiment: parameters, first minibatch, loss, gradient, memory, steps, time.
+def dry_run(request: Request, prepared_only: bool) -> int:
+    """Show an experiment: what is not prepared, parameters, first minibatch, loss, gradient, memory, steps, time.
 
-    Data that is not prepared yet is prepared, as for training; nothing is written to `request.out`.
+    Data that is not prepared yet is prepared, as for training, unless `prepared_only`: then only what is known without
+    it is shown. Nothing is written to `request.out`.
 
     Returns:
         The exit status: 1 if the loss or the gradient is not a finite number.
@@ -63,6 +73,13 @@ def dry_run(request: Request) -> int:
     console = Console()
     torch.set_num_threads(share_threads(request))
     experiment = request.experiment()
+    missing = to_prepare(experiment.task)
+    for line in [*experiment_lines(experiment, request.learners), *preparation_lines(missing)]:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if missing and prepared_only:
+        console.print("the model, the first minibatch and the time of a step are known once all is prepared")
+        return 0
+    busy = busy_line()
     with console.status("preparing the data"):
         experiment.task.prepare()
     device = device_of(Place(0, 1, 0, "127.0.0.1", 0))
@@ -71,9 +88,30 @@ def dry_run(request: Request) -> int:
     console.print(parameter_table(model))
     with console.status("first minibatches"):
         first = first_steps(experiment, model, device)
-    for line in (*first_lines(first), *plan_lines(experiment, request.learners, first), memory_line(model, first)):
+    lines = [*first_lines(first), *plan_lines(experiment, request.learners, first), busy, memory_line(model, first)]
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     return 0 if math.isfinite(first.loss) and math.isfinite(first.gradient_norm) else 1
+
+
+def experiment_lines(experiment: Experiment, learners: int) -> list[str]:
+    """What is known of an experiment without its data."""
+    shown = {name: in_short(describe(getattr(experiment, name))) for name in ("strategy", "optimizer", "schedule")}
+    budget = {name: value for name, value in vars(experiment.budget).items() if value is not None}
+    told = ", ".join(f"{value:g} {name}" for name, value in budget.items()) or "1 epoch"
+    number = f"{learners} learner{'s' * (learners > 1)}"
+    return [f"{type(experiment.task).__name__}, {number}, {told}", *(f"{name}: {text}" for name, text in shown.items())]
+
+
+def busy_line() -> str:
+    """How busy this machine is, and what that means for seconds that are measured on it."""
+    load, cores = os.getloadavg()[0], cores_here()
+    if load < IDLE_LOAD * cores:
+        return f"this machine was idle (load average {load:.1f}, {cores} cores)"
+    return (
+        f"this machine was busy (load average {load:.1f}, {cores} cores): the seconds above are those of a machine"
+        " that does other work too; on an idle one the fastest step comes nearest"
+    )
 
 
 def parameter_table(model: nn.Module) -> Table:
@@ -90,30 +128,33 @@ def parameter_table(model: nn.Module) -> Table:
 
 
 def first_steps(experiment: Experiment, model: nn.Module, device: str) -> FirstSteps:
-    """Train a few minibatches as one learner would, on a model that is thrown away."""
+    """Train a few minibatches as one learner would, on a model that is thrown away: a pass to warm up, one to time."""
     optimizer = experiment.optimizer(model)
     model.train()
-    seconds, loss, norm, samples, shapes = [], math.nan, math.nan, math.nan, tuple[str, ...]()
-    for n in range(min(TIMED + 1, max(1, experiment.budget.total(experiment.task)))):
-        begin = time.perf_counter()
-        minibatch = to_device(experiment.task.minibatch(n), device)
-        found = _backward(experiment, model, minibatch, n)
-        if n == 0:
-            loss, samples, shapes = (
-                float(found.total.detach()) / found.samples,
-                found.samples,
-                tuple(shapes_of(minibatch)),
-            )
-            norm = math.sqrt(
-                sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None)
-            )
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if device != "cpu":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
+    loss, norm, samples, shapes = math.nan, math.nan, math.nan, tuple[str, ...]()
+    most = min(TIMED, max(1, experiment.budget.total(experiment.task)))
+    warm, timed = list[float](), list[float]()
+    for seconds in (warm, timed):
+        for n in range(most if seconds is warm else len(warm)):
+            if n and sum(seconds) > MOST_SECONDS:
+                break
+            begin = time.perf_counter()
+            minibatch = to_device(experiment.task.minibatch(n), device)
+            found = _backward(experiment, model, minibatch, n)
+            if not warm:
+                samples, shapes = found.samples, tuple(shapes_of(minibatch))
+                loss, norm = float(found.total.detach()) / samples, _gradient_norm(model)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if device != "cpu":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begin)
     state = sum(v.nbytes for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
-    return FirstSteps(loss, norm, samples, shapes, median(seconds[1:] or seconds), state)
+    return FirstSteps(loss, norm, samples, shapes, median(timed), min(timed), len(timed), state)
+
+
+def _gradient_norm(model: nn.Module) -> float:
+    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None))
 
 
 def _backward(experiment: Experiment, model: nn.Module, minibatch: Any, n: int) -> Loss:
@@ -141,8 +182,8 @@ def plan_lines(experiment: Experiment, learners: int, first: FirstSteps) -> list
         f"epoch: {task.per_epoch} minibatches, {task.samples_per_epoch:g} samples",
         f"budget: {total} minibatches = {total / task.per_epoch:.2f} epochs; {steps} steps for each of {learners} "
         f"learner{'s' if learners > 1 else ''}",
-        f"time: {first.step_seconds:.4f} s a step (one learner on an idle machine, nothing exchanged), "
-        f"so {seconds:.0f} s = {seconds / 3600:.2f} h of gradients",
+        f"time: {first.step_seconds:.4f} s a step (median of {first.steps}, fastest {first.fastest_seconds:.4f}; one"
+        f" learner, nothing exchanged), so {duration(seconds)} of gradients",
     ]
 
 

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from murmur.commands.checks import file_to_write, folder_to_write, task_to_do
+from murmur.commands.checks import file_to_write, folder_to_write
+from murmur.commands.task_checks import task_to_do
 from murmur.compared.rows import Row, Rows
 from murmur.mistakes import SettingError, nearest
 from murmur.recipes.papers.all import STUDIES
@@ -61,6 +62,8 @@ def papers_command(
     folder_to_write(out, "--out")
     file_to_write(kept, "--rows")
     refuse_other_page(out)
+    if corpus is not None:
+        task_to_do(Material(corpus, cache).supervised)
     with ExitStack() as locks:
         for path in {out / LOCK, kept.parent / LOCK}:
             locks.enter_context(locked(path))
@@ -74,7 +77,6 @@ def make(chosen: Sequence[Study], corpus: Path | None, cache: Path, kept: Path, 
     console = Console()
     material = None if corpus is None else Material(corpus, cache)
     if material is not None:
-        task_to_do(material.supervised)
         with console.status("preparing the data"):
             material.supervised.prepare()
 

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.checks import task_to_do
+from murmur.commands.checks import folder_to_write
 from murmur.commands.options import Jobs, Settings, resolved
+from murmur.commands.preparation import tell_preparation
 from murmur.commands.prepare_corpus import From, prepare_corpus, show_corpora
-from murmur.commands.prepare_data import Kind, Making, Wanted, prepare_data
+from murmur.commands.prepare_data import Kind, Making, Wanted, check, prepare_data
+from murmur.commands.task_checks import task_to_do
 from murmur.commands.timed import timed
 from murmur.mistakes import SettingError
 from murmur.run_folder.lock import beside, locked
@@ -142,12 +144,16 @@ def prepare(
 
 def prepare_set(name: str, places: From, out: Path, jobs: int) -> None:
     """Write a published corpus, with the lock of its folder."""
+    folder_to_write(out, "--out")
+    if places.download is not None:
+        folder_to_write(places.download, "--download")
     with locked(beside(out)):
         prepare_corpus(name, places, out, jobs)
 
 
 def prepare_features(source: str, wanted: Wanted, how: Making) -> None:
     """Make features of data, with the lock of their folder."""
+    check(source, wanted, how.out)
     with locked(beside(how.out)):
         prepare_data(source, wanted, how)
 
@@ -156,6 +162,7 @@ def prepare_experiment(source: str, settings: list[str], jobs: int | None) -> No
     """Make everything that an experiment needs before training."""
     experiment = resolved(source, settings, jobs)
     task_to_do(experiment.task)
+    tell_preparation(experiment.task)
     cache = getattr(experiment.task, "cache", None)
     with locked(beside(cache)) if isinstance(cache, Path) else nullcontext(), timed(f"preparing {source}"):
         experiment.task.prepare()

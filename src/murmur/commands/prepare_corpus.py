@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from murmur.commands.checks import folder_to_write
 from murmur.commands.timed import timed
 from murmur.mistakes import SettingError, nearest
+from murmur.recipes.corpora import HELD_OUT
 from murmur.speech.published.catalogue import CORPORA, Part, Published
 from murmur.speech.published.fetch import fetch
 from murmur.speech.published.written import write_set
+
+DEV_OF_UTTERANCES = ("yesno",)  # recipes that take dev from the utterances of train, not from its speakers
+FEW_WORDS = 200  # below, an error rate moves by half a percent with every error
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,6 @@ def prepare_corpus(name: str, places: From, out: Path, jobs: int) -> None:
     if places.mirror is not None and places.download is None:
         raise SettingError("--mirror is for --download")
     corpus = CORPORA[name]
-    folder_to_write(out, "--out")
-    if places.download is not None:
-        folder_to_write(places.download, "--download")
     if places.download is not None and not corpus.parts:
         raise SettingError(f"{name} is not published anywhere: --from FOLDER")
     chosen = chosen_parts(name, corpus, places)
@@ -93,11 +94,18 @@ def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
             typer.echo(f"skipped {problem['utterance']} ({problem['where']}): {problem['what']}")
     if manifest["absent"]:
         typer.echo(f"not there, and left out: {', '.join(manifest['absent'])}")
-    lacking = [split for split in ("train", "test") if split not in manifest["splits"]]
-    if lacking:
-        typer.echo(f"training needs data/{' and data/'.join(lacking)} too: prepare more parts")
+    why = why_not_trainable(manifest["splits"], 1 if corpus.recipe in DEV_OF_UTTERANCES else HELD_OUT)
+    if why is not None:
+        typer.echo(why)
         return
-    typer.echo(f"{corpus.licence}; {out / 'manifest.json'}")
+    words = manifest["splits"]["test"]["words"]
+    if words < FEW_WORDS:
+        typer.echo(
+            f"data/test holds {words} words: one error more or less is {100 / words:.1f} % of them; add recordings"
+        )
+    if manifest["rate_hz"] is not None:
+        typer.echo(f"all recordings have {manifest['rate_hz']} Hz and one channel; training uses them as they are")
+    typer.echo(f"licence: {corpus.licence}; more in {out / 'manifest.json'}")
     for line in next_commands(corpus, out):
         typer.echo(line)
 
@@ -120,6 +128,23 @@ def next_commands(corpus: Published, out: Path) -> list[str]:
         return [f"next: {letters}"]
     commands = [*(makes[file] for file in missing), recipe]
     return [*(f"next: {command}" for command in commands), f"or, letters without a lexicon, from hours on: {letters}"]
+
+
+def why_not_trainable(splits: Mapping[str, Any], least_speakers: int) -> str | None:
+    """What training lacks in these splits, and what to do; None if nothing.
+
+    `least_speakers` of data/train are needed where there is no data/dev.
+    """
+    lacking = [split for split in ("train", "test") if split not in splits]
+    if lacking:
+        return f"training needs data/{' and data/'.join(lacking)} too: prepare more parts"
+    speakers = splits["train"]["speakers"]
+    if "dev" not in splits and speakers < least_speakers:
+        return (
+            f"training tunes on data/dev, or on every {HELD_OUT}th speaker of data/train, which has {speakers}:"
+            f" add speakers, or make folders train, dev and test with speakers of their own"
+        )
+    return None
 
 
 def show_corpora(wanted: bool) -> None:

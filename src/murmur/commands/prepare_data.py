@@ -52,11 +52,21 @@ class Making:
     jobs: int
 
 
-def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
-    """Make what is wanted of a directory, manifest or Shar folder, and say what there is."""
-    folder_to_write(how.out, "--out")
+def check(source: str, wanted: Wanted, out: Path) -> None:
+    """Check all paths, before anything is made.
+
+    Raises:
+        SettingError, CorpusError: names what is missing.
+    """
+    folder_to_write(out, "--out")
     if wanted.alignments is not None and not wanted.alignments.exists():
         raise SettingError(f"--alignments {wanted.alignments} does not exist: name an .npz, or a folder of ali.*.gz")
+    if not is_shar(Path(source)):
+        check_data(source)
+
+
+def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
+    """Make what is wanted of a directory, manifest or Shar folder, and say what there is."""
     if is_shar(Path(source)):
         if wanted != Wanted(None, None, wanted.scope, None):
             raise SettingError(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from murmur.commands.options import resolved
-from murmur.engine.experiment import describe
+from murmur.engine.experiment import describe, differences
 from murmur.engine.task import Task
 from murmur.mistakes import SettingError
 from murmur.report.records import is_number
@@ -41,20 +41,8 @@ def _differences(then: object, source: str, trained: Sequence[str]) -> list[str]
         now = describe(resolved(source, trained).task)
     except SettingError as error:  # other settings may mend that
         return [f"the run's settings are not valid by themselves any more: {error}"]
-    return [f"{name} was {was!r} and is {value!r} now" for name, was, value in changes(then, now, "task")]
-
-
-def changes(then: object, now: object, name: str) -> Iterator[tuple[str, Any, Any]]:
-    """(setting, value then, value now) of two descriptions; what only one of them has is of another version."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        for key in sorted(then.keys() & now.keys()):
-            if key not in OF_NO_MATTER:
-                yield from changes(then[key], now[key], f"{name}.{key}")
-    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        for number, (was, value) in enumerate(zip(then, now, strict=True)):
-            yield from changes(was, value, f"{name}[{number}]")
-    elif then != now and not (then != then and now != now):  # noqa: PLR0124 - numbers that are none are alike
-        yield name, then, now
+    found = differences(then, now, "task", OF_NO_MATTER)
+    return [f"{name} was {was} and is {value} now" for name, was, value in found]
 
 
 def settings_of(folder: Path, source: str) -> list[str]:

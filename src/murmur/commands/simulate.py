@@ -13,10 +13,11 @@ import torch
 import typer
 from rich.console import Console
 
-from murmur.commands.checks import folder_to_write, task_to_do, tested_model
+from murmur.commands.checks import folder_to_write
 from murmur.commands.cluster_options import KINDS, Chosen, Jitter, Step, Stragglers
 from murmur.commands.dry_run import first_steps
 from murmur.commands.options import Settings, Source
+from murmur.commands.task_checks import task_to_do, tested_model
 from murmur.commands.timed import timed
 from murmur.engine.seeds import seed_of, seed_torch
 from murmur.mistakes import SettingError

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from murmur.commands.checks import folder_to_write, model_to_read, task_to_do, tested_model
+from murmur.commands.checks import folder_to_write
 from murmur.commands.dry_run import dry_run
 from murmur.commands.options import Settings, Source, TestedWeights
+from murmur.commands.preparation import tell_preparation
+from murmur.commands.task_checks import model_to_read, task_to_do, tested_model
+from murmur.mistakes import SettingError
 from murmur.run_folder.opened import LATEST
-from murmur.training import Request, train
+from murmur.training import RECOGNISED, Request, train
+from murmur.worlds.torch.environment import place_of
 from murmur.worlds.torch.secret import from_file
 
 app = typer.Typer(add_completion=False)
@@ -41,6 +46,9 @@ Init = Annotated[
 Dry = Annotated[
     bool, typer.Option("--dry-run", help="Only show shapes, the first minibatch, memory and time; train nothing.")
 ]
+Prepare = Annotated[
+    bool, typer.Option("--prepare/--no-prepare", help="With --dry-run: prepare data that is not prepared yet, or not.")
+]
 World = Annotated[
     Literal["torch", "mpi"],
     typer.Option(help="What moves vectors between learners: gloo or NCCL under any launcher, or MPI under mpiexec."),
@@ -69,7 +77,7 @@ Example: murmur train ctc --learners 2 --strategy 'KAVG(K=8)' --set budget.epoch
 
 Look first, and continue from a trained model:
 
-murmur train ctc --dry-run
+murmur train ctc --dry-run              (--no-prepare: what is known without preparing the data)
 
 murmur train ctc --init runs/two --set optimizer.lr=0.001 --out runs/three
 
@@ -109,6 +117,7 @@ def train_command(
     init: Init = None,
     weights: TestedWeights = "lowest",
     dry: Dry = False,
+    prepare: Prepare = True,
     world: World = "torch",
     secret_file: SecretFile = None,
     lease_seconds: LeaseSeconds = None,
@@ -131,11 +140,44 @@ def train_command(
         start_seconds,
         force,
     )
-    check(request)
-    raise typer.Exit(dry_run(request) if dry else train(request))
+    raise typer.Exit(run(request, dry, prepare))
 
 
-def check(request: Request) -> None:
+def run(request: Request, dry: bool, prepare: bool) -> int:
+    """Train, or only look, after all paths and names have been checked.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SettingError: data is not to be prepared, but to be trained on.
+    """
+    if not prepare and not dry:
+        raise SettingError("--no-prepare is for --dry-run: training needs its data prepared")
+    check(request, dry)
+    if dry:
+        return dry_run(request, prepared_only=not prepare)
+    status = train(request)
+    if status == 0 and place_of() is None:
+        for line in next_commands(request.source, request.out):
+            typer.echo(line, err=True)
+    return status
+
+
+def next_commands(source: str, out: Path) -> list[str]:
+    """What can be done with a run that has ended, as commands; those for speech where it has recognised some."""
+    out = out.parent / out.readlink() if out.is_symlink() else out  # the link will point to later runs
+    run_folder, experiment = shlex.quote(str(out)), shlex.quote(source)
+    speech = [
+        f"murmur decode {experiment} --model {run_folder} --out {shlex.quote(str(out / 'decoded'))}",
+        f"murmur transcribe {run_folder} FILE.wav",
+        f"murmur export {run_folder} --out {shlex.quote(str(out / 'exported'))}",
+    ]
+    commands = [f"murmur report {run_folder}", *(speech if (out / RECOGNISED).is_file() else [])]
+    return ["next:", *(f"  {command}" for command in commands)]
+
+
+def check(request: Request, dry: bool) -> None:
     """Check paths and names of a training, before anything is prepared.
 
     Raises:
@@ -149,3 +191,5 @@ def check(request: Request) -> None:
     experiment = request.experiment()
     tested_model(experiment, request.tested)
     task_to_do(experiment.task)
+    if place_of() is None and not dry:
+        tell_preparation(experiment.task)

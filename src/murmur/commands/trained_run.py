@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from murmur.commands.checks import model_to_read, task_to_do
 from murmur.commands.hybrid_search import HybridSearch
 from murmur.commands.run_records import figures_on_test, recorded, scales_of, task_of
+from murmur.commands.task_checks import model_to_read, task_to_do
 from murmur.commands.timed import timed
 from murmur.commands.tuning import SearchRequest, check_request, settings_of_search, to_the_end
 from murmur.mistakes import SettingError

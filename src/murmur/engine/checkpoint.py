@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -26,7 +27,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from murmur.flat import Layout
-from murmur.mistakes import DamagedCheckpoint
+from murmur.mistakes import DamagedCheckpoint, not_written
 
 KEEP = 2  # whole ones: the newest, and one before it in case a file of that is damaged
 OWN_DIGEST = "facts_digest"
@@ -36,7 +37,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that after a crash, of the host too, it is there in full, or the old one is.
 
     Raises:
-        OSError: it cannot be written (a full disk); what was there before is untouched.
+        OSError: it cannot be written (a full disk, a read-only folder); what was there before is untouched.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -48,14 +49,11 @@ def write_whole(path: Path, data: bytes) -> None:
         beside.replace(path)
         sync_folder(path.parent)
     except BaseException as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that cannot be written in holds no such file
+            beside.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        raise OSError(
-            error.errno,
-            f"{path} ({len(data)} bytes) cannot be written: {error.strerror or error}. What was written before is"
-            " whole: make room, and start again with --resume",
-        ) from error
+        raise not_written(path, len(data), error) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,6 +16,8 @@ from murmur.group import Group
 
 log = logging.getLogger(__name__)
 BETWEEN = 10
+NEWEST = 0.1  # weight of the latest loss in the mean of recent ones
+RISE = 0.5  # share by which a loss has to rise to count as diverging
 ADVICE = "training has diverged. Lower the learning rate, warm it up, or bound gradients with max_gradient_norm"
 
 
@@ -26,6 +28,8 @@ class Counters:
     Attributes:
         most_in_a_row: so many minibatches skipped one after the other end the run.
         loss: mean per sample of the latest minibatch that was not skipped; nan before the first.
+        first_loss: of the first minibatch of the run.
+        recent_loss: mean of the latest losses, the newest weighs a tenth.
         rate: learning rate of the latest step; nan before the first.
         steps: gradients drawn by this learner, in the launches before this one.
         skipped: minibatches whose loss or gradient was not finite.
@@ -39,6 +43,8 @@ class Counters:
 
     most_in_a_row: int
     loss: float = math.nan
+    first_loss: float = math.nan
+    recent_loss: float = math.nan
     rate: float = math.nan
     steps: int = 0
     skipped: int = 0
@@ -52,8 +58,24 @@ class Counters:
     def good(self, loss: float) -> None:
         """A minibatch gave finite numbers."""
         self.loss = loss
+        if math.isnan(self.first_loss):
+            self.first_loss = self.recent_loss = loss
+        self.recent_loss += NEWEST * (loss - self.recent_loss)
         self.skipped_in_a_row = 0
         self.good_since += 1
+
+    def diverges(self, heldout: float, lowest: float) -> bool:
+        """Whether losses say that training has diverged: worse than at the beginning, and held out worse than before.
+
+        Args:
+            heldout: the held-out loss now.
+            lowest: of all so far, this one too.
+        """
+        if not math.isfinite(heldout):
+            return True
+        if heldout > lowest:
+            return self.recent_loss > self.first_loss and heldout - lowest > RISE * abs(lowest)
+        return self.first_loss > 0 and self.recent_loss > (1 + RISE) * self.first_loss
 
     def skip(self, n: int, what: str) -> None:
         """Minibatch n is skipped, for what it gave.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import blake2b
 from typing import Any
@@ -66,6 +66,32 @@ class Experiment:
     def digest(self) -> str:
         """Sixteen hexadecimal digits that are equal exactly if the described experiments are."""
         return blake2b(json.dumps(describe(self), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def differences(then: Any, now: Any, name: str = "", ignored: Sequence[str] = ()) -> Iterator[tuple[str, Any, Any]]:
+    """(setting, value then, value now) of two descriptions; what only one of them has is of another version."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        if name and then.get("type") != now.get("type"):
+            yield name, in_short(then), in_short(now)
+            return
+        for key in sorted(then.keys() & now.keys()):
+            if key not in ignored:
+                yield from differences(then[key], now[key], f"{name}.{key}" if name else key, ignored)
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        for number, (was, value) in enumerate(zip(then, now, strict=True)):
+            yield from differences(was, value, f"{name}[{number}]", ignored)
+    elif then != now and not (then != then and now != now):  # noqa: PLR0124 - numbers that are none are alike
+        yield name, in_short(then), in_short(now)
+
+
+def in_short(described: Any) -> str:
+    """A described value as it is written on a command line, such as KAVG(K=8)."""
+    if isinstance(described, Mapping):
+        fields_of = [f"{key}={in_short(value)}" for key, value in described.items() if key != "type"]
+        return f"{str(described.get('type', '')).rpartition('.')[2]}({', '.join(fields_of)})"
+    if isinstance(described, list):
+        return f"({', '.join(map(in_short, described))})"
+    return repr(described)
 
 
 def describe(value: Any) -> Any:

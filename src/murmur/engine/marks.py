@@ -6,6 +6,7 @@ The seconds so spent are kept off the time axis.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from murmur.engine.checkpoint import Checkpoints, layout_of, write_pair
 from murmur.engine.clock import Moment
+from murmur.engine.counters import ADVICE
 from murmur.engine.halt import Asked, Halt
 from murmur.engine.kept import KeptMarks
 from murmur.engine.record import Record
@@ -26,6 +28,8 @@ from murmur.engine.state import pack
 from murmur.flat import is_finite
 from murmur.group import Group
 from murmur.learner import Learner
+
+log = logging.getLogger(__name__)
 
 
 class Marks:
@@ -208,7 +212,13 @@ class Marks:
             self.checkpoints.prune()
 
     def _observe(self, figures: Mapping[str, float], done: int, steps: int, distance: float | None = None) -> None:
-        at = self.source.progress_at(done)
+        at, counters = self.source.progress_at(done), self.source.counters
+        loss = figures.get("loss", math.nan)
+        if "loss" in figures and counters.diverges(loss, min(self.best, loss)):
+            log.warning(
+                "epoch %.2f: held-out loss %.4g, training loss %.4g after %.4g at the first minibatch: %s",
+                *(at.epoch, loss, counters.recent_loss, counters.first_loss, ADVICE),
+            )
         self.source.observe(
             Record(
                 kind="evaluation",
@@ -218,7 +228,7 @@ class Marks:
                 samples=at.samples,
                 epoch=at.epoch,
                 seconds=self.source.clock.seconds,
-                loss=figures.get("loss", math.nan),
+                loss=loss,
                 rate=at.rate,
                 consensus_distance=distance,
                 figures=figures,

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from murmur.mistakes import not_written
 from murmur.trace import Span
 
 
@@ -82,15 +83,29 @@ class StragglerRecord(Record):
 Observer = Callable[[Record], None]
 
 
+def append(file: int, path: Path, data: bytes) -> None:
+    """Write to the end of an open file, by one write unless the disk takes less.
+
+    Raises:
+        OSError: it cannot be written; names the file, its bytes and what to do.
+    """
+    left = memoryview(data)
+    try:
+        while left:
+            left = left[os.write(file, left) :]
+    except OSError as error:
+        raise not_written(path, len(data), error) from error
+
+
 class JsonLines:
     """Appends records to a file. Learners of one host may share it: a line is one write to the file's end."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._path, self._file = path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def __call__(self, record: Record) -> None:
-        os.write(self._file, record.line().encode())
+        append(self._file, self._path, record.line().encode())
 
 
 class ChromeTrace:
@@ -110,7 +125,7 @@ class ChromeTrace:
         """Write what has gathered."""
         lines, self._lines = self._lines, []
         if lines:
-            os.write(self._file, "".join(lines).encode())
+            append(self._file, self.path, "".join(lines).encode())
 
 
 def begin_trace(path: Path) -> None:

@@ -6,11 +6,14 @@ import json
 import logging
 import math
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from murmur.engine.checkpoint import Checkpoints, Part, write_whole
+from murmur.engine.experiment import describe, differences
 from murmur.engine.position import Position
 from murmur.engine.source import TaskSource
 from murmur.engine.state import position_of, unpack
@@ -56,7 +59,7 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
     position, facts = position_of(part), part.facts
     source.begin_at(position)
     if group.rank == 0:
-        _say(source, checkpoints, part, position)
+        _say(source, checkpoints, part, position, steps_after(out / "records.jsonl", position.done))
         checkpoints.forget_after(facts["minibatches"])
     write_position(out, position, group.rank)
     return Resume(facts["minibatches"], math.inf if facts["best"] is None else facts["best"], outer)
@@ -82,7 +85,7 @@ async def newest_of_all(checkpoints: Checkpoints, group: Group, source: TaskSour
         before = min(found) + 1
 
 
-def _say(source: TaskSource, checkpoints: Checkpoints, part: Part, position: Position) -> None:
+def _say(source: TaskSource, checkpoints: Checkpoints, part: Part, position: Position, lost: int) -> None:
     facts, size = part.facts, source.seat.group.size
     log.info(
         "going on from %s: %d of %d minibatches are behind (epoch %.2f, held-out loss %s); %d are done again",
@@ -91,14 +94,33 @@ def _say(source: TaskSource, checkpoints: Checkpoints, part: Part, position: Pos
         source.total,
         position.done / source.task.per_epoch,
         "not known" if facts["best"] is None else f"{facts['best']:.5g} at best",
-        max(0, facts["minibatches"] - position.done),
+        max(lost, facts["minibatches"] - position.done),
     )
     if facts["world"] != size:
         log.warning(
             "it was made by %d learners, there are %d now: not the bits of an uninterrupted run", facts["world"], size
         )
     if facts["experiment"] != source.experiment.digest():
-        log.warning("it is of an experiment with other settings (%s)", facts["experiment"])
+        changed = list(differences(facts.get("settings"), describe(source.experiment)))
+        log.warning("it was made with other settings: %s", "; ".join(starmap(_changed, changed)) or facts["experiment"])
+
+
+def _changed(name: str, then: Any, now: Any) -> str:
+    return f"{name} was {then} and is {now} now"
+
+
+def steps_after(records: Path, done: int) -> int:
+    """Steps in the records of a run behind its first `done` minibatches: they were lost with the launch that ended."""
+    if not records.is_file():
+        return 0
+    found = 0
+    for line in records.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off in mid-line when the process was killed
+        found += record["kind"] == "step" and record["minibatches"] >= done
+    return found
 
 
 def write_position(out: Path, position: Position, rank: int) -> None:

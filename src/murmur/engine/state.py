@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from murmur.engine.checkpoint import Part, pack_optimizer, unpack_optimizer
+from murmur.engine.experiment import describe
 from murmur.engine.position import Claims, Position, go_on
 from murmur.engine.source import TaskSource
 from murmur.learner import Learner
@@ -32,6 +33,7 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
         "world": me.seat.group.size,
         "seconds": source.clock.seconds,
         "experiment": source.experiment.digest(),
+        "settings": describe(source.experiment),
         "optimizer": plain,
         "heldout": source.heldout,
         "counters": source.counters.described(me.steps),

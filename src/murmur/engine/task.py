@@ -6,7 +6,7 @@ resume, handing work out on request and a changing number of learners all follow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -96,6 +96,31 @@ class Checkable(Protocol):
         Raises:
             ValueError: names the setting and what to do.
         """
+
+
+@dataclass(frozen=True)
+class Unmade:
+    """Something that `Task.prepare` would make.
+
+    Attributes:
+        what: for people, such as "monophone system of train".
+        folder: where it goes.
+        seconds: about how long it takes on this host when nothing else runs.
+        size_bytes: about how large it is.
+    """
+
+    what: str
+    folder: Path
+    seconds: float
+    size_bytes: float
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """What a task may offer beside `Task`: an estimate of what `prepare` would do."""
+
+    def unprepared(self) -> Sequence[Unmade]:
+        """What is not prepared yet, in the order in which it would be made; looks, and makes nothing itself."""
 
 
 @runtime_checkable

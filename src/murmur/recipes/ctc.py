@@ -23,15 +23,16 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.engine.task import Loss, Score
+from murmur.engine.task import Loss, Score, Unmade
 from murmur.mistakes import SettingError
-from murmur.recipes.corpora import check_digits, check_parts
-from murmur.recipes.ctc_data import Data, Reading, Split, load, read
+from murmur.recipes.corpora import check_digits, check_parts, splits
+from murmur.recipes.ctc_data import BINS, Data, Reading, Split, front_of, load, read
 from murmur.recipes.ctc_decode import GREEDY, CtcDecoding, CtcSearch
 from murmur.recipes.ctc_output import Outputs, graph_score, greedy_rates, greedy_score, outputs
 from murmur.recipes.hybrid_config import LOOP, ONE_WORD
 from murmur.recipes.prepared import Absent, refuse_to_make
 from murmur.recipes.pronouncing import Guess
+from murmur.recipes.unprepared import digits_to_make, features_of, features_to_make
 from murmur.speech import ctc, ctc_labels
 from murmur.speech.augment import SpecAugment
 from murmur.speech.batching import UtteranceBatches, pad
@@ -131,6 +132,14 @@ class CtcTask:
         if self.units == "phone" and self.guess == "espeak":
             check_installed()
         self.check_grammar(self.decoding.grammar, "task.decoding.grammar")
+
+    def unprepared(self) -> list[Unmade]:
+        """Digits and features that are not in the cache."""
+        if self.corpus is None and not digits_folder(self.cache, self.digits).is_dir():
+            spoken, hours = digits_to_make(self.cache, self.digits)
+            return [spoken, *features_of(hours, BINS, self.cache, "log-mel features")]
+        parts = dict(zip(("train", "dev", "test"), splits(self.root), strict=True))
+        return features_to_make(parts, front_of(parts["train"]), self.cache, "features")
 
     def check_grammar(self, name: str, option: str) -> None:
         """Check that there is a grammar of this name; `option` is where the name comes from.

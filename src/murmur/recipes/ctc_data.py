@@ -96,8 +96,7 @@ def load(root: Path, how: Reading) -> Data:
     """
     parts = splits(root)
     train = parts[0]
-    first = train.utterances[0]
-    front: Front = Ready() if first.features else LogMel(rate_hz=sample_rate_hz(train), bins=BINS)
+    front = front_of(train)
     units, lexicon = _units(parts, how)
     label = labeller(units, lexicon)
     lacking = [name for name, part in zip(PARTS, parts, strict=True) if not is_prepared(part, front, how.cache)]
@@ -109,6 +108,11 @@ def load(root: Path, how: Reading) -> Data:
     train.without(held[0].problems)  # refuses to go on where too many are lost
     aligned = replace(held[0], names=tuple(name for name in held[0].names if name in held[0].targets))
     return Data(units, aligned, held[1], held[2], isinstance(front, LogMel), lexicon)
+
+
+def front_of(train: Corpus) -> Front:
+    """The features that a corpus brings, or log-mel bins of its audio."""
+    return Ready() if train.utterances[0].features else LogMel(rate_hz=sample_rate_hz(train), bins=BINS)
 
 
 def read(corpus: Corpus, data: Data, how: Reading) -> Split:

@@ -24,7 +24,7 @@ from murmur.engine.checkpoint import read_pair
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.engine.task import Score
+from murmur.engine.task import Score, Unmade
 from murmur.flat import Layout
 from murmur.mistakes import SettingError
 from murmur.recipes import corpora
@@ -44,6 +44,13 @@ from murmur.recipes.hybrid_decode import DecodeHalf, Result, Scorer, System
 from murmur.recipes.hybrid_hmm import HmmHalf, Stage
 from murmur.recipes.prepared import Absent, refuse_to_make
 from murmur.recipes.pronouncing import Guess, completed_lexicon
+from murmur.recipes.unprepared import (
+    digits_to_make,
+    features_of,
+    frames_to_make,
+    speech_hours,
+    systems_to_make,
+)
 from murmur.speech import hybrid
 from murmur.speech.augment import SpecAugment
 from murmur.speech.chunks import ChunkBatch, ChunkTable
@@ -128,6 +135,29 @@ class HybridTask(ChunkLearning):
             raise SettingError(f"task.front.noise.recordings: there is no folder {self.front.noise.recordings}")
         if self.realigned_by is not None and not self.realigned_by.with_suffix(".safetensors").is_file():
             raise SettingError(f"task.realigned_by: there is no model {self.realigned_by}.safetensors")
+
+    def unprepared(self) -> list[Unmade]:
+        """Digits, features, Gaussian systems and frames that are not in the cache.
+
+        Words without a pronunciation are guessed for this where `guess` asks for it: the names of systems depend on it.
+        """
+        if self.corpus is None and not digits_folder(self.cache, self.digits).is_dir():
+            spoken, all_hours = digits_to_make(self.cache, self.digits)
+            hours = {part: all_hours[part] for part in ("train", "dev")}  # test is not looked at before the end
+            cepstra = features_of(hours, self.front.cepstra, self.cache, "cepstra")
+            bins = features_of(hours, self.front.bins, self.cache, "log-mel features")
+            missing, found = self.hmm.names, [spoken, *cepstra, *bins]
+        else:
+            parts = {"train": self.material.train, "dev": self.material.dev}
+            hours = {name: speech_hours(part) for name, part in parts.items()}
+            found = self.hmms.features_to_make(parts)
+            missing = self.hmms.untrained()
+        found += systems_to_make(self.hmm, missing, hours["train"], self.cache, self.jobs)
+        if missing or not any(self.cache.glob("frames-*")):
+            values = {"float32": 4, "float16": 2, "uint8": 1}[self.front.storage]
+            train = hours["train"] * len(self.front.stored.speeds)
+            found.append(frames_to_make(train, self.front.bins, values, self.cache))
+        return found
 
     def check_grammar(self, name: str, option: str) -> None:
         """Check that the set has a grammar; `option` is where the name comes from.

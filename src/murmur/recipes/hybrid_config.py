@@ -89,6 +89,11 @@ class HmmStages:
         if self.lda is not None and self.triphone is None:
             raise ValueError("LDA+MLLT starts from the alignments of triphones: give a triphone stage too")
 
+    @property
+    def names(self) -> list[str]:
+        """The systems in the order in which they are trained."""
+        return [name for name in ("monophone", "triphone", "lda") if getattr(self, name) is not None]
+
 
 @dataclass(frozen=True)
 class Chunks:

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.engine.task import Unmade
 from murmur.recipes.corpora import SpeechSet
 from murmur.recipes.hybrid_config import FrontEnd, HmmStages
 from murmur.recipes.prepared import Absent, refuse_to_make
+from murmur.recipes.unprepared import features_to_make
 from murmur.speech.cmvn import normalise_all
 from murmur.speech.corpus import Corpus
 from murmur.speech.features import Front, LogMel, Mfcc, Ready, deltas, sample_rate_hz
@@ -158,6 +160,28 @@ class HmmHalf:
 
                 done.append(self._stage(name, self._key(name, previous.key), make))
         return tuple(done)
+
+    def untrained(self) -> list[str]:
+        """Systems that are not in the cache, and those that follow them; nothing is trained or read for this."""
+        previous = ""
+        for place, name in enumerate(self.stages.names):
+            previous = self._key(name, previous)
+            if not all((self.cache / f"{name}-{previous}{end}").is_file() for end in (".npz", "-alignment.npz")):
+                return self.stages.names[place:]
+        return []
+
+    def features_to_make(self, parts: Mapping[str, Corpus]) -> list[Unmade]:
+        """Cepstra and the network's features of these parts that are not in the cache."""
+        train = parts["train"]
+        if _brings_features(train):
+            return features_to_make(parts, Ready(self.front.cepstra), self.cache, "features")
+        cepstra = features_to_make(parts, self._cepstra(train), self.cache, "cepstra")
+        bins = features_to_make(parts, self.log_mel(train), self.cache, "log-mel features")
+        for speed in self.front.stored.speeds:
+            if speed != 1.0:
+                what = f"log-mel features at speed {speed:g}"
+                bins += features_to_make({"train": train}, self.log_mel(train, speed), self.cache, what)
+        return cepstra + bins
 
     def alignment(self, stage: Stage, part: Corpus) -> dict[str, np.ndarray]:
         """Alignments of another part by a stage, stored like its own."""

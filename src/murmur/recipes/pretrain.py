@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optimizer import SGD
-from murmur.engine.task import Loss, Score
+from murmur.engine.task import Loss, Score, Unmade
 from murmur.recipes import digits_demo
 from murmur.recipes.hybrid import HybridTask
 from murmur.speech.chunks import IGNORED
@@ -80,6 +80,10 @@ class PretrainTask:
     def check(self) -> None:
         """As the supervised task does."""
         self.supervised.check()
+
+    def unprepared(self) -> list[Unmade]:
+        """As the supervised task says."""
+        return self.supervised.unprepared()
 
     def prepare(self) -> object:
         """As the supervised task does."""

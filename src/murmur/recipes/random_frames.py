@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from murmur.engine.seeds import seed_of
-from murmur.engine.task import Loss, Score
+from murmur.engine.task import Loss, Score, Unmade
 from murmur.recipes.hybrid import HybridTask
 from murmur.speech.models import Dnn
 from murmur.speech.models.dnn import AcousticDnn
@@ -84,6 +84,10 @@ class FrameTask:
     def check(self) -> None:
         """As the supervised task does."""
         self.supervised.check()
+
+    def unprepared(self) -> list[Unmade]:
+        """As the supervised task says."""
+        return self.supervised.unprepared()
 
     def prepare(self) -> object:
         """As the hybrid task does."""

@@ -13,6 +13,7 @@ from murmur.report.slow import Slow, take_in
 KINDS = ("compute", "data", "waiting", "communicating")
 MOST_POINTS = 2000  # of the learning rate's curve
 MOST_BINS = 160  # of a curve of sums
+RISE = 0.5  # of the lowest held-out loss, above which training counts as diverged
 NARROWEST = 2.0**-10  # bin, in seconds or samples
 
 
@@ -92,6 +93,7 @@ class Records:
         losses: training loss of all steps along samples: bins of (sum of losses, sum of seconds, steps).
         timeline: {learner: bins of KINDS along seconds of training}.
         first: (samples, seconds) of the first step.
+        first_loss: training loss of the first step that has one.
         latest: {learner: its last step's record}.
         last_seconds, last_samples: of training, at the last record.
         not_finite: steps whose loss was not a finite number.
@@ -107,6 +109,7 @@ class Records:
     losses: Bins = field(default_factory=lambda: Bins(3))
     timeline: dict[int, Bins] = field(default_factory=dict)
     first: tuple[float, float] | None = None
+    first_loss: float | None = None
     latest: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     last_seconds: float = 0.0
     last_samples: float = 0.0
@@ -158,6 +161,7 @@ class Records:
             self.first = (samples, seconds)
         self.latest[learner] = row
         if is_number(row.get("loss")):
+            self.first_loss = float(row["loss"]) if self.first_loss is None else self.first_loss
             self.losses.add(samples, (float(row["loss"]), seconds, 1.0))
         else:
             self.not_finite += 1
@@ -167,6 +171,22 @@ class Records:
             self.rates.append((samples, float(row["rate"])))
             if len(self.rates) > 2 * MOST_POINTS:
                 self.rates = self.rates[::2]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the held-out loss ended far above its lowest, and the training loss above its first.
+
+        So it is, too, where the last held-out loss is no finite number.
+        """
+        heldout = [evaluation.figures.get("loss", math.nan) for evaluation in self.evaluations]
+        if not heldout or not any("loss" in evaluation.figures for evaluation in self.evaluations[:-1]):
+            return False
+        lowest = min(loss for loss in heldout if math.isfinite(loss))
+        if not math.isfinite(heldout[-1]):
+            return True
+        points = self.losses.items()
+        last = points[-1][1][0] / points[-1][1][2] if points else -math.inf
+        return self.first_loss is not None and last > self.first_loss and heldout[-1] - lowest > RISE * abs(lowest)
 
     @property
     def samples_per_second(self) -> float | None:

@@ -146,6 +146,11 @@ def circumstances(ranked: Sequence[Run]) -> list[str]:
         said.append(
             f"Simulated{which}: gradients are real, seconds and bytes are those of a modelled cluster: {kinds}."
         )
+    diverged = [run.name for run in ranked if run.records.diverged]
+    if diverged:
+        said.append(
+            f"Training has diverged: {', '.join(diverged)}. Lower the learning rate, warm it up, or bound gradients."
+        )
     unfinished = [run.name for run in ranked if not run.score and run.simulated.get("tested", True)]
     if unfinished:
         said.append(f"Not finished, so without an error rate: {', '.join(unfinished)}.")

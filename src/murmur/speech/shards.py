@@ -159,7 +159,7 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     Raises:
         CorpusError: more than 1 % of the utterances cannot be used.
     """
-    folder = _folder(corpus, front, cache)
+    folder = store_folder(corpus, front, cache)
     folder.mkdir(parents=True, exist_ok=True)
     parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
     missing = [n for n in range(len(parts)) if not shard_is_whole(folder, n)]
@@ -172,14 +172,23 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
 
 def is_prepared(corpus: Corpus, front: Front, cache: Path) -> bool:
     """Whether the features of a corpus are in `cache`; their checksums are not looked at."""
-    folder = _folder(corpus, front, cache)
+    folder = store_folder(corpus, front, cache)
     shards = range(-(-len(corpus) // UTTERANCES_PER_SHARD))
     return all((folder / f"{n:05}.{kind}").is_file() for n in shards for kind in ("npy", "json"))
 
 
-def _folder(corpus: Corpus, front: Front, cache: Path) -> Path:
+def store_folder(corpus: Corpus, front: Front, cache: Path) -> Path:
+    """The folder in `cache` of the features of exactly this corpus and analysis, there or not."""
     name = hashlib.sha256((corpus.digest() + digest(front)).encode()).hexdigest()[:16]
     return Path(cache) / f"features-{name}"
+
+
+def missing_share(corpus: Corpus, front: Front, cache: Path) -> float:
+    """The share of the shards of a store that are not there, 0 to 1; their content is not looked at."""
+    folder = store_folder(corpus, front, cache)
+    count = -(-len(corpus) // UTTERANCES_PER_SHARD)
+    missing = [n for n in range(count) if not (folder / f"{n:05}.json").is_file()]
+    return len(missing) / max(1, count)
 
 
 def shard_is_whole(folder: Path, number: int) -> bool:
@@ -244,19 +253,21 @@ def npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
 
 def write_then_rename(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
     """Write a file under another name and rename it when it is whole; its bytes and its SHA-256."""
-    checksum = hashlib.sha256()
+    checksum, size = hashlib.sha256(), 0
     # A name of its own: several learners may prepare the same store at the same time.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".unfinished", delete=False) as file:
         try:
             for part in parts:
                 checksum.update(part)
+                size += len(part) if isinstance(part, bytes) else part.nbytes
                 file.write(part)
-            size = file.tell()
             file.flush()
             Path(file.name).replace(path)
-        except BaseException:
+        except BaseException as error:
             Path(file.name).unlink(missing_ok=True)
-            raise
+            if not isinstance(error, OSError) or error.filename is not None:
+                raise  # of a file that a part is read from, where it has a name
+            raise OSError(error.errno, f"{path} ({size} bytes so far) cannot be written: {error.strerror}") from error
     return size, checksum.hexdigest()
 
 

@@ -158,7 +158,7 @@ CORPORA: Mapping[str, Published] = {
     ),
     "yesno": Published(
         about="60 strings of eight times yes or no in Hebrew, one speaker, 8 kHz",
-        licence="free, without a licence text",
+        licence="free to use, without a licence text",
         page="https://www.openslr.org/1/",
         address=f"{OPENSLR}/1",
         parts=(
@@ -212,8 +212,8 @@ CORPORA: Mapping[str, Published] = {
     ),
     "own": Published(
         about="recordings of your own: SPEAKER/NAME.wav or .flac with NAME.txt beside it",
-        licence="yours to know",
-        page="--from FOLDER only",
+        licence="that of your recordings, which stay where they are",
+        page="taken by --from FOLDER only",
         address="",
         parts=(),
         rule=ENGLISH,

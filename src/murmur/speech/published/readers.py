@@ -8,13 +8,16 @@ number of threads.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soundfile
 from lhotse.audio.utils import AudioLoadingError
 from lhotse.recipes.aishell import prepare_aishell
@@ -24,10 +27,13 @@ from lhotse.recipes.yesno import prepare_yesno
 from murmur.speech.corpus import Audio, Corpus, CorpusError, Problem, Utterance
 from murmur.speech.damage import NONSENSE
 from murmur.speech.digits import LEXICON, WORDS
+from murmur.speech.features import LogMel, opened
 
 FSDD_DEV, FSDD_TEST = "nicolas", "theo"
 YESNO_RECORDINGS = 60
 DEV_EVERY = 8  # speaker; a set of its own keeps its words out of a language model made of data/train
+WINDOW_SECONDS = LogMel().frame_length_seconds
+BLOCK_SAMPLES = 1 << 20
 SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "sph", "aif"}
 
 
@@ -40,12 +46,14 @@ class Read:
         seconds: of every utterance.
         files: text files that belong beside the data, such as a lexicon, by name.
         absent: parts that were not asked for by name and are not there.
+        rate_hz: sample rate of all recordings; None where the reader has not looked.
     """
 
     splits: Mapping[str, Corpus]
     seconds: Mapping[str, float]
     files: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    rate_hz: int | None = None
 
 
 Reader = Callable[[Path, tuple[str, ...], int], Read]
@@ -284,10 +292,16 @@ def _an4_split(root: Path, split: str) -> Corpus:
 
 
 def _measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str]) -> Read:
-    """The seconds of whole files from their headers; those that cannot be read become problems."""
+    """The seconds of whole files; those that training could not use become problems.
+
+    A file that cannot be decoded to its end, has several channels, another sample rate than most, or less than one
+    analysis window is such a file.
+    """
     paths = {u.id: u.audio.path for corpus in splits.values() for u in corpus.utterances if u.audio is not None}
     with ThreadPoolExecutor(jobs) as pool:
-        lengths = dict(zip(paths, pool.map(_seconds, paths.values()), strict=True))
+        rates = Counter(rate for rate in pool.map(_rate_hz, paths.values()) if rate is not None)
+        common = rates.most_common(1)[0][0] if rates else None
+        lengths = dict(zip(paths, pool.map(partial(_seconds, rate_hz=common), paths.values()), strict=True))
     seconds = {name: length for name, length in lengths.items() if isinstance(length, float)}
     kept = {}
     for split, corpus in splits.items():
@@ -296,11 +310,30 @@ def _measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str])
         )
         good = tuple(u for u in corpus.utterances if u.id in seconds)
         kept[split] = Corpus(good, (*corpus.problems, *broken))
-    return Read(kept, seconds, files)
+    return Read(kept, seconds, files, rate_hz=common)
 
 
-def _seconds(path: Path) -> float | str:
+def _rate_hz(path: Path) -> int | None:
+    """The sample rate in a file's header; None where it cannot be read."""
     try:
-        return float(soundfile.info(path).duration)
-    except (soundfile.SoundFileError, OSError) as error:
-        return f"it cannot be read: {error}"
+        return int(soundfile.info(path).samplerate)
+    except (soundfile.SoundFileError, OSError):
+        return None
+
+
+def _seconds(path: Path, rate_hz: int | None) -> float | str:
+    """The length of a recording that is decoded to its end, or why training cannot use it."""
+    own = _rate_hz(path)
+    if own is not None and own != rate_hz:
+        return f"it has {own} Hz, most recordings have {rate_hz} Hz: resample it (ffmpeg -i FILE -ar {rate_hz} NEW)"
+    try:
+        with opened(Audio(path), own or 0) as recording:
+            seconds = recording.samples / (own or 1)
+            if seconds < WINDOW_SECONDS:
+                return f"its {seconds:.3f} s are shorter than one analysis window of {WINDOW_SECONDS} s"
+            for first in range(0, recording.samples, BLOCK_SAMPLES):
+                if not np.isfinite(recording.read(first, min(first + BLOCK_SAMPLES, recording.samples))).all():
+                    return "it holds samples that are not finite numbers: convert it again"
+            return seconds
+    except CorpusError as error:
+        return str(error)

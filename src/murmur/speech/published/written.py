@@ -59,6 +59,7 @@ def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, 
         "transcripts": corpus.rule.words,
         "assignment": corpus.splits,
         "absent": list(read.absent),
+        "rate_hz": read.rate_hz,
         "lhotse": lhotse.__version__,
         "splits": {split: _facts(found, read.seconds) for split, found in worded.items()},
     }
@@ -110,6 +111,7 @@ def _facts(corpus: Corpus, seconds: Mapping[str, float]) -> dict[str, Any]:
     return {
         "utterances": len(corpus),
         "speakers": len(set(corpus.speakers.values())),
+        "words": sum(len(u.words) for u in corpus.utterances),
         "hours": sum(seconds[u.id] for u in corpus.utterances) / 3600,
         "characters": "".join(sorted({c for text in corpus.texts.values() for c in text})),
         "skipped": [asdict(problem) for problem in corpus.problems],
