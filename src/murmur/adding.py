@@ -27,9 +27,7 @@ CONNECT_SECONDS = 10.0
 
 
 def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = False) -> tuple[Request, Place]:
-    """What a learner that is added to a run runs, and its place there.
-
-    `trust`: a Python file that run.json names may be run whoever wrote it.
+    """What a learner that is added to a run runs, and its place there; `trust` runs any file that run.json names.
 
     Raises:
         SettingError: the run is none that learners can be added to.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,10 +109,7 @@ def decode(
     Results are kept one by one: the same command after a stop decodes the rest.
     """
     folder = model if model.is_dir() else model.parent
-    task = task_of(folder, source, settings or (), jobs)
-    if not isinstance(task, HybridTask | CtcTask):
-        raise SettingError(f"{source} trains a {type(task).__name__}, which recognises no speech")
-    task = replace(task, absent="refuse")
+    task = trained_task(folder, source, settings or (), jobs)
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
     search = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
     request = Request(data, out, search, scales_of(folder))
@@ -120,9 +117,20 @@ def decode(
     network, told = load(task, stem, weights)
     request = replace(request, weights=told)
     facts = decode_ctc(task, network, request) if isinstance(task, CtcTask) else decode_hybrid(task, network, request)
-    content = {"model": str(stem), "weights": told, **facts}
-    write_whole(out / "summary.json", json.dumps(content, indent=1).encode())
+    write_whole(out / "summary.json", json.dumps({"model": str(stem), "weights": told, **facts}, indent=1).encode())
     shutil.rmtree(out / KEPT, ignore_errors=True)
+
+
+def trained_task(folder: Path, source: str, settings: Sequence[str], jobs: int | None) -> HybridTask | CtcTask:
+    """The task that a model was trained for, which prepares nothing.
+
+    Raises:
+        SettingError: it recognises no speech.
+    """
+    task = task_of(folder, source, settings, jobs)
+    if not isinstance(task, HybridTask | CtcTask):
+        raise SettingError(f"{source} trains a {type(task).__name__}, which recognises no speech")
+    return replace(task, absent="refuse")
 
 
 def check(task: HybridTask | CtcTask, model: Path, weights: Choice | None, request: Request) -> Path:
