@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shlex
 import shutil
 import signal
@@ -336,7 +335,6 @@ def tell(rows: Sequence[Mapping[str, Any]]) -> None:
             "faults": sum(bool(row["faults"]) for row in own),
         }
     shares = [row["seconds"] / (END_SECONDS * row["slowness"]) for row in rows if row["hit"]]
-    figures["cpu seconds"] = round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime)
     faults = sum(bool(row["faults"]) for row in rows)
     bars = [
         bar("moments with a fault", faults, 0),
