@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from murmur.commands.checks import file_to_write
 from murmur.commands.cluster_options import KINDS, Chosen, Jitter, ModelBytes, Step, Stragglers
 from murmur.commands.dry_run import first_steps
 from murmur.commands.options import Settings, resolved
@@ -48,6 +49,12 @@ Price = Annotated[float, typer.Option(min=0.0, help="Of a device hour, for the c
 Explain = Annotated[bool, typer.Option("--explain", help="Show each formula with its numbers.")]
 Plot = Annotated[Path | None, typer.Option(help="Write a picture of the speed-up at 1 to 1024 learners to this file.")]
 Given = dict[str, float | None]
+NEEDS = {
+    "model_bytes": "--model-bytes (of the weights, such as 165e6)",
+    "corpus_hours": "--corpus-hours (audio of an epoch)",
+    "frames_per_minibatch": "--frames-per-minibatch (of one learner)",
+    "step_seconds": "--step-seconds (of a gradient) or --flops-per-frame",
+}
 
 
 @app.command()
@@ -77,14 +84,15 @@ def plan(
 
     From an experiment, timed here: murmur plan toy --measure --cluster ethernet-1g --learners 8
     """
-    hardware = kind_of(kind)
+    hardware = hardware_of(kind, plot)
     given: Given = {"model_bytes": model_bytes, "corpus_hours": corpus_hours, "frames_per_minibatch": frames}
     if measure or source is not None:
         given, step, hardware = measured(source, settings or (), given, hardware)
-    work = Work(**{name: needed(name, value) for name, value in given.items()})
-    if step is None and flops is not None:
-        step = step_seconds(flops, work.frames_per_minibatch, hardware.device_flops, utilisation)
-    compute = compute_times(needed("step_seconds", step), jitter, straggler or (), learners)
+    known = all_given({**given, "step_seconds": flops if step is None else step})
+    seconds, work = known.pop("step_seconds"), Work(**known)
+    if step is None:
+        seconds = step_seconds(seconds, work.frames_per_minibatch, hardware.device_flops, utilisation)
+    compute = compute_times(seconds, jitter, straggler or (), learners)
     wanted = [strategy_of(text) for text in chosen or USUAL]
     rows = ranked(wanted, hardware.cluster(learners, compute, work.model_bytes), work, price)
     show(rows, f"one epoch on {learners} learners, {kind}", explain)
@@ -92,16 +100,29 @@ def plan(
         draw(plot, wanted, hardware, compute, work)
 
 
-def needed(name: str, value: float | None) -> float:
-    """A number that must be given.
+def hardware_of(kind: str, plot: Path | None) -> Preset:
+    """The machines of a name, once it is known that the picture can be written.
 
     Raises:
-        SettingError: it is not.
+        SettingError: an unknown name, or the picture's file cannot be written.
     """
-    if value is None:
-        option = "--" + name.replace("_", "-")
-        raise SettingError(f"plan needs {option}, or an experiment to be timed with --measure")
-    return value
+    if plot is not None:
+        file_to_write(plot, "--plot")
+    return kind_of(kind)
+
+
+def all_given(given: Given) -> dict[str, float]:
+    """The numbers that a plan needs.
+
+    Raises:
+        SettingError: some are not given; names all of them.
+    """
+    missing = [NEEDS[name] for name, value in given.items() if value is None and name in NEEDS]
+    if missing:
+        raise SettingError(
+            f"plan needs {', '.join(missing)}; or an experiment that is timed here: murmur plan EXPERIMENT --measure"
+        )
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def strategy_of(text: str) -> Strategy:
