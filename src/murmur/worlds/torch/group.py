@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 import torch.distributed as dist
@@ -92,6 +92,8 @@ class TorchGroup(Group):
         self._patience = wiring.timeout_seconds if patience is None else patience  # until all members must be here
         self.rank, self.size = self._place_of(wiring.rank), len(members)
         self._store = clone(wiring.store)  # kept: a store written in Python must outlive what C++ makes of it
+        if isinstance(self._store, NetStore):
+            finalize(self, self._store.close)  # the connection ends with the group
         self._prefix = c10d.PrefixStore(name, self._store)
         self._splits, self._closed = 0, False
         self._fastest: dict[int, float] = defaultdict(lambda: float("inf"))

@@ -30,7 +30,7 @@ from murmur.group import PeerLost
 from murmur.worlds.mailbox import Mailbox
 from murmur.worlds.torch.door import Door, HungUp, dial, listen
 from murmur.worlds.torch.frames import Head, exactly, header, text, whole
-from murmur.worlds.torch.store import clone
+from murmur.worlds.torch.store import cloned
 from murmur.worlds.torch.stream import LENGTH, Inbox, Outbox, opening, want, watch
 from murmur.worlds.torch.traffic import Flow, flow_of
 
@@ -175,7 +175,11 @@ class Mail:
         While a host cannot be reached its learner may be started again, at another address; whatever waits for the old
         one would then be lost when the old one refuses at last.
         """
-        store, deadline, patience = clone(self._store), time.monotonic() + self._timeout, TRY_SECONDS
+        with cloned(self._store) as store:
+            return self._try_line_to(to, outbox, store)
+
+    def _try_line_to(self, to: int, outbox: Outbox, store: Store) -> socket.socket:
+        deadline, patience = time.monotonic() + self._timeout, TRY_SECONDS
 
         def trying(line: socket.socket) -> None:
             with self._lock:

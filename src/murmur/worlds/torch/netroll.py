@@ -115,6 +115,7 @@ class NetRoll(Roll):
             self._ahead.close()
             self._ask("leave")
             self._line.close()
+            self._pulse.close()
 
     @property
     def unheard_seconds(self) -> float:
@@ -133,6 +134,7 @@ class NetRoll(Roll):
             if self.unheard_seconds < REACHABLE_SECONDS:
                 self._ask("fail", why=why)
             self._line.close()
+            self._pulse.close()
 
     def _ask(self, act: str, **more: object) -> dict[str, Any]:
         return self._line.call({"do": "roll", "act": act, "roll": self.name, "rank": self.rank, **more})[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -131,6 +133,17 @@ def _listen_at(place: Place) -> socket.socket:
 def secret_of(place: Place, store: Store) -> bytes:
     """The secret of a run's mail: the launch's own, or one that its learners agree on in their store."""
     return place.secret or store.compare_set("mail/secret", "", draw().decode())
+
+
+@contextmanager
+def cloned(store: Store) -> Iterator[Store]:
+    """The same store over a connection of its own, which is closed behind the block."""
+    twin = clone(store)
+    try:
+        yield twin
+    finally:
+        if isinstance(twin, NetStore):
+            twin.close()
 
 
 def clone(store: Store) -> Store:
