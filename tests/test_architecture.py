@@ -36,7 +36,9 @@ VOCABULARY = {
 }
 GLUE = {
     "agreed_folder",
+    "attribute_lines",
     "run_origin",
+    "setting_list",
     "recipes",
     "cli",
     "commands",

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "demo": "From nothing to a word error rate and a report: digits, one learner beside two.",
     "prepare": "Speech data to feature shards, or everything an experiment needs before training.",
     "align": "Gaussian half of a hybrid experiment: train it, write phone, word and state alignments.",
+    "settings": "Every field of an experiment that --set changes: name, value, type, meaning.",
     "train": "Train an experiment with one or more learners.",
     "add": "Add a learner to a run that is under way.",
     "launch": "Start a program of your own, with murmur.join in it, as several learners.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -32,6 +33,10 @@ VALUES: Mapping[str, Any] = {
 # What Python raises on a text that is no literal: besides the usual, a list as a key, and too many brackets or signs.
 UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 MOST_SHOWN = 200  # letters of a text in a message
+
+
+class UnknownField(SettingError):
+    """A setting names a field that is not there."""
 
 
 def load(source: str) -> Experiment:
@@ -84,8 +89,16 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in files if "\ndef experiment(" in path.read_text(encoding="utf-8"))
 
 
-def configure(experiment: Experiment, settings: Sequence[str] = (), strategy: str | None = None) -> Experiment:
+def configure(
+    experiment: Experiment, settings: Sequence[str] = (), strategy: str | None = None, source: str = "EXPERIMENT"
+) -> Experiment:
     """An experiment with settings such as "budget.epochs=2" and a strategy such as "KAVG(K=8)" put in.
+
+    Args:
+        experiment: what is changed.
+        settings: names and values, as for --set.
+        strategy: takes the place of the experiment's own.
+        source: file or recipe of the experiment; a message about an unknown name tells how to list those it has.
 
     Raises:
         SettingError: an unknown name (the nearest valid one is given) or a value of the wrong type.
@@ -104,6 +117,8 @@ def configure(experiment: Experiment, settings: Sequence[str] = (), strategy: st
         for name, value in waiting.items():
             try:
                 experiment = _put(experiment, name.split("."), value, name)
+            except UnknownField as error:
+                refused[name] = SettingError(f"{error} (all names: murmur settings {shlex.quote(source)})")
             except SettingError as error:
                 refused[name] = error
         if len(refused) == len(waiting):
@@ -122,18 +137,24 @@ def _strategy(text: str) -> Strategy:
     return strategy
 
 
+def settable(owner: Any) -> dict[str, Any]:
+    """Fields of a value that a setting can name, with their types; a value that is no dataclass has none."""
+    if not is_dataclass(owner):
+        return {}
+    types = get_type_hints(type(owner))
+    return {f.name: types.get(f.name, Any) for f in fields(owner) if f.init}
+
+
 def _put(owner: Any, path: list[str], value: str, full: str) -> Any:
-    known = [f.name for f in fields(owner)] if is_dataclass(owner) else []
+    known = settable(owner)
     if path[0] not in known:
         where = type(owner).__name__
-        raise SettingError(f"{full}: {where} has no field {path[0]!r}{nearest(path[0], known)}")
-    if len(path) > 1:
-        new = _put(getattr(owner, path[0]), path[1:], value, full)
-    else:
-        new = typed(value, get_type_hints(type(owner)).get(path[0], Any), full)
+        raise UnknownField(f"{full}: {where} has no field {path[0]!r}{nearest(path[0], list(known))}")
+    new = _put(getattr(owner, path[0]), path[1:], value, full) if len(path) > 1 else typed(value, known[path[0]], full)
+    # A budget is given in one unit: the new one takes the place of the old.
+    anew = isinstance(owner, Budget) and new is not None
     try:
-        # A budget is given in one unit: the new one takes the place of the old.
-        return Budget(**{path[0]: new}) if isinstance(owner, Budget) else replace(owner, **{path[0]: new})
+        return Budget(**{path[0]: new}) if anew else replace(owner, **{path[0]: new})
     except (ValueError, TypeError) as error:
         raise SettingError(f"{full}={value}: {error}") from error
 
@@ -163,7 +184,19 @@ def typed(text: str, wanted: Any, name: str) -> Any:
         raise SettingError(f"{name}: {_short(text)} is none of {', '.join(choices)}{nearest(text, choices)}")
     if any(o in (int, float, bool) for o in options):
         raise SettingError(f"{name}: {_short(text)} is not a value of type {getattr(wanted, '__name__', wanted)}")
-    return _evaluate(text, name, VALUES)
+    return _evaluate(text, name, {**VALUES, **_classes(wanted)})
+
+
+def _classes(wanted: Any) -> dict[str, Any]:
+    """Dataclasses of an annotated type, with those of their fields: their names may stand in a setting's value."""
+    options = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    found: dict[str, Any] = {}
+    for option in options:
+        if isinstance(option, type) and is_dataclass(option):
+            found[option.__name__] = option
+            for inner in get_type_hints(option).values():
+                found |= _classes(inner)
+    return found
 
 
 def _short(text: str) -> str:

@@ -102,7 +102,7 @@ class Request:
         Raises:
             SettingError: a name or value that does not fit, or no model where `init` points.
         """
-        experiment = configure(load(self.source), self.settings, self.strategy)
+        experiment = configure(load(self.source), self.settings, self.strategy, self.source)
         if self.init is None:
             return experiment
         stem = find_model(self.init)

@@ -15,7 +15,8 @@ Source = Annotated[
     str, typer.Argument(metavar="EXPERIMENT", help="A Python file with experiment(), or a recipe's name.")
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a field, such as budget.epochs=2; repeatable.")
+    list[str] | None,
+    typer.Option("--set", help="Change a field, such as budget.epochs=2; repeatable; murmur settings lists all."),
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; an experiment's own task.jobs otherwise.")]
 
@@ -52,4 +53,4 @@ def resolved(source: str, settings: Sequence[str], jobs: int | None = None) -> E
         SettingError: an unknown name, or a value that does not fit.
     """
     more = [] if jobs is None else [f"task.jobs={jobs}"]
-    return configure(load(source), [*settings, *more])
+    return configure(load(source), [*settings, *more], source=source)

@@ -13,6 +13,7 @@ AFTER: Mapping[str, str] = {
     "demo": GOES_ON,
     "prepare": GOES_ON,
     "align": GOES_ON,
+    "settings": AGAIN,
     "add": "the run goes on without this learner; the same command adds one again",
     "launch": "the learners were ended; what they saved themselves is kept",
     "decode": "what is decoded is kept; the same command decodes the rest",

@@ -85,7 +85,7 @@ class Grid:
         Raises:
             SettingError: a name or value that does not fit.
         """
-        return configure(load(self.source), self.settings)
+        return configure(load(self.source), self.settings, source=self.source)
 
     def strategy(self, text: str) -> Strategy:
         """The strategy of a text.
@@ -128,7 +128,7 @@ class Grid:
 
     def experiment(self, cell: Cell) -> Experiment:
         """What a cell runs."""
-        return configure(load(self.source), self.settings_of(cell), cell.strategy)
+        return configure(load(self.source), self.settings_of(cell), cell.strategy, self.source)
 
     def digest(self, cell: Cell) -> str:
         """Of everything that determines a cell."""

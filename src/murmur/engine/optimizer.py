@@ -16,7 +16,14 @@ OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent, with momentum where wanted."""
+    """Stochastic gradient descent, with momentum where wanted.
+
+    Attributes:
+        lr: learning rate; the schedule multiplies it.
+        momentum: share of the previous step that is added to the new one; 0: none.
+        weight_decay: factor of the weights that is added to their gradients; 0: none.
+        nesterov: whether the momentum is Nesterov's.
+    """
 
     lr: float = 0.1
     momentum: float = 0.0
@@ -35,7 +42,14 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam; with weight decay in its decoupled form (AdamW)."""
+    """Adam; with weight decay in its decoupled form (AdamW).
+
+    Attributes:
+        lr: learning rate; the schedule multiplies it.
+        beta1: decay of the running mean of gradients.
+        beta2: decay of the running mean of squared gradients.
+        weight_decay: share of the weights, times the learning rate, that a step takes off; 0: none.
+    """
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -67,6 +81,12 @@ class NaturalGradientSGD:
 
     Every gradient is preconditioned by the learner that made it, with Fisher estimates of its own, before any mean
     over learners. The step is torch's: Kaldi's (1 - momentum) has to be put into `lr`.
+
+    Attributes:
+        lr: learning rate; the schedule multiplies it.
+        momentum: share of the previous step that is added to the new one; 0: none.
+        weight_decay: factor of the weights that is added to the preconditioned gradients; 0: none.
+        fisher: estimates of the Fisher matrices that precondition the gradients.
     """
 
     lr: float = 0.1

@@ -36,7 +36,11 @@ def listens(schedule: Schedule) -> bool:
 
 @dataclass(frozen=True)
 class Constant:
-    """factor = times (the number of learners, say, to scale the rate with the global minibatch)."""
+    """factor = times (the number of learners, say, to scale the rate with the global minibatch).
+
+    Attributes:
+        times: the factor on the optimizer's learning rates.
+    """
 
     times: float = 1.0
 
@@ -46,7 +50,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class Exponential:
-    """factor = times * ratio^fraction: from `times` to `times * ratio` over the budget (Kaldi nnet3)."""
+    """factor = times * ratio^fraction: from `times` to `times * ratio` over the budget (Kaldi nnet3).
+
+    Attributes:
+        ratio: the last factor divided by the first.
+        times: the first factor on the optimizer's learning rates.
+    """
 
     ratio: float = 0.1
     times: float = 1.0
@@ -71,7 +80,13 @@ class WarmUpAnneal:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up over the first `warm` of the budget, then half a cosine from `times` down to `times * floor`."""
+    """Linear warm-up over the first `warm` of the budget, then half a cosine from `times` down to `times * floor`.
+
+    Attributes:
+        warm: share of the budget in which the factor rises to `times`.
+        floor: the last factor, as a share of `times`.
+        times: the greatest factor on the optimizer's learning rates.
+    """
 
     warm: float = 0.1
     floor: float = 0.0

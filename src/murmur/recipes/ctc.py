@@ -74,14 +74,14 @@ class CtcTask:
             graphemes, or none, which leaves such utterances out.
         hidden: LSTM cells per layer and direction.
         layers: bidirectional LSTM layers.
-        dropout: behind every layer, while training.
+        dropout: share of every layer's outputs that is set to zero, while training.
         stack: frames joined into one network input (3 frames of 10 ms give 30 ms).
         minibatch_size: utterances.
-        augment: on training minibatches; `SpecAugment(time_masks=0, bin_masks=0)` leaves them alone. The warp of the
+        augment: changes of training minibatches; `SpecAugment(time_masks=0, bin_masks=0)`: none. The warp of the
             bin axis is left out for features that the corpus brings along, whose columns need not be frequencies.
-        cmvn: whose statistics normalise the features.
+        cmvn: whose mean and variance normalise the features.
         decoding: greedy, or with a graph of the words.
-        seed: of the order of the data and of the augmentation.
+        seed: seed of the order of the data and of the augmentation.
         digits: size of the synthetic corpus.
         jobs: decoding processes.
         cache: folder for synthesised audio, computed features, completed lexicons and graphs.

@@ -46,7 +46,7 @@ class CtcDecoding:
             units that spell), "one word", or an ARPA file: its name in the corpus folder, or its path.
         scales: acoustic scales to try on dev.
         insertion_penalties: costs of every word (natural log) to try on dev, each with all scales.
-        beam: of the search, natural log after scaling.
+        beam: beam of the search, natural log after scaling.
         max_active: most states a frame.
     """
 

@@ -41,11 +41,11 @@ class FramesTask(ChunkLearning):
         train: folder of the prepared training corpus.
         dev: folder of the prepared held-out corpus.
         classes: outputs of the network; None takes one more than the greatest class in either.
-        network: what is trained.
+        network: type and size of the network.
         chunks: how utterances are cut.
-        augment: on every training chunk; without a change of tempo, which would move frames away from their targets.
-        precision: of the network's matrix products in training.
-        seed: of the order of chunks and of the masks.
+        augment: changes of every training chunk; without tempo, which would move frames away from their targets.
+        precision: number format of the network's matrix products in training.
+        seed: seed of the order of chunks and of the masks.
     """
 
     train: Path = Path("runs/train")

@@ -75,14 +75,14 @@ class HybridTask(ChunkLearning):
         digits: size of the synthetic corpus.
         front: features.
         hmm: Gaussian systems, the last of which aligns.
-        network: what is trained.
+        network: type and size of the network.
         chunks: how utterances are cut.
-        augment: on every training chunk; without a change of tempo, which would move frames away from their targets.
-        precision: of the network's matrix products in training; decoding is in float32.
+        augment: changes of every training chunk; without tempo, which would move frames away from their targets.
+        precision: number format of the network's matrix products in training; decoding is in float32.
         decoding: grammars and tuning.
         realigned_by: a network of this task trained before (its folder's `model`), whose alignments take the place of
             the Gaussian ones.
-        seed: of the order of chunks and of the masks.
+        seed: seed of the order of chunks and of the masks.
         jobs: processes for alignment and decoding; data is prepared by as many as there are cores.
         cache: folder for everything that is made once.
         absent: whether what was prepared for training and is not in the cache is made.

@@ -31,7 +31,7 @@ class FrontEnd:
             their minibatch, and are analysed from audio in the background: disk of one copy, some milliseconds of a
             core for each chunk, an epoch is one pass at mixed speeds, and cmvn is that of speed 1.
         noise: added to chunks "on_the_fly", such as noise.share=0.5; normalised as the speech without it.
-        storage: of the network's training features on disk, 4, 2 or 1 bytes a value.
+        storage: type of the network's training features on disk, 4, 2 or 1 bytes a value.
 
     Sets that bring features along use those, with deltas, for both.
     """
@@ -74,10 +74,10 @@ class HmmStages:
     """The Gaussian systems that are trained one after the other; the last one gives the network its targets.
 
     Attributes:
-        silence_probability: of a silence between words, in training.
-        monophone: of the first stage.
-        triphone: of the second; None stops before.
-        lda: of the third, on LDA+MLLT features; None stops before.
+        silence_probability: probability of a silence between words, in training.
+        monophone: first stage, monophones.
+        triphone: second stage, triphones; None stops before.
+        lda: third stage, on LDA+MLLT features; None stops before.
     """
 
     silence_probability: float = 0.5
@@ -139,8 +139,8 @@ class Decoding:
         gmm: grammar and tuning of the Gaussian systems.
         network: grammar and tuning of the network.
         tune_every: tuning looks at every so manyth dev utterance; figures are of all of them.
-        silence_probability: of a silence before the first word and behind each word, in the decoding graph; None
-            takes the share of such places that hold one in the alignments of train.
+        silence_probability: probability of a silence before the first word and behind each word, in the decoding
+            graph; None takes the share of such places that hold one in the alignments of train.
         scored: Gaussian systems whose error rates are wanted: "last" is the one that aligned for the network.
     """
 

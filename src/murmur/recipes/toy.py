@@ -28,12 +28,12 @@ class ToyTask:
     """Classify random vectors.
 
     Attributes:
-        samples: of a full minibatch.
+        samples: number of samples of a full minibatch.
         ragged: every third minibatch holds only half as many.
         hidden: width of the hidden layer.
         dropout: probability of dropping a hidden unit.
         per_epoch: minibatches of an epoch.
-        seed: of the data.
+        seed: seed of the data.
     """
 
     samples: int = 32

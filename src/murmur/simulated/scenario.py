@@ -180,7 +180,7 @@ class Simulation:
         Raises:
             SettingError: a name or value that does not fit.
         """
-        return configure(load(self.source), self.settings, self.strategy)
+        return configure(load(self.source), self.settings, self.strategy, self.source)
 
     def facts(self, cluster: Cluster) -> dict[str, Any]:
         """What run.json says of the simulation."""

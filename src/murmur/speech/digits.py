@@ -56,7 +56,7 @@ class Digits:
         train: utterances for training.
         dev: utterances for tuning, unseen variants.
         test: utterances for the final figure, unseen variants, about a quarter in the unseen accent.
-        seed: of all random choices.
+        seed: seed of all random choices.
     """
 
     train: int = 960

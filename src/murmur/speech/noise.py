@@ -27,7 +27,7 @@ class Noise:
     """The noise added to training speech, and the share of speech that receives it.
 
     Attributes:
-        share: of the chunks that get noise, 0 to 1; 0 adds none.
+        share: share of the chunks that get noise, 0 to 1; 0 adds none.
         snr_db: least and greatest signal to noise ratio, decibels; all between are equally likely.
         slope: least and greatest slope of artificial noise: 0 white, 1 pink, 2 brown.
         recordings: folder of noise recordings (WAV, FLAC, Ogg, mono, at the rate of the speech; folders in it are

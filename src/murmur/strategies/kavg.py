@@ -17,7 +17,11 @@ from murmur.learner import Learner
 
 @dataclass(frozen=True)
 class KAVG:
-    """Average the models every K steps."""
+    """Average the models every K steps.
+
+    Attributes:
+        K: steps of each learner between two averages.
+    """
 
     lock_step: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = True

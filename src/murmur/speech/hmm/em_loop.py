@@ -42,7 +42,7 @@ class EmConfig:
         allocation_power: Gaussians are shared out in proportion to frames to this power.
         min_gaussian_frames: a Gaussian that holds fewer is removed; three times as many are needed for another one.
         variance_floor: the smallest variance, as a fraction of the features' variance over the corpus.
-        seed: of the flat start and of the splits.
+        seed: seed of the flat start and of the splits.
         align: how to search for alignments.
     """
 

@@ -34,7 +34,7 @@ class LdaMlltConfig:
     Attributes:
         lda: what to splice and keep.
         mllt_passes: after these passes the MLLT is estimated anew.
-        tree: as for triphones.
+        tree: size of the decision tree that ties the states of triphones.
         em: the EM loop.
     """
 

@@ -36,7 +36,12 @@ def _default_em() -> EmConfig:
 
 @dataclass(frozen=True)
 class TriphoneConfig:
-    """The tree, and the EM loop after it."""
+    """The tree, and the EM loop after it.
+
+    Attributes:
+        tree: size of the decision tree that ties the states of triphones.
+        em: EM loop that trains the tied states.
+    """
 
     tree: TreeConfig = field(default_factory=TreeConfig)
     em: EmConfig = field(default_factory=_default_em)

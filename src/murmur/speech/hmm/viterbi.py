@@ -27,9 +27,9 @@ class AlignOptions:
     """Search options. Scales multiply log probabilities; beams are in the scaled scores.
 
     Attributes:
-        acoustic_scale: of the acoustic log-likelihoods.
-        transition_scale: of transition probabilities that leave a state.
-        self_loop_scale: of self-loop probabilities.
+        acoustic_scale: factor on the acoustic log-likelihoods.
+        transition_scale: factor on the log probabilities of transitions that leave a state.
+        self_loop_scale: factor on the log probabilities of self-loops.
         beam: paths worse than the best by more are dropped.
         retry_beam: the beam of a second try, where no path reached the end.
     """

@@ -27,9 +27,10 @@ class Dnn:
         hidden: values per layer.
         layers: hidden layers.
         context: frames on either side.
-        nonlinearity: f; "sigmoid" for networks that restricted Boltzmann machines have pre-trained.
-        dropout: behind every hidden layer, while training.
-        kept: of every hidden layer for the backward pass.
+        nonlinearity: function f of every hidden layer; "sigmoid" for networks that restricted Boltzmann machines have
+            pre-trained.
+        dropout: share of every hidden layer's outputs that is set to zero, while training.
+        kept: what each hidden layer keeps for the backward pass.
     """
 
     hidden: int = 512

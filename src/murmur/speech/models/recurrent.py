@@ -22,11 +22,11 @@ class Lstm:
     Attributes:
         hidden: cells per layer.
         layers: LSTM layers.
-        dropout: on the output of every layer, while training.
+        dropout: share of every layer's outputs that is set to zero, while training.
         stack: frames joined into one input, which lowers the frame rate by this factor.
         projection: values to which every layer's output is projected, before it goes up and back; None: no projection.
         bottleneck: width of a linear layer below the last one; None: none.
-        kept: of every layer for the backward pass.
+        kept: what each layer keeps for the backward pass.
     """
 
     hidden: int = 256

@@ -25,8 +25,8 @@ class Tdnn:
     Attributes:
         hidden: values per layer.
         contexts: frame offsets of each layer; the sums of the extremes are the context of the network.
-        dropout: behind every layer, while training.
-        kept: of every layer for the backward pass.
+        dropout: share of every layer's outputs that is set to zero, while training.
+        kept: what each layer keeps for the backward pass.
     """
 
     hidden: int = 320

@@ -1,0 +1,42 @@
+"""Explanations of a class's fields, read from the section `Attributes:` of its docstring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+ENTRY = re.compile(r"(\w+(?:, \w+)*): *(.*)")
+
+
+def attribute_lines(cls: type) -> dict[str, str]:
+    """Field names with their explanations, each on one line; a class has those of its base classes too."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= _section(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
+    return found
+
+
+def first_line(cls: type) -> str:
+    """The first line of a class's docstring; empty if it has none of its own, or the one that dataclasses make."""
+    line = inspect.cleandoc(cls.__dict__.get("__doc__") or "").partition("\n")[0]
+    return "" if line.startswith(f"{cls.__name__}(") else line
+
+
+def _section(doc: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    names: list[str] = []
+    margin = None  # indentation of the entries; what is indented more continues one
+    _, _, section = f"\n{doc}".partition("\nAttributes:\n")
+    for line in section.splitlines():
+        if not (text := line.strip()):
+            continue
+        indent = len(line) - len(line.lstrip())
+        if indent == 0:
+            break
+        margin = indent if margin is None else margin
+        entry = ENTRY.fullmatch(text) if indent == margin else None
+        if entry:
+            names, text = entry[1].split(", "), entry[2]
+        for name in names:
+            found[name] = f"{found[name]} {text}" if not entry else text
+    return found
