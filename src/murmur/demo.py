@@ -21,12 +21,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from murmur.engine.checkpoint import write_whole
 from murmur.recipes.hybrid import HybridTask
 from murmur.report.page import check_installed, ranking, write_curve, write_report
 from murmur.report.read import Run, read_run
+from murmur.report.terminal_table import TerminalTable
 from murmur.run_folder.contents import read_facts, refuse_work
 from murmur.run_folder.lock import LOCK, locked
 from murmur.run_folder.opened import opened
@@ -234,11 +234,11 @@ def read_phases(path: Path) -> dict[str, float]:
     return found
 
 
-def table(runs: list[Run]) -> Table:
+def table(runs: list[Run]) -> TerminalTable:
     """The runs, the one with the fewest errors first."""
-    made = Table(title="digits of voices and an accent that were never in training")
-    for name in ("", "WER %", "95 % interval", "held-out log-prob.", "training s"):
-        made.add_column(name, justify="right" if name else "left")
+    numbers = ("WER %", "95 % interval", "held-out log-prob.", "training s")
+    title = "digits of voices and an accent that were never in training"
+    made = TerminalTable(("", *numbers), title, right=numbers)
     for run in ranking(runs):
         rate = run.headline
         interval = "" if rate is None or rate.low is None else f"{rate.low:.2f} to {rate.high:.2f}"

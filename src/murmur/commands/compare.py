@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from murmur.commands.checks import folder_to_write
 from murmur.commands.cluster_options import KINDS, Jitter, Stragglers
@@ -31,6 +30,7 @@ from murmur.engine.experiment import describe
 from murmur.engine.record import duration
 from murmur.engine.seeds import seed_of, seed_torch
 from murmur.mistakes import SettingError
+from murmur.report.terminal_table import TerminalTable
 from murmur.simulated.scenario import KIND, Scenario
 from murmur.stopping import Stopped
 from murmur.worlds.torch.environment import cores_here
@@ -166,10 +166,10 @@ def asked(grid: Grid, measured: float | None) -> dict[str, Any]:
     }
 
 
-def estimate(grid: Grid, rows: Mapping[str, Row], step_seconds: float | None) -> Table:
+def estimate(grid: Grid, rows: Mapping[str, Row], step_seconds: float | None) -> TerminalTable:
     """The cells, and how long each takes here, its gradients alone."""
     total, whole, cores = grid.base.budget.total(grid.base.task), 0.0, cores_here()
-    shown = Table("cell", "kind", "learners", "seed", "minibatches", "about", "")
+    shown = TerminalTable(("cell", "kind", "learners", "seed", "minibatches", "about", ""), keys=4)
     for cell in grid.cells():
         at_once = min(cell.learners, cores) if cell.kind == "processes" else 1
         seconds = math.nan if step_seconds is None else total * step_seconds / at_once

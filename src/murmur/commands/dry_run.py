@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from murmur.commands.preparation import preparation_lines, to_prepare
@@ -23,6 +22,7 @@ from murmur.engine.prefetch import to_device
 from murmur.engine.record import duration
 from murmur.engine.seeds import seed_of, seed_torch
 from murmur.engine.task import Loss
+from murmur.report.terminal_table import TerminalTable
 from murmur.training import Request, share_threads
 from murmur.worlds.torch.environment import Place, cores_here
 from murmur.worlds.torch.world import device_of
@@ -114,10 +114,10 @@ def busy_line() -> str:
     )
 
 
-def parameter_table(model: nn.Module) -> Table:
+def parameter_table(model: nn.Module) -> TerminalTable:
     """Every parameter with its shape and size; frozen ones are marked."""
-    table = Table("parameter", "shape", "type", title=f"model: {type(model).__name__}")
-    table.add_column("numbers", justify="right")
+    heads = ("parameter", "shape", "type", "numbers")
+    table = TerminalTable(heads, title=f"model: {type(model).__name__}", right=("numbers",))
     for name, tensor in model.named_parameters():
         kind = str(tensor.dtype).removeprefix("torch.") + ("" if tensor.requires_grad else ", frozen")
         table.add_row(name, " x ".join(map(str, tensor.shape)) or "scalar", kind, f"{tensor.numel():,}")

@@ -10,7 +10,6 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from murmur.commands.checks import file_to_write, folder_to_write
 from murmur.commands.task_checks import task_to_do
@@ -21,6 +20,7 @@ from murmur.recipes.papers.cell import Cell, Material
 from murmur.recipes.papers.page import HEAD, PAGE, write
 from murmur.recipes.papers.run import Missing, Runner
 from murmur.recipes.papers.study import Study
+from murmur.report.terminal_table import TerminalTable
 from murmur.run_folder.lock import LOCK, locked
 
 app = typer.Typer(add_completion=False)
@@ -125,9 +125,9 @@ def line(cell: Cell, row: Row) -> str:
     return f"{cell.told}, {cell.optimizer}: {end}; {row['seconds']:.0f} virtual s, {row['cpu_seconds']:.0f} processor s"
 
 
-def findings_table(study: Study, run: Runner) -> Table:
+def findings_table(study: Study, run: Runner) -> TerminalTable:
     """What a study found."""
-    table = Table("conclusion", "published", "here", "", title=study.name)
+    table = TerminalTable(("conclusion", "published", "here", ""), title=study.name)
     for finding in study.findings(study.runs(run)):
         table.add_row(finding.claim, finding.published, finding.ours, finding.verdict)
     return table

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from murmur.commands.checks import file_to_write
 from murmur.commands.cluster_options import KINDS, Chosen, Jitter, ModelBytes, Step, Stragglers
@@ -26,6 +25,7 @@ from murmur.plan.measure import measure_machine
 from murmur.plan.table import Row, ranked, scaled, shown
 from murmur.plan.work import FRAMES_PER_SECOND, Work, step_seconds
 from murmur.recipes.toy import ToyTask
+from murmur.report.terminal_table import TerminalTable
 from murmur.settings import configure
 from murmur.simulated.words import compute_times, kind_of
 from murmur.strategies import SyncSGD
@@ -169,7 +169,8 @@ def measured(
 
 def show(rows: Sequence[Row], title: str, explain: bool) -> None:
     """Print the ranked table, and each formula where asked for."""
-    table = Table("strategy", "hours", "speed-up", "efficiency", "binds", "rounds", "memory, MB", "cost", title=title)
+    heads = ("strategy", "hours", "speed-up", "efficiency", "binds", "rounds", "memory, MB", "cost")
+    table = TerminalTable(heads, title)
     for row in rows:
         rounds = "" if row.form.rounds is None else f"{row.form.rounds:.2f}"
         numbers = (f"{row.hours:.4g}", f"{row.speed_up:.2f}", f"{row.efficiency:.0%}")

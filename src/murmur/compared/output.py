@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from murmur.compared.table import Line
 from murmur.engine.checkpoint import write_whole
+from murmur.report.terminal_table import TerminalTable
 
 Show = Callable[[Any], str]
 
@@ -76,7 +74,7 @@ def used(lines: Sequence[Line]) -> list[tuple[str, str, Show]]:
     return [column for column in COLUMNS if any(getattr(line, column[0]) is not None for line in lines)]
 
 
-def console_tables(lines: Sequence[Line], title: str) -> list[Table]:
+def console_tables(lines: Sequence[Line], title: str) -> list[TerminalTable]:
     """For the terminal: what was learnt, and how fast. Columns that are empty throughout are left out."""
     columns = used(lines)
     tables = []
@@ -84,11 +82,11 @@ def console_tables(lines: Sequence[Line], title: str) -> list[Table]:
         chosen = [column for column in columns if column[0] in (*NAMES, *names)]
         if len(chosen) == len(NAMES):
             continue  # nothing has been run yet
-        table = Table(title=f"{title}: {what}")
-        for name, head, _ in chosen:
-            table.add_column(head, justify="left" if name in ("strategy", "kind") else "right", overflow="fold")
+        right = [head for name, head, _ in chosen if name not in ("strategy", "kind")]
+        heads = [head for _, head, _ in chosen]
+        table = TerminalTable(heads, f"{title}: {what}", right=right, keys=len(NAMES))
         for line in lines:
-            table.add_row(*(escape(shown(line, name, show)) for name, _, show in chosen))
+            table.add_row(*(shown(line, name, show) for name, _, show in chosen))
         tables.append(table)
     return tables
 

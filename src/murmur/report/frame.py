@@ -13,6 +13,7 @@ from rich.text import Text
 from murmur.report.about import strategy_of
 from murmur.report.drawn import short
 from murmur.report.records import is_number
+from murmur.report.terminal_table import TerminalTable
 from murmur.report.watched import ENDINGS, QUIET_SECONDS, Watched
 from murmur.run_folder.state import state_of
 
@@ -97,12 +98,10 @@ def figures(run: Watched) -> list[Text]:
     return made
 
 
-def learners(run: Watched) -> Table:
+def learners(run: Watched) -> TerminalTable:
     """A row a learner; where they are many, those in trouble first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("learner", "steps", "s/step", "computing", "staleness", "loss"):
-        table.add_column(name, justify="right")
-    table.add_column("state")
+    numbers = ("learner", "steps", "s/step", "computing", "staleness", "loss")
+    table = TerminalTable((*numbers, "state"), right=numbers, box=None)
     state = run.state
     states = {learner: run.learner_state(learner, state) for learner in sorted(run.seen)}
     shown = sorted(states, key=lambda learner: (ORDER.index(states[learner][0]), learner))[:MOST_LEARNERS]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
+from murmur.report.terminal_table import TerminalTable
 from murmur.simulated.account import Account
 
 MOST_MARKS = 20
 
 
-def marks_table(account: Account) -> Table:
+def marks_table(account: Account) -> TerminalTable:
     """Held-out figures against virtual hours; of very many marks an even choice and the last."""
     names = list(dict.fromkeys(name for mark in account.marks for name in mark.figures))
-    table = Table("virtual h", "epoch", *names, "consensus distance", title=f"{account.strategy}: marks")
+    heads = ("virtual h", "epoch", *names, "consensus distance")
+    table = TerminalTable(heads, title=f"{account.strategy}: marks")
     every = -(-len(account.marks) // MOST_MARKS)
     for place, mark in enumerate(account.marks):
         if place % every == 0 or place == len(account.marks) - 1:
@@ -24,13 +24,11 @@ def marks_table(account: Account) -> Table:
     return table
 
 
-def speed_table(accounts: Sequence[Account], title: str) -> Table:
+def speed_table(accounts: Sequence[Account], title: str) -> TerminalTable:
     """One line a run: how fast, how idle, what bound it."""
-    table = Table(title=title, caption="idle: mean over the learners (range)")
-    table.add_column("strategy", overflow="fold")
-    for name in ("virtual h", "samples/s", "idle, %"):
-        table.add_column(name, justify="right")
-    table.add_column("bound by")
+    numbers = ("virtual h", "samples/s", "idle, %")
+    caption = "idle: mean over the learners (range)"
+    table = TerminalTable(("strategy", *numbers, "bound by"), title, caption, right=numbers)
     for account in accounts:
         idle = span([100 * share for share in account.idle])
         speed = f"{account.samples_per_second:.0f}"
@@ -38,12 +36,11 @@ def speed_table(accounts: Sequence[Account], title: str) -> Table:
     return table
 
 
-def traffic_table(accounts: Sequence[Account], title: str) -> Table:
+def traffic_table(accounts: Sequence[Account], title: str) -> TerminalTable:
     """One line a run: how stale gradients were, and how many bytes went where."""
-    table = Table(title=title, caption="card: of the node that sent most; time: of its use at full speed")
-    table.add_column("strategy", overflow="fold")
-    for name in ("staleness", "GB sent", "by a card", "time, %"):
-        table.add_column(name, justify="right")
+    numbers = ("staleness", "GB sent", "by a card", "time, %")
+    caption = "card: of the node that sent most; time: of its use at full speed"
+    table = TerminalTable(("strategy", *numbers), title, caption, right=numbers)
     for account in accounts:
         ages = sorted(account.staleness) or [0]
         card = max(range(len(account.card_bytes)), key=lambda n: account.card_bytes[n])
@@ -57,9 +54,9 @@ def traffic_table(accounts: Sequence[Account], title: str) -> Table:
     return table
 
 
-def learners_table(account: Account) -> Table:
+def learners_table(account: Account) -> TerminalTable:
     """What each learner did, and what its node's card carried; of very many learners those of the ends of idleness."""
-    table = Table("learner", "computing, s", "idle, %", "sent, GB", title=f"{account.strategy}: learners")
+    table = TerminalTable(("learner", "computing, s", "idle, %", "sent, GB"), title=f"{account.strategy}: learners")
     order = sorted(range(account.learners), key=lambda i: (account.idle[i], i))
     shown = order if len(order) <= MOST_MARKS else [*order[: MOST_MARKS // 2], *order[-MOST_MARKS // 2 :]]
     for learner in shown if len(order) > MOST_MARKS else sorted(shown):
@@ -72,9 +69,9 @@ def learners_table(account: Account) -> Table:
     return table
 
 
-def cards_table(account: Account) -> Table:
+def cards_table(account: Account) -> TerminalTable:
     """Bytes that left through the card of each node; of very many nodes the busiest."""
-    table = Table("node", "card sent, GB", "in use, %", title=f"{account.strategy}: links between nodes")
+    table = TerminalTable(("node", "card sent, GB", "in use, %"), title=f"{account.strategy}: links between nodes")
     order = sorted(range(len(account.card_bytes)), key=lambda n: (-account.card_bytes[n], n))[:MOST_MARKS]
     for node in sorted(order):
         table.add_row(str(node), f"{account.card_bytes[node] / 1e9:.4g}", f"{100 * account.card_use[node]:.1f}")
