@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from murmur.engine.budget import Budget
 from murmur.engine.optimizer import Adam
 from murmur.mistakes import SettingError
 from murmur.recipes.toy import ToyTask
-from murmur.settings import configure, load, recipe_names
+from murmur.settings import configure, load, recipe_names, typed
 from murmur.strategies import KAVG, SyncSGD
 
 
@@ -115,3 +116,15 @@ def test_a_setting_that_nothing_makes_valid_is_the_one_that_is_named() -> None:
         configure(load("digits_demo"), settings)
     again = ["budget.epochs=2", "budget.epochs=3"]
     assert configure(load("toy"), again).budget.epochs == 3
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A value that may hold another of its class."""
+
+    length: int = 1
+    rest: Chain | None = None
+
+
+def test_classes_that_hold_themselves() -> None:
+    assert typed("Chain(rest=Chain(length=2))", Chain | None, "task.chain") == Chain(rest=Chain(length=2))

@@ -189,13 +189,14 @@ def typed(text: str, wanted: Any, name: str) -> Any:
 
 def _classes(wanted: Any) -> dict[str, Any]:
     """Dataclasses of an annotated type, with those of their fields: their names may stand in a setting's value."""
-    options = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
-    found: dict[str, Any] = {}
-    for option in options:
-        if isinstance(option, type) and is_dataclass(option):
+    waiting, found = [wanted], dict[str, Any]()
+    while waiting:
+        option = waiting.pop()
+        if get_origin(option) in (Union, UnionType):
+            waiting += get_args(option)
+        elif isinstance(option, type) and is_dataclass(option) and option.__name__ not in found:
             found[option.__name__] = option
-            for inner in get_type_hints(option).values():
-                found |= _classes(inner)
+            waiting += get_type_hints(option).values()
     return found
 
 
