@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_records(tmp_path: Path, started: list[list[str
         ("SuperLearners(ADPSGD(), 4)", 4),
     ]
     assert lines[2]["loss"] is None
-    assert "do not fill a node" in lines[2]["note"]
+    assert lines[2]["note"] == "2 learners are fewer than the 4 of one node"
     for line in lines:
         if not line["cells"]:
             continue
