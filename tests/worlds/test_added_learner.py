@@ -49,7 +49,7 @@ def test_it_needs_a_run_that_has_begun_and_can_take_it(tmp_path: Path) -> None:
     launch = {"host": "127.0.0.1", "port": 9, "generation": 0, "learners": 2, "store": "murmur", "lease_seconds": None}
     (tmp_path / "run.json").write_text(json.dumps(facts))
     (tmp_path / "launch.json").write_text(json.dumps(launch))
-    with pytest.raises(SettingError, match="not to SyncSGD"):
+    with pytest.raises(SettingError, match=r"SyncSGD\(\) accepts no new learners"):
         one_more(tmp_path, secret, None)
     (tmp_path / "launch.json").write_text(json.dumps({**launch, "store": "torchrun"}))
     with pytest.raises(SettingError, match="torchrun"):
