@@ -41,6 +41,8 @@ def test_a_folder_in_use_is_refused(words: list[str], lock: str | None, tmp_path
     out, rows = tmp_path / "out", tmp_path / "rows.jsonl"
     rows.write_text("")
     (tmp_path / "folder").mkdir()
+    for name in ("text", "wav.scp"):
+        (tmp_path / "folder" / name).write_text("")
     places = {"OUT": str(out), "ROWS": str(rows), "FOLDER": str(tmp_path / "folder")}
     with locked(out / lock if lock else beside(out)):
         code, said = run(*(places.get(word, word) for word in words))
