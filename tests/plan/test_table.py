@@ -115,7 +115,7 @@ def test_the_command_plans_a_measured_experiment() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--step-seconds", "0.1"), "plan needs --model-bytes, or an experiment"),
+        (("--step-seconds", "0.1"), "plan needs --model-bytes (of the weights"),
         (NUMBERS[2:], "plan needs --step-seconds"),
         ((*NUMBERS, "--cluster", "mainframe"), "there is no cluster 'mainframe'"),
         ((*NUMBERS, "--straggler", "zero"), "write LEARNER=FACTORx"),
