@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.launch import Launch, Restart
+from murmur.worlds.torch.launch import Launch, Restart, _is_stopped
 
 pytestmark = pytest.mark.processes
 
@@ -93,3 +93,10 @@ def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
     while any(alive(pid) for pid in family) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [pid for pid in family if alive(pid)] == []
+
+
+def test_a_process_that_another_thread_has_waited_for_is_not_stopped() -> None:
+    process = subprocess.Popen(python("pass"))
+    os.waitpid(process.pid, 0)  # as a thread does between two looks of the launcher
+    assert not _is_stopped(process)
+    process.returncode = 0  # so that its destructor asks no more

@@ -420,5 +420,8 @@ def _is_stopped(process: subprocess.Popen[bytes] | None) -> bool:
     if process is None or process.returncode is not None:
         return False
     look = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
-    found = os.waitid(os.P_PID, process.pid, look)
+    try:
+        found = os.waitid(os.P_PID, process.pid, look)
+    except ChildProcessError:
+        return False  # it has ended, and another thread of this program has waited for it in between
     return found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
