@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.deal import Deal
@@ -20,6 +20,7 @@ def test_a_deal_to_nobody_is_refused() -> None:
         Deal((0,)).anew(0, 0, ())
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_every_minibatch_is_done_once_whoever_is_lost_or_comes(data: st.DataObject) -> None:
     """Rounds of a few turns; in some of them learners are lost with what they took, in others some come back."""

@@ -129,7 +129,7 @@ def test_tuning_looks_at_dev_only(task):
         raise AssertionError(f"tuning asked for {name} of test")
 
     shut = replace(system, scores={**system.scores, "test": closed})
-    graph = task._decoder.graph(system.model, "loop")
+    graph = task._decoder.graph(system.model, *task._decoder.words(system.model.lang, "loop"))
     assert task._decoder.tune(shut, graph, task.material.dev).acoustic_scale in system.search.scales
     with pytest.raises(AssertionError, match="of test"):
         task._decoder.evaluate(shut, task._parts)
@@ -138,7 +138,7 @@ def test_tuning_looks_at_dev_only(task):
 def test_tuning_takes_the_insertion_penalty_with_the_fewest_errors(task, caplog):
     caplog.set_level(logging.INFO)
     system = task._gaussians(task.hmms.trained[-1])
-    graph = task._decoder.graph(system.model, "loop")
+    graph = task._decoder.graph(system.model, *task._decoder.words(system.model.lang, "loop"))
     for penalties, best in (((500.0, 0.0), 0.0), ((0.0, 0.01), 0.0)):  # no words at 500; of equals the first
         tried = replace(system, search=replace(system.search, insertion_penalties=penalties))
         assert task._decoder.tune(tried, graph, task.material.dev).insertion_penalty == best
@@ -224,7 +224,7 @@ def test_refusals(task):
     with pytest.raises(ValueError, match="needs audio"):
         replace(task, front=FrontEnd(speeds=(1.0, 1.1))).minibatch(0)
     with pytest.raises(ValueError, match="no grammar 'trigram'"):
-        task._decoder.graph(task.hmms.trained[0].model, "trigram")
+        task._decoder.words(task.hmms.trained[0].model.lang, "trigram")
 
 
 def test_speed_copies_of_synthetic_digits(tmp_path):

@@ -83,13 +83,13 @@ def test_the_shards_are_those_of_a_plain_loop(half, targets):
 
 def test_any_number_of_processes_makes_the_same_bytes(half, targets, monkeypatch, tmp_path, capsys):
     alone = HybridData.prepare(half, targets).train.folder
-    began, pool, make = [], processes.ProcessPoolExecutor, hybrid_data.make
+    began, run, make = [], processes.run_in_workers, hybrid_data.make
 
     def at_once(*shards_and_how, **more):
         monkeypatch.setattr(processes, "START_SECONDS", 0.0)
         return make(*shards_and_how, **more)
 
-    monkeypatch.setattr(processes, "ProcessPoolExecutor", lambda *a, **k: began.append(a[0]) or pool(*a, **k))
+    monkeypatch.setattr(processes, "run_in_workers", lambda jobs, number: began.append(number) or run(jobs, number))
     monkeypatch.setattr(hybrid_data, "cores_here", lambda: 2)
     monkeypatch.setattr(hybrid_data, "make", at_once)  # the features have been made here: to save time
     together = HybridData.prepare(replace(half, cache=tmp_path / "other"), targets).train.folder

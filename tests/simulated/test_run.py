@@ -85,18 +85,18 @@ def test_nobody_waits_for_a_straggler_without_lock_step(tmp_path: Path) -> None:
     timed = simulate(replace(asked, timing_only=True))
     assert timed.seconds == pytest.approx(1.0, rel=0.01)
     assert timed.idle == pytest.approx((0.0,) * 4, abs=0.02)
-    trained = simulate(asked)
+    trained = simulate(replace(asked, force=True))
     assert trained.compute_seconds == pytest.approx(timed.compute_seconds)
     assert timed.seconds < trained.seconds < 2  # until the end of the protocol
     assert trained.binds == "compute"
-    assert simulate(replace(asked, strategy="SyncSGD")).binds == "slowest learner"
+    assert simulate(replace(asked, strategy="SyncSGD", force=True)).binds == "slowest learner"
 
 
 def test_what_bound_a_run_is_the_network_where_it_is_slow(tmp_path: Path) -> None:
     asked = simulation(tmp_path, "SyncSGD", model_bytes=1e9)
     assert simulate(asked).binds == "network"
-    assert simulate(replace(asked, strategy="ASGD")).binds == "network"
-    assert simulate(replace(asked, strategy="ADPSGD", timing_only=True)).binds == "compute"
+    assert simulate(replace(asked, strategy="ASGD", force=True)).binds == "network"
+    assert simulate(replace(asked, strategy="ADPSGD", timing_only=True, force=True)).binds == "compute"
 
 
 @settings(max_examples=25, deadline=None)
@@ -161,7 +161,7 @@ def test_a_flock_that_cannot_go_on_is_a_result(tmp_path: Path) -> None:
     assert lived.killed == (1,)
     assert lived.idle[1] > 0.3 > lived.idle[0]
     with pytest.raises(PeerLost):
-        simulate(asked[0])
+        simulate(replace(asked[0], force=True))
 
 
 def test_strategies_that_look_at_values_need_gradients(tmp_path: Path) -> None:
@@ -185,6 +185,6 @@ def test_gradients_by_one_call(tmp_path: Path) -> None:
     assert ours.seconds == theirs.seconds
     assert ours.marks[-1].figures["loss"] == pytest.approx(theirs.marks[-1].figures["loss"], rel=1e-5)
     with pytest.raises(SettingError, match=r"--batched: .*random.*; leave it out"):
-        simulate(replace(batched, settings=(*SMALL, "task.dropout=0.1")))
+        simulate(replace(batched, settings=(*SMALL, "task.dropout=0.1"), force=True))
     with pytest.raises(SettingError, match="--timing-only computes no gradients"):
         replace(batched, timing_only=True)

@@ -8,7 +8,7 @@ import re
 import urllib.parse
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.speech.transcript import FORMATS, Transcript, Word, as_ctm, as_json, as_srt, as_text, one_field, readable
@@ -84,6 +84,7 @@ def test_subtitles_are_numbered_in_order_and_hold_all_words(found):
     assert said == [word.word for word in found.words]
 
 
+@settings(deadline=None)
 @given(transcripts())
 def test_json_and_text(found):
     read = json.loads(as_json(found))

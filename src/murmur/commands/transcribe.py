@@ -16,6 +16,7 @@ from rich.progress import Progress
 from murmur.commands.checks import folder_to_write
 from murmur.commands.exported_model import exported_transcriber, looks_exported
 from murmur.commands.options import OfRun, Settings, Trust, Weights
+from murmur.commands.task_checks import model_to_read
 from murmur.commands.trained_run import open_run
 from murmur.commands.transcriber import Transcriber, transcriber
 from murmur.commands.tuning import SearchRequest
@@ -100,6 +101,8 @@ def transcribe(
     settings: Settings = None,
 ) -> None:
     """Transcribe recordings, see HELP."""
+    if not looks_exported(model):
+        model_to_read(model, weights)  # the run is what everything else depends on: it is told first
     _check_names(files, out)
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "lattice_beam": lattice_beam}
     if looks_exported(model):

@@ -17,7 +17,7 @@ from murmur.world import Seat
 PRIME = 2**44 - 17  # so that sums over 2^16 learners fit into a counter
 BASE = 0x5DEECE66D
 COUNT, FINGERPRINT, TOLD, LEFT = "computed", "computed fingerprint", "learners that told", "learners that left"
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1e-4, 0.1
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1e-4, 0.1
 
 
 class Cover:
@@ -64,10 +64,10 @@ async def check(seat: Seat, todo: int, fingerprint: int) -> None:
     Raises:
         IncompleteRun: minibatches are missing, or were computed more than once.
     """
-    group, pause = seat.group, FIRST_PAUSE_SECONDS
+    group, pause = seat.group, 0.0  # learners that end at the same moment need no time for it
     while (told := group.count(TOLD)) < group.size and group.count(LEFT) == 0 and group.roll.complete:
         await seat.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        pause = min(max(PAUSE_SECONDS, 2 * pause), LONGEST_PAUSE_SECONDS)
     if told < group.size or not group.roll.complete:
         return
     computed = group.count(COUNT)

@@ -108,7 +108,8 @@ def with_message(cluster: Cluster, experiment: Experiment) -> Cluster:
 
 def _timed(experiment: Experiment, cluster: Cluster) -> Timing:
     if Facts.of(experiment.strategy).follows_losses:
-        raise SettingError(f"{experiment.strategy} decides by losses and progress: it cannot run with --timing-only")
+        name = type(experiment.strategy).__name__
+        raise SettingError(f"{name} decides by losses and progress: it cannot run with --timing-only")
     return time_strategy(experiment.strategy, cluster, experiment.budget.total(experiment.task))
 
 

@@ -116,10 +116,10 @@ class AcousticLstm(nn.Module):
 
     def layer(self, number: int, hidden_NUH: Tensor, reverse_NU1: Tensor | None) -> Tensor:
         """Both directions of a layer, 0 the lowest; `reverse_NU1` says which frame comes when in the backward one."""
-        ahead = self.forwards[number](hidden_NUH)[0]
+        ahead = _run(self.forwards[number], hidden_NUH)
         if reverse_NU1 is None:
             return ahead
-        back = _pick(self.backwards[number](_pick(hidden_NUH, reverse_NU1))[0], reverse_NU1)
+        back = _pick(_run(self.backwards[number], _pick(hidden_NUH, reverse_NU1)), reverse_NU1)
         return torch.cat((ahead, back), -1)
 
     def _reversal(self, hidden_NUH: Tensor, lengths_N: Tensor | None) -> Tensor:
@@ -128,6 +128,15 @@ class AcousticLstm(nn.Module):
             return frames.flip(1).expand(hidden_NUH.shape[0], -1)[..., None]
         ends = self.output_lengths(lengths_N.to(hidden_NUH.device))[:, None]
         return torch.where(frames < ends, ends - 1 - frames, frames)[..., None]
+
+
+def _run(lstm: nn.Module, hidden_NUH: Tensor) -> Tensor:
+    """Outputs of an LSTM; in float32 where autocast asks for bfloat16 and the processor has no instructions for it."""
+    cast = hidden_NUH.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    if not cast or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return lstm(hidden_NUH)[0]
+    with torch.autocast("cpu", enabled=False):  # oneDNN has no other LSTM in bfloat16 and raises (torch 2.13)
+        return lstm(hidden_NUH.float())[0]
 
 
 def _pick(values_NUH: Tensor, index_NU1: Tensor) -> Tensor:
