@@ -117,7 +117,8 @@ def test_what_takes_time_to_prepare_is_claimed_ahead_and_begun(server: KeyValueS
     preparation = Preparation(0.02, begun.extend)
     for number in range(12):
         assert near.roll.claim(0, 12) == range(number, number + 1)
-        assert number == 0 or begun == list(range(1, number + 1))  # before it was asked for
+        # Before it was asked for; on a busy machine round trips are slow, and more is asked for ahead, as it should be.
+        assert number == 0 or begun[:number] == list(range(1, number + 1))
         near.roll.expect(0.05, preparation)
         time.sleep(0.05)
     assert near.roll.claim(0, 12) is None
