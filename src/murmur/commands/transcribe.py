@@ -34,6 +34,7 @@ from murmur.mistakes import SettingError
 from murmur.speech.corpus import CorpusError
 from murmur.speech.recordings import Recording, read_recording, read_stream
 from murmur.speech.transcript import FORMATS, SUFFIXES, Transcript, readable
+from murmur.trained import Choice
 
 app = typer.Typer(add_completion=False)
 STDIN = "-"
@@ -101,9 +102,7 @@ def transcribe(
     settings: Settings = None,
 ) -> None:
     """Transcribe recordings, see HELP."""
-    if not looks_exported(model):
-        model_to_read(model, weights)  # the run is what everything else depends on: it is told first
-    _check_names(files, out)
+    _check(model, weights, files, out)
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "lattice_beam": lattice_beam}
     if looks_exported(model):
         own: dict[str, object] = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
@@ -119,6 +118,13 @@ def transcribe(
     if failed:
         typer.echo(f"murmur: {failed} of {len(files)} could not be read", err=True)
         raise typer.Exit(SOME_FAILED)
+
+
+def _check(model: Path, weights: Choice | None, files: list[str], out: Path | None) -> None:
+    """Refuse a model that is not there, then files: all else depends on the model."""
+    if not looks_exported(model):
+        model_to_read(model, weights)
+    _check_names(files, out)
 
 
 def _do_all(files: list[str], work: Transcriber, rate: int | None, write: Callable[[Transcript], None]) -> int:
