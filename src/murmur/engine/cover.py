@@ -50,7 +50,7 @@ def wanted(first: int, total: int, moved: Mapping[int, int]) -> int:
     return (whole + sum(pow(BASE, n, PRIME) - pow(BASE, position, PRIME) for position, n in kept)) % PRIME
 
 
-async def check(seat: Seat, todo: int, fingerprint: int) -> None:
+async def check(seat: Seat, due: int, fingerprint: int) -> None:
     """Wait until all learners have told their parts, and compare them with what the launch had to do.
 
     Where a learner was lost, has joined late or has stopped early nothing is compared: what it computed is not known,
@@ -58,7 +58,7 @@ async def check(seat: Seat, todo: int, fingerprint: int) -> None:
 
     Args:
         seat: of a learner that has told its part.
-        todo: how many minibatches there were.
+        due: how many minibatches there were.
         fingerprint: theirs.
 
     Raises:
@@ -71,11 +71,11 @@ async def check(seat: Seat, todo: int, fingerprint: int) -> None:
     if told < group.size or not group.roll.complete:
         return
     computed = group.count(COUNT)
-    if (computed, group.count(FINGERPRINT) % PRIME) == (todo, fingerprint):
+    if (computed, group.count(FINGERPRINT) % PRIME) == (due, fingerprint):
         return
-    what = f"{computed} minibatches were computed where the budget had {todo} left"
-    if computed == todo:
-        what = f"{todo} minibatches were computed, as the budget asks, but some of them twice and others never"
+    what = f"{computed} minibatches were computed where the budget had {due} left"
+    if computed == due:
+        what = f"{due} minibatches were computed, as the budget asks, but some of them twice and others never"
     raise IncompleteRun(
         f"{what}, and no learner was lost: the strategy does not take each minibatch once. Its checkpoints and"
         " evaluations stand for another amount of data than they say. With a strategy of your own, take minibatches by"
