@@ -7,6 +7,7 @@ the name of a class, so a user's strategy is treated like those of this package.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
@@ -45,6 +46,31 @@ class Facts:
     def of(cls, strategy: object) -> Facts:
         """The facts that a strategy declares."""
         return cls(**{f.name: getattr(strategy, f.name) for f in fields(cls) if hasattr(strategy, f.name)})
+
+
+class FactsOfInner(ABC):
+    """Facts of a strategy that runs another one: those of the strategy inside."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> object:
+        """The strategy inside."""
+
+    @property
+    def lock_step(self) -> bool:
+        return Facts.of(self.inner).lock_step
+
+    @property
+    def bitwise_alone(self) -> bool:
+        return Facts.of(self.inner).bitwise_alone
+
+    @property
+    def ends_equal(self) -> bool:
+        return Facts.of(self.inner).ends_equal
+
+    @property
+    def follows_losses(self) -> bool:
+        return Facts.of(self.inner).follows_losses
 
 
 class Planner(Protocol):

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from murmur.exchange import FORMATS, FormatGroup
-from murmur.facts import Facts, vectors_of
+from murmur.facts import FactsOfInner, vectors_of
 from murmur.learner import Learner, Strategy
 from murmur.strategies.kavg import KAVG
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class Exchanged(FactsOfInner):
     """`strategy` over a group that speaks `format`: float32, bfloat16, float16 or int8."""
 
     strategy: Strategy = field(default_factory=KAVG)
@@ -34,20 +34,8 @@ class Exchanged:
         me.group = me.group.plain  # by now the leaders', where the strategy has made nodes
 
     @property
-    def lock_step(self) -> bool:
-        return Facts.of(self.strategy).lock_step
-
-    @property
-    def bitwise_alone(self) -> bool:
-        return Facts.of(self.strategy).bitwise_alone
-
-    @property
-    def ends_equal(self) -> bool:
-        return Facts.of(self.strategy).ends_equal
-
-    @property
-    def follows_losses(self) -> bool:
-        return Facts.of(self.strategy).follows_losses
+    def inner(self) -> Strategy:
+        return self.strategy
 
     def vectors_sent(self, learners: int, samples: float) -> float:
         return vectors_of(self.strategy, learners, samples)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from murmur.facts import Facts, vectors_of
+from murmur.facts import Facts, FactsOfInner, vectors_of
 from murmur.group import Group, GroupAround
 from murmur.learner import Learner, Strategy
 from murmur.roll import NOTHING, Preparation, Roll, View
@@ -98,7 +98,7 @@ class SharesGroup(GroupAround):
 
 
 @dataclass(frozen=True)
-class OwnShares:
+class OwnShares(FactsOfInner):
     """`strategy` with shares dealt out before the run."""
 
     strategy: Strategy = field(default_factory=ADPSGD)
@@ -112,24 +112,12 @@ class OwnShares:
         await self.strategy(me)
 
     @property
-    def lock_step(self) -> bool:
-        return Facts.of(self.strategy).lock_step
+    def inner(self) -> Strategy:
+        return self.strategy
 
     @property
     def tolerates_loss(self) -> bool:
         return Facts.of(self.strategy).tolerates_loss
-
-    @property
-    def bitwise_alone(self) -> bool:
-        return Facts.of(self.strategy).bitwise_alone
-
-    @property
-    def ends_equal(self) -> bool:
-        return Facts.of(self.strategy).ends_equal
-
-    @property
-    def follows_losses(self) -> bool:
-        return Facts.of(self.strategy).follows_losses
 
     def vectors_sent(self, learners: int, samples: float) -> float:
         return vectors_of(self.strategy, learners, samples)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from murmur.facts import Facts, Planner, allreduce_vectors, vectors_of
+from murmur.facts import Facts, FactsOfInner, Planner, allreduce_vectors, vectors_of
 from murmur.learner import Learner, Strategy
 from murmur.node import Leader, follow
 from murmur.roll import Halted, RunOver
@@ -19,7 +19,7 @@ from murmur.strategies.adpsgd import ADPSGD
 
 
 @dataclass(frozen=True)
-class SuperLearners:
+class SuperLearners(FactsOfInner):
     """Nodes of `node_size` learners each (the last one takes what is left) run `outer`."""
 
     outer: Strategy = field(default_factory=ADPSGD)
@@ -49,25 +49,13 @@ class SuperLearners:
             me.continue_as(leader)
 
     @property
-    def lock_step(self) -> bool:
-        return Facts.of(self.outer).lock_step
+    def inner(self) -> Strategy:
+        return self.outer
 
     @property
     def tolerates_loss(self) -> bool:
         outer = Facts.of(self.outer)
         return outer.tolerates_loss and not outer.lock_step  # lock-step leaders are not regrouped
-
-    @property
-    def bitwise_alone(self) -> bool:
-        return Facts.of(self.outer).bitwise_alone
-
-    @property
-    def ends_equal(self) -> bool:
-        return Facts.of(self.outer).ends_equal
-
-    @property
-    def follows_losses(self) -> bool:
-        return Facts.of(self.outer).follows_losses
 
     def vectors_sent(self, learners: int, samples: float) -> float:
         """Sums inside nodes, the messages among leaders, and the copies from each leader to its members."""
