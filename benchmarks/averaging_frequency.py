@@ -32,21 +32,21 @@ import torch
 from torch import Tensor, nn
 
 from measure import bar, close
+from murmur.core.learner import Learner
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
-from murmur.learner import Learner
-from murmur.recipes.hybrid_config import Chunks
-from murmur.speech.chunks import ChunkBatch, ChunkTable
-from murmur.speech.frame_shards import Aligned, make
-from murmur.speech.frame_store import FrameStore, open_store
+from murmur.speech.features.chunks import ChunkBatch, ChunkTable
+from murmur.speech.features.frame_shards import Aligned, make
+from murmur.speech.features.frame_store import FrameStore, open_store
 from murmur.strategies import KAVG
-from murmur.worlds.torch.environment import place_of
-from murmur.worlds.torch.launch import Launch
-from murmur.worlds.torch.world import TorchWorld
+from murmur.tasks.hybrid.config import Chunks
+from murmur.worlds.process.launch.environment import place_of
+from murmur.worlds.process.launch.launcher import Launch
+from murmur.worlds.process.world import TorchWorld
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))

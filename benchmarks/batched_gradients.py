@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from measure import bar, close, interleave, median_ratio
+from murmur.core.flat import Layout
 from murmur.engine.stacked import gradients_of
 from murmur.engine.task import Stackable
-from murmur.flat import Layout
-from murmur.recipes.frames import FramesTask
 from murmur.recipes.toy import ToyTask
-from murmur.speech.chunks import ChunkBatch
+from murmur.speech.features.chunks import ChunkBatch
 from murmur.speech.models import Dnn
+from murmur.tasks.frames import FramesTask
 
 LEARNERS, REPEATS, MIN_SECONDS = (8, 32), 5, 0.3
 FRAMES, BINS, STATES, CELLS = 40, 40, 100, 64

@@ -29,18 +29,18 @@ import torch
 import typer
 
 from measure import bar, close
-from murmur.compared.intervals import difference
-from murmur.compared.rows import Rows, digest_of
-from murmur.compared.virtual import train as follow
+from murmur.core.facts import Facts
+from murmur.core.learner import Strategy
+from murmur.core.mixing import randomized_ring
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
+from murmur.engine.optim.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.facts import Facts
-from murmur.learner import Strategy
-from murmur.mixing import randomized_ring
-from murmur.settings import configure, load
+from murmur.run.configuration import configure, load
 from murmur.strategies import ADPSGD, ALL, BMUF, KAVG, AdaptiveKAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.strategies.adaptive_rules import Geometric
+from murmur.studies.comparison.intervals import difference
+from murmur.studies.comparison.rows import Rows, digest_of
+from murmur.studies.comparison.virtual import train as follow
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 
 SEEDS = (0, 1, 2)

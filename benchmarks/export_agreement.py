@@ -23,16 +23,16 @@ import kaldi_native_fbank
 import numpy as np
 import sherpa_onnx
 
-from murmur.commands.exported import Wish, export_run
-from murmur.commands.trained_run import TrainedRun, graph_folder, open_run
-from murmur.recipes.corpora import splits
-from murmur.recipes.ctc import CtcTask
-from murmur.speech.cmvn import normalise, statistics
-from murmur.speech.corpus import Corpus
-from murmur.speech.decode import Decoder
-from murmur.speech.features import LogMel, analyse, read_audio
-from murmur.speech.graph_store import load_graph
-from murmur.speech.listening import BestPath
+from murmur.recognition.export import Wish, export_run
+from murmur.recognition.trained_run import TrainedRun, graph_folder, open_run
+from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.decoding.decoder import Decoder
+from murmur.speech.decoding.graph_store import load_graph
+from murmur.speech.decoding.recogniser import BestPath
+from murmur.speech.features.analysis import LogMel, analyse, read_audio
+from murmur.speech.features.cmvn import normalise, statistics
+from murmur.tasks.corpora import splits
+from murmur.tasks.ctc.task import CtcTask
 
 BEAM, MAX_ACTIVE = 16.0, 7000  # sherpa-onnx's beam is its library's and cannot be set
 

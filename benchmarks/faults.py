@@ -31,20 +31,20 @@ from typing import Any
 import torch
 
 from measure import bar, close
+from murmur.core.group import PeerLost
+from murmur.core.learner import Learner, Strategy
+from murmur.core.mixing import randomized_ring
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.schedule import Cosine
 from murmur.engine.trainer import Trainer
-from murmur.group import PeerLost
-from murmur.learner import Learner, Strategy
-from murmur.mixing import randomized_ring
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import COME_KEY, READY_KEY, Place, place_of
-from murmur.worlds.torch.keyvalue import KeyValueClient
-from murmur.worlds.torch.presence import LEAST_SECONDS, ROUNDS
-from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.process.launch.environment import COME_KEY, READY_KEY, Place, place_of
+from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS, ROUNDS
+from murmur.worlds.process.store.server import KeyValueClient
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.world import TorchWorld
 from namespaces import Network, hosts, refusal
 from trouble import PacedRegression, Step, StepLog, Troubled, slowness_of, steps_of, troubled
 

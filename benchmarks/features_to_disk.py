@@ -1,4 +1,4 @@
-"""Log-mel features to disk: `murmur.speech.shards.prepare` beside lhotse's `kaldi-fbank`, on the same files.
+"""Log-mel features to disk: `murmur.speech.features.shards.prepare` beside lhotse's `kaldi-fbank`, on the same files.
 
 Both sides compute 80 log-mel bins of the same audio on one thread and leave float32 arrays on disk: here as shards
 with checksums, there through `CutSet.compute_and_store_features` with the `numpy_files` writer. Rounds alternate.
@@ -20,12 +20,12 @@ import lhotse
 import torch
 
 from measure import bar, close
-from murmur.speech.corpus import Corpus
-from murmur.speech.digits import Digits, make_digits
-from murmur.speech.features import LogMel, sample_rate_hz
-from murmur.speech.kaldi_dir import read_data_dir
-from murmur.speech.lhotse_cuts import write_cuts
-from murmur.speech.shards import prepare
+from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.digits import Digits, make_digits
+from murmur.speech.corpus.kaldi_dir import read_data_dir
+from murmur.speech.corpus.lhotse_cuts import write_cuts
+from murmur.speech.features.analysis import LogMel, sample_rate_hz
+from murmur.speech.features.shards import prepare
 
 NAME = "features_to_disk"
 

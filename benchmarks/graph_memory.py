@@ -22,14 +22,14 @@ from pathlib import Path
 import torch
 
 from measure import bar, close
-from murmur.recipes import corpora
-from murmur.recipes.hybrid_config import Decoding, FrontEnd, HmmStages
-from murmur.recipes.hybrid_decode import DecodeHalf
-from murmur.recipes.hybrid_hmm import HmmHalf
-from murmur.speech.corpus import CorpusError
-from murmur.speech.decode import DecodeOptions
-from murmur.speech.decode_tuning import DevelopmentSet, Trial, tune_acoustic_scale, tune_beam
-from murmur.speech.graph_store import StoredGraph
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.decoding.graph_store import StoredGraph
+from murmur.speech.decoding.tuning import DevelopmentSet, Trial, tune_acoustic_scale, tune_beam
+from murmur.tasks import corpora
+from murmur.tasks.hybrid.config import Decoding, FrontEnd, HmmStages
+from murmur.tasks.hybrid.decode import DecodeHalf
+from murmur.tasks.hybrid.hmm import HmmHalf
 
 SCALES = (0.06, 0.07, 0.08, 0.09)
 SCALE_SEARCH = DecodeOptions(beam=11.0, max_active=2500)

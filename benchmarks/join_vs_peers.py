@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from measure import bar, close, interleave, median_ratio
-from murmur.worlds.torch.door import listen
+from murmur.worlds.process.transport.listener import listen
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"

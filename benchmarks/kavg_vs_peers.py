@@ -23,14 +23,14 @@ from torch.nn.functional import cross_entropy
 from measure import bar, close
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
 from murmur.strategies import KAVG
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import place_of
-from murmur.worlds.torch.launch import Launch
-from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.process.launch.environment import place_of
+from murmur.worlds.process.launch.launcher import Launch
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.world import TorchWorld
 from murmur.worlds.virtual.world import VirtualWorld
 
 HERE = Path(__file__).parent

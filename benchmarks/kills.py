@@ -40,16 +40,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from measure import bar, close
-from murmur import training
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.seeds import seed_of
 from murmur.engine.task import Loss, Score
+from murmur.run import training
+from murmur.run.training import Request, train
 from murmur.strategies import ADPSGD
-from murmur.training import Request, train
-from murmur.worlds.torch.environment import Place, child_variables
-from murmur.worlds.torch.launch import PEER_LOST_STATUS, Launch, Unit, die_with_parent
+from murmur.worlds.process.launch.environment import Place, child_variables
+from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Unit, die_with_parent
 
 MINIBATCHES, SECONDS, K = 60, 0.02, 4
 START_SECONDS, LEASE_SECONDS = 15.0, 5.0

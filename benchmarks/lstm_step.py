@@ -24,13 +24,13 @@ from torch.nn.functional import cross_entropy
 from measure import bar, close
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
 from murmur.speech.models import Blstm, Lstm, Network
 from murmur.strategies import SyncSGD
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.world import TorchWorld, device_of
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.world import TorchWorld, device_of
 from overhead import Chunks, compare
 
 STEPS, SIZE = 12, 2048

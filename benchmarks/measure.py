@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from murmur.worlds.torch.environment import Place, cores_here, place_of
-from murmur.worlds.torch.launch import Launch
+from murmur.execution.cores import cores_here
+from murmur.worlds.process.launch.environment import Place, place_of
+from murmur.worlds.process.launch.launcher import Launch
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:

@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from murmur.world import Seat
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place, child_variables
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, Missing
-from murmur.worlds.torch.launch import die_with_parent, end_all
-from murmur.worlds.torch.store import connect
-from murmur.worlds.torch.world import TorchWorld
+from murmur.core.world import Seat
+from murmur.worlds.process.launch.environment import Place, child_variables
+from murmur.worlds.process.launch.launcher import die_with_parent, end_all
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer, Missing
+from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.world import TorchWorld
 from murmur.worlds.virtual.cluster import Link
 
 MARK = "murbench"

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 import torch
 
 from measure import bar, close, interleave, median_ratio
-from murmur.engine.optimizer import SGD, NaturalGradientSGD, OptimizerFactory
+from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD, OptimizerFactory
 from overhead import Chunks
 
 STEPS, REPEATS = 4, 15

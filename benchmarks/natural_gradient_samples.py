@@ -22,13 +22,13 @@ import torch
 import typer
 
 from measure import bar, close
+from murmur.core.world import Seat
 from murmur.engine.experiment import Experiment, describe
-from murmur.engine.optimizer import SGD, NaturalGradientSGD
+from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.settings import configure, load
+from murmur.run.configuration import configure, load
 from murmur.strategies import SyncSGD
-from murmur.world import Seat
 from murmur.worlds.virtual.world import VirtualWorld
 
 RATES, STEP, SEEDS, MARKS = (0.02, 0.06, 0.2, 0.6), 10**0.5, (0, 1, 2), 8

@@ -22,12 +22,12 @@ from torch.nn.functional import cross_entropy
 from measure import bar, close
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
 from murmur.strategies import KAVG, SyncSGD
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.world import TorchWorld
 
 STEPS, WARM = 56, 3
 

@@ -24,14 +24,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from measure import bar, close, interleave
+from murmur.core.learner import Strategy
+from murmur.core.world import Seat
 from murmur.engine.task import Task
-from murmur.learner import Strategy
 from murmur.strategies import ADPSGD, SuperLearners, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.world import Seat
-from murmur.worlds.torch.environment import Place, place_of
-from murmur.worlds.torch.store import connect
-from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.process.launch.environment import Place, place_of
+from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.world import TorchWorld
 from namespaces import Flock, Network, hosts, learners, obey, refusal
 from overhead import Chunks, Lstm
 from paced import Paced, train

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.task import Loss, Score, Task
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.world import TorchWorld
 
 
 class Pass(torch.autograd.Function):

@@ -18,10 +18,10 @@ from pathlib import Path
 import kaldialign
 
 from measure import bar, close
-from murmur.speech.arpa import read_arpa
-from murmur.speech.arpabet import ARPABET
-from murmur.speech.g2p import EspeakGuess
-from murmur.speech.lexicon import pronunciations_of, read_lexicon
+from murmur.speech.language_model.arpa import read_arpa
+from murmur.speech.lexicon.arpabet import ARPABET
+from murmur.speech.lexicon.g2p import EspeakGuess
+from murmur.speech.lexicon.lexicon import pronunciations_of, read_lexicon
 
 Phones = tuple[str, ...]
 RARE = 0.1  # of the words, by unigram probability

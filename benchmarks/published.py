@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from measure import bar, close
-from murmur.mixing import randomized_ring
-from murmur.plan.forms import Setting, form_of
+from murmur.core.mixing import randomized_ring
+from murmur.simulation.planner.forms import Setting, form_of
 from murmur.strategies import ADPSGD, ASGD, KAVG, SuperLearners
 from murmur.worlds.virtual.cluster import Cluster, Link
 

@@ -32,18 +32,18 @@ from torch.utils.data import DataLoader, Dataset
 from measure import bar, close, interleave
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.recipes.frames import FramesTask
-from murmur.recipes.hybrid_config import Chunks
-from murmur.speech.augment import SpecAugment
-from murmur.speech.chunks import Chunk, ChunkTable, Frames
-from murmur.speech.frame_shards import Aligned, make
-from murmur.speech.frame_store import FORMAT, MANIFEST, FrameStore, open_store
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.chunks import Chunk, ChunkTable, Frames
+from murmur.speech.features.frame_shards import Aligned, make
+from murmur.speech.features.frame_store import FORMAT, MANIFEST, FrameStore, open_store
+from murmur.speech.features.shards import npy_header
 from murmur.speech.models import Lstm
-from murmur.speech.shards import npy_header
 from murmur.strategies import SyncSGD
+from murmur.tasks.frames import FramesTask
+from murmur.tasks.hybrid.config import Chunks
 from murmur.worlds.threads import ThreadWorld
 
 NAME = "reading"

@@ -12,10 +12,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from murmur.compared.rows import Rows
-from murmur.engine.checkpoint import write_whole
-from murmur.recipes.papers import page as papers
-from murmur.recipes.papers.run import Runner
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.studies.comparison.rows import Rows
+from murmur.studies.papers import page as papers
+from murmur.studies.papers.run import Runner
 
 ROOT = Path(__file__).parents[1]
 HEAD = """# Results

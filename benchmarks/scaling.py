@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from measure import as_two_learners, bar, close, interleave
-from murmur.learner import Strategy
+from murmur.core.learner import Strategy
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.store import connect
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.store.torch_store import connect
 from overhead import Chunks
 from paced import train
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from measure import bar, close
+from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, OwnShares
 from murmur.worlds.virtual.cluster import Cluster, Link, Lognormal

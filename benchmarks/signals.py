@@ -33,10 +33,10 @@ import kaldi_hmm_gmm  # noqa: F401 - a fork has it already
 
 import murmur.commands.decode
 import murmur.commands.simulate
-import murmur.training  # noqa: F401
+import murmur.run.training  # noqa: F401
 from measure import bar, close
 from murmur.cli import main as program
-from murmur.stopping import HALTED_STATUS
+from murmur.core.stop_signals import HALTED_STATUS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from plateaus import make_experiment

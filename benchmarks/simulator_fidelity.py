@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from measure import bar, close
-from murmur.learner import Learner, Strategy
-from murmur.plan.timing import Idle, NoWeights
+from murmur.core.learner import Learner, Strategy
+from murmur.core.world import Seat
+from murmur.simulation.planner.timing import Idle, NoWeights
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.world import Seat
-from murmur.worlds.torch.environment import Place, place_of
+from murmur.worlds.process.launch.environment import Place, place_of
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link
 from murmur.worlds.virtual.world import VirtualWorld
 from namespaces import Flock, Network, Pair, exchanges, hosts, learners, obey, refusal

@@ -33,13 +33,13 @@ import torch
 from measure import bar, close
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD
-from murmur.worlds.torch.environment import Place, place_of
-from murmur.worlds.torch.keyvalue import KeyValueClient
-from murmur.worlds.torch.launch import Launch, Restart
-from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.process.launch.environment import Place, place_of
+from murmur.worlds.process.launch.launcher import Launch, Restart
+from murmur.worlds.process.store.server import KeyValueClient
+from murmur.worlds.process.world import TorchWorld
 from namespaces import Network, hosts, refusal, run
 from trouble import LOOPBACK, PacedRegression, StepLog, steps_of
 
@@ -89,7 +89,7 @@ def growth(times: Sequence[float], values: Sequence[float]) -> float:
 def store_process() -> int | None:
     """Number of the key-value server, which the launcher has started beside the learners."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return next((int(c) for c in children if b"murmur.worlds.torch.keyvalue" in command_of(int(c))), None)
+    return next((int(c) for c in children if b"murmur.worlds.process.store.server" in command_of(int(c))), None)
 
 
 def command_of(pid: int) -> bytes:

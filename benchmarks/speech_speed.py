@@ -20,17 +20,17 @@ import numpy as np
 import torch
 
 from measure import bar, close, interleave, median_ratio
-from murmur.recipes import corpora
-from murmur.recipes.hybrid_config import FrontEnd, HmmStages
-from murmur.recipes.hybrid_hmm import HmmHalf
-from murmur.speech.decode import DecodeOptions, Decoder
-from murmur.speech.digits import Digits
-from murmur.speech.grammar import loop_grammar
-from murmur.speech.graph import DecodingGraph, build_hclg
+from murmur.speech.corpus.digits import Digits
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph import DecodingGraph, build_hclg
+from murmur.speech.decoding.wer import score
 from murmur.speech.hmm.align import align
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.viterbi import GraphCompiler
-from murmur.speech.wer import score
+from murmur.speech.language_model.grammar import loop_grammar
+from murmur.tasks import corpora
+from murmur.tasks.hybrid.config import FrontEnd, HmmStages
+from murmur.tasks.hybrid.hmm import HmmHalf
 
 REPEATS = 7
 Arrays = Mapping[str, np.ndarray]

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from measure import close
-from murmur.speech.chunks import ChunkTable, FramesInMemory
-from murmur.speech.features import LogMel, features_of, sample_rate_hz
-from murmur.speech.kaldi_dir import read_data_dir
-from murmur.speech.noise import Noise, NoiseSource
-from murmur.speech.speed_chunks import SpeedChunks
+from murmur.speech.corpus.kaldi_dir import read_data_dir
+from murmur.speech.features.analysis import LogMel, features_of, sample_rate_hz
+from murmur.speech.features.chunks import ChunkTable, FramesInMemory
+from murmur.speech.features.noise import Noise, NoiseSource
+from murmur.speech.features.speed_chunks import SpeedChunks
 
 NAME = "speeds_on_the_fly"
 UTTERANCES = 150

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from measure import bar, close
-from murmur.learner import Learner, Strategy
+from murmur.core.learner import Learner, Strategy
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.torch.environment import Place, place_of
+from murmur.worlds.process.launch.environment import Place, place_of
 from namespaces import Flock, Network, hosts, learners, obey, refusal
 from paced import Paced, train
 

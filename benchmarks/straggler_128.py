@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from measure import bar, close
-from murmur.learner import Strategy
-from murmur.mixing import randomized_ring, ring
-from murmur.plan.timing import Timing, time_strategy
+from murmur.core.learner import Strategy
+from murmur.core.mixing import randomized_ring, ring
+from murmur.simulation.planner.timing import Timing, time_strategy
 from murmur.strategies import ADPSGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.worlds.virtual.cluster import Lognormal
 from murmur.worlds.virtual.presets import preset

@@ -13,22 +13,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from murmur.compared.rows import Row, Rows, digest_of
-from murmur.compared.virtual import train
+from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD, NaturalGradientSGD, OptimizerFactory
+from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD, OptimizerFactory
 from murmur.engine.schedule import Exponential, Schedule, WarmUpAnneal
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
 from murmur.recipes import digits_demo
-from murmur.recipes.hybrid import HybridTask
 from murmur.recipes.pretrain import stack_experiment
-from murmur.recipes.random_frames import FrameTask
+from murmur.run.saved_model import Initialised
+from murmur.run.training import commit
 from murmur.speech.models import Dnn
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
-from murmur.trained import Initialised
-from murmur.training import commit
+from murmur.studies.comparison.rows import Row, Rows, digest_of
+from murmur.studies.comparison.virtual import train
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.random_frames import FrameTask
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
 

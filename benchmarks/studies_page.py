@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from measure import bar, close
-from murmur.compared.intervals import T, difference, paired
-from murmur.speech.bootstrap import Interval
+from murmur.speech.decoding.bootstrap import Interval
+from murmur.studies.comparison.intervals import T, difference, paired
 
 PAGE = Path(__file__).parents[1] / "docs" / "studies.md"
 INTERACTIONS = (("optimizer", "learners"), ("pre-training", "learners"), ("schedule", "learners"))

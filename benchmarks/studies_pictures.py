@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from murmur.speech.bootstrap import Interval
+from murmur.speech.decoding.bootstrap import Interval
 
 if TYPE_CHECKING:
     from studies_page import Study

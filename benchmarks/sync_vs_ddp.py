@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from measure import as_two_learners, bar, close, interleave, median_ratio
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
 from murmur.strategies import SyncSGD
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.store import connect
-from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.world import TorchWorld
 from overhead import Chunks
 
 STEPS, REPEATS = 5, 9

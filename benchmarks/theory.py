@@ -21,15 +21,15 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from measure import bar, close
-from murmur.learner import Strategy
-from murmur.mixing import ALL, contraction, matrix, pairwise, randomized_ring, ring, spectral_gap
-from murmur.plan.course import Course, Even, Walk, cosine, follow, quadratic
+from murmur.core.learner import Strategy
+from murmur.core.mixing import ALL, contraction, matrix, pairwise, randomized_ring, ring, spectral_gap
+from murmur.simulation.planner.course import Course, Even, Walk, cosine, follow, quadratic
+from murmur.simulation.theory.consensus import NoisyQuadratic, randomized_ring_contraction, ring_eigenvalues, ring_gap
+from murmur.simulation.theory.convergence import Flock, Problem, best_rate, bound, leading_term, rounds_for_speedup
+from murmur.simulation.theory.effective import effective_cosine_rate
+from murmur.simulation.theory.stability import largest_mixed_step, largest_randomized_step, largest_step
 from murmur.strategies import ADPSGD, ASGD, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.theory.consensus import NoisyQuadratic, randomized_ring_contraction, ring_eigenvalues, ring_gap
-from murmur.theory.convergence import Flock, Problem, best_rate, bound, leading_term, rounds_for_speedup
-from murmur.theory.effective import effective_cosine_rate
-from murmur.theory.stability import largest_mixed_step, largest_randomized_step, largest_step
 from murmur.worlds.virtual.cluster import Cluster, ComputeTime, Constant, Lognormal
 
 PICTURES = Path(__file__).parents[1] / "docs"

@@ -25,10 +25,10 @@ from torch.nn.functional import cross_entropy
 from murmur.engine.record import Record
 from murmur.engine.seeds import seed_of
 from murmur.engine.task import Loss, Score
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place, child_variables
-from murmur.worlds.torch.keyvalue import KeyValueServer
-from murmur.worlds.torch.launch import die_with_parent, end_all
+from murmur.worlds.process.launch.environment import Place, child_variables
+from murmur.worlds.process.launch.launcher import die_with_parent, end_all
+from murmur.worlds.process.store.server import KeyValueServer
+from murmur.worlds.process.transport.listener import listen
 from namespaces import Network, run
 
 LOOPBACK = "127.0.0.1"

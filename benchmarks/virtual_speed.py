@@ -19,8 +19,8 @@ import time
 import torch
 
 from measure import bar, close
-from murmur.mixing import randomized_ring, ring
-from murmur.plan.timing import time_strategy
+from murmur.core.mixing import randomized_ring, ring
+from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD
 from murmur.worlds.virtual.cluster import Cluster, Link, Lognormal
 

@@ -21,11 +21,11 @@ import kaldialign
 import numpy as np
 from rich.progress import track
 
-from murmur.commands.trained_run import open_run
-from murmur.commands.transcriber import transcriber
-from murmur.speech.kaldi_dir import read_data_dir
-from murmur.speech.recordings import read_recording
-from murmur.speech.transcript import Word
+from murmur.recognition.trained_run import open_run
+from murmur.recognition.transcriber import transcriber
+from murmur.speech.corpus.kaldi_dir import read_data_dir
+from murmur.speech.corpus.recordings import read_recording
+from murmur.speech.decoding.transcript import Word
 
 GAP = "*"
 BAR_SECONDS = 0.04

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import murmur
-from murmur.learner import Strategy
+from murmur.core.learner import Strategy
 from murmur.strategies import KAVG
-from murmur.worlds.torch.environment import Place
+from murmur.worlds.process.launch.environment import Place
 
 
 class Murmur(TrainerCallback):

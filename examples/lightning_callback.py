@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import murmur
-from murmur.learner import Strategy
+from murmur.core.learner import Strategy
 from murmur.strategies import KAVG
-from murmur.worlds.torch.environment import Place
+from murmur.worlds.process.launch.environment import Place
 
 
 class Murmur(lightning.Callback):

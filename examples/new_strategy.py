@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from murmur.core.learner import Learner
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.learner import Learner
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import KAVG
 from murmur.worlds.virtual.cluster import Cluster, Lognormal

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from murmur.deal import Deal
-from murmur.flat import Layout
-from murmur.learner import Gradient, Learner, Progress, Strategy
-from murmur.roll import NOTHING, Preparation
-from murmur.weights import Weights
-from murmur.world import Seat
+from murmur.core.assignment import Deal
+from murmur.core.flat import Layout
+from murmur.core.learner import Gradient, Learner, Progress, Strategy
+from murmur.core.membership import NOTHING, Preparation
+from murmur.core.weights import Weights
+from murmur.core.world import Seat
 from tasks import Point
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import murmur
-from murmur.flat import Layout
-from murmur.joined.block import Plan
-from murmur.learner import Strategy
-from murmur.world import Seat
+from murmur.core.flat import Layout
+from murmur.core.learner import Strategy
+from murmur.core.world import Seat
+from murmur.user_loop.joined import Plan
 
 
 class Net(nn.Module):

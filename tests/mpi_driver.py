@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from foreign import ForeignLoop, moved
-from murmur.conformance import check_group
+from murmur.core.world import Program, Seat
 from murmur.strategies import ADPSGD, KAVG, DelayByOne, SuperLearners, SyncSGD
-from murmur.world import Program, Seat
+from murmur.testing.worlds import check_group
 from murmur.worlds.mpi.world import MpiWorld, open_mpi
 
 TIMEOUT_SECONDS = 20.0

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from murmur.speech.kaldi_dir import write_table
+from murmur.speech.corpus.kaldi_dir import write_table
 
 LEXICON = {"ANNA": "A N A", "BOB": "B O B", "NOB": "N O B"}
 EXPERIMENT = """
 from pathlib import Path
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, Decoding, HmmStages, Search
-from murmur.speech.augment import SpecAugment
+from murmur.engine.optim.optimizer import Adam
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.hybrid.config import Chunks, Decoding, HmmStages, Search
+from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from murmur.world import Program
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.keyvalue import KeyValueServer
-from murmur.worlds.torch.store import connect
-from murmur.worlds.torch.world import TorchWorld
+from murmur.core.world import Program
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.store.server import KeyValueServer
+from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.world import TorchWorld
 
 TIMEOUT_SECONDS = 20.0
 

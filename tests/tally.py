@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from murmur.core.learner import Strategy
 from murmur.engine.task import Loss, Score
-from murmur.learner import Strategy
 from murmur.strategies import ASGD
 from tasks import Point
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from murmur.core.flat import Layout
+from murmur.core.world import World
 from murmur.engine.experiment import Experiment
 from murmur.engine.seeds import seed_of
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
-from murmur.flat import Layout
 from murmur.recipes.toy import ToyTask
-from murmur.world import World
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.store import connect
-from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.world import TorchWorld
 
 
 class Point(nn.Module):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from murmur.attribute_lines import attribute_lines, first_line
+from murmur.run.attribute_lines import attribute_lines, first_line
 
 
 class Base:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.deal import Deal
+from murmur.core.assignment import Deal
 
 
 def test_positions_are_dealt_in_order() -> None:

@@ -17,10 +17,10 @@ import pytest
 if any(find_spec(name) is None for name in ("lhotse", "kaldi_hmm_gmm", "jinja2", "espeakng_loader")):
     pytest.skip("the demo needs the extras speech, synth and viz", allow_module_level=True)
 
-from murmur.demo import Demo, finished, is_same, read_phases, run_demo
-from murmur.mistakes import SettingError
-from murmur.speech.synth import Synthesizer
-from murmur.training import write_run
+from murmur.core.errors import SettingError
+from murmur.recipes.demo import Demo, finished, is_same, read_phases, run_demo
+from murmur.run.training import write_run
+from murmur.speech.corpus.synth import Synthesizer
 
 pytestmark = pytest.mark.processes
 
@@ -41,7 +41,7 @@ TINY = [
 PROGRAM = """
 import logging, sys
 from pathlib import Path
-from murmur.demo import Demo
+from murmur.recipes.demo import Demo
 logging.basicConfig(level=logging.INFO)
 sys.exit(Demo(Path(sys.argv[1]), settings=tuple(sys.argv[2:])).run())
 """
@@ -107,12 +107,12 @@ def test_a_run_of_another_experiment_is_neither_taken_over_nor_lost(tmp_path: Pa
     request.out.mkdir()
     (request.out / "run.json").write_text('{"digest": "0123456789abcdef"}')
     (request.out / "records.jsonl").write_text("{}")
-    monkeypatch.setattr("murmur.demo.Demo.prepare", lambda self: pytest.fail("it is refused first"))
+    monkeypatch.setattr("murmur.recipes.demo.Demo.prepare", lambda self: pytest.fail("it is refused first"))
     with pytest.raises(SettingError, match=r"holds a run already.*--force"):
         Demo(tmp_path, settings=tuple(TINY)).run()
     assert (request.out / "records.jsonl").read_text() == "{}"
-    monkeypatch.setattr("murmur.demo.Demo.prepare", lambda self: None)
-    monkeypatch.setattr("murmur.demo.Launch.run", lambda self: 1)
+    monkeypatch.setattr("murmur.recipes.demo.Demo.prepare", lambda self: None)
+    monkeypatch.setattr("murmur.recipes.demo.Launch.run", lambda self: 1)
     assert Demo(tmp_path, settings=tuple(TINY), force=True).run() == 1
     assert not (request.out / "records.jsonl").exists()
     assert is_same(request.out, request.experiment().digest())
@@ -130,8 +130,8 @@ def test_a_phase_that_was_found_done_keeps_its_time(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_cannot_speak_is_told_what_to_install(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("murmur.speech.synth.espeakng_loader", None)
-    monkeypatch.setattr("murmur.demo.Demo.prepare", lambda self: Synthesizer())
+    monkeypatch.setattr("murmur.speech.corpus.synth.espeakng_loader", None)
+    monkeypatch.setattr("murmur.recipes.demo.Demo.prepare", lambda self: Synthesizer())
     assert run_demo(tmp_path) == 1
     assert "murmur[synth]" in capsys.readouterr().out
 

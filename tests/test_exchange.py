@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmur.conformance import check_group
-from murmur.exchange import FORMATS, Cast, FormatGroup, Scaled
-from murmur.mixing import randomized_ring, ring
-from murmur.world import Program, Seat, World
+from murmur.core.compression import FORMATS, Cast, FormatGroup, Scaled
+from murmur.core.mixing import randomized_ring, ring
+from murmur.core.world import Program, Seat, World
+from murmur.testing.worlds import check_group
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Link
 from murmur.worlds.virtual.world import VirtualWorld

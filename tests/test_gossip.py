@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from flocks import Still
-from murmur import learner as learner_module
-from murmur.flat import Layout
-from murmur.gossip import GOSSIP, SWAP, Flock
-from murmur.learner import Learner
-from murmur.weights import Weights
-from murmur.world import Seat
+from murmur.core import learner as learner_module
+from murmur.core.flat import Layout
+from murmur.core.learner import Learner
+from murmur.core.pairwise import GOSSIP, SWAP, Flock
+from murmur.core.weights import Weights
+from murmur.core.world import Seat
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.group import VirtualGroup
 from murmur.worlds.virtual.world import VirtualWorld

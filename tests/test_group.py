@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.group import WorldMismatch, check_alike, check_weight, weighted_mean
+from murmur.core.group import WorldMismatch, check_alike, check_weight, weighted_mean
 
 WEIGHTS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 32.0, 640.0, 777.0]), min_size=1, max_size=6).filter(any)
 

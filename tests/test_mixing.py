@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.mixing import ALL, Mixing, contraction, matrix, randomized_ring, ring, spectral_gap, uniform
+from murmur.core.mixing import ALL, Mixing, contraction, matrix, randomized_ring, ring, spectral_gap, uniform
 
 VIEWS = st.sets(st.integers(0, 40), min_size=1, max_size=12).map(sorted)
 

@@ -17,10 +17,10 @@ from murmur.cli import app
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 import tones
-from murmur.speech.acceptor import Acceptor
-from murmur.speech.digits import LEXICON
-from murmur.speech.grammar_file import read_grammar, read_words
-from murmur.speech.lexicon import read_lexicon
+from murmur.speech.corpus.digits import LEXICON
+from murmur.speech.language_model.acceptor import Acceptor
+from murmur.speech.language_model.grammar_file import read_grammar, read_words
+from murmur.speech.lexicon.lexicon import read_lexicon
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "my_vocabulary.md").read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from murmur.flat import Layout
-from murmur.group import weighted_mean
-from murmur.overlap import MeanBehindBackward
-from murmur.world import Seat
+from murmur.core.flat import Layout
+from murmur.core.group import weighted_mean
+from murmur.core.overlapped_mean import MeanBehindBackward
+from murmur.core.world import Seat
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.world import VirtualWorld
 from pool import Pool, PooledWorld

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmur.deal import Deal
-from murmur.flat import Layout
-from murmur.group import Group, PeerLost
-from murmur.regroup import Regrouping
-from murmur.world import Seat
+from murmur.core.assignment import Deal
+from murmur.core.flat import Layout
+from murmur.core.group import Group, PeerLost
+from murmur.core.world import Seat
+from murmur.elastic.elastic_group import Regrouping
 from murmur.worlds.virtual.cluster import Cluster, Kill
 from murmur.worlds.virtual.world import VirtualWorld
 

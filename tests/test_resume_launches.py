@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from murmur.engine.checkpoint import read_pair
+from murmur.engine.checkpoints.checkpoint import read_pair
 from murmur.recipes import toy
-from murmur.settings import configure
-from murmur.training import Request, run_learner
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.signals import HALTED_STATUS
+from murmur.run.configuration import configure
+from murmur.run.training import Request, run_learner
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.launch.signals import HALTED_STATUS
 from pool import Pool
 from tasks import fit_in_process
 
@@ -81,7 +81,7 @@ def learn(place: Place, strategy: str, out: Path, resume: bool) -> None:
 def launch_forked(strategy: str, out: Path, resume: bool, pool: Pool) -> list[Any]:
     """Two learners without a launcher, forked from a process that has imported everything."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmur.training", "murmur.recipes.toy"])
+    context.set_forkserver_preload(["murmur.run.training", "murmur.recipes.toy"])
     pool.jobs += 1  # the store is the pool's
     places = [Place(rank, 2, rank, "127.0.0.1", pool.port, pool.jobs) for rank in range(2)]
     learners = [context.Process(target=learn, args=(p, strategy, out, resume), daemon=True) for p in places]
@@ -127,7 +127,7 @@ def test_many_kills(strategy: str, seed: int, tmp_path: Path, pool: Pool) -> Non
 @pytest.mark.timeout(120)
 def test_a_second_request_ends_at_once(tmp_path: Path) -> None:
     """While the first one cannot be met: learners do not come to a boundary."""
-    waits = "import signal, time; from murmur.worlds.torch.signals import StopSignals\n"
+    waits = "import signal, time; from murmur.worlds.process.launch.signals import StopSignals\n"
     waits += "with StopSignals() as asked:\n    print('ready', flush=True); time.sleep(60); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmur.group import Letter, PeerLost
-from murmur.reunion import GO, HERE, NEW, NOTHING_HELD, POLL_SECONDS, SETTLED_SECONDS, Named, Reunion
-from murmur.roll import RunOver, View
+from murmur.core.group import Letter, PeerLost
+from murmur.core.membership import RunOver, View
+from murmur.elastic.rendezvous import GO, HERE, NEW, NOTHING_HELD, POLL_SECONDS, SETTLED_SECONDS, Named, Reunion
 
 POLLS = int(SETTLED_SECONDS / POLL_SECONDS) + 2
 Heard = tuple[int, tuple[float, ...]]  # who says it, what

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from murmur.mistakes import SettingError
-from murmur.run_origin import KEY, described_origin, is_of, located, paths_of, source_of
+from murmur.core.errors import SettingError
+from murmur.run.origin import KEY, described_origin, is_of, located, paths_of, source_of
 
 
 @dataclass(frozen=True)

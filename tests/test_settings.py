@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from murmur.core.errors import SettingError
 from murmur.engine.budget import Budget
-from murmur.engine.optimizer import Adam
-from murmur.mistakes import SettingError
+from murmur.engine.optim.optimizer import Adam
 from murmur.recipes.toy import ToyTask
-from murmur.settings import configure, load, recipe_names, typed
+from murmur.run.configuration import configure, load, recipe_names, typed
 from murmur.strategies import KAVG, SyncSGD
 
 

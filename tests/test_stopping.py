@@ -16,14 +16,14 @@ import pytest
 
 from murmur.cli import COMMANDS
 from murmur.commands.stopped import AFTER, RESUMED, how_to_go_on
-from murmur.stopping import HALTED_STATUS
+from murmur.core.stop_signals import HALTED_STATUS
 
 pytestmark = pytest.mark.timeout(300)
 LONG_SECONDS = 120  # on a busy machine; a program that does not hear the signal works for longer
 
 STOPPABLE = """
 import ctypes, hashlib, os, signal, sys, time
-from murmur.stopping import Stoppable, Stopped
+from murmur.core.stop_signals import Stoppable, Stopped
 with Stoppable(lambda stopped: os.write(2, f"stopped by {stopped.name}, told\\n".encode())):
     print("ready", flush=True)
     %s
@@ -135,7 +135,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import SyncSGD
 

@@ -146,7 +146,7 @@ class Utterances:
 
 
 def test_frames_are_those_that_the_network_sees_each_once_a_pass(studies) -> None:
-    from murmur.recipes.random_frames import FrameTask
+    from murmur.tasks.random_frames import FrameTask
 
     network = Dnn(hidden=4, layers=2, context=2)
     material = SimpleNamespace(network=network, data=SimpleNamespace(train=Utterances()))

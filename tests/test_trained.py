@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from murmur.core.errors import SettingError
 from murmur.engine.budget import Budget
-from murmur.engine.checkpoint import read_pair, write_pair
+from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
-from murmur.mistakes import SettingError
 from murmur.recipes.toy import ToyTask
+from murmur.run.saved_model import Initialised, choose, find_model, read_into, told_choice
 from murmur.strategies import SyncSGD
-from murmur.trained import Initialised, choose, find_model, read_into, told_choice
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import OddToy, weights_of
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from murmur.flat import Layout
-from murmur.weights import Weights
+from murmur.core.flat import Layout
+from murmur.core.weights import Weights
 
 
 def make(values: list[float]) -> tuple[nn.Linear, Weights]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from murmur.speech.kaldi_dir import write_table
+from murmur.speech.corpus.kaldi_dir import write_table
 
 RATE = 8000
 LEXICON = {"ANNA": "A N A", "BOB": "B O B", "NOB": "N O B"}
@@ -16,10 +16,10 @@ HYBRID = """
 from pathlib import Path
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages, Search
-from murmur.speech.augment import SpecAugment
+from murmur.engine.optim.optimizer import Adam
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Lstm
 from murmur.strategies import SyncSGD

@@ -55,7 +55,7 @@ def loop(net: nn.Module, step: Step, last: Last, data: list[tuple[Tensor, Tensor
 def ours(strategy: str, net: nn.Module, learner: int, port: int) -> Iterator[System]:
     import murmur
     from murmur import strategies
-    from murmur.worlds.torch.environment import Place
+    from murmur.worlds.process.launch.environment import Place
 
     made = {
         "SyncSGD": strategies.SyncSGD(),

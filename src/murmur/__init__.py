@@ -7,17 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from murmur.joined.block import Joined, Plan, join
-    from murmur.joined.routed import routed
-    from murmur.worlds.torch.environment import take_place
+    from murmur.user_loop.joined import Joined, Plan, join
+    from murmur.user_loop.routed import routed
+    from murmur.worlds.process.launch.environment import take_place
 
 __all__ = ["Joined", "Plan", "join", "routed", "take_place"]
 HOMES = {
-    "Joined": "joined.block",
-    "Plan": "joined.block",
-    "join": "joined.block",
-    "routed": "joined.routed",
-    "take_place": "worlds.torch.environment",
+    "Joined": "user_loop.joined",
+    "Plan": "user_loop.joined",
+    "join": "user_loop.joined",
+    "routed": "user_loop.routed",
+    "take_place": "worlds.process.launch.environment",
 }
 
 

@@ -21,8 +21,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from murmur.commands.stopped import say_stopped
-from murmur.mistakes import WRITING, DamagedCheckpoint, nearest
-from murmur.stopping import Stoppable
+from murmur.core.errors import WRITING, DamagedCheckpoint, nearest
+from murmur.core.stop_signals import Stoppable
 
 COMMANDS: Mapping[str, str] = {
     "demo": "From nothing to a word error rate and a report: digits, one learner beside two.",

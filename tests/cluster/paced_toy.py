@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.task import Loss
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import KAVG

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from murmur.adding import one_more
-from murmur.settings import SettingError
+from murmur.run.add_learner import one_more
+from murmur.run.configuration import SettingError
 
 FACTS = {"source": "toy", "settings": [], "strategy": "KAVG(K=2)", "learners": 2, "init": None}
 LAUNCH = {"store": "murmur", "learners": 2, "host": "127.0.0.1", "port": 9, "generation": 0, "lease_seconds": None}

@@ -16,7 +16,7 @@ from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.commands import checks
+from murmur.core import path_checks as checks
 from plateaus import make_experiment
 
 CTC = ["ctc", "--set", "task.corpus=SET", "--set", "task.cache=CACHE"]

@@ -12,7 +12,7 @@ from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.speech.kaldi_dir import read_table
+from murmur.speech.corpus.kaldi_dir import read_table
 from plateaus import make_set
 
 OPTIONS = ("task.hidden=12", "task.layers=1", "task.stack=1", "budget.epochs=6", "evaluate_every_epochs=3")

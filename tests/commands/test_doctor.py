@@ -11,9 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.commands import host_checks
 from murmur.commands.doctor import launch
-from murmur.commands.host_checks import (
+from murmur.core.world import Seat
+from murmur.run import host_checks
+from murmur.run.configuration import configure, load
+from murmur.run.host_checks import (
     CORE,
     OPENFST,
     SPEECH,
@@ -25,9 +27,7 @@ from murmur.commands.host_checks import (
     check_versions,
     parse_pins,
 )
-from murmur.commands.network_checks import Learned, compare_learners, examine
-from murmur.settings import configure, load
-from murmur.world import Seat
+from murmur.run.network_checks import Learned, compare_learners, examine
 from murmur.worlds.threads import ThreadWorld
 
 PINS = {name: "1.0" for name in (*CORE, *SPEECH)}

@@ -13,11 +13,12 @@ from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.commands import checks, dry_run, preparation
+from murmur.core import dry_run, preparation
+from murmur.core import path_checks as checks
 from murmur.recipes import toy
-from murmur.recipes.ctc import CtcTask
-from murmur.recipes.unprepared import systems_to_make
-from murmur.settings import load
+from murmur.run.configuration import load
+from murmur.tasks.ctc.task import CtcTask
+from murmur.tasks.unprepared import systems_to_make
 from plateaus import make_experiment
 
 

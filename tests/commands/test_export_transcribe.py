@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.commands.exported import digest_of
-from murmur.commands.run_records import OF_NO_MATTER
 from murmur.engine.experiment import differences
-from murmur.speech.shards import sha256_of
+from murmur.recognition.export import digest_of
+from murmur.recognition.run_records import OF_NO_MATTER
+from murmur.speech.features.shards import sha256_of
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
@@ -269,7 +269,7 @@ def test_export_is_whole_or_not_at_all(hybrid, tmp_path, monkeypatch):
     assert code == 1
     assert f"{out} holds an export already (tones_experiment" in said.replace(str(hybrid.parent) + "/", "")
     assert "--force" in said
-    monkeypatch.setattr("murmur.speech.onnx_file.TOLERANCE", -1.0)
+    monkeypatch.setattr("murmur.speech.decoding.onnx_file.TOLERANCE", -1.0)
     code, _, said = run("export", hybrid, "--out", out, "--force")
     assert code == 1
     assert "from the network's" in said

@@ -15,10 +15,10 @@ from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.settings import load
-from murmur.speech.decode import Decoder, Hypothesis
-from murmur.speech.kaldi_dir import read_table
-from murmur.stopping import Stopped
+from murmur.core.stop_signals import Stopped
+from murmur.run.configuration import load
+from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.speech.decoding.decoder import Decoder, Hypothesis
 from plateaus import LEXICON, make_experiment
 
 

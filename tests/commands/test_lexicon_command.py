@@ -11,7 +11,7 @@ from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.speech.kaldi_dir import write_table
+from murmur.speech.corpus.kaldi_dir import write_table
 
 CMUDICT = """\
 ;;; a comment

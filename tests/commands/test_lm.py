@@ -12,11 +12,11 @@ from murmur.cli import app
 
 pytest.importorskip("kaldialign", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.speech.arpa import read_arpa
-from murmur.speech.entropy_pruning import prune
-from murmur.speech.kaldi_dir import write_table
-from murmur.speech.kneser_ney import KneserNey
-from murmur.speech.ngram import perplexity
+from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.language_model.arpa import read_arpa
+from murmur.speech.language_model.entropy_pruning import prune
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.speech.language_model.ngram import perplexity
 
 SENTENCES = [f"{a} {b} {c}" for a in "ABCD" for b in "xyxyz" for c in ("one", "two", "one")]
 

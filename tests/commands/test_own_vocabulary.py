@@ -16,7 +16,7 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 
 import soundfile
 
-from murmur.speech.kaldi_dir import read_table, write_table
+from murmur.speech.corpus.kaldi_dir import read_table, write_table
 from tones import CTC, HYBRID, RATE, make_tones, tones
 
 WORDS = ["ANNA", "BOB", "NOB"]

@@ -19,10 +19,10 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 
 import soundfile
 
-from murmur.speech.features import LogMel, Mfcc, Ready
-from murmur.speech.kaldi_dir import read_data_dir, write_table
-from murmur.speech.lhotse_cuts import write_cuts
-from murmur.speech.shards import FeatureStore
+from murmur.speech.corpus.kaldi_dir import read_data_dir, write_table
+from murmur.speech.corpus.lhotse_cuts import write_cuts
+from murmur.speech.features.analysis import LogMel, Mfcc, Ready
+from murmur.speech.features.shards import FeatureStore
 from plateaus import make_set
 
 UTTERANCES = 12
@@ -125,7 +125,7 @@ def test_a_kill_loses_only_the_shard_in_work(data: Path, tmp_path: Path, monkeyp
     (folder / "00000.npy").write_bytes(b"half a shard")  # what a crash of the whole machine may leave
     damaged = before.pop("00000.json")
 
-    monkeypatch.setattr("murmur.speech.shards.UTTERANCES_PER_SHARD", 2)
+    monkeypatch.setattr("murmur.speech.features.shards.UTTERANCES_PER_SHARD", 2)
     assert run(data, "--out", tmp_path / "killed")[0] == 0
     after = {p.name: p.stat().st_mtime_ns for p in folder.glob("[0-9]*.json")}
     assert before.items() <= after.items()

@@ -14,8 +14,8 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 
 import soundfile
 
-from murmur.speech.corpus import CorpusError
-from murmur.speech.kaldi_dir import read_data_dir, write_table
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.kaldi_dir import read_data_dir, write_table
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ import soundfile
 
 import layouts
 from murmur.commands.prepare_corpus import From, chosen_parts
-from murmur.recipes import corpora as sets
-from murmur.speech.kaldi_dir import read_data_dir, read_table
-from murmur.speech.published import catalogue, fetch
-from murmur.speech.published.catalogue import CORPORA
+from murmur.speech.corpus.kaldi_dir import read_data_dir, read_table
+from murmur.speech.corpus.published import catalogue, fetch
+from murmur.speech.corpus.published.catalogue import CORPORA
+from murmur.tasks import corpora as sets
 
 MINI = ("train-clean-5", "dev-clean-2")
 

@@ -11,9 +11,9 @@ from murmur.cli import app
 
 pytest.importorskip("kaldialign", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.speech.bootstrap import compare, interval
-from murmur.speech.kaldi_dir import write_table
-from murmur.speech.wer import score_utterances
+from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.decoding.bootstrap import compare, interval
+from murmur.speech.decoding.wer import score_utterances
 
 REFERENCES = {f"s{n % 9}-{n}": "a b c d" for n in range(27)}
 FIRST = {u: ("a b c d" if n % 3 else "a x c") for n, u in enumerate(REFERENCES)}

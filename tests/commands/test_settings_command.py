@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from murmur.attribute_lines import attribute_lines
 from murmur.cli import app
-from murmur.mistakes import SettingError
-from murmur.setting_list import settings_of, written
-from murmur.settings import configure, load, recipe_names
+from murmur.core.errors import SettingError
+from murmur.run.attribute_lines import attribute_lines
+from murmur.run.configuration import configure, load, recipe_names
+from murmur.run.setting_list import settings_of, written
 
 pytestmark = pytest.mark.skipif(
     find_spec("kaldi_hmm_gmm") is None, reason="the speech libraries are not installed (pip install murmur[speech])"

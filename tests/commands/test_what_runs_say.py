@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.engine.checkpoint import Checkpoints, write_whole
+from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
 from murmur.engine.counters import Counters
 from murmur.engine.record import JsonLines, Record
 

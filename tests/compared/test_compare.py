@@ -12,8 +12,8 @@ import pytest
 
 from murmur import cli
 from murmur.commands import simulate
-from murmur.compared import child
-from murmur.compared.rows import Rows
+from murmur.studies.comparison import child
+from murmur.studies.comparison.rows import Rows
 
 SMALL = ["--set", "budget.minibatches=12", "--set", "task.hidden=8", "--set", "task.per_epoch=6"]
 GRID = [

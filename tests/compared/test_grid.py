@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.compared.grid import ALONE, Cell, Grid, numbers, split_strategies
-from murmur.mistakes import SettingError
-from murmur.simulated.scenario import Scenario
+from murmur.core.errors import SettingError
+from murmur.simulation.scenario import Scenario
+from murmur.studies.comparison.grid import ALONE, Cell, Grid, numbers, split_strategies
 
 SCENARIO = Scenario(step_seconds=0.1)
 NAMES = ("KAVG(8)", "ADPSGD", "SuperLearners(ADPSGD(), 4)", "KAVG(K=[1, 2])", "f('a,(b', {1: (2, 3)})", "BMUF()")

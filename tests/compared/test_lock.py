@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.compared import child, runs
-from murmur.compared import rows as rows_module
-from murmur.compared.rows import Rows
-from murmur.run_folder.lock import LOCK
-from murmur.worlds.torch.signals import HALTED_STATUS
+from murmur.run.folder.lock import LOCK
+from murmur.studies.comparison import child, runs
+from murmur.studies.comparison import rows as rows_module
+from murmur.studies.comparison.rows import Rows
+from murmur.worlds.process.launch.signals import HALTED_STATUS
 
 GRID = ["compare", "toy", "--strategies", "KAVG(2)", "--virtual", "2", "--step-seconds", "0.1"]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.compared import table
-from murmur.compared.intervals import Errors
-from murmur.compared.rows import DamagedRows, Row, Rows, digest_of
+from murmur.studies.comparison import table
+from murmur.studies.comparison.intervals import Errors
+from murmur.studies.comparison.rows import DamagedRows, Row, Rows, digest_of
 
 TEXTS = st.text(max_size=8)
 CONTENTS = st.dictionaries(TEXTS, TEXTS | st.integers() | st.none())

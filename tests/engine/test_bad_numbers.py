@@ -12,19 +12,19 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from murmur.core.learner import Strategy
+from murmur.core.mixing import ring
+from murmur.core.source import Gradient
+from murmur.core.world import Seat, World
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
-from murmur.engine.source import TaskSource
 from murmur.engine.task import Loss
+from murmur.engine.task_source import TaskSource
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
-from murmur.mixing import ring
 from murmur.recipes.toy import ToyTask
-from murmur.source import Gradient
 from murmur.strategies import ALL, BMUF, KAVG, DelayByOne, Exchanged, ParameterAveraging, SuperLearners, SyncSGD
-from murmur.world import Seat, World
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant
 from murmur.worlds.virtual.world import VirtualWorld

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmur.core.learner import Progress, Strategy
+from murmur.core.world import Seat
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.schedule import (
     Constant,
@@ -24,11 +26,9 @@ from murmur.engine.schedule import (
 )
 from murmur.engine.seeds import seed_of
 from murmur.engine.trainer import Trainer
-from murmur.learner import Progress, Strategy
 from murmur.recipes.toy import ToyTask
-from murmur.settings import configure
+from murmur.run.configuration import configure
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
-from murmur.world import Seat
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Quadratic
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from murmur.engine import checkpoint
-from murmur.engine.checkpoint import (
+from murmur.engine.checkpoints import checkpoint
+from murmur.engine.checkpoints.checkpoint import (
     Checkpoints,
     DamagedCheckpoint,
     pack_optimizer,

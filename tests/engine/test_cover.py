@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmur.core.errors import IncompleteRun
+from murmur.core.learner import Learner, Strategy
+from murmur.core.world import World
 from murmur.engine.budget import Budget
 from murmur.engine.cover import Cover, wanted
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
-from murmur.learner import Learner, Strategy
-from murmur.mistakes import IncompleteRun
+from murmur.engine.optim.optimizer import SGD
 from murmur.strategies import ADPSGD, KAVG, SuperLearners
-from murmur.world import World
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld

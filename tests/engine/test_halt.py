@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from murmur.core.learner import Strategy
+from murmur.core.membership import Halted
+from murmur.core.world import World
 from murmur.engine.budget import Budget
-from murmur.engine.checkpoint import Checkpoints
+from murmur.engine.checkpoints.checkpoint import Checkpoints
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.schedule import NewBob
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
 from murmur.recipes.toy import ToyTask
-from murmur.roll import Halted
 from murmur.strategies import (
     ADPSGD,
     ASGD,
@@ -29,7 +30,6 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
-from murmur.world import World
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant
 from murmur.worlds.virtual.world import VirtualWorld

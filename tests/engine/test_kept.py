@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from murmur.core.flat import Layout
 from murmur.engine.budget import Budget
-from murmur.engine.checkpoint import read_pair
+from murmur.engine.checkpoints.best import KeptMarks
+from murmur.engine.checkpoints.checkpoint import read_pair
 from murmur.engine.experiment import Experiment
-from murmur.engine.kept import KeptMarks
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
-from murmur.flat import Layout
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import KAVG, SyncSGD
 from murmur.worlds.virtual.world import VirtualWorld

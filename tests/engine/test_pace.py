@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.pace import sentence
 from murmur.engine.record import StragglerRecord
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
 from murmur.strategies import ADPSGD, ASGD, KAVG, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadWorld
 from tasks import Quadratic

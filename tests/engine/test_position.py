@@ -13,15 +13,15 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from murmur.engine import checkpoint
+from murmur.core.learner import Strategy
+from murmur.core.world import World
 from murmur.engine.budget import Budget
+from murmur.engine.checkpoints import checkpoint
+from murmur.engine.checkpoints.position import Claims, Log, Position, go_on
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
-from murmur.engine.position import Claims, Log, Position, go_on
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
 from murmur.strategies import ADPSGD, ASGD, OwnShares, SuperLearners
-from murmur.world import World
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant
 from murmur.worlds.virtual.world import VirtualWorld

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.prefetch import CudaLane, HostLane, Prefetch, each_tensor
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, KAVG, OwnShares, SyncSGD
 from murmur.strategies.parameter_averaging import ParameterAveraging

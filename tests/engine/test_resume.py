@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from murmur.engine import checkpoint
+from murmur.core.facts import Facts
+from murmur.core.learner import Strategy
+from murmur.core.mixing import ring
 from murmur.engine.budget import Budget
+from murmur.engine.checkpoints import checkpoint
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD, Adam, NaturalGradientSGD
+from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD
 from murmur.engine.schedule import NewBob
 from murmur.engine.trainer import Trainer
-from murmur.facts import Facts
-from murmur.learner import Strategy
-from murmur.mixing import ring
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import (
     ALL,

@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from murmur.drawing import Drawing
+from murmur.core.learner import Strategy
+from murmur.core.pending_gradient import Drawing
+from murmur.core.source import Gradient
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD, NaturalGradientSGD
+from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
 from murmur.engine.record import Record
 from murmur.engine.stacked import NotStackable, check_stackable, draw_together, gradients_of
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
-from murmur.recipes.frames import FramesTask
 from murmur.recipes.toy import ToyTask
-from murmur.source import Gradient
-from murmur.speech.chunks import IGNORED, ChunkBatch
+from murmur.speech.features.chunks import IGNORED, ChunkBatch
 from murmur.speech.models import Dnn, Tdnn
 from murmur.strategies import ADPSGD, KAVG, DelayByOne, SuperLearners, SyncSGD
+from murmur.tasks.frames import FramesTask
 from murmur.worlds.virtual.cluster import Cluster, Kill, Link, Lognormal, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Quadratic, weights_of

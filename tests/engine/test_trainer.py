@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from murmur.core.group import WorldMismatch
+from murmur.core.learner import Strategy
+from murmur.core.world import Seat
 from murmur.engine.budget import Budget
-from murmur.engine.checkpoint import read_pair
+from murmur.engine.checkpoints.checkpoint import read_pair
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD, Adam, NaturalGradientSGD
+from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD
 from murmur.engine.record import Record
 from murmur.engine.schedule import Exponential
 from murmur.engine.trainer import Trainer
-from murmur.group import WorldMismatch
-from murmur.learner import Strategy
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
-from murmur.world import Seat
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant
 from murmur.worlds.virtual.world import VirtualWorld
@@ -117,7 +117,7 @@ def test_records_stay_whole_when_they_cannot_be_written_anew(tmp_path: Path, mon
         if list(tmp_path.glob(".records.jsonl.*")):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("murmur.engine.checkpoint.os.fsync", full)
+    monkeypatch.setattr("murmur.engine.checkpoints.checkpoint.os.fsync", full)
     with pytest.raises(OSError, match=r"records\.jsonl"):
         Trainer(experiment, VirtualWorld(2), tmp_path, resume=True).fit()
     assert (tmp_path / "records.jsonl").read_bytes() == before

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.worlds.torch.signals import HALTED_STATUS
+from murmur.worlds.process.launch.signals import HALTED_STATUS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "slurm" / "train.sbatch"

@@ -15,19 +15,19 @@ import torch
 from torch import nn
 
 from fuzz.harness import Files, Target
-from murmur.engine.checkpoint import Checkpoints, layout_of, read_pair, write_pair
-from murmur.flat import Layout
-from murmur.mistakes import DamagedCheckpoint
+from murmur.core.errors import DamagedCheckpoint
+from murmur.core.flat import Layout
+from murmur.engine.checkpoints.checkpoint import Checkpoints, layout_of, read_pair, write_pair
 from murmur.recipes import toy
 from murmur.report.page import page
 from murmur.report.read import read_run
-from murmur.settings import configure, typed
-from murmur.simulated.words import compute_times, faults_of, kind_of
-from murmur.trained import choose, find_model, read_into
-from murmur.worlds.torch.frames import receive_frame, send_frame
-from murmur.worlds.torch.keyvalue import KeyValueServer
-from murmur.worlds.torch.mail import receive_letter
-from murmur.worlds.torch.rollcall import Rollcall
+from murmur.run.configuration import configure, typed
+from murmur.run.saved_model import choose, find_model, read_into
+from murmur.simulation.parse import compute_times, faults_of, kind_of
+from murmur.worlds.process.membership.server import Rollcall
+from murmur.worlds.process.store.server import KeyValueServer
+from murmur.worlds.process.transport.mail import receive_letter
+from murmur.worlds.process.transport.wire_format import receive_frame, send_frame
 from murmur.worlds.virtual.cluster import Recorded
 
 DIGEST = "0" * 16

@@ -13,27 +13,27 @@ import numpy as np
 import soundfile
 
 from fuzz.harness import Files, Target
-from murmur.speech.arpa import read_arpa
-from murmur.speech.cmvn import statistics
-from murmur.speech.corpus import Audio, Corpus, CorpusError, Utterance
-from murmur.speech.features import LogMel, Ready, features_of, write_archive
-from murmur.speech.frame_parts import aligned_parts, read_targets
-from murmur.speech.frame_shards import make
-from murmur.speech.frame_store import damages, open_store
-from murmur.speech.grammar import acceptor_grammar, loop_grammar, ngram_grammar
-from murmur.speech.grammar_file import read_grammar, read_words
-from murmur.speech.graph import build_hclg
-from murmur.speech.graph_store import load_graph, save_graph
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Utterance
+from murmur.speech.corpus.kaldi_dir import read_alignments, read_data_dir, write_alignments, write_table
+from murmur.speech.corpus.lhotse_cuts import read_cuts, write_cuts
+from murmur.speech.decoding.graph import build_hclg
+from murmur.speech.decoding.graph_store import load_graph, save_graph
+from murmur.speech.features.analysis import LogMel, Ready, features_of, write_archive
+from murmur.speech.features.cmvn import statistics
+from murmur.speech.features.frame_parts import aligned_parts, read_targets
+from murmur.speech.features.frame_shards import make
+from murmur.speech.features.frame_store import damages, open_store
+from murmur.speech.features.shards import prepare
 from murmur.speech.hmm.align import align
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.monophone import train_monophone
 from murmur.speech.hmm.storage import load_alignments, load_model, save_alignments, save_model
-from murmur.speech.kaldi_dir import read_alignments, read_data_dir, write_alignments, write_table
-from murmur.speech.lexicon import Lang, make_lang, read_lexicon
-from murmur.speech.lexicon_fst import decoding_lexicon, training_lexicon
-from murmur.speech.lhotse_cuts import read_cuts, write_cuts
-from murmur.speech.shards import prepare
+from murmur.speech.language_model.arpa import read_arpa
+from murmur.speech.language_model.grammar import acceptor_grammar, loop_grammar, ngram_grammar
+from murmur.speech.language_model.grammar_file import read_grammar, read_words
+from murmur.speech.lexicon.lexicon import Lang, make_lang, read_lexicon
+from murmur.speech.lexicon.lexicon_fst import decoding_lexicon, training_lexicon
 
 LEXICON = "AB a b\nBC b c\nCA c a\nB b\nB(2) c b\n"
 FRONT = LogMel(rate_hz=8000, bins=12)

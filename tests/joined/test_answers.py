@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from murmur.flat import Layout
-from murmur.group import Letter, PeerLost
-from murmur.joined.answers import Answers
-from murmur.weights import Weights
+from murmur.core.flat import Layout
+from murmur.core.group import Letter, PeerLost
+from murmur.core.weights import Weights
+from murmur.user_loop.answers import Answers
 
 
 class Scripted:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 import murmur
 from foreign import ForeignLoop, Net, Words, evaluate, loss_of, moved, net, number, optimizer_of, state
+from murmur.core.flat import Layout
+from murmur.core.group import PeerLost, WorldMismatch
+from murmur.core.learner import Learner, Strategy
+from murmur.core.world import Program, Seat
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
-from murmur.flat import Layout
-from murmur.group import PeerLost, WorldMismatch
-from murmur.joined.block import Plan
-from murmur.learner import Learner, Strategy
 from murmur.strategies import (
     ADPSGD,
     ALL,
@@ -35,11 +35,11 @@ from murmur.strategies import (
     SyncSGD,
 )
 from murmur.strategies.adaptive_rules import Stages
-from murmur.world import Program, Seat
+from murmur.user_loop.joined import Plan
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.world import TorchWorld
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.store import connect
-from murmur.worlds.torch.world import TorchWorld
 from pool import LearnerFailed, Pool, PooledWorld
 
 LIMIT_SECONDS = 60  # a hang would last for ever

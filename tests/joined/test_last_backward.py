@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import murmur
 from foreign import ForeignLoop, Words, loss_of, moved, net, optimizer_of
-from murmur import overlap
-from murmur.learner import Strategy
+from murmur.core import overlapped_mean as overlap
+from murmur.core.learner import Strategy
+from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, KAVG, SuperLearners, SyncSGD
-from murmur.world import Seat
 from murmur.worlds.threads import ThreadSeat, ThreadWorld
 from pool import LearnerFailed, Pool, PooledWorld
 

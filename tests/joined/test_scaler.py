@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import murmur
 from foreign import Words, loss_of, moved, net, optimizer_of, state
-from murmur.learner import Strategy
+from murmur.core.learner import Strategy
+from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
-from murmur.world import Seat
 from murmur.worlds.threads import ThreadSeat, ThreadWorld
 
 

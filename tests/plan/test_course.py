@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from murmur.plan.course import Walk, cosine, follow, quadratic
+from murmur.simulation.planner.course import Walk, cosine, follow, quadratic
 from murmur.strategies import ADPSGD, ASGD, KAVG, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Constant
 

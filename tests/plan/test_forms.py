@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from murmur.facts import Planner
-from murmur.learner import Learner, Strategy
-from murmur.mixing import randomized_ring, ring
-from murmur.plan.forms import Setting, form_of
-from murmur.plan.timing import time_strategy
+from murmur.core.facts import Planner
+from murmur.core.learner import Learner, Strategy
+from murmur.core.mixing import randomized_ring, ring
+from murmur.simulation.planner.forms import Setting, form_of
+from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
 from murmur.worlds.virtual.presets import preset

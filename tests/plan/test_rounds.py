@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from murmur.mixing import Mixing, exponential, pairwise, random_pairs, randomized_ring, ring
-from murmur.plan.forms import Setting
-from murmur.plan.rounds import rounds_of
-from murmur.plan.timing import time_strategy
+from murmur.core.mixing import Mixing, exponential, pairwise, random_pairs, randomized_ring, ring
+from murmur.simulation.planner.forms import Setting
+from murmur.simulation.planner.rounds import rounds_of
+from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD
 from murmur.worlds.virtual.cluster import Cluster, ComputeTime, Constant, Link, Lognormal
 

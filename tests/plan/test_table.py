@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.plan.figure import draw_scaling
-from murmur.plan.measure import measure_machine
-from murmur.plan.table import ranked, row_of, scaled, shown
-from murmur.plan.timing import time_strategy
-from murmur.plan.work import Work, step_seconds
+from murmur.simulation.planner.figure import draw_scaling
+from murmur.simulation.planner.measure import measure_machine
+from murmur.simulation.planner.table import ranked, row_of, scaled, shown
+from murmur.simulation.planner.timing import time_strategy
+from murmur.simulation.planner.work import Work, step_seconds
 from murmur.strategies import ADPSGD, KAVG, SuperLearners, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link
 from murmur.worlds.virtual.presets import PRESETS, preset

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from murmur.recipes import corpora
-from murmur.speech.corpus import CorpusError
-from murmur.speech.digits import Digits
-from murmur.speech.lexicon import read_lexicon
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.digits import Digits
+from murmur.speech.lexicon.lexicon import read_lexicon
+from murmur.tasks import corpora
 
 CORPORA = Path(__file__).resolve().parents[2] / "../shared/corpora"
 recorded = pytest.mark.skipif(not CORPORA.is_dir(), reason="the recorded corpora are not beside this checkout")

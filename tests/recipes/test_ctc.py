@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from murmur.recipes.corpora import splits
-from murmur.recipes.ctc import CtcTask
-from murmur.recipes.ctc_data import Split
-from murmur.speech.augment import SpecAugment
-from murmur.speech.corpus import CorpusError
-from murmur.speech.digits import Digits
-from murmur.speech.kaldi_dir import write_table
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.digits import Digits
+from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.features.augment import SpecAugment
+from murmur.tasks.corpora import splits
+from murmur.tasks.ctc.data import Split
+from murmur.tasks.ctc.task import CtcTask
 
 pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")
 

@@ -8,13 +8,13 @@ import torch
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
+from murmur.core.facts import Facts
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
-from murmur.facts import Facts
-from murmur.recipes.ctc import CtcTask
-from murmur.speech.augment import SpecAugment
+from murmur.engine.optim.optimizer import Adam
+from murmur.speech.features.augment import SpecAugment
 from murmur.strategies import ALL, KAVG, Exchanged, ParameterAveraging
+from murmur.tasks.ctc.task import CtcTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld

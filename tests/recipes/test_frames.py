@@ -13,15 +13,16 @@ from murmur.cli import app
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.trainer import Trainer
-from murmur.recipes.frames import FramesTask, experiment
-from murmur.recipes.hybrid_config import Chunks
-from murmur.speech.augment import SpecAugment
-from murmur.speech.corpus import CorpusError
-from murmur.speech.frame_shards import Aligned, make
-from murmur.speech.frame_store import open_store
-from murmur.speech.kaldi_dir import write_alignments, write_table
+from murmur.recipes.frames import experiment
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.kaldi_dir import write_alignments, write_table
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.frame_shards import Aligned, make
+from murmur.speech.features.frame_store import open_store
 from murmur.speech.models import Tdnn
 from murmur.strategies import ADPSGD, KAVG
+from murmur.tasks.frames import FramesTask
+from murmur.tasks.hybrid.config import Chunks
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from murmur.engine.checkpoint import write_pair
-from murmur.flat import Layout
-from murmur.recipes import hybrid_hmm
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages, Search
-from murmur.recipes.hybrid_data import floored
-from murmur.recipes.hybrid_decode import middle_of_best
-from murmur.speech.augment import SpecAugment
-from murmur.speech.chunks import IGNORED
-from murmur.speech.decode import DecodeOptions
-from murmur.speech.decode_tuning import Trial
-from murmur.speech.digits import Digits
+from murmur.core.flat import Layout
+from murmur.engine.checkpoints.checkpoint import write_pair
+from murmur.speech.corpus.digits import Digits
+from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.decoding.tuning import Trial
+from murmur.speech.decoding.wer import ErrorRate
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.chunks import IGNORED
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
-from murmur.speech.kaldi_dir import write_table
-from murmur.speech.lexicon import read_lexicon
+from murmur.speech.lexicon.lexicon import read_lexicon
 from murmur.speech.models import Lstm, Tdnn
-from murmur.speech.wer import ErrorRate
+from murmur.tasks.hybrid import hmm as hybrid_hmm
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.data import floored
+from murmur.tasks.hybrid.decode import middle_of_best
+from murmur.tasks.hybrid.task import HybridTask
 
 LEXICON = {"ANNA": "A N A", "BOB": "B O B", "NOB": "N O B"}
 SMALL = EmConfig(gaussians=40, passes=6, grow_passes=4, align_passes=(2, 3, 4, 5, 6))

@@ -12,19 +12,20 @@ import soundfile
 import torch
 
 from murmur.engine.prefetch import HostLane, Prefetch
-from murmur.recipes import hybrid_data
-from murmur.recipes.corpora import SpeechSet
-from murmur.recipes.hybrid_config import FrontEnd, HmmStages
-from murmur.recipes.hybrid_data import HybridData, Targets, speed_parts
-from murmur.recipes.hybrid_hmm import HmmHalf
-from murmur.speech import processes, shard_statistics, shards
-from murmur.speech.augment import SpecAugment
-from murmur.speech.chunks import ChunkTable
-from murmur.speech.cmvn import normalise, normalise_all, statistics_of_all
-from murmur.speech.corpus import Audio, Corpus, StoredFeatures, Utterance
-from murmur.speech.features import LogMel, features_of
-from murmur.speech.hybrid import speed_copy
-from murmur.speech.noise import Noise
+from murmur.execution import processes
+from murmur.speech.corpus.corpus import Audio, Corpus, StoredFeatures, Utterance
+from murmur.speech.features import shard_statistics, shards
+from murmur.speech.features.analysis import LogMel, features_of
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.chunks import ChunkTable
+from murmur.speech.features.cmvn import normalise, normalise_all, statistics_of_all
+from murmur.speech.features.noise import Noise
+from murmur.speech.hmm.hybrid import speed_copy
+from murmur.tasks.corpora import SpeechSet
+from murmur.tasks.hybrid import data as hybrid_data
+from murmur.tasks.hybrid.config import FrontEnd, HmmStages
+from murmur.tasks.hybrid.data import HybridData, Targets, speed_parts
+from murmur.tasks.hybrid.hmm import HmmHalf
 
 SPEEDS = (1.0, 0.8, 1.1)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from murmur.recipes.hybrid_records import main, rows
+from murmur.studies.recipe_records import main, rows
 
 
 @pytest.fixture

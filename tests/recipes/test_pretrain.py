@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
+from murmur.core.errors import SettingError
+from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
-from murmur.learner import Strategy
-from murmur.mistakes import SettingError
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.pretrain import PretrainTask, StackBatch
 from murmur.recipes.toy import ToyTask
-from murmur.settings import configure, load, recipe_names
-from murmur.speech.chunks import IGNORED, ChunkBatch
+from murmur.run.configuration import configure, load, recipe_names
+from murmur.run.saved_model import Initialised, read_into
+from murmur.speech.features.chunks import IGNORED, ChunkBatch
 from murmur.speech.models import Dnn, Tdnn
-from murmur.speech.rbm import RbmStack
+from murmur.speech.models.rbm import RbmStack
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
-from murmur.trained import Initialised, read_into
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.pretrain import PretrainTask, StackBatch
 from murmur.worlds.virtual.world import VirtualWorld
 
 F = 6

@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.mistakes import SettingError
-from murmur.recipes import vocabulary as module
-from murmur.recipes.vocabulary import Vocabulary
-from murmur.speech.ctc import Units
-from murmur.speech.lexicon import make_lang
-from murmur.speech.spelling import spell
+from murmur.core.errors import SettingError
+from murmur.speech.ctc.criterion import Units
+from murmur.speech.lexicon.lexicon import make_lang
+from murmur.speech.lexicon.spelling import spell
+from murmur.tasks import vocabulary as module
+from murmur.tasks.vocabulary import Vocabulary
 
 BASE = [("SEVEN", ("S", "EH", "V", "AH", "N")), ("TEN", ("T", "EH", "N")), ("OH", ("OW",))]
 PHONES = make_lang(BASE).phones

@@ -38,7 +38,7 @@ def random_rows(seed: int, learners: int, steps: int) -> list[dict[str, Any]]:
 def write_run(folder: Path, rows: list[dict[str, Any]], learners: int, **facts: Any) -> Path:
     """A run folder that holds these records."""
     folder.mkdir(parents=True)
-    strategy = {"type": "murmur.strategies.adpsgd.ADPSGD", "mixing": "murmur.mixing.ring"}
+    strategy = {"type": "murmur.strategies.adpsgd.ADPSGD", "mixing": "murmur.core.mixing.ring"}
     described = {"learners": learners, "experiment": {"seed": 1, "strategy": strategy}, "command": ["murmur", "train"]}
     (folder / "run.json").write_text(json.dumps(described | facts))
     (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

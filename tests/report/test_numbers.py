@@ -168,8 +168,8 @@ def test_speed_is_that_of_the_runs_with_the_fewest_learners(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("strategy", "learners", "expected"),
     [
-        ({"mixing": "murmur.mixing.ring"}, 4, ("ring", 4)),
-        ({"outer": {"mixing": "murmur.mixing.pairwise"}, "node_size": 8}, 64, ("pairwise", 8)),
+        ({"mixing": "murmur.core.mixing.ring"}, 4, ("ring", 4)),
+        ({"outer": {"mixing": "murmur.core.mixing.pairwise"}, "node_size": 8}, 64, ("pairwise", 8)),
         ({"strategy": {"mixing": "mine.own"}, "format": "bf16"}, 3, ("own", 3)),
         ({"type": "KAVG", "K": 4}, 4, ("", 4)),
         ("a word", 2, ("", 2)),

@@ -127,7 +127,7 @@ def test_without_error_rates_held_out_figures_decide(tmp_path: Path) -> None:
     assert [run.name for run in ranked] == ["a", "b"]
     assert headline(ranked) == "Best: a, held-out log-probability -2.0000; no word error rate"
     assert headline(ranked[1:]) == "b: held-out log-probability -3.0000; no word error rate"
-    facts = {"experiment": {"strategy": {"type": "murmur.strategies.x.X", "mixing": "murmur.mixing.ring", "K": 2}}}
+    facts = {"experiment": {"strategy": {"type": "murmur.strategies.x.X", "mixing": "murmur.core.mixing.ring", "K": 2}}}
     assert strategy_of(facts) == "X(mixing=ring, K=2)"
 
 

@@ -76,8 +76,8 @@ def test_differences_need_the_same_utterances() -> None:
 
 
 def test_the_interval_is_that_of_the_speech_package() -> None:
-    bootstrap = pytest.importorskip("murmur.speech.bootstrap", reason="the speech libraries are not installed")
-    from murmur.speech.wer import ErrorRate
+    bootstrap = pytest.importorskip("murmur.speech.decoding.bootstrap", reason="the speech libraries are not installed")
+    from murmur.speech.decoding.wer import ErrorRate
 
     errors = [[(i * k) % 7 % 4 for i in range(80)] for k in (3, 5)]
     one, two = (utterances(found) for found in errors)

@@ -14,20 +14,21 @@ import pytest
 from rich.console import Console
 from torch import nn
 
-from murmur import demo
-from murmur.commands import compare, dry_run, papers, plan
-from murmur.compared import output
-from murmur.compared.grid import Grid
-from murmur.compared.table import Line
-from murmur.plan.forms import Form
-from murmur.plan.table import Row
-from murmur.recipes.papers.study import Finding, Study
+from murmur.commands import compare, papers, plan
+from murmur.recipes import demo
 from murmur.report.frame import frame
 from murmur.report.terminal_table import TerminalTable, wrapped
 from murmur.report.watched import Watched
-from murmur.simulated import tables
-from murmur.simulated.account import Account, Mark
-from murmur.simulated.scenario import Scenario
+from murmur.run import dry_run
+from murmur.simulation import tables
+from murmur.simulation.account import Account, Mark
+from murmur.simulation.planner.forms import Form
+from murmur.simulation.planner.table import Row
+from murmur.simulation.scenario import Scenario
+from murmur.studies.comparison import output
+from murmur.studies.comparison.grid import Grid
+from murmur.studies.comparison.table import Line
+from murmur.studies.papers.study import Finding, Study
 
 ROOT = Path(__file__).parents[2]
 WIDTH, WIDE = 80, 2000

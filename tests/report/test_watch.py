@@ -16,12 +16,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from murmur.core.stop_signals import Stopped
 from murmur.report import tail as tail_module
 from murmur.report.frame import duration, frame, sparkline
 from murmur.report.records import Records
 from murmur.report.tail import Tail
 from murmur.report.watched import QUIET_SECONDS, Watched
-from murmur.stopping import Stopped
 
 START = 1_700_000_000.0
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from murmur.mistakes import SettingError
-from murmur.run_folder.lock import LOCK, FolderLock, beside, held, holder_of, locked
+from murmur.core.errors import SettingError
+from murmur.run.folder.lock import LOCK, FolderLock, beside, held, holder_of, locked
 
 HOLDS = """
 import sys
 from pathlib import Path
-from murmur.run_folder.lock import FolderLock
+from murmur.run.folder.lock import FolderLock
 lock = getattr(FolderLock, sys.argv[2])(Path(sys.argv[1]))
 print("holds", flush=True)
 sys.stdin.read()
@@ -82,7 +82,7 @@ def test_a_child_that_inherits_the_file_holds_the_lock(tmp_path: Path) -> None:
 
 def test_of_many_processes_one_gets_it(tmp_path: Path) -> None:
     """While readers look at the lock, too."""
-    program = HOLDS.replace("lock =", "from murmur.mistakes import SettingError\ntry:\n  lock =")
+    program = HOLDS.replace("lock =", "from murmur.core.errors import SettingError\ntry:\n  lock =")
     program = program.replace('print("holds"', 'print("holds"').replace(
         "sys.stdin.read()\n", "except SettingError: print('refused', flush=True)\nsys.stdin.read()\n"
     )

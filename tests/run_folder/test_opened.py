@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from murmur.mistakes import SettingError
-from murmur.run_folder.contents import holds_work, remove_run
-from murmur.run_folder.lock import LOCK
-from murmur.run_folder.opened import LATEST, opened
-from murmur.run_folder.state import Ending, read_ending, state_of
+from murmur.core.errors import SettingError
+from murmur.run.folder.contents import holds_work, remove_run
+from murmur.run.folder.lock import LOCK
+from murmur.run.folder.opened import LATEST, opened
+from murmur.run.folder.state import Ending, read_ending, state_of
 
 FACTS = {"experiment": {"strategy": {"type": "murmur.strategies.kavg.KAVG", "K": 4}}, "learners": 2, "source": "toy"}
 

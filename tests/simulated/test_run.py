@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from murmur.core.errors import SettingError
+from murmur.core.group import PeerLost
+from murmur.core.learner import Strategy
 from murmur.engine.trainer import Trainer
-from murmur.group import PeerLost
-from murmur.learner import Strategy
-from murmur.mistakes import SettingError
-from murmur.plan.timing import time_strategy
 from murmur.recipes import toy
-from murmur.simulated.account import Account
-from murmur.simulated.run import Failure, behind, side_by_side, simulate, with_message
-from murmur.simulated.scenario import Scenario, Simulation
+from murmur.simulation.account import Account
+from murmur.simulation.planner.timing import time_strategy
+from murmur.simulation.run import Failure, behind, side_by_side, simulate, with_message
+from murmur.simulation.scenario import Scenario, Simulation
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link
 from murmur.worlds.virtual.world import VirtualWorld

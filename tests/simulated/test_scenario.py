@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.mistakes import SettingError
+from murmur.core.errors import SettingError
 from murmur.recipes import toy
-from murmur.simulated.scenario import Scenario, Simulation, continued
+from murmur.simulation.scenario import Scenario, Simulation, continued
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Recorded, Rejoin, Stop
 from murmur.worlds.virtual.presets import preset
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.mistakes import SettingError
-from murmur.simulated.words import compute_times, factors_of, faults_of, kind_of
+from murmur.core.errors import SettingError
+from murmur.simulation.parse import compute_times, factors_of, faults_of, kind_of
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal, Rejoin, Stop
 
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "": 1.0}

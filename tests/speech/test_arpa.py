@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.arpa import read_arpa, write_arpa
-from murmur.speech.kneser_ney import KneserNey
-from murmur.speech.ngram import NgramModel, perplexity
+from murmur.speech.language_model.arpa import read_arpa, write_arpa
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.speech.language_model.ngram import NgramModel, perplexity
 
 GOOD = """A preamble, in which ngram 1=7 and \\1-grams: mean nothing
 

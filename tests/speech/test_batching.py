@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.augment import SpecAugment
-from murmur.speech.batching import UtteranceBatches, pad
-from murmur.speech.chunks import IGNORED, ChunkTable, FramesInMemory
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.batching import UtteranceBatches, pad
+from murmur.speech.features.chunks import IGNORED, ChunkTable, FramesInMemory
 
 lengths = st.lists(st.integers(1, 90), min_size=1, max_size=40)
 

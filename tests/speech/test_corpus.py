@@ -10,8 +10,8 @@ import soundfile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
-from murmur.speech.kaldi_dir import read_alignments, read_data_dir, read_table, write_alignments, write_table
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
+from murmur.speech.corpus.kaldi_dir import read_alignments, read_data_dir, read_table, write_alignments, write_table
 
 CORPORA = Path(__file__).resolve().parents[2] / "../shared/corpora"
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech import ctc
-from murmur.speech.corpus import CorpusError, normal_text
+from murmur.speech.corpus.corpus import CorpusError, normal_text
+from murmur.speech.ctc import criterion as ctc
 
 
 def collapse(path):

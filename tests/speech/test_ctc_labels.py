@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech import ctc, ctc_labels
-from murmur.speech.ctc_labels import LabelGraph
+from murmur.speech.ctc import criterion as ctc
+from murmur.speech.ctc import labels as ctc_labels
+from murmur.speech.ctc.labels import LabelGraph
 
 LABELS = st.integers(1, 2)
 WORDS = st.lists(

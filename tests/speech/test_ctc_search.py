@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from search_oracle import GrammarOracle, ctc_cost
 
-from murmur.recipes.ctc_data import Data, Split, labeller
-from murmur.recipes.ctc_decode import CtcDecoding, CtcSearch
-from murmur.speech import ctc
-from murmur.speech.arpa import write_arpa
-from murmur.speech.corpus import CorpusError
-from murmur.speech.kneser_ney import KneserNey
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.ctc import criterion as ctc
+from murmur.speech.language_model.arpa import write_arpa
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.tasks.ctc.data import Data, Split, labeller
+from murmur.tasks.ctc.decode import CtcDecoding, CtcSearch
 
 TEXTS = {"u1": "AB A", "u2": "B AB", "u3": "A BA"}
 # Two pronunciations of one word, two words with one, and one that begins another.

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmur.speech.arpa import read_arpa
-from murmur.speech.corpus import CorpusError
-from murmur.speech.damage import making_sense_of, read_arrays, read_object
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.file_errors import making_sense_of, read_arrays, read_object
 from murmur.speech.hmm.mixtures import one_gaussian_each
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.storage import load_model, save_model
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
-from murmur.speech.lexicon import make_lang, read_lexicon
+from murmur.speech.language_model.arpa import read_arpa
+from murmur.speech.lexicon.lexicon import make_lang, read_lexicon
 
 LANG = make_lang([("A", ("a", "b")), ("B", ("b",))])
 

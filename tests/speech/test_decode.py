@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from search_oracle import GrammarOracle, HmmOracle, all_hypotheses, ctc_cost
 
-from murmur.speech.ctc_graph import build_ctc_graph
-from murmur.speech.decode import DecodeOptions, Decoder
-from murmur.speech.grammar import loop_grammar, ngram_grammar, one_word_grammar
-from murmur.speech.graph import GraphOptions, build_hclg
+from murmur.speech.ctc.graph import build_ctc_graph
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph import GraphOptions, build_hclg
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
-from murmur.speech.kneser_ney import KneserNey
-from murmur.speech.lexicon import make_lang
+from murmur.speech.language_model.grammar import loop_grammar, ngram_grammar, one_word_grammar
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.speech.lexicon.lexicon import make_lang
 
 # TWO and TOO sound alike, A begins AB, and B has two pronunciations.
 LEXICON = [("TWO", ("t",)), ("TOO", ("t",)), ("A", ("a",)), ("AB", ("a", "b")), ("B", ("b",)), ("B", ("t", "b"))]

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from murmur.speech import decode
-from murmur.speech.decode import DecodeOptions, Decoder
-from murmur.speech.decode_set import decode_set
-from murmur.speech.decode_tuning import DevelopmentSet, tune_acoustic_scale, tune_beam
-from murmur.speech.grammar import ngram_grammar
-from murmur.speech.graph import build_hclg
-from murmur.speech.graph_store import load_graph, save_graph
+from murmur.speech.decoding import decoder as decode
+from murmur.speech.decoding.decode_set import decode_set
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph import build_hclg
+from murmur.speech.decoding.graph_store import load_graph, save_graph
+from murmur.speech.decoding.tuning import DevelopmentSet, tune_acoustic_scale, tune_beam
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
-from murmur.speech.kneser_ney import KneserNey
-from murmur.speech.lexicon import make_lang
+from murmur.speech.language_model.grammar import ngram_grammar
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.speech.lexicon.lexicon import make_lang
 
 LEXICON = [("YES", ("y", "s")), ("NO", ("n", "o")), ("SON", ("s", "o", "n"))]
 OPTIONS = DecodeOptions(acoustic_scale=1.0, beam=50.0)

@@ -3,13 +3,13 @@ import itertools
 import numpy as np
 import pytest
 
-from murmur.speech.decode import DecodeOptions, Decoder, Hypothesis
-from murmur.speech.grammar import loop_grammar
-from murmur.speech.graph import build_hclg
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder, Hypothesis
+from murmur.speech.decoding.graph import build_hclg
+from murmur.speech.decoding.word_times import WordTimer
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
-from murmur.speech.lexicon import make_lang
-from murmur.speech.word_times import WordTimer
+from murmur.speech.language_model.grammar import loop_grammar
+from murmur.speech.lexicon.lexicon import make_lang
 
 # AB could also be A and B, and A has a variant that begins with all of AB.
 LEXICON = [("A", ("a",)), ("A", ("a", "b", "b")), ("B", ("b",)), ("AB", ("a", "b"))]

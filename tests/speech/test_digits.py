@@ -8,9 +8,10 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech import digits, render, room
-from murmur.speech.digits import ACCENTS, LEXICON, TEST_ACCENT, VARIANTS, WORDS, Digits, make_digits, plan
-from murmur.speech.kaldi_dir import read_data_dir
+from murmur.speech.corpus import digits, render
+from murmur.speech.corpus import room_acoustics as room
+from murmur.speech.corpus.digits import ACCENTS, LEXICON, TEST_ACCENT, VARIANTS, WORDS, Digits, make_digits, plan
+from murmur.speech.corpus.kaldi_dir import read_data_dir
 
 SMALL = Digits(train=6, dev=3, test=4)
 
@@ -82,7 +83,7 @@ def test_a_failed_shard_says_why_and_leaves_no_corpus(tmp_path, monkeypatch):
 
 
 def test_all_voices_are_known_to_espeak():
-    synth = pytest.importorskip("murmur.speech.synth")
+    synth = pytest.importorskip("murmur.speech.corpus.synth")
     pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")
     engine = synth.Synthesizer()
     for accent in (*ACCENTS, TEST_ACCENT):

@@ -7,9 +7,8 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.cmvn import normalise_all, statistics
-from murmur.speech.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
-from murmur.speech.features import (
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
+from murmur.speech.features.analysis import (
     LogMel,
     Mfcc,
     Ready,
@@ -22,6 +21,7 @@ from murmur.speech.features import (
     sample_rate_hz,
     write_archive,
 )
+from murmur.speech.features.cmvn import normalise_all, statistics
 
 NOISE = (np.random.default_rng(0).standard_normal(24000) * 0.1).astype(np.float32)
 

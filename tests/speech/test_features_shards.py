@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from murmur.speech import processes, shards
-from murmur.speech.corpus import Audio, Corpus, CorpusError, Utterance
-from murmur.speech.features import LogMel, features_of
-from murmur.speech.shards import prepare, shard_is_whole
+from murmur.execution import processes
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Utterance
+from murmur.speech.features import shards
+from murmur.speech.features.analysis import LogMel, features_of
+from murmur.speech.features.shards import prepare, shard_is_whole
 
 FRONT = LogMel(bins=8)
 

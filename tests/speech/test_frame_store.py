@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech import frame_shards, processes
-from murmur.speech.chunks import ChunkTable, FramesInMemory
-from murmur.speech.corpus import CorpusError, Problem
-from murmur.speech.frame_shards import Aligned, encoded, make
-from murmur.speech.frame_store import damages, open_store
+from murmur.execution import processes
+from murmur.speech.corpus.corpus import CorpusError, Problem
+from murmur.speech.features import frame_shards
+from murmur.speech.features.chunks import ChunkTable, FramesInMemory
+from murmur.speech.features.frame_shards import Aligned, encoded, make
+from murmur.speech.features.frame_store import damages, open_store
 
 
 def drawn(number: int, frames: int) -> Aligned:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.speech.arpabet import ARPABET, PHONES, VOWELS
-from murmur.speech.g2p import EspeakGuess, GraphemeGuess, PhoneError, PhoneMap, Phonemizer, Sound
-from murmur.speech.lexicon import read_lexicon
-from murmur.speech.pronounce import complete, completed_base, has_stress, phone_set
-from murmur.speech.spelling import SILENT, UnspeakableError, check_word, graphemes, spell
+from murmur.speech.lexicon.arpabet import ARPABET, PHONES, VOWELS
+from murmur.speech.lexicon.g2p import EspeakGuess, GraphemeGuess, PhoneError, PhoneMap, Phonemizer, Sound
+from murmur.speech.lexicon.lexicon import read_lexicon
+from murmur.speech.lexicon.pronounce import complete, completed_base, has_stress, phone_set
+from murmur.speech.lexicon.spelling import SILENT, UnspeakableError, check_word, graphemes, spell
 
 espeak = pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")
 

@@ -11,15 +11,15 @@ import kaldifst
 import numpy as np
 import pytest
 
-from murmur.speech import graph_build
-from murmur.speech.decode import Decoder
-from murmur.speech.grammar import loop_grammar, ngram_grammar, sayable_words
-from murmur.speech.graph import GraphOptions, build_hclg, words_dropped_by_sherpa
-from murmur.speech.graph_store import DamagedGraphError, cached_graph, graph_key, load_graph, save_graph
+from murmur.speech.decoding import graph_build
+from murmur.speech.decoding.decoder import Decoder
+from murmur.speech.decoding.graph import GraphOptions, build_hclg, words_dropped_by_sherpa
+from murmur.speech.decoding.graph_store import DamagedGraphError, cached_graph, graph_key, load_graph, save_graph
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
-from murmur.speech.kneser_ney import KneserNey
-from murmur.speech.lexicon import make_lang
+from murmur.speech.language_model.grammar import loop_grammar, ngram_grammar, sayable_words
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.speech.lexicon.lexicon import make_lang
 
 LEXICON = [("YES", ("y",)), ("NO", ("n", "o")), ("KNOW", ("n", "o")), ("<unk>", ("y", "o"))]
 
@@ -200,7 +200,7 @@ def test_key_changes_with_each_ingredient():
 def test_a_writer_killed_half_way_leaves_no_graph(tmp_path):
     program = (
         "import os, signal, sys\n"
-        "import murmur.speech.graph_store as store\n"
+        "import murmur.speech.decoding.graph_store as store\n"
         "sys.path.insert(0, sys.argv[1])\n"
         "from test_graph import build_hclg, small_system\n"
         "store._sha256 = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"

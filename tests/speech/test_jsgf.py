@@ -7,11 +7,11 @@ from random import Random
 import pytest
 from grammar_oracle import accepted, random_expansion, sentences, written
 
-from murmur.speech import acceptor as acceptors
-from murmur.speech.acceptor import Acceptor, Arc, acceptor_of_rules, deterministic
-from murmur.speech.grammar_file import read_grammar, read_words
-from murmur.speech.jsgf import read_jsgf
-from murmur.speech.lexicon import BACKOFF
+from murmur.speech.language_model import acceptor as acceptors
+from murmur.speech.language_model.acceptor import Acceptor, Arc, acceptor_of_rules, deterministic
+from murmur.speech.language_model.grammar_file import read_grammar, read_words
+from murmur.speech.language_model.jsgf import read_jsgf
+from murmur.speech.lexicon.lexicon import BACKOFF
 
 HEAD = "#JSGF V1.0 UTF-8 en;\ngrammar tests;\n"
 

@@ -13,13 +13,13 @@ pytest.importorskip("kaldifst", reason="the speech libraries are not installed (
 
 import kaldifst
 
-from murmur.speech.decode import DecodeOptions, Decoder
-from murmur.speech.grammar import loop_grammar
-from murmur.speech.graph import build_hclg
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph import build_hclg
+from murmur.speech.decoding.lattice import Lattice
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
-from murmur.speech.lattice import Lattice
-from murmur.speech.lexicon import make_lang
+from murmur.speech.language_model.grammar import loop_grammar
+from murmur.speech.lexicon.lexicon import make_lang
 
 
 class Text:
@@ -129,7 +129,7 @@ def test_lattices_of_the_decoder(decoder, seed):
 
 def _reading(lattice):
     """Which arcs read a frame, in the order of `Lattice`."""
-    from murmur.speech.lattice import _arcs, _sorted
+    from murmur.speech.decoding.lattice import _arcs, _sorted
 
     table, _, _ = _arcs(lattice)
     return np.array([a[2] != 0 for s in _sorted(table, lattice.start) for a in table.get(s, [])])

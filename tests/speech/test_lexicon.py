@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.lexicon import (
+from murmur.speech.lexicon.lexicon import (
     Lang,
     make_lang,
     read_lexicon,
@@ -14,7 +14,7 @@ from murmur.speech.lexicon import (
     without_stress,
     write_symbols,
 )
-from murmur.speech.lexicon_fst import decoding_lexicon, training_lexicon
+from murmur.speech.lexicon.lexicon_fst import decoding_lexicon, training_lexicon
 
 TOY = [("TWO", ("T", "UW")), ("TOO", ("T", "UW")), ("TOON", ("T", "UW", "N")), ("ON", ("AA", "N")), ("ON", ("AO", "N"))]
 

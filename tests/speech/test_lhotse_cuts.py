@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from murmur.speech.corpus import Audio, Corpus, CorpusError, Utterance
-from murmur.speech.features import read_audio
-from murmur.speech.lhotse_cuts import read_cuts, write_cuts
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Utterance
+from murmur.speech.corpus.lhotse_cuts import read_cuts, write_cuts
+from murmur.speech.features.analysis import read_audio
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.speech.ctc_graph import build_ctc_graph
-from murmur.speech.ctc_words import collapsed
-from murmur.speech.decode import DecodeOptions, Decoder
-from murmur.speech.grammar import loop_grammar
-from murmur.speech.graph import DecodingGraph
-from murmur.speech.lexicon import make_lang
-from murmur.speech.listening import GraphSearch, UnitSpans, spans_of
-from murmur.speech.word_moving import move_words
+from murmur.speech.ctc.graph import build_ctc_graph
+from murmur.speech.ctc.words import collapsed
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph import DecodingGraph
+from murmur.speech.decoding.recogniser import GraphSearch, UnitSpans, spans_of
+from murmur.speech.decoding.word_moving import move_words
+from murmur.speech.language_model.grammar import loop_grammar
+from murmur.speech.lexicon.lexicon import make_lang
 
 TOKENS = ("<blk>", "a", "b", "c", "_")
 # Homophones, words that begin other words, two ways to say a word.

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.arpa import write_arpa
-from murmur.speech.entropy_pruning import prune, with_normalised_backoff
-from murmur.speech.kneser_ney import KneserNey, frequent_words
-from murmur.speech.ngram import perplexity, select_rows
+from murmur.speech.language_model.arpa import write_arpa
+from murmur.speech.language_model.entropy_pruning import prune, with_normalised_backoff
+from murmur.speech.language_model.kneser_ney import KneserNey, frequent_words
+from murmur.speech.language_model.ngram import perplexity, select_rows
 
 SENTENCES = st.lists(st.lists(st.sampled_from("abcd"), max_size=6).map(" ".join), min_size=1, max_size=12)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from murmur.speech.chunks import IGNORED, ChunkTable, FramesInMemory
-from murmur.speech.hybrid import (
+from murmur.speech.features.chunks import IGNORED, ChunkTable, FramesInMemory
+from murmur.speech.hmm.hybrid import (
     at_speed,
     batch_loss,
     fit_targets,

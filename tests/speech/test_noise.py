@@ -9,13 +9,13 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.recipes.hybrid_config import FrontEnd
-from murmur.speech.chunks import Chunk, ChunkTable, FramesInMemory
-from murmur.speech.cmvn import normalise
-from murmur.speech.corpus import Audio, CorpusError, Utterance
-from murmur.speech.features import LogMel, analyse, features_of, read_audio
-from murmur.speech.noise import Added, Noise, NoiseSource, stretch
-from murmur.speech.speed_chunks import SpeedChunks
+from murmur.speech.corpus.corpus import Audio, CorpusError, Utterance
+from murmur.speech.features.analysis import LogMel, analyse, features_of, read_audio
+from murmur.speech.features.chunks import Chunk, ChunkTable, FramesInMemory
+from murmur.speech.features.cmvn import normalise
+from murmur.speech.features.noise import Added, Noise, NoiseSource, stretch
+from murmur.speech.features.speed_chunks import SpeedChunks
+from murmur.tasks.hybrid.config import FrontEnd
 
 RATE = 8000
 FRONT = LogMel(rate_hz=RATE, bins=8)

@@ -9,8 +9,7 @@ import torch
 pytest.importorskip("onnx", reason="onnx is not installed (pip install murmur[deploy])")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
 
-from murmur.speech.cmvn import normalise_all, statistics
-from murmur.speech.deployable import (
+from murmur.speech.decoding.deployable import (
     Chunks,
     FixedCmvn,
     NoCmvn,
@@ -19,8 +18,9 @@ from murmur.speech.deployable import (
     UtteranceCmvn,
     WholeUtterances,
 )
+from murmur.speech.decoding.onnx_file import OPSET, ExportError, in_chunks, session, write_onnx
+from murmur.speech.features.cmvn import normalise_all, statistics
 from murmur.speech.models import Blstm, Dnn, Lstm, Tdnn
-from murmur.speech.onnx_file import OPSET, ExportError, in_chunks, session, write_onnx
 
 VALUES, OUTPUTS = 6, 5
 NETWORKS = {
@@ -124,7 +124,7 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path):
 
 
 def test_an_export_that_computes_something_else_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("murmur.speech.onnx_file.TOLERANCE", -1.0)
+    monkeypatch.setattr("murmur.speech.decoding.onnx_file.TOLERANCE", -1.0)
     with pytest.raises(ExportError, match="from the network's, more than"):
         exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["lstm"]), Scores(Readout(), OUTPUTS)))
 

@@ -9,15 +9,15 @@ import pytest
 from grammar_oracle import accepted, random_expansion, written
 from search_oracle import HmmOracle, all_hypotheses, ctc_cost
 
-from murmur.speech.acceptor import Acceptor, Arc
-from murmur.speech.ctc_graph import build_ctc_graph
-from murmur.speech.decode import DecodeOptions, Decoder
-from murmur.speech.grammar import acceptor_grammar
-from murmur.speech.grammar_file import read_grammar
-from murmur.speech.graph import build_hclg
+from murmur.speech.ctc.graph import build_ctc_graph
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph import build_hclg
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
-from murmur.speech.lexicon import make_lang
+from murmur.speech.language_model.acceptor import Acceptor, Arc
+from murmur.speech.language_model.grammar import acceptor_grammar
+from murmur.speech.language_model.grammar_file import read_grammar
+from murmur.speech.lexicon.lexicon import make_lang
 
 # a and d sound alike, b begins c.
 LEXICON = [("a", ("t",)), ("d", ("t",)), ("b", ("n",)), ("c", ("n", "o"))]
@@ -124,7 +124,7 @@ def test_no_search_of_a_large_graph_is_repeated(tmp_path, monkeypatch):
     scores_TP = silence(np.random.default_rng(0), transitions)
     decoder = Decoder(graph, DecodeOptions(acoustic_scale=0.3, beam=1.0, max_active=22, retries=3))
     assert decoder.decode(scores_TP).complete
-    monkeypatch.setattr("murmur.speech.decode.MOST_RETRIED", graph.fst.num_states * 60 - 1)
+    monkeypatch.setattr("murmur.speech.decoding.decoder.MOST_RETRIED", graph.fst.num_states * 60 - 1)
     assert not decoder.decode(scores_TP).complete
 
 

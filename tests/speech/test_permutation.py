@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.permutation import Permutation
+from murmur.speech.features.permutation import Permutation
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 2**31))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from murmur.speech.kaldi_dir import read_data_dir, read_table
-from murmur.speech.published.catalogue import CORPORA
-from murmur.speech.published.written import write_set
+from murmur.speech.corpus.kaldi_dir import read_data_dir, read_table
+from murmur.speech.corpus.published.catalogue import CORPORA
+from murmur.speech.corpus.published.dataset_writer import write_set
 
 RECORDED = Path(__file__).resolve().parents[2] / "../shared/corpora"
 pytestmark = pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded corpora are not beside this checkout")

@@ -15,8 +15,8 @@ pytest.importorskip("soundfile", reason="the speech libraries are not installed 
 
 import soundfile
 
-from murmur.speech.corpus import CorpusError
-from murmur.speech.recordings import cut_at_silences, read_recording, read_stream
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.recordings import cut_at_silences, read_recording, read_stream
 
 RATE = 8000
 CORPORA = Path(__file__).parents[3] / "shared" / "corpora"

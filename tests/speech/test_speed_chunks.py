@@ -8,12 +8,12 @@ import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.chunks import Chunk, ChunkTable, FramesInMemory
-from murmur.speech.cmvn import normalise, statistics
-from murmur.speech.corpus import Audio, CorpusError, Utterance
-from murmur.speech.features import LogMel, features_of
-from murmur.speech.hybrid import speed_copy
-from murmur.speech.speed_chunks import SpeedChunks, analyse_stretch, frames_at_speed
+from murmur.speech.corpus.corpus import Audio, CorpusError, Utterance
+from murmur.speech.features.analysis import LogMel, features_of
+from murmur.speech.features.chunks import Chunk, ChunkTable, FramesInMemory
+from murmur.speech.features.cmvn import normalise, statistics
+from murmur.speech.features.speed_chunks import SpeedChunks, analyse_stretch, frames_at_speed
+from murmur.speech.hmm.hybrid import speed_copy
 
 SPEEDS = (0.8, 0.9, 1.0, 1.1, 1.07)
 CLOSE = 2e-4  # natural logs; the filters of a stretch and of the whole differ by rounding

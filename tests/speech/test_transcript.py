@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.transcript import FORMATS, Transcript, Word, as_ctm, as_json, as_srt, as_text, one_field, readable
+from murmur.speech.decoding.transcript import (
+    FORMATS,
+    Transcript,
+    Word,
+    as_ctm,
+    as_json,
+    as_srt,
+    as_text,
+    one_field,
+    readable,
+)
 
 HOSTILE = [
     "a b.wav",

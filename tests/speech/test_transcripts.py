@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from murmur.speech.published.transcripts import ENGLISH, UNSPACED
+from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.speech.wer import ErrorRate, score, score_by_group, score_utterance, score_utterances, tokens_of
+from murmur.speech.decoding.wer import ErrorRate, score, score_by_group, score_utterance, score_utterances, tokens_of
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=4)
 

@@ -4,8 +4,8 @@ import kaldialign
 import numpy as np
 import pytest
 
-from murmur.speech.bootstrap import compare, interval
-from murmur.speech.wer import ErrorRate, score_utterances
+from murmur.speech.decoding.bootstrap import compare, interval
+from murmur.speech.decoding.wer import ErrorRate, score_utterances
 
 
 def random_scores(seed, utterances=80, worse=0):

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.speech.error_report import aligned_pairs, confusions, write_error_report
-from murmur.speech.wer import score_utterance
+from murmur.speech.decoding.error_report import aligned_pairs, confusions, write_error_report
+from murmur.speech.decoding.wer import score_utterance
 
 WORDS = st.lists(st.sampled_from(["a", "b", "***", "-1"]), max_size=6)
 

@@ -13,15 +13,15 @@ pytest.importorskip("kaldifst", reason="the speech libraries are not installed (
 
 import kaldifst
 
-from murmur.speech.ctc_graph import build_ctc_graph
-from murmur.speech.decode import DecodeOptions, Decoder
-from murmur.speech.grammar import loop_grammar, ngram_grammar
-from murmur.speech.graph import build_hclg, words_dropped_by_sherpa
+from murmur.speech.ctc.graph import build_ctc_graph
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph import build_hclg, words_dropped_by_sherpa
+from murmur.speech.decoding.word_moving import move_words
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
-from murmur.speech.kneser_ney import KneserNey
-from murmur.speech.lexicon import make_lang
-from murmur.speech.word_moving import move_words
+from murmur.speech.language_model.grammar import loop_grammar, ngram_grammar
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.speech.lexicon.lexicon import make_lang
 
 LONGEST = 7  # arcs of a path that is looked at
 

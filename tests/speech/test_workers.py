@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from murmur.speech.processes import run_in_workers
+from murmur.execution.processes import run_in_workers
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

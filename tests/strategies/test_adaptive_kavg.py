@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from murmur.core.learner import Progress
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.schedule import Exponential
 from murmur.engine.trainer import Trainer
-from murmur.learner import Progress
 from murmur.recipes.toy import ToyTask
 from murmur.strategies.adaptive_kavg import AdaptiveKAVG
 from murmur.strategies.adaptive_rules import AdaComm, Geometric, Stages, Standing

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from flocks import Averaging
+from murmur.core.learner import Learner
+from murmur.core.mixing import ALL as MIXINGS
+from murmur.core.mixing import Mixing, matrix, randomized_ring, ring
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Outcome, Trainer
-from murmur.learner import Learner
-from murmur.mixing import ALL as MIXINGS
-from murmur.mixing import Mixing, matrix, randomized_ring, ring
 from murmur.strategies import ADPSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Rejoin, Stop

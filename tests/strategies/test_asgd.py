@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from murmur.core.group import PeerLost
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.group import PeerLost
 from murmur.strategies import ASGD
 from murmur.strategies.asgd import by_age, undamped
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Rejoin

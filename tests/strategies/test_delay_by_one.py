@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from murmur.core.mixing import Mixing, exponential, matrix, pairwise, randomized_ring, ring, uniform
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD, Adam, OptimizerFactory
+from murmur.engine.optim.optimizer import SGD, Adam, OptimizerFactory
 from murmur.engine.record import Record
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
-from murmur.mixing import Mixing, exponential, matrix, pairwise, randomized_ring, ring, uniform
 from murmur.recipes.toy import ToyTask
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.strategies.kavg import KAVG

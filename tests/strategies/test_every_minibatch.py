@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from murmur.core.learner import Strategy
+from murmur.core.mixing import pairwise
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.task import Loss, Score
-from murmur.learner import Strategy
-from murmur.mixing import pairwise
 from murmur.strategies import (
     ADPSGD,
     ALL,

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from murmur.core.compression import FORMATS
+from murmur.core.learner import Strategy
+from murmur.core.mixing import matrix, randomized_ring
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
-from murmur.exchange import FORMATS
-from murmur.learner import Strategy
-from murmur.mixing import matrix, randomized_ring
 from murmur.recipes.toy import ToyTask
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.delay_by_one import DelayByOne

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from murmur.core.facts import Facts, vectors_of
+from murmur.core.learner import Learner, Strategy
+from murmur.core.mixing import exponential, pairwise, randomized_ring, ring
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.facts import Facts, vectors_of
-from murmur.learner import Learner, Strategy
-from murmur.mixing import exponential, pairwise, randomized_ring, ring
 from murmur.recipes.toy import ToyTask
 from murmur.strategies.adaptive_kavg import AdaptiveKAVG
 from murmur.strategies.adaptive_rules import Stages

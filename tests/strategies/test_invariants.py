@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from flocks import Averaging
+from murmur.core.facts import Facts
+from murmur.core.learner import Strategy
+from murmur.core.mixing import pairwise, randomized_ring, ring
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD, Adam, OptimizerFactory
+from murmur.engine.optim.optimizer import SGD, Adam, OptimizerFactory
 from murmur.engine.trainer import Trainer
-from murmur.facts import Facts
-from murmur.learner import Strategy
-from murmur.mixing import pairwise, randomized_ring, ring
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import (
     ADPSGD,

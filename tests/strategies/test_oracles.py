@@ -8,7 +8,7 @@ from torch import Tensor
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.strategies import BMUF, KAVG, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld

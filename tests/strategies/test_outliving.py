@@ -1,4 +1,4 @@
-"""Lock-step averaging in the virtual world while learners are killed, stopped, started again: see `murmur.regroup`."""
+"""Lock-step averaging in the virtual world while learners are killed, stopped and started again."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from murmur.core.facts import Facts
+from murmur.core.group import PeerLost
+from murmur.core.learner import Learner
+from murmur.core.membership import RunOver
+from murmur.core.world import Seat
+from murmur.elastic.elastic_group import Regrouping
+from murmur.elastic.rendezvous import LeftBehind, Named
 from murmur.engine.budget import Budget
+from murmur.engine.elastic_run import regroups
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
-from murmur.engine.outlive import regroups
-from murmur.engine.source import TaskSource
+from murmur.engine.optim.optimizer import SGD
+from murmur.engine.task_source import TaskSource
 from murmur.engine.trainer import Outcome, Trainer
-from murmur.facts import Facts
-from murmur.group import PeerLost
-from murmur.learner import Learner
 from murmur.recipes.toy import ToyTask
-from murmur.regroup import Regrouping
-from murmur.reunion import LeftBehind, Named
-from murmur.roll import RunOver
 from murmur.strategies import (
     ADPSGD,
     ASGD,
@@ -40,7 +41,6 @@ from murmur.strategies import (
     SyncSGD,
 )
 from murmur.strategies.averaging_rules import Jobs
-from murmur.world import Seat
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -253,7 +253,7 @@ def test_a_node_of_lock_step_leaders_does_not_go_on_without_another() -> None:
 @pytest.mark.parametrize("strategy", OUTLIVING, ids=repr)
 def test_without_a_loss_nothing_is_different(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with_it, _ = train(strategy, [])
-    monkeypatch.setattr("murmur.engine.outlive.regroups", lambda _: False)
+    monkeypatch.setattr("murmur.engine.elastic_run.regroups", lambda _: False)
     without, _ = train(strategy, [])
     assert torch.equal(weights_of(with_it), weights_of(without))
 

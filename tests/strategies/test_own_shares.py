@@ -7,17 +7,17 @@ from collections import defaultdict
 import pytest
 import torch
 
+from murmur.core.compression import FORMATS, FormatGroup
+from murmur.core.learner import Strategy
+from murmur.core.world import Seat, World
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.exchange import FORMATS, FormatGroup
-from murmur.learner import Strategy
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, ASGD, OwnShares
 from murmur.strategies.own_shares import SharesGroup
-from murmur.world import Seat, World
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld

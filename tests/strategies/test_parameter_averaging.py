@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask

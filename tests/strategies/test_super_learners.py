@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from flocks import Averaging
+from murmur.core.group import PeerLost
+from murmur.core.learner import Learner, Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.schedule import Cosine
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
-from murmur.group import PeerLost
-from murmur.learner import Learner, Strategy
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, ParameterAveraging, SuperLearners, SyncSGD
+from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.torch.environment import Place
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from pool import Pool

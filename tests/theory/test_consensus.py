@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from murmur.learner import Strategy
-from murmur.mixing import Mixing, contraction, exponential, matrix, pairwise, randomized_ring, ring, spectral_gap
-from murmur.plan.course import Even, Walk, follow, quadratic
-from murmur.strategies import ADPSGD
-from murmur.strategies.delay_by_one import DelayByOne
-from murmur.theory.consensus import (
+from murmur.core.learner import Strategy
+from murmur.core.mixing import Mixing, contraction, exponential, matrix, pairwise, randomized_ring, ring, spectral_gap
+from murmur.simulation.planner.course import Even, Walk, follow, quadratic
+from murmur.simulation.theory.consensus import (
     NoisyQuadratic,
     mode_variance,
     randomized_ring_contraction,
     ring_eigenvalues,
     ring_gap,
 )
+from murmur.strategies import ADPSGD
+from murmur.strategies.delay_by_one import DelayByOne
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 
 COORDINATES, ROUNDS, RATE = 256, 120, 0.3

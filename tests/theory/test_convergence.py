@@ -7,12 +7,10 @@ import math
 import pytest
 import torch
 
-from murmur.learner import Strategy
-from murmur.mixing import contraction, randomized_ring, ring
-from murmur.plan.course import Even, Walk, cosine, follow
-from murmur.strategies import ADPSGD, SyncSGD
-from murmur.strategies.delay_by_one import DelayByOne
-from murmur.theory.convergence import (
+from murmur.core.learner import Strategy
+from murmur.core.mixing import contraction, randomized_ring, ring
+from murmur.simulation.planner.course import Even, Walk, cosine, follow
+from murmur.simulation.theory.convergence import (
     Flock,
     Problem,
     best_rate,
@@ -23,6 +21,8 @@ from murmur.theory.convergence import (
     published_rate,
     rounds_for_speedup,
 )
+from murmur.strategies import ADPSGD, SyncSGD
+from murmur.strategies.delay_by_one import DelayByOne
 from murmur.worlds.virtual.cluster import Cluster, Constant
 
 PROBLEM = Problem(smoothness=2.0, variance=3.0, excess=0.7)

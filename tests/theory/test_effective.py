@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from murmur.mixing import ring
-from murmur.plan.course import Even, Walk, cosine, follow
+from murmur.core.mixing import ring
+from murmur.simulation.planner.course import Even, Walk, cosine, follow
+from murmur.simulation.theory.effective import effective_cosine_rate, effective_rate, smoothed_smoothness
 from murmur.strategies import ADPSGD, SyncSGD
-from murmur.theory.effective import effective_cosine_rate, effective_rate, smoothed_smoothness
 from murmur.worlds.virtual.cluster import Cluster
 
 

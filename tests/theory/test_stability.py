@@ -8,19 +8,19 @@ import math
 import pytest
 import torch
 
-from murmur.learner import Strategy
-from murmur.mixing import randomized_ring, ring
-from murmur.plan.course import Even, Walk, follow, quadratic
-from murmur.strategies import ADPSGD, ASGD, KAVG, SyncSGD
-from murmur.strategies.delay_by_one import DelayByOne
-from murmur.theory.consensus import randomized_ring_contraction, ring_eigenvalues
-from murmur.theory.stability import (
+from murmur.core.learner import Strategy
+from murmur.core.mixing import randomized_ring, ring
+from murmur.simulation.planner.course import Even, Walk, follow, quadratic
+from murmur.simulation.theory.consensus import randomized_ring_contraction, ring_eigenvalues
+from murmur.simulation.theory.stability import (
     companion,
     largest_mixed_step,
     largest_randomized_step,
     largest_step,
     radius,
 )
+from murmur.strategies import ADPSGD, ASGD, KAVG, SyncSGD
+from murmur.strategies.delay_by_one import DelayByOne
 from murmur.worlds.virtual.cluster import Cluster
 
 

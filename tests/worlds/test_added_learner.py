@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from test_lost_learners import BORNE, Run
 
-from murmur.adding import one_more
-from murmur.mistakes import SettingError
+from murmur.core.errors import SettingError
+from murmur.run.add_learner import one_more
 
 pytestmark = pytest.mark.processes
 SECRET = "0123456789abcdef0123456789abcdef"

@@ -11,15 +11,15 @@ from threading import Event, Thread
 
 import pytest
 
-from murmur.group import PeerLost
-from murmur.worlds.torch import arrival
-from murmur.worlds.torch.arrival import Arrival
-from murmur.worlds.torch.door import Door, listen
-from murmur.worlds.torch.environment import COME_KEY, READY_KEY, Place, check_meeting_point, place_of, resolve
-from murmur.worlds.torch.keyvalue import PURPOSE, KeyValueClient, KeyValueServer
-from murmur.worlds.torch.netroll import NetRoll
-from murmur.worlds.torch.store import NetStore, connect
-from murmur.worlds.torch.world import TorchWorld
+from murmur.core.group import PeerLost
+from murmur.worlds.process.launch import arrival
+from murmur.worlds.process.launch.arrival import Arrival
+from murmur.worlds.process.launch.environment import COME_KEY, READY_KEY, Place, check_meeting_point, place_of, resolve
+from murmur.worlds.process.membership.client import NetRoll
+from murmur.worlds.process.store.server import PURPOSE, KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.torch_store import NetStore, connect
+from murmur.worlds.process.transport.listener import Door, listen
+from murmur.worlds.process.world import TorchWorld
 
 NOWHERE = "no-such-host.invalid"
 PLACE = Place(0, 4, 0, "127.0.0.1", 0, store="learner 0", named_by="SLURM_STEP_NODELIST")

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 from flocks import Averaging, Still
-from murmur.flat import Layout
-from murmur.learner import Gradient, Learner
+from murmur.core.flat import Layout
+from murmur.core.learner import Gradient, Learner
+from murmur.core.weights import Weights
+from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, SuperLearners
-from murmur.weights import Weights
-from murmur.world import Seat
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.group import TorchGroup
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
-from murmur.worlds.torch.mail import Mail
-from murmur.worlds.torch.store import NetStore, connect
-from murmur.worlds.torch.world import TorchWorld
+from murmur.worlds.process.group import TorchGroup
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.torch_store import NetStore, connect
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.transport.mail import Mail
+from murmur.worlds.process.world import TorchWorld
 from pool import Pool
 from tasks import Point
 

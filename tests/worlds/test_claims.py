@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.roll import Preparation
-from murmur.worlds.torch.claims import MOST_AHEAD, Holdings
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
-from murmur.worlds.torch.netroll import BEAT_SECONDS, NetRoll
+from murmur.core.membership import Preparation
+from murmur.worlds.process.membership.claims import MOST_AHEAD, Holdings
+from murmur.worlds.process.membership.client import BEAT_SECONDS, NetRoll
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.transport.listener import listen
 
 seconds = st.floats(0.001, 10.0)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from murmur.conformance import check_group
+from murmur.testing.worlds import check_group
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from murmur.worlds.torch.connections import Connections, Device, connections, drop
-from murmur.worlds.torch.door import listen
+from murmur.worlds.process.transport.gloo_sockets import Connections, Device, connections, drop
+from murmur.worlds.process.transport.listener import listen
 
 TIMEOUT_SECONDS = 20.0
 

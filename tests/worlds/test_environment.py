@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.worlds.torch.environment import (
+from murmur.worlds.process.launch.environment import (
     Place,
     address_towards,
     backend_of,

@@ -14,16 +14,23 @@ from threading import Thread
 import pytest
 import torch
 
-from murmur.group import PeerLost
-from murmur.worlds.torch import handshake
-from murmur.worlds.torch.door import MOST_STRANGERS, Door, dial, listen
-from murmur.worlds.torch.frames import HEAD_BYTES, LENGTHS, VALUE_BYTES, exactly, receive_frame, send_frame
-from murmur.worlds.torch.handshake import ANSWER, GREETING, SPOKEN, Refused
-from murmur.worlds.torch.keyvalue import PURPOSE, KeyValueClient, KeyValueServer
-from murmur.worlds.torch.mail import Mail
-from murmur.worlds.torch.secret import draw, from_descriptor, from_file, unnamed_file
-from murmur.worlds.torch.store import NetStore
-from murmur.worlds.torch.stream import NUMBER, OPENING
+from murmur.core.group import PeerLost
+from murmur.worlds.process.launch.secret import draw, from_descriptor, from_file, unnamed_file
+from murmur.worlds.process.store.server import PURPOSE, KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.torch_store import NetStore
+from murmur.worlds.process.transport import handshake
+from murmur.worlds.process.transport.handshake import ANSWER, GREETING, SPOKEN, Refused
+from murmur.worlds.process.transport.listener import MOST_STRANGERS, Door, dial, listen
+from murmur.worlds.process.transport.mail import Mail
+from murmur.worlds.process.transport.stream import NUMBER, OPENING
+from murmur.worlds.process.transport.wire_format import (
+    HEAD_BYTES,
+    LENGTHS,
+    VALUE_BYTES,
+    exactly,
+    receive_frame,
+    send_frame,
+)
 
 SECRET = b"what only this run's learners know"
 

@@ -7,10 +7,10 @@ from threading import Thread
 
 import pytest
 
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer, Missing
-from murmur.worlds.torch.store import NetStore, connect
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer, Missing
+from murmur.worlds.process.store.torch_store import NetStore, connect
+from murmur.worlds.process.transport.listener import listen
 
 
 @pytest.fixture

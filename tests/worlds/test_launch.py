@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.launch import Launch, Restart, _is_stopped
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.launch.launcher import Launch, Restart, _is_stopped
 
 pytestmark = pytest.mark.processes
 
@@ -31,8 +31,8 @@ def python(program: str) -> list[str]:
 
 TRAINS = """
 import sys, time
-from murmur.worlds.torch.environment import take_place
-from murmur.worlds.torch.keyvalue import KeyValueClient
+from murmur.worlds.process.launch.environment import take_place
+from murmur.worlds.process.store.server import KeyValueClient
 
 place = take_place()
 line = KeyValueClient(place.host, place.port, 30, place.secret)
@@ -76,7 +76,7 @@ def test_without_restarts_the_failure_ends_the_run() -> None:
 def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
     child = f"import os, pathlib, time; pathlib.Path(r'{tmp_path}', str(os.getpid())).touch(); time.sleep(100)"
     parent = (
-        "import sys; from murmur.worlds.torch.launch import Launch;"
+        "import sys; from murmur.worlds.process.launch.launcher import Launch;"
         f"Launch(lambda place, resume: [sys.executable, '-c', {child!r}], learners=2).run()"
     )
     process = subprocess.Popen(python(parent))

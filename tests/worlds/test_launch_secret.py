@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from murmur.training import Request, train
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place, child_variables, place_of
-from murmur.worlds.torch.handshake import Refused
-from murmur.worlds.torch.keyvalue import KeyValueServer
-from murmur.worlds.torch.launch import Launch
-from murmur.worlds.torch.secret import draw, unnamed_file
-from murmur.worlds.torch.store import connect
-from murmur.worlds.torch.world import TorchWorld
+from murmur.run.training import Request, train
+from murmur.worlds.process.launch.environment import Place, child_variables, place_of
+from murmur.worlds.process.launch.launcher import Launch
+from murmur.worlds.process.launch.secret import draw, unnamed_file
+from murmur.worlds.process.store.server import KeyValueServer
+from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.transport.handshake import Refused
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.world import TorchWorld
 from pool import Pool
 
 pytestmark = pytest.mark.processes
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.processes
 LEARNER = """
 import json, os, subprocess, sys
 from pathlib import Path
-from murmur.worlds.torch.environment import place_of
-from murmur.worlds.torch.keyvalue import KeyValueClient
+from murmur.worlds.process.launch.environment import place_of
+from murmur.worlds.process.store.server import KeyValueClient
 
 place = place_of()
 client = KeyValueClient(place.host, place.port, 20, place.secret)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from test_launch import TRAINS, python
 
-from murmur.training import WHOLE, missing_from
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.launch import PEER_LOST_STATUS, Launch, Restart
-from murmur.worlds.torch.signals import HALTED_STATUS
+from murmur.run.training import WHOLE, missing_from
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Restart
+from murmur.worlds.process.launch.signals import HALTED_STATUS
 
 pytestmark = pytest.mark.processes
 KILLED = "import os; os.kill(os.getpid(), 9)"

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from murmur.group import PeerLost
-from murmur.world import Seat
+from murmur.core.group import PeerLost
+from murmur.core.world import Seat
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.store.server import KeyValueServer
+from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.world import TorchWorld
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place
-from murmur.worlds.torch.keyvalue import KeyValueServer
-from murmur.worlds.torch.store import connect
-from murmur.worlds.torch.world import TorchWorld
 
 pytestmark = pytest.mark.processes
 
@@ -118,7 +118,7 @@ class Flock:
 @pytest.fixture
 def start() -> Iterator[Callable[..., Flock]]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmur.worlds.torch.world"])
+    context.set_forkserver_preload(["murmur.worlds.process.world"])
     server = KeyValueServer(listen())
     flocks: list[Flock] = []
 

@@ -22,7 +22,7 @@ from itertools import pairwise
 from dataclasses import dataclass
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD
 from pathlib import Path

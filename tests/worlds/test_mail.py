@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from murmur.group import PeerLost
-from murmur.worlds.torch import mail as mail_module
-from murmur.worlds.torch.door import HungUp, dial, listen
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
-from murmur.worlds.torch.mail import Mail
-from murmur.worlds.torch.store import NetStore
+from murmur.core.group import PeerLost
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.torch_store import NetStore
+from murmur.worlds.process.transport import mail as mail_module
+from murmur.worlds.process.transport.listener import HungUp, dial, listen
+from murmur.worlds.process.transport.mail import Mail
 
 SECRET = b"0123456789abcdef"
 

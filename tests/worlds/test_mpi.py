@@ -22,15 +22,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from murmur.core.flat import Layout
+from murmur.core.group import PeerLost
 from murmur.engine.trainer import Trainer
-from murmur.flat import Layout
-from murmur.group import PeerLost
-from murmur.settings import configure, load
-from murmur.trained import read_into
+from murmur.run.configuration import configure, load
+from murmur.run.saved_model import read_into
 from murmur.worlds.mpi.mail import MpiMail, pack, unpack
 from murmur.worlds.mpi.progress import Progress, settle
+from murmur.worlds.process.transport.mail import TYPES
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.torch.mail import TYPES
 
 TESTS = Path(__file__).parents[1]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")

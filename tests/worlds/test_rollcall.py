@@ -8,10 +8,10 @@ from threading import Event
 
 import pytest
 
-from murmur.roll import ENDED, Register
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
-from murmur.worlds.torch.netroll import CountedRoll, NetRoll
+from murmur.core.membership import ENDED, Register
+from murmur.worlds.process.membership.client import CountedRoll, NetRoll
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.transport.listener import listen
 
 LONG_SECONDS = 60.0
 

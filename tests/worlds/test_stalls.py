@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
-from murmur.worlds.torch.netroll import NetRoll, stalls_of
-from murmur.worlds.torch.stalls import TOLD_AFTER_SECONDS, Wait, Waits, ranks, table
+from murmur.worlds.process.membership.client import NetRoll, stalls_of
+from murmur.worlds.process.membership.stalls import TOLD_AFTER_SECONDS, Wait, Waits, ranks, table
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.transport.listener import listen
 
 LEARNER = """
 import pathlib, sys, time
-from murmur.worlds.torch.environment import take_place
-from murmur.worlds.torch.keyvalue import KeyValueClient
-from murmur.worlds.torch.netroll import NetRoll
+from murmur.worlds.process.launch.environment import take_place
+from murmur.worlds.process.store.server import KeyValueClient
+from murmur.worlds.process.membership.client import NetRoll
 
 place = take_place()
 roll = NetRoll(
@@ -102,7 +102,7 @@ def test_any_learner_can_ask_what_all_wait_for(server: KeyValueServer) -> None:
 def test_the_launcher_answers_sigquit_with_the_table(tmp_path: Path) -> None:
     (tmp_path / "learner.py").write_text(LEARNER)
     program = (
-        "import sys; from murmur.worlds.torch.launch import Launch;"
+        "import sys; from murmur.worlds.process.launch.launcher import Launch;"
         "sys.exit(Launch(lambda place, resume: [sys.executable, *sys.argv[1:]], learners=2).run())"
     )
     words = [sys.executable, "-c", program, str(tmp_path / "learner.py"), str(tmp_path)]

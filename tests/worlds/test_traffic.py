@@ -9,8 +9,8 @@ from threading import Thread
 
 import pytest
 
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.traffic import Flow, Traffic, flow_of
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.transport.traffic import Flow, Traffic, flow_of
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system does not tell of connections")
 SENT_BYTES = 3_000_000

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.group import PeerLost
-from murmur.trace import COMMUNICATING, COMPUTE, WAITING, Span
-from murmur.world import Seat
+from murmur.core.group import PeerLost
+from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span
+from murmur.core.world import Seat
 from murmur.worlds.virtual import clock as clocks
 from murmur.worlds.virtual.clock import Clock, Deadlock, Livelock
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Stop

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from flocks import Still
-from murmur.drawing import Drawing
-from murmur.flat import Layout
-from murmur.source import Gradient
-from murmur.weights import Weights
-from murmur.worlds.virtual.desk import Gathered
+from murmur.core.flat import Layout
+from murmur.core.pending_gradient import Drawing
+from murmur.core.source import Gradient
+from murmur.core.weights import Weights
+from murmur.worlds.virtual.executor import Gathered
 from tasks import Point
 
 

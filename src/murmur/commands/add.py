@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from murmur.adding import one_more
-from murmur.agreed_folder import Member
 from murmur.commands.options import Trust
-from murmur.training import run_learner
+from murmur.run.add_learner import one_more
+from murmur.run.agreed_folder import Member
+from murmur.run.training import run_learner
 
 app = typer.Typer(add_completion=False)
 

@@ -10,20 +10,21 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from murmur.commands.checks import folder_to_write
-from murmur.commands.options import Jobs, Settings, resolved
-from murmur.commands.task_checks import task_to_do
-from murmur.commands.timed import timed
-from murmur.engine.checkpoint import write_whole
-from murmur.mistakes import SettingError, nearest
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_hmm import Stage
-from murmur.speech.corpus import Corpus
-from murmur.speech.decode import Hypothesis
+from murmur.commands.options import Jobs, Settings
+from murmur.core.errors import SettingError, nearest
+from murmur.core.path_checks import folder_to_write
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.run.configuration import resolved
+from murmur.run.task_checks import task_to_do
+from murmur.run.timed import timed
+from murmur.speech.corpus.atomic_file import write_text_whole
+from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.decoding.decoder import Hypothesis
+from murmur.speech.decoding.word_times import WordTimer
 from murmur.speech.hmm.phone_times import write_ctm
-from murmur.speech.lexicon import SILENCE
-from murmur.speech.whole_file import write_text_whole
-from murmur.speech.word_times import WordTimer
+from murmur.speech.lexicon.lexicon import SILENCE
+from murmur.tasks.hybrid.hmm import Stage
+from murmur.tasks.hybrid.task import HybridTask
 
 app = typer.Typer(add_completion=False)
 PARTS = ("train", "dev", "test")

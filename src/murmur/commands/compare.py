@@ -14,26 +14,26 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from murmur.commands.checks import folder_to_write
 from murmur.commands.cluster_options import KINDS, Jitter, Stragglers
-from murmur.commands.dry_run import first_steps
 from murmur.commands.options import Settings, Source
-from murmur.commands.task_checks import task_to_do
-from murmur.commands.timed import timed
-from murmur.compared import output
-from murmur.compared.grid import Cell, Grid, numbers, split_strategies
-from murmur.compared.rows import Row, Rows
-from murmur.compared.runs import Place, locked, run
-from murmur.compared.table import table
-from murmur.engine.checkpoint import write_whole
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import folder_to_write
+from murmur.core.stop_signals import Stopped
+from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import describe
 from murmur.engine.record import duration
 from murmur.engine.seeds import seed_of, seed_torch
-from murmur.mistakes import SettingError
+from murmur.execution.cores import cores_here
 from murmur.report.terminal_table import TerminalTable
-from murmur.simulated.scenario import KIND, Scenario
-from murmur.stopping import Stopped
-from murmur.worlds.torch.environment import cores_here
+from murmur.run.dry_run import first_steps
+from murmur.run.task_checks import task_to_do
+from murmur.run.timed import timed
+from murmur.simulation.scenario import KIND, Scenario
+from murmur.studies.comparison import output
+from murmur.studies.comparison.grid import Cell, Grid, numbers, split_strategies
+from murmur.studies.comparison.rows import Row, Rows
+from murmur.studies.comparison.runs import Place, locked, run
+from murmur.studies.comparison.table import table
 
 app = typer.Typer(add_completion=False)
 GRID, CLUSTER, HOW = "The grid", "The virtual cluster", "How it is run"

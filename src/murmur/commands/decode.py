@@ -12,22 +12,7 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from murmur.commands.checks import folder_to_write
-from murmur.commands.hybrid_search import HybridSearch, word_lines
 from murmur.commands.options import Jobs, Settings, Weights
-from murmur.commands.prepare_data import check_data
-from murmur.commands.run_records import SETTINGS, scales_of, task_of
-from murmur.commands.task_checks import model_to_read, task_to_do
-from murmur.commands.timed import timed
-from murmur.commands.tuning import (
-    PARTS,
-    SearchRequest,
-    check_request,
-    corpus_of,
-    settings_of_search,
-    split_of,
-    to_the_end,
-)
 from murmur.commands.vocabulary_options import (
     DevOption,
     GrammarOption,
@@ -37,18 +22,33 @@ from murmur.commands.vocabulary_options import (
     WordsOption,
     chosen,
 )
-from murmur.engine.checkpoint import write_whole
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import folder_to_write
+from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.task import Task
-from murmur.mistakes import SettingError
-from murmur.recipes.ctc import CtcTask
-from murmur.recipes.ctc_decode import GREEDY, CtcSearch
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.vocabulary import Vocabulary
-from murmur.speech.decode import DecodeOptions
-from murmur.speech.decode_set import Decoded
-from murmur.speech.kaldi_dir import write_table
-from murmur.speech.wer import score
-from murmur.trained import Choice, read_into, told_choice
+from murmur.recognition.hybrid_search import HybridSearch, word_lines
+from murmur.recognition.run_records import SETTINGS, scales_of, task_of
+from murmur.recognition.tuning import (
+    PARTS,
+    SearchRequest,
+    check_request,
+    corpus_of,
+    settings_of_search,
+    split_of,
+    to_the_end,
+)
+from murmur.run.saved_model import Choice, read_into, told_choice
+from murmur.run.task_checks import model_to_read, task_to_do
+from murmur.run.timed import timed
+from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.decoding.decode_set import Decoded
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.decoding.wer import score
+from murmur.tasks.ctc.decode import GREEDY, CtcSearch
+from murmur.tasks.ctc.task import CtcTask
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.prepare_data import check_data
+from murmur.tasks.vocabulary import Vocabulary
 
 app = typer.Typer(add_completion=False)
 KEPT = ".decoded"  # folder of what is decoded so far

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.checks import folder_to_write
-from murmur.demo import run_demo
+from murmur.core.path_checks import folder_to_write
+from murmur.recipes.demo import run_demo
 
 app = typer.Typer(add_completion=False)
 

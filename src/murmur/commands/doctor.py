@@ -14,17 +14,18 @@ from typing import Annotated
 import torch
 import typer
 
-from murmur.commands.checks import file_to_write
-from murmur.commands.host_checks import Finding, check_host
-from murmur.commands.network_checks import Learned, examine, host_name
-from murmur.commands.options import Settings, resolved
-from murmur.commands.timed import timed
-from murmur.engine.checkpoint import write_whole
-from murmur.group import PeerLost
-from murmur.world import Seat
-from murmur.worlds.torch.environment import Place, place_of
-from murmur.worlds.torch.launch import Launch
-from murmur.worlds.torch.world import TorchWorld
+from murmur.commands.options import Settings
+from murmur.core.group import PeerLost
+from murmur.core.path_checks import file_to_write
+from murmur.core.world import Seat
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.run.configuration import resolved
+from murmur.run.host_checks import Finding, check_host
+from murmur.run.network_checks import Learned, examine, host_name
+from murmur.run.timed import timed
+from murmur.worlds.process.launch.environment import Place, place_of
+from murmur.worlds.process.launch.launcher import Launch
+from murmur.worlds.process.world import TorchWorld
 
 app = typer.Typer(add_completion=False)
 TIMEOUT_SECONDS = 60.0

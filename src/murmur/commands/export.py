@@ -7,12 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from murmur.commands.checks import folder_to_write
-from murmur.commands.exported import Cmvn, Kind, Wish, check_place, export_run
 from murmur.commands.options import OfRun, Settings, Trust, Weights
-from murmur.commands.timed import timed
-from murmur.commands.trained_run import open_run
-from murmur.commands.tuning import SearchRequest
 from murmur.commands.vocabulary_options import (
     DevOption,
     GrammarOption,
@@ -22,7 +17,12 @@ from murmur.commands.vocabulary_options import (
     WordsOption,
     chosen,
 )
-from murmur.run_folder.lock import beside, locked
+from murmur.core.path_checks import folder_to_write
+from murmur.recognition.export import Cmvn, Kind, Wish, check_place, export_run
+from murmur.recognition.trained_run import open_run
+from murmur.recognition.tuning import SearchRequest
+from murmur.run.folder.lock import beside, locked
+from murmur.run.timed import timed
 
 app = typer.Typer(add_completion=False)
 NORMALISATION, SEARCH = "Normalisation", "Search"

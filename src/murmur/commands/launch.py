@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from murmur.worlds.torch.environment import Place, cores_here, threads_per_learner
-from murmur.worlds.torch.launch import Launch
+from murmur.execution.cores import cores_here
+from murmur.worlds.process.launch.environment import Place, threads_per_learner
+from murmur.worlds.process.launch.launcher import Launch
 
 app = typer.Typer(add_completion=False)
 ANY = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}

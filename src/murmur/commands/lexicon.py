@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from murmur.commands.checks import file_to_read, folder_to_write
 from murmur.commands.lm import check_text, sentences_of
-from murmur.mistakes import SettingError
-from murmur.recipes.pronouncing import Guess, guesser
-from murmur.speech.lexicon import read_lexicon, without_stress
-from murmur.speech.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete
-from murmur.speech.spelling import Digits
-from murmur.speech.synth import check_installed
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import file_to_read, folder_to_write
+from murmur.speech.corpus.synth import check_installed
+from murmur.speech.lexicon.lexicon import read_lexicon, without_stress
+from murmur.speech.lexicon.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete
+from murmur.speech.lexicon.spelling import Digits
+from murmur.tasks.pronouncing import Guess, guesser
 
 app = typer.Typer(add_completion=False)
 GUESSES = "Words that the base lacks"

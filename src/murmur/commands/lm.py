@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.checks import file_to_read, file_to_write
-from murmur.commands.timed import timed
-from murmur.mistakes import SettingError
-from murmur.speech.arpa import read_arpa, write_arpa
-from murmur.speech.entropy_pruning import prune
-from murmur.speech.kaldi_dir import read_table
-from murmur.speech.kneser_ney import UNKNOWN, KneserNey, frequent_words
-from murmur.speech.ngram import NgramModel, perplexity
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import file_to_read, file_to_write
+from murmur.run.timed import timed
+from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.speech.language_model.arpa import read_arpa, write_arpa
+from murmur.speech.language_model.entropy_pruning import prune
+from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words
+from murmur.speech.language_model.ngram import NgramModel, perplexity
 
 app = typer.Typer(
     help="Language models in ARPA format: train (modified Kneser-Ney), prune (relative entropy), perplexity.\n\n"

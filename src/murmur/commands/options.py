@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from murmur.engine.experiment import Experiment
-from murmur.settings import configure, load
-from murmur.trained import Choice
+from murmur.run.saved_model import Choice
 
 Source = Annotated[
     str, typer.Argument(metavar="EXPERIMENT", help="A Python file with experiment(), or a recipe's name.")
@@ -44,13 +41,3 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="Run the Python file that the run's run.json names, though another user wrote it."),
 ]
-
-
-def resolved(source: str, settings: Sequence[str], jobs: int | None = None) -> Experiment:
-    """The experiment of a command line; `jobs` sets task.jobs.
-
-    Raises:
-        SettingError: an unknown name, or a value that does not fit.
-    """
-    more = [] if jobs is None else [f"task.jobs={jobs}"]
-    return configure(load(source), [*settings, *more], source=source)

@@ -11,17 +11,17 @@ import torch
 import typer
 from rich.console import Console
 
-from murmur.commands.checks import file_to_write, folder_to_write
-from murmur.commands.task_checks import task_to_do
-from murmur.compared.rows import Row, Rows
-from murmur.mistakes import SettingError, nearest
-from murmur.recipes.papers.all import STUDIES
-from murmur.recipes.papers.cell import Cell, Material
-from murmur.recipes.papers.page import HEAD, PAGE, write
-from murmur.recipes.papers.run import Missing, Runner
-from murmur.recipes.papers.study import Study
+from murmur.core.errors import SettingError, nearest
+from murmur.core.path_checks import file_to_write, folder_to_write
 from murmur.report.terminal_table import TerminalTable
-from murmur.run_folder.lock import LOCK, locked
+from murmur.run.folder.lock import LOCK, locked
+from murmur.run.task_checks import task_to_do
+from murmur.studies.comparison.rows import Row, Rows
+from murmur.studies.papers.all import STUDIES
+from murmur.studies.papers.cell import Cell, Material
+from murmur.studies.papers.page import HEAD, PAGE, write
+from murmur.studies.papers.run import Missing, Runner
+from murmur.studies.papers.study import Study
 
 app = typer.Typer(add_completion=False)
 Names = Annotated[

@@ -10,24 +10,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from murmur.commands.checks import file_to_write
 from murmur.commands.cluster_options import KINDS, Chosen, Jitter, ModelBytes, Step, Stragglers
-from murmur.commands.dry_run import first_steps
-from murmur.commands.options import Settings, resolved
-from murmur.commands.timed import timed
+from murmur.commands.options import Settings
+from murmur.core.errors import SettingError
+from murmur.core.flat import Layout
+from murmur.core.learner import Strategy
+from murmur.core.path_checks import file_to_write
 from murmur.engine.experiment import Experiment
 from murmur.engine.seeds import seed_of, seed_torch
-from murmur.flat import Layout
-from murmur.learner import Strategy
-from murmur.mistakes import SettingError
-from murmur.plan.figure import draw_scaling
-from murmur.plan.measure import measure_machine
-from murmur.plan.table import Row, ranked, scaled, shown
-from murmur.plan.work import FRAMES_PER_SECOND, Work, step_seconds
 from murmur.recipes.toy import ToyTask
 from murmur.report.terminal_table import TerminalTable
-from murmur.settings import configure
-from murmur.simulated.words import compute_times, kind_of
+from murmur.run.configuration import configure, resolved
+from murmur.run.dry_run import first_steps
+from murmur.run.timed import timed
+from murmur.simulation.parse import compute_times, kind_of
+from murmur.simulation.planner.figure import draw_scaling
+from murmur.simulation.planner.measure import measure_machine
+from murmur.simulation.planner.table import Row, ranked, scaled, shown
+from murmur.simulation.planner.work import FRAMES_PER_SECOND, Work, step_seconds
 from murmur.strategies import SyncSGD
 from murmur.worlds.virtual.cluster import ComputeTime, Link
 from murmur.worlds.virtual.presets import Preset

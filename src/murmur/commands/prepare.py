@@ -8,19 +8,19 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.checks import folder_to_write
-from murmur.commands.options import Jobs, Settings, resolved
-from murmur.commands.preparation import tell_preparation
+from murmur.commands.options import Jobs, Settings
 from murmur.commands.prepare_corpus import From, prepare_corpus, show_corpora
-from murmur.commands.prepare_data import Kind, Making, Wanted, check, prepare_data
-from murmur.commands.task_checks import task_to_do
-from murmur.commands.timed import timed
-from murmur.mistakes import SettingError
-from murmur.run_folder.lock import beside, locked
-from murmur.settings import recipe_names
-from murmur.speech.cmvn import Scope
-from murmur.speech.frame_store import Storage
-from murmur.speech.published.catalogue import CORPORA
+from murmur.core.errors import SettingError, nearest
+from murmur.core.path_checks import folder_to_write
+from murmur.run.configuration import recipe_names, resolved
+from murmur.run.folder.lock import beside, locked
+from murmur.run.preparation import tell_preparation
+from murmur.run.task_checks import task_to_do
+from murmur.run.timed import timed
+from murmur.speech.corpus.published.catalogue import CORPORA
+from murmur.speech.features.cmvn import Scope
+from murmur.speech.features.frame_store import Storage
+from murmur.tasks.prepare_data import Kind, Making, Wanted, check, prepare_data
 
 app = typer.Typer(add_completion=False)
 CACHE, SETS = Path("runs/cache"), Path("corpora")
@@ -153,6 +153,9 @@ def prepare_set(name: str, places: From, out: Path, jobs: int) -> None:
 
 def prepare_features(source: str, wanted: Wanted, how: Making) -> None:
     """Make features of data, with the lock of their folder."""
+    if not Path(source).exists():
+        known = nearest(source, recipe_names())
+        raise SettingError(f"{source!r} is no folder, no manifest, no .py file and no recipe{known}")
     check(source, wanted, how.out)
     with locked(beside(how.out)):
         prepare_data(source, wanted, how)

@@ -10,12 +10,12 @@ from typing import Any
 
 import typer
 
-from murmur.commands.timed import timed
-from murmur.mistakes import SettingError, nearest
-from murmur.recipes.corpora import HELD_OUT
-from murmur.speech.published.catalogue import CORPORA, Part, Published
-from murmur.speech.published.fetch import fetch
-from murmur.speech.published.written import write_set
+from murmur.core.errors import SettingError, nearest
+from murmur.run.timed import timed
+from murmur.speech.corpus.published.catalogue import CORPORA, Part, Published
+from murmur.speech.corpus.published.dataset_writer import write_set
+from murmur.speech.corpus.published.fetch import fetch
+from murmur.tasks.corpora import HELD_OUT
 
 DEV_OF_UTTERANCES = ("yesno",)  # recipes that take dev from the utterances of train, not from its speakers
 FEW_WORDS = 200  # below, an error rate moves by half a percent with every error

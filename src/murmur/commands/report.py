@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.checks import file_to_write, folder_to_write
-from murmur.commands.timed import timed
-from murmur.mistakes import SettingError
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import file_to_write, folder_to_write
 from murmur.report.events import write_events
 from murmur.report.page import write_report
+from murmur.run.timed import timed
 
 app = typer.Typer(add_completion=False)
 

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.checks import file_to_read, file_to_write
-from murmur.mistakes import SettingError
-from murmur.speech.bootstrap import compare, interval
-from murmur.speech.error_report import write_error_report
-from murmur.speech.kaldi_dir import read_table
-from murmur.speech.wer import ErrorRate, Unit, score_by_group, score_utterances, total_of
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import file_to_read, file_to_write
+from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.speech.decoding.bootstrap import compare, interval
+from murmur.speech.decoding.error_report import write_error_report
+from murmur.speech.decoding.wer import ErrorRate, Unit, score_by_group, score_utterances, total_of
 
 app = typer.Typer(add_completion=False)
 FEW_SPEAKERS = 8  # with fewer, whole speakers say nothing about spread: utterances are drawn

@@ -11,9 +11,10 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.options import Settings, Source, resolved
-from murmur.mistakes import SettingError, nearest
-from murmur.setting_list import Setting, settings_of
+from murmur.commands.options import Settings, Source
+from murmur.core.errors import SettingError, nearest
+from murmur.run.configuration import resolved
+from murmur.run.setting_list import Setting, settings_of
 
 app = typer.Typer(add_completion=False)
 WIDTH = 80  # columns

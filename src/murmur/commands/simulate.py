@@ -13,25 +13,26 @@ import torch
 import typer
 from rich.console import Console
 
-from murmur.commands.checks import folder_to_write
 from murmur.commands.cluster_options import KINDS, Chosen, Jitter, Step, Stragglers
-from murmur.commands.dry_run import first_steps
 from murmur.commands.options import Settings, Source
-from murmur.commands.task_checks import task_to_do, tested_model
-from murmur.commands.timed import timed
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import folder_to_write
 from murmur.engine.seeds import seed_of, seed_torch
-from murmur.mistakes import SettingError
+from murmur.execution.cores import cores_here
 from murmur.report.page import check_installed
 from murmur.report.read import ReportError
-from murmur.run_folder.contents import refuse_work
-from murmur.run_folder.lock import LOCK, locked
-from murmur.run_folder.opened import LATEST, WAYS, chosen_folder
-from murmur.simulated.account import Account
-from murmur.simulated.picture import draw_accounts
-from murmur.simulated.run import Failure, side_by_side
-from murmur.simulated.scenario import KIND, LEARNERS, Scenario, Simulation
-from murmur.simulated.tables import cards_table, learners_table, marks_table, speed_table, traffic_table
-from murmur.worlds.torch.environment import cores_here, threads_per_learner
+from murmur.run.dry_run import first_steps
+from murmur.run.folder.contents import refuse_work
+from murmur.run.folder.lock import LOCK, locked
+from murmur.run.folder.opened import LATEST, WAYS, chosen_folder
+from murmur.run.task_checks import task_to_do, tested_model
+from murmur.run.timed import timed
+from murmur.simulation.account import Account
+from murmur.simulation.picture import draw_accounts
+from murmur.simulation.run import Failure, side_by_side
+from murmur.simulation.scenario import KIND, LEARNERS, Scenario, Simulation
+from murmur.simulation.tables import cards_table, learners_table, marks_table, speed_table, traffic_table
+from murmur.worlds.process.launch.environment import threads_per_learner
 
 app = typer.Typer(add_completion=False)
 CLUSTER, TROUBLE, HOW = "The cluster", "What goes wrong", "How it is run"

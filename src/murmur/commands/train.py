@@ -8,16 +8,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from murmur.commands.checks import folder_to_write
-from murmur.commands.dry_run import dry_run
 from murmur.commands.options import Settings, Source, TestedWeights
-from murmur.commands.preparation import tell_preparation
-from murmur.commands.task_checks import model_to_read, task_to_do, tested_model
-from murmur.mistakes import SettingError
-from murmur.run_folder.opened import LATEST
-from murmur.training import RECOGNISED, Request, train
-from murmur.worlds.torch.environment import place_of
-from murmur.worlds.torch.secret import from_file
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import folder_to_write
+from murmur.run.dry_run import dry_run
+from murmur.run.folder.opened import LATEST
+from murmur.run.preparation import tell_preparation
+from murmur.run.task_checks import model_to_read, task_to_do, tested_model
+from murmur.run.training import RECOGNISED, Request, train
+from murmur.worlds.process.launch.environment import place_of
+from murmur.worlds.process.launch.secret import from_file
 
 app = typer.Typer(add_completion=False)
 

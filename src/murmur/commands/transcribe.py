@@ -13,13 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from murmur.commands.checks import folder_to_write
-from murmur.commands.exported_model import exported_transcriber, looks_exported
 from murmur.commands.options import OfRun, Settings, Trust, Weights
-from murmur.commands.task_checks import model_to_read
-from murmur.commands.trained_run import open_run
-from murmur.commands.transcriber import Transcriber, transcriber
-from murmur.commands.tuning import SearchRequest
 from murmur.commands.vocabulary_options import (
     DevOption,
     GrammarOption,
@@ -29,12 +23,18 @@ from murmur.commands.vocabulary_options import (
     WordsOption,
     chosen,
 )
-from murmur.engine.checkpoint import write_whole
-from murmur.mistakes import SettingError
-from murmur.speech.corpus import CorpusError
-from murmur.speech.recordings import Recording, read_recording, read_stream
-from murmur.speech.transcript import FORMATS, SUFFIXES, Transcript, readable
-from murmur.trained import Choice
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import folder_to_write
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.recognition.exported_model import exported_transcriber, looks_exported
+from murmur.recognition.trained_run import open_run
+from murmur.recognition.transcriber import Transcriber, transcriber
+from murmur.recognition.tuning import SearchRequest
+from murmur.run.saved_model import Choice
+from murmur.run.task_checks import model_to_read
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.recordings import Recording, read_recording, read_stream
+from murmur.speech.decoding.transcript import FORMATS, SUFFIXES, Transcript, readable
 
 app = typer.Typer(add_completion=False)
 STDIN = "-"

@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.checks import file_to_read
-from murmur.mistakes import SettingError
-from murmur.recipes.ctc import CtcTask
-from murmur.recipes.ctc_decode import GREEDY
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import LOOP, ONE_WORD
-from murmur.recipes.vocabulary import Kind, Vocabulary, WhichGuess
-from murmur.speech.grammar_file import looks_like_arpa
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import file_to_read
+from murmur.speech.language_model.grammar_file import looks_like_arpa
+from murmur.tasks.ctc.decode import GREEDY
+from murmur.tasks.hybrid.config import LOOP, ONE_WORD
+from murmur.tasks.vocabulary import Kind, Vocabulary, WhichGuess
 
 OWN = "Words of your own (docs/my_vocabulary.md)"
 
@@ -79,18 +77,6 @@ def chosen(
         option = "--lexicon" if lexicon is not None else "--guess"
         raise SettingError(f"{option} is for words of your own: give a --grammar FILE, --lm or --words too")
     return grammar
-
-
-def check_grammar(task: HybridTask | CtcTask, grammar: str | Vocabulary | None) -> None:
-    """Check that there is such a grammar, and that the file of one's own can be read.
-
-    Raises:
-        ValueError: names what is missing or wrong.
-    """
-    if isinstance(grammar, Vocabulary):
-        _ = grammar.content
-    elif grammar is not None:
-        task.check_grammar(grammar, "--grammar")
 
 
 def _file(grammar: str | None) -> Path | None:

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from murmur.mistakes import SettingError
+from murmur.core.errors import SettingError
+from murmur.core.stop_signals import Stopped
 from murmur.report.frame import frame
 from murmur.report.watched import ENDINGS, Watched
-from murmur.stopping import Stopped
 
 app = typer.Typer(add_completion=False)
 

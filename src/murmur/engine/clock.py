@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from murmur.trace import EVALUATION
-from murmur.world import Seat
+from murmur.core.trace import EVALUATION
+from murmur.core.world import Seat
 
 
 @dataclass(frozen=True)

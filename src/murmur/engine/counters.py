@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from murmur.group import Group
+from murmur.core.group import Group
 
 log = logging.getLogger(__name__)
 BETWEEN = 10

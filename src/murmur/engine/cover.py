@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from murmur.group import Group
-from murmur.mistakes import IncompleteRun
-from murmur.world import Seat
+from murmur.core.errors import IncompleteRun
+from murmur.core.group import Group
+from murmur.core.world import Seat
 
 PRIME = 2**44 - 17  # so that sums over 2^16 learners fit into a counter
 BASE = 0x5DEECE66D

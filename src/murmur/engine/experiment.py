@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import blake2b
 from typing import Any
 
+from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
-from murmur.engine.optimizer import SGD, OptimizerFactory
+from murmur.engine.optim.optimizer import SGD, OptimizerFactory
 from murmur.engine.schedule import Constant, Schedule
 from murmur.engine.task import Task
-from murmur.learner import Strategy
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 
 import torch
 
+from murmur.core.learner import Learner
+from murmur.core.trace import COMPUTE, DATA
 from murmur.engine.record import Record, StragglerRecord
-from murmur.engine.source import TaskSource
 from murmur.engine.stragglers import Estimate, Link, Straggler, Stragglers, Window
-from murmur.learner import Learner
-from murmur.trace import COMPUTE, DATA
+from murmur.engine.task_source import TaskSource
 
 log = logging.getLogger(__name__)
 

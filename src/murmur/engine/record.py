@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from murmur.mistakes import not_written
-from murmur.trace import Span
+from murmur.core.errors import not_written
+from murmur.core.trace import Span
 
 
 @dataclass(frozen=True)

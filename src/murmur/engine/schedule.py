@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from murmur.learner import Progress
+from murmur.core.learner import Progress
 
 __all__ = [
     "Constant",

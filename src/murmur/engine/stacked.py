@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from murmur.drawing import Drawing
+from murmur.core.flat import Layout
+from murmur.core.pending_gradient import Drawing
+from murmur.core.source import Gradient
 from murmur.engine.experiment import Experiment
-from murmur.engine.source import TaskSource
 from murmur.engine.task import Stackable
-from murmur.flat import Layout
-from murmur.source import Gradient
+from murmur.engine.task_source import TaskSource
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 

@@ -11,24 +11,24 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from murmur.core.flat import Layout, is_finite
+from murmur.core.group import Group, WorldMismatch
+from murmur.core.learner import Learner
+from murmur.core.membership import ENDED, Halted, RunOver
+from murmur.core.weights import Weights
+from murmur.core.world import Seat, World
+from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
 from murmur.engine import cover
-from murmur.engine.checkpoint import Checkpoints, write_pair, write_whole
+from murmur.engine.checkpoints.checkpoint import Checkpoints, write_pair, write_whole
+from murmur.engine.checkpoints.resume import Resume, forget_position, join_late, resume
 from murmur.engine.counters import ADVICE, tell_bad_numbers
+from murmur.engine.elastic_run import run_strategy
+from murmur.engine.evaluation_points import Marks, consensus_tensors
 from murmur.engine.experiment import Experiment
-from murmur.engine.halt import Asked
-from murmur.engine.marks import Marks, consensus_tensors
-from murmur.engine.outlive import run_strategy
+from murmur.engine.graceful_stop import Asked
 from murmur.engine.pace import EVERY_SECONDS, Pace
 from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, finish_trace
-from murmur.engine.resume import Resume, forget_position, join_late, resume
-from murmur.engine.source import TaskSource
-from murmur.flat import Layout, is_finite
-from murmur.group import Group, WorldMismatch
-from murmur.learner import Learner
-from murmur.reunion import POLL_SECONDS, LeftBehind
-from murmur.roll import ENDED, Halted, RunOver
-from murmur.weights import Weights
-from murmur.world import Seat, World
+from murmur.engine.task_source import TaskSource
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from pathlib import Path
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
+from murmur.engine.optim.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, Decoding, HmmStages, Search
-from murmur.speech.augment import SpecAugment
+from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
+from murmur.tasks.hybrid.config import Chunks, Decoding, HmmStages, Search
+from murmur.tasks.hybrid.task import HybridTask
 
 TRIPHONE = EmConfig(gaussians=2000, passes=16, grow_passes=12, align_passes=(3, 5, 7, 10, 13), min_gaussian_frames=10.0)
 

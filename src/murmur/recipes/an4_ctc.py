@@ -14,12 +14,12 @@ from pathlib import Path
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
+from murmur.engine.optim.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.recipes.ctc import CtcTask
-from murmur.recipes.ctc_decode import CtcDecoding
-from murmur.speech.augment import SpecAugment
+from murmur.speech.features.augment import SpecAugment
 from murmur.strategies import KAVG
+from murmur.tasks.ctc.decode import CtcDecoding
+from murmur.tasks.ctc.task import CtcTask
 
 
 def experiment() -> Experiment:

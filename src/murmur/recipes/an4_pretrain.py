@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from murmur.engine.experiment import Experiment
 from murmur.recipes import an4
-from murmur.recipes.hybrid import HybridTask
 from murmur.recipes.pretrain import stack_of
 from murmur.speech.models import Dnn
+from murmur.tasks.hybrid.task import HybridTask
 
 
 def experiment() -> Experiment:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
+from murmur.engine.optim.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages
-from murmur.speech.augment import SpecAugment
+from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import KAVG
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages
+from murmur.tasks.hybrid.task import HybridTask
 
 MONOPHONE = EmConfig(gaussians=600, passes=20, grow_passes=15, align_passes=(*range(2, 11), 12, 14, 16, 18))
 

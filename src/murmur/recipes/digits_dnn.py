@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.recipes import digits_demo
-from murmur.recipes.hybrid import HybridTask
 from murmur.recipes.pretrain import SMALL
+from murmur.tasks.hybrid.task import HybridTask
 
 
 def experiment() -> Experiment:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
+from murmur.engine.optim.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages, Search
-from murmur.speech.augment import SpecAugment
+from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.task import HybridTask
 
 MONOPHONE = EmConfig(gaussians=600, passes=20, grow_passes=15, align_passes=(*range(2, 11), 12, 14, 16, 18))
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
+from murmur.engine.optim.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Decoding, FrontEnd, Search
-from murmur.speech.augment import SpecAugment
+from murmur.speech.features.augment import SpecAugment
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
+from murmur.tasks.hybrid.config import Decoding, FrontEnd, Search
+from murmur.tasks.hybrid.task import HybridTask
 
 
 def experiment() -> Experiment:

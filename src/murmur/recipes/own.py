@@ -14,16 +14,16 @@ from pathlib import Path
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
+from murmur.engine.optim.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages, Search
-from murmur.speech.augment import SpecAugment
+from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.task import HybridTask
 
 MONOPHONE = EmConfig(gaussians=600, passes=20, grow_passes=15, align_passes=(*range(2, 11), 12, 14, 16, 18))
 TRIPHONE = EmConfig(gaussians=1500, passes=14, grow_passes=10, align_passes=(4, 7, 10), min_gaussian_frames=15.0)

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD
 from murmur.engine.seeds import seed_of
 from murmur.engine.task import Loss, Score
 from murmur.strategies import KAVG

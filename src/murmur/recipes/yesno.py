@@ -11,14 +11,14 @@ from pathlib import Path
 
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optimizer import Adam
+from murmur.engine.optim.optimizer import Adam
 from murmur.engine.schedule import Cosine
-from murmur.recipes.hybrid import HybridTask
-from murmur.recipes.hybrid_config import Chunks, Decoding, FrontEnd, HmmStages, Search
-from murmur.speech.augment import SpecAugment
+from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.monophone import MonophoneConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.task import HybridTask
 
 MONOPHONE = MonophoneConfig(gaussians=60, flat_starts=6)
 # Digital silence that turns into room noise looks like a word to a model that believes its scores: keep them small.

@@ -10,8 +10,8 @@ from typing import Any
 
 from murmur.report.read import Run
 from murmur.report.verdict import last_logprob
-from murmur.run_folder.contents import written
-from murmur.run_folder.state import state_of
+from murmur.run.folder.contents import written
+from murmur.run.folder.state import state_of
 
 COLUMNS = (
     "run",

@@ -17,7 +17,7 @@ from murmur.report.about import strategy_of
 from murmur.report.names import names_of
 from murmur.report.read import ReportError, Run, read_run
 from murmur.report.records import KINDS, is_number
-from murmur.run_folder.contents import written
+from murmur.run.folder.contents import written
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter

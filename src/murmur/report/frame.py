@@ -15,7 +15,7 @@ from murmur.report.drawn import short
 from murmur.report.records import is_number
 from murmur.report.terminal_table import TerminalTable
 from murmur.report.watched import ENDINGS, QUIET_SECONDS, Watched
-from murmur.run_folder.state import state_of
+from murmur.run.folder.state import state_of
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 24

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from murmur.mixing import ALL, Mixing, contraction, matrix
+from murmur.core.mixing import ALL, Mixing, contraction, matrix
 from murmur.report.drawn import (
     BAR_INCHES,
     COLOURS,

@@ -13,7 +13,7 @@ from typing import Any
 from murmur.report.records import Records, is_number
 from murmur.report.slow import WORDS
 from murmur.report.tail import Tail
-from murmur.run_folder.state import state_of
+from murmur.run.folder.state import state_of
 
 RECENT = 200  # records, of which speed is told
 INTERVALS = 30  # of a learner's own steps

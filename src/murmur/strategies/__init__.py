@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from murmur import mixing
-from murmur.learner import Strategy
+from murmur.core import mixing
+from murmur.core.learner import Strategy
 from murmur.strategies import adaptive_rules, averaging_rules
 from murmur.strategies.adaptive_kavg import AdaptiveKAVG
 from murmur.strategies.adpsgd import ADPSGD

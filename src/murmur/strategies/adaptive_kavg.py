@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import torch
 
-from murmur.facts import allreduce_vectors
-from murmur.learner import Learner, Progress
-from murmur.source import SKIPPED_SAMPLES
+from murmur.core.facts import allreduce_vectors
+from murmur.core.learner import Learner, Progress
+from murmur.core.source import SKIPPED_SAMPLES
 from murmur.strategies.adaptive_rules import AdaComm, Rule, Stages, Standing
 
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from murmur.learner import Progress
+from murmur.core.learner import Progress
 
 
 @dataclass(frozen=True)

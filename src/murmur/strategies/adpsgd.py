@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from murmur.facts import Planner, mixing_vectors
-from murmur.learner import Learner
-from murmur.mixing import Mixing, ring
+from murmur.core.facts import Planner, mixing_vectors
+from murmur.core.learner import Learner
+from murmur.core.mixing import Mixing, ring
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from murmur.facts import Planner
-from murmur.flat import is_finite
-from murmur.learner import Learner
+from murmur.core.facts import Planner
+from murmur.core.flat import is_finite
+from murmur.core.learner import Learner
 
 
 def undamped(age: int) -> float:  # noqa: ARG001 - old gradients count like fresh ones

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from murmur.facts import Planner, mixing_vectors
-from murmur.group import Group
-from murmur.learner import Learner
-from murmur.mixing import Mixing, uniform
+from murmur.core.facts import Planner, mixing_vectors
+from murmur.core.group import Group
+from murmur.core.learner import Learner
+from murmur.core.mixing import Mixing, uniform
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,18 @@
     mean_i x_i        ->  mean_i D(x_i + e_i),       e_i <- x_i + e_i - D(x_i + e_i)
     w_i + T (x_j - x_i)  ->  w_i + T (D(x_j) - D(x_i))
 
-D: what arrives of a vector. See `murmur.exchange`. Evaluation, checkpoints and the first and last exchange of a run
-keep full precision, but the models that a mean gave have been through the format. At one learner nothing is rounded.
+D: what arrives of a vector. See `murmur.core.compression`. Evaluation, checkpoints and the first and last exchange of a
+run keep full precision, but the models that a mean gave have been through the format. At one learner nothing is
+rounded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from murmur.exchange import FORMATS, FormatGroup
-from murmur.facts import FactsOfInner, vectors_of
-from murmur.learner import Learner, Strategy
+from murmur.core.compression import FORMATS, FormatGroup
+from murmur.core.facts import FactsOfInner, vectors_of
+from murmur.core.learner import Learner, Strategy
 from murmur.strategies.kavg import KAVG
 
 

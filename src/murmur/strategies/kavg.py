@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from murmur.facts import Planner, allreduce_vectors
-from murmur.learner import Learner
+from murmur.core.facts import Planner, allreduce_vectors
+from murmur.core.learner import Learner
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from murmur.facts import Facts, FactsOfInner, vectors_of
-from murmur.group import Group, GroupAround
-from murmur.learner import Learner, Strategy
-from murmur.roll import NOTHING, Preparation, Roll, View
+from murmur.core.facts import Facts, FactsOfInner, vectors_of
+from murmur.core.group import Group, GroupAround
+from murmur.core.learner import Learner, Strategy
+from murmur.core.membership import NOTHING, Preparation, Roll, View
 from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD
 
@@ -102,6 +103,7 @@ class OwnShares(FactsOfInner):
     """`strategy` with shares dealt out before the run."""
 
     strategy: Strategy = field(default_factory=ADPSGD)
+    assigns_minibatches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.strategy, ASGD):

@@ -20,9 +20,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmur.facts import allreduce_vectors
-from murmur.learner import Learner
-from murmur.source import SKIPPED_SAMPLES
+from murmur.core.facts import allreduce_vectors
+from murmur.core.learner import Learner
+from murmur.core.source import SKIPPED_SAMPLES
 from murmur.strategies.averaging_rules import (
     Jobs,
     MaxChange,

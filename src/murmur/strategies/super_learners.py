@@ -3,7 +3,8 @@
     G_s = sum_i n_i g_i(w_s) / sum_i n_i      i: the learners of node s;      then `outer` with G_s in the place of g
 
 `SuperLearners(ADPSGD(), 8)` is H-ADPSGD: sums inside nodes of eight behind the backward pass, an asynchronous ring
-among the nodes. Zhang et al. 2019. With SyncSGD as `outer` it is SyncSGD. How a node works together: `murmur.node`.
+among the nodes. Zhang et al. 2019. With SyncSGD as `outer` it is SyncSGD. How a node works together:
+`murmur.core.super_learner`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from murmur.facts import Facts, FactsOfInner, Planner, allreduce_vectors, vectors_of
-from murmur.learner import Learner, Strategy
-from murmur.node import Leader, follow
-from murmur.roll import Halted, RunOver
+from murmur.core.facts import Facts, FactsOfInner, Planner, allreduce_vectors, vectors_of
+from murmur.core.learner import Learner, Strategy
+from murmur.core.membership import Halted, RunOver
+from murmur.core.super_learner import Leader, follow
 from murmur.strategies.adpsgd import ADPSGD
 
 

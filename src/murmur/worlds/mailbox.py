@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from murmur.group import Letter
+from murmur.core.group import Letter
 
 
 class PostOffice(Protocol):

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from murmur.group import PeerLost
-from murmur.trace import COMPUTE, DATA, Span, Trace
-from murmur.world import Seat, drive
+from murmur.core.group import PeerLost
+from murmur.core.trace import COMPUTE, DATA, Span, Trace
+from murmur.core.world import Seat, drive
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from murmur.group import Group, Letter, PeerLost, check_alike, weighted_mean
-from murmur.roll import LocalRoll, Register, Roll, View
-from murmur.trace import COMMUNICATING, COMPUTE, WAITING, Span, Trace
-from murmur.world import Program
+from murmur.core.group import Group, Letter, PeerLost, check_alike, weighted_mean
+from murmur.core.membership import LocalRoll, Register, Roll, View
+from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span, Trace
+from murmur.core.world import Program
 from murmur.worlds.mailbox import Mailbox
 from murmur.worlds.real import Activity, RealSeat
 

@@ -11,7 +11,13 @@ from dense_fisher import DenseFisher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.engine.natural_gradient.fisher import FisherConfig, OnlineFisher, Rows, orthonormal_rows, orthonormalised
+from murmur.engine.optim.natural_gradient.fisher import (
+    FisherConfig,
+    OnlineFisher,
+    Rows,
+    orthonormal_rows,
+    orthonormalised,
+)
 
 
 def drawn(rng: np.random.Generator, N: int, D: int, scale: float = 1.0) -> np.ndarray:

@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from murmur.engine.natural_gradient import FisherConfig, Preconditioning
-from murmur.engine.natural_gradient.fisher import OnlineFisher, Rows
-from murmur.engine.natural_gradient.stack import LstmStack
+from murmur.engine.optim.natural_gradient import FisherConfig, Preconditioning
+from murmur.engine.optim.natural_gradient.fisher import OnlineFisher, Rows
+from murmur.engine.optim.natural_gradient.stack import LstmStack
 
 CONFIG = FisherConfig(rank_in=3, rank_out=4, history_samples=60.0, update_period=2)
 

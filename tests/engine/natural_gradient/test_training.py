@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from murmur.core.learner import Learner, Strategy
 from murmur.engine.budget import Budget
-from murmur.engine.checkpoint import read_pair
+from murmur.engine.checkpoints.checkpoint import read_pair
 from murmur.engine.experiment import Experiment
-from murmur.engine.natural_gradient import FisherConfig
-from murmur.engine.optimizer import SGD, NaturalGradientSGD
+from murmur.engine.optim.natural_gradient import FisherConfig
+from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
 from murmur.engine.trainer import Trainer
-from murmur.learner import Learner, Strategy
 from murmur.recipes.toy import ToyTask
-from murmur.settings import configure
+from murmur.run.configuration import configure
 from murmur.strategies import KAVG, ParameterAveraging, SyncSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.world import VirtualWorld

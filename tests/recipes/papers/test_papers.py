@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.compared.rows import Row, Rows
-from murmur.recipes.papers import asgd, frequency, rings, stragglers
-from murmur.recipes.papers.all import STUDIES
-from murmur.recipes.papers.cell import Cell, Material
-from murmur.recipes.papers.page import write
-from murmur.recipes.papers.run import Missing, Runner, loss
-from murmur.recipes.papers.study import at_most, lower, speed_up
-from murmur.speech.bootstrap import Interval
+from murmur.speech.decoding.bootstrap import Interval
+from murmur.studies.comparison.rows import Row, Rows
+from murmur.studies.papers import asgd, frequency, rings, stragglers
+from murmur.studies.papers.all import STUDIES
+from murmur.studies.papers.cell import Cell, Material
+from murmur.studies.papers.page import write
+from murmur.studies.papers.run import Missing, Runner, loss
+from murmur.studies.papers.study import at_most, lower, speed_up
 from murmur.worlds.virtual.world import VirtualWorld
 
 PRIOR = 4.0

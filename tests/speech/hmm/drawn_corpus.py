@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from murmur.speech.hmm.topology import num_states
-from murmur.speech.lexicon import Lang, make_lang
+from murmur.speech.lexicon.lexicon import Lang, make_lang
 
 WORDS = {"AB": ("a", "b"), "BC": ("b", "c"), "CA": ("c", "a"), "B": ("b",)}
 DIM = 4

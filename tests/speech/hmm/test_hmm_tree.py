@@ -11,7 +11,7 @@ from murmur.speech.hmm.questions import cluster_phones, derive_questions
 from murmur.speech.hmm.topology import make_topology, num_states
 from murmur.speech.hmm.tree import Leaf, Question, Tree, context_dependency, monophone_tree, tree_bytes
 from murmur.speech.hmm.tree_stats import TreeStats, log_likelihood, merge_stats, sum_by_key
-from murmur.speech.lexicon import make_lang
+from murmur.speech.lexicon.lexicon import make_lang
 
 LANG = make_lang([("W", ("a", "b", "c"))])
 

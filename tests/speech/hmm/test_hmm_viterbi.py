@@ -23,7 +23,7 @@ from murmur.speech.hmm.viterbi import (
     gmm_scores,
     matrix_scores,
 )
-from murmur.speech.lexicon import make_lang
+from murmur.speech.lexicon.lexicon import make_lang
 
 LANG = make_lang([("A", ("a",)), ("A", ("b",)), ("C", ("c",))], silence_probability=0.3)
 WIDE = AlignOptions(acoustic_scale=0.7, transition_scale=0.8, self_loop_scale=0.6, beam=1e4, retry_beam=2e4)

@@ -18,8 +18,8 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
+from murmur.execution.workers import PATIENCE_SECONDS, Worker, end_workers, start_worker, wait_for_reason
 from murmur.speech.hmm.phone_arcs import IntArray
-from murmur.speech.workers import PATIENCE_SECONDS, Worker, end_workers, start_worker, wait_for_reason
 
 BLOCK_FRAMES = 25_000
 MAX_BLOCKS = 64

@@ -20,7 +20,7 @@ from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.topology import num_states
 from murmur.speech.hmm.tree import Leaf, Question, Tree
 from murmur.speech.hmm.tree_stats import TreeStats, log_likelihood
-from murmur.speech.lexicon import Lang
+from murmur.speech.lexicon.lexicon import Lang
 
 NEIGHBOURS = (0, 2)
 

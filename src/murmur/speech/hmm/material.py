@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.speech.hmm.topology import shortest_words
-from murmur.speech.lexicon import Lang
+from murmur.speech.lexicon.lexicon import Lang
 
 Features = Mapping[str, NDArray[np.float32]]
 MAX_LOST = 0.01

@@ -19,7 +19,7 @@ from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.projection import Projection, project
 from murmur.speech.hmm.transitions import Transitions, make_transitions
 from murmur.speech.hmm.tree import Tree
-from murmur.speech.lexicon import Lang
+from murmur.speech.lexicon.lexicon import Lang
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.hmm.viterbi import AlignOptions
-from murmur.speech.lexicon import Lang
+from murmur.speech.lexicon.lexicon import Lang
 
 # After the flat start all states look alike: only a larger scale tells paths apart, and spares keeping every one.
 FLAT_START_SEARCH = AlignOptions(acoustic_scale=0.3, beam=10.0, retry_beam=40.0)

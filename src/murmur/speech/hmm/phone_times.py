@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from murmur.speech.corpus.atomic_file import write_text_whole
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.phone_arcs import IntArray
-from murmur.speech.whole_file import write_text_whole
 
 
 class PhoneTime(NamedTuple):

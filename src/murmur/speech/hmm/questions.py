@@ -11,7 +11,7 @@ import numpy as np
 
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.tree_stats import OUTSIDE, TreeStats, log_likelihood
-from murmur.speech.lexicon import Lang
+from murmur.speech.lexicon.lexicon import Lang
 
 
 def derive_questions(lang: Lang, stats: TreeStats) -> list[tuple[int, ...]]:

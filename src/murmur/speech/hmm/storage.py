@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.speech.damage import making_sense_of, read_arrays
+from murmur.speech.corpus.file_errors import making_sense_of, read_arrays
 from murmur.speech.hmm.mixtures import Mixtures
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.phone_arcs import IntArray
@@ -23,7 +23,7 @@ from murmur.speech.hmm.projection import Projection
 from murmur.speech.hmm.topology import num_states
 from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.hmm.tree import Tree
-from murmur.speech.lexicon import Lang
+from murmur.speech.lexicon.lexicon import Lang
 
 MODEL_FORMAT = "murmur HMM-GMM 1"
 AGAIN = "make it anew"

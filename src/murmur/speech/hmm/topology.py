@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import kaldi_hmm_gmm as khg
 
-from murmur.speech.lexicon import Lang
+from murmur.speech.lexicon.lexicon import Lang
 
 SPEECH_STATES = 3
 SILENCE_STATES = 5

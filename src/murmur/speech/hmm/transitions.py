@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from murmur.speech.hmm.phone_arcs import IntArray, PhoneArcs
 from murmur.speech.hmm.topology import make_topology
 from murmur.speech.hmm.tree import Tree, context_dependency
-from murmur.speech.lexicon import Lang
+from murmur.speech.lexicon.lexicon import Lang
 
 
 @dataclass(frozen=True)

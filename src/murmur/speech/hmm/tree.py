@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import kaldi_hmm_gmm as khg
 
 from murmur.speech.hmm.topology import num_states
-from murmur.speech.lexicon import Lang
+from murmur.speech.lexicon.lexicon import Lang
 
 
 class Question(NamedTuple):

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.transitions import Transitions
-from murmur.speech.lexicon import Lang
-from murmur.speech.lexicon_fst import training_lexicon
+from murmur.speech.lexicon.lexicon import Lang
+from murmur.speech.lexicon.lexicon_fst import training_lexicon
 
 
 @dataclass(frozen=True)

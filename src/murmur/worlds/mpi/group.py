@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from murmur.group import PeerLost
+from murmur.core.group import PeerLost
 from murmur.worlds.mpi.progress import Operation, Progress
-from murmur.worlds.torch.group import TorchGroup, Wiring
+from murmur.worlds.process.group import TorchGroup, Wiring
 
 SUMMED = (torch.float32, torch.float64, torch.int64)  # other types have no counterpart in MPI and travel as float32
 POLL_SECONDS = 1e-3

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from murmur.worlds.mailbox import Mailbox
 from murmur.worlds.mpi.progress import Progress
-from murmur.worlds.torch.mail import TYPES
+from murmur.worlds.process.transport.mail import TYPES
 
 LENGTH = struct.Struct("<I")
 ALIGNMENT = 16  # bytes: elements of every type may be used where they lie

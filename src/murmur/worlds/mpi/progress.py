@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from threading import Event, Lock, Thread
 from typing import Any
 
-from murmur.group import PeerLost
+from murmur.core.group import PeerLost
 
 Request = Any  # mpi4py.MPI.Request
 FIRST_PAUSE_SECONDS = 2e-5

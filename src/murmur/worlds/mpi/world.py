@@ -22,20 +22,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from murmur.group import PeerLost
-from murmur.roll import ENDED
-from murmur.trace import Span
-from murmur.world import Program, drive
+from murmur.core.group import PeerLost
+from murmur.core.membership import ENDED
+from murmur.core.trace import Span
+from murmur.core.world import Program, drive
 from murmur.worlds.mpi.group import MpiGroup, MpiWiring
 from murmur.worlds.mpi.mail import MpiMail
 from murmur.worlds.mpi.progress import Progress, settle
-from murmur.worlds.torch.door import listen
-from murmur.worlds.torch.environment import Place, meeting_host
-from murmur.worlds.torch.keyvalue import KeyValueClient, KeyValueServer
-from murmur.worlds.torch.netroll import NetRoll
-from murmur.worlds.torch.secret import draw
-from murmur.worlds.torch.store import NetStore
-from murmur.worlds.torch.world import POLL_SECONDS, TIMEOUT_SECONDS, TorchSeat, device_of
+from murmur.worlds.process.launch.environment import Place, meeting_host
+from murmur.worlds.process.launch.secret import draw
+from murmur.worlds.process.membership.client import NetRoll
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.torch_store import NetStore
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.world import POLL_SECONDS, TIMEOUT_SECONDS, TorchSeat, device_of
 
 T = TypeVar("T")
 LEASE_SECONDS = 30.0  # longer than elsewhere: a learner that is thought dead ends the run

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from murmur.trace import COMPUTE
+from murmur.core.trace import COMPUTE
 from murmur.worlds.virtual.collectives import ALLREDUCE
 
 ComputeTime = Callable[[int, int], float]  # (learner, its step) -> seconds

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmur.group import Group, Letter, PeerLost, check_alike, weighted_mean
-from murmur.roll import LocalRoll, Register
-from murmur.trace import COMMUNICATING, WAITING, Trace
+from murmur.core.group import Group, Letter, PeerLost, check_alike, weighted_mean
+from murmur.core.membership import LocalRoll, Register
+from murmur.core.trace import COMMUNICATING, WAITING, Trace
 from murmur.worlds.virtual.clock import Clock, Event
 from murmur.worlds.virtual.network import Network
 

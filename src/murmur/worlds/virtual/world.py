@@ -8,14 +8,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from murmur.drawing import Together
-from murmur.group import PeerLost
-from murmur.roll import Register
-from murmur.trace import COMPUTE, Span, Trace
-from murmur.world import Program, Seat
+from murmur.core.group import PeerLost
+from murmur.core.membership import Register
+from murmur.core.pending_gradient import Together
+from murmur.core.trace import COMPUTE, Span, Trace
+from murmur.core.world import Program, Seat
 from murmur.worlds.virtual.clock import Clock, Deadlock, Task
 from murmur.worlds.virtual.cluster import Cluster, Kill, Rejoin, Stop
-from murmur.worlds.virtual.desk import AtOnce, Desk, Gathered
+from murmur.worlds.virtual.executor import AtOnce, Desk, Gathered
 from murmur.worlds.virtual.group import Hub, VirtualGroup
 from murmur.worlds.virtual.network import Network
 

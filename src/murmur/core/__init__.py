@@ -1,0 +1,1 @@
+"""The kernel: what a strategy sees, and the values that worlds exchange."""

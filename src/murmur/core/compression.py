@@ -1,0 +1,220 @@
+"""Formats in which vectors travel between learners: half or a quarter of the bytes for a bounded error.
+
+A `Format` is a pure pair of functions. encode(x) is what goes on the wire; D(x) = decode(encode(x)) is what arrives:
+
+    float32, bfloat16, float16    the nearest number of that type (float16 saturates at 65504)
+    int8                          s round(x / s), one scale s = max |x| / 127 for every 256 elements
+
+D(D(x)) = D(x) to the bit. A `FormatGroup` is a group that speaks one:
+
+    mean      m = D(e + sum_i n_i D(x_i + e_i) / sum_i n_i); what rounding took off is kept and sent next time (e, e_i)
+    mix       w_i + sum_j T_ij (D(w_j) - D(w_i)): the own vector decoded too, or the mean of all weights would drift
+    post      D(x) arrives
+
+Error feedback: Seide et al. 2014, Karimireddy et al. 2019 (arXiv 1901.09847). Differences need none: w_i itself keeps
+what was rounded off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from murmur.core.group import Group, GroupAround, Letter, weighted_mean
+
+
+class Format(Protocol):
+    """How a vector looks on the wire. Not a number stays not a number: a failed run must not look well."""
+
+    def encode(self, x: Tensor) -> Tensor:
+        """What travels for the vector x (P,): a new one-dimensional tensor on the same device."""
+
+    def decode(self, code: Tensor, like: Tensor) -> Tensor:
+        """The vector that `code` stands for, with the shape, type and device of `like`.
+
+        Raises:
+            ValueError: `code` is not of a vector of that length.
+        """
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Every element as a number of type `dtype`."""
+
+    dtype: torch.dtype
+
+    def encode(self, x: Tensor) -> Tensor:
+        limit = torch.finfo(self.dtype).max
+        # Finite stays finite, because the rest can be sent later; infinity must stay visible.
+        kept = x if self.dtype != torch.float16 else torch.where(x.isinf(), x, x.clamp(-limit, limit))
+        return kept.to(self.dtype, copy=True).flatten()
+
+    def decode(self, code: Tensor, like: Tensor) -> Tensor:
+        if code.numel() != like.numel() or code.dtype != self.dtype:
+            raise ValueError(_mismatch(code, like, f"{like.numel()} elements of {self.dtype}"))
+        return code.to(like.device, like.dtype, copy=True).view(like.shape)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Eight bits an element and one float32 scale for `block` of them; bytes: the scales, then the elements."""
+
+    block: int = 256
+
+    def encode(self, x: Tensor) -> Tensor:
+        blocks = self._blocks(x.numel())
+        rows = pad(x.flatten().float(), (0, blocks * self.block - x.numel())).view(blocks, self.block)
+        scales = rows.abs().amax(1) / 127 if blocks else rows.new_empty(0)
+        levels = torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]
+        steps = (rows / levels).round_().clamp_(-127, 127).nan_to_num_(0.0).to(torch.int8)
+        return torch.cat([scales.view(torch.uint8), steps.view(torch.uint8).flatten()[: x.numel()]])
+
+    def decode(self, code: Tensor, like: Tensor) -> Tensor:
+        count, head = like.numel(), 4 * self._blocks(like.numel())
+        if code.numel() != head + count or code.dtype != torch.uint8:
+            raise ValueError(_mismatch(code, like, f"{head + count} bytes"))
+        # A copy first: a view as float32 needs an aligned start, which a received buffer need not have.
+        scales = code[:head].clone().view(torch.float32).to(like.dtype)
+        steps = code[head:].view(torch.int8).to(like.dtype)
+        each = scales.repeat_interleave(self.block)[:count]
+        return (steps * each).to(like.device).view(like.shape)
+
+    def _blocks(self, numel: int) -> int:
+        return -(-numel // self.block)
+
+
+def _mismatch(code: Tensor, like: Tensor, wanted: str) -> str:
+    return (
+        f"a message of {code.numel()} elements of {code.dtype} is not a vector of {like.numel()} ({wanted} expected):"
+        " do all learners use the same format and model?"
+    )
+
+
+FORMATS: Mapping[str, Format] = {
+    "float32": Cast(torch.float32),
+    "bfloat16": Cast(torch.bfloat16),
+    "float16": Cast(torch.float16),
+    "int8": Scaled(),
+}
+AS_IS, SINGLE, DOUBLE = 0.0, 4.0, 8.0  # how a posted vector looked before: sent as it was, float32, float64
+TYPES = {torch.float32: SINGLE, torch.float64: DOUBLE}
+DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
+MEAN = "mean in a format"
+KEPT = "kept"
+ALIGNMENT = 256  # elements: blocks of a format do not cross the parts of a mean
+
+
+class FormatGroup(GroupAround):
+    """The learners of `inner`, whose means and messages travel in `form`; all members must use the same.
+
+    Broadcasts, counters and `start_sum` are those of `inner`. The bytes of a mean are those of an allreduce: every
+    member adds one part of the vector up and tells the others. Means of one length share what rounding has kept back:
+    average vectors of different meaning in different parts of a `split`.
+
+    Args:
+        inner: the group.
+        form: the format.
+        kept: where what rounding has kept back stands, by names that begin with `path`; a run that goes on needs it.
+
+    Attributes:
+        sent_bytes: of the vectors that this member has sent so far in the format.
+    """
+
+    def __init__(
+        self, inner: Group, form: Format, kept: MutableMapping[str, Tensor] | None = None, path: str = KEPT
+    ) -> None:
+        super().__init__(inner)
+        self.form, self.adds_beside = form, False
+        self.sent_bytes = 0
+        self._kept: MutableMapping[str, Tensor] = {} if kept is None else kept
+        self._path, self._splits = path, 0
+
+    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        part = -(-x.numel() // (self.size * ALIGNMENT)) * ALIGNMENT
+        bounds = [(min(r * part, x.numel()), min((r + 1) * part, x.numel())) for r in range(self.size)]
+        start, end = bounds[self.rank]
+        given = self._give(x, bounds) if weights[self.rank] > 0 else x
+        mean = torch.empty_like(x)
+        if start < end:
+            mean[start:end] = await self._add_up(given[start:end], weights)
+        for r, (a, b) in enumerate(bounds):
+            if r != self.rank and a < b:
+                mean[a:b] = self.form.decode((await self.inner.recv(r, MEAN)).x, x[a:b])
+        return mean
+
+    def _give(self, x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
+        """Send every member its part of x; gives what arrives of x."""
+        sent = self._owing("given", x)
+        for r, (a, b) in enumerate(bounds):
+            if r != self.rank and a < b:
+                self._send(self.form.encode(sent[a:b]), r)
+        return self._keep("given", sent)
+
+    async def _add_up(self, own: Tensor, weights: Sequence[float]) -> Tensor:
+        """The mean of this member's part of all vectors; the others are told."""
+        parts = []
+        for r, weight in enumerate(weights):
+            if r == self.rank or weight == 0:
+                parts.append(own)  # one of weight 0 is not looked at
+            else:
+                parts.append(self.form.decode((await self.inner.recv(r, MEAN)).x, own))
+        added = self._owing("added", weighted_mean(parts, weights))
+        code = self.form.encode(added)
+        for r in range(self.size):
+            if r != self.rank:
+                self._send(code, r)
+        return self._keep("added", added)
+
+    def _owing(self, what: str, x: Tensor) -> Tensor:
+        kept = self._kept.get(self._name_of(what, x))
+        return x if kept is None else x + kept
+
+    def _keep(self, what: str, sent: Tensor) -> Tensor:
+        """What arrives of `sent`; the rest is kept for the next time."""
+        arrived = self.as_sent(sent)
+        self._kept[self._name_of(what, sent)] = sent - arrived
+        return arrived
+
+    def _name_of(self, what: str, x: Tensor) -> str:
+        return f"{self._path} {what} {x.numel()}"
+
+    def _send(self, code: Tensor, to: int) -> None:
+        self.sent_bytes += code.numel() * code.element_size()
+        self.inner.post(code, to, MEAN)
+
+    @property
+    def plain(self) -> Group:
+        return self.inner
+
+    def as_sent(self, x: Tensor) -> Tensor:
+        return self.form.decode(self.form.encode(x), x) if x.dtype in TYPES else x
+
+    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+        kind = TYPES.get(x.dtype, AS_IS)
+        code = x if kind == AS_IS else self.form.encode(x)
+        self.sent_bytes += code.numel() * code.element_size()
+        self.inner.post(code, to, tag, (*note, kind, float(x.numel())))
+
+    def _read(self, letter: Letter) -> Letter:
+        *note, kind, numel = letter.note
+        if kind == AS_IS:
+            return letter._replace(note=tuple(note))
+        like = torch.empty(int(numel), dtype=DTYPES[kind], device=letter.x.device)
+        return Letter(self.form.decode(letter.x, like), letter.source, tuple(note))
+
+    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+        return self._read(await self.inner.recv(source, tag))
+
+    async def hear(self, tag: str, seconds: float) -> Letter | None:
+        letter = await self.inner.hear(tag, seconds)
+        return None if letter is None else self._read(letter)
+
+    def split(self, parts: Sequence[Sequence[int]]) -> FormatGroup | None:
+        part = self.inner.split(parts)
+        self._splits += 1
+        return None if part is None else FormatGroup(part, self.form, self._kept, f"{self._path}/{self._splits}")

@@ -1,0 +1,143 @@
+"""Facts that a strategy declares about itself, as attributes of its class.
+
+A strategy is any `async def strategy(me)`. One that declares these attributes gets what depends on them: restarts of
+single learners, regrouping after a loss, added learners, comparison, simulation and planning. Nothing is looked up by
+the name of a class, so a user's strategy is treated like those of this package.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+from murmur.core.mixing import Mixing, uniform
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of a strategy; a fact that it does not declare has the default given here.
+
+    Attributes:
+        lock_step: all learners go through the same rounds together, so that the slowest sets the pace.
+        tolerates_loss: training goes on without a learner that is lost.
+        accepts_new_learners: learners may be added to a run under way.
+        bitwise_alone: one learner is the plain training loop, to the bit (with one minibatch a step and no factor on
+            the rate).
+        ends_equal: all learners hold the same weights, to the bit, when the strategy has ended.
+        staleness: the largest number of changes of the weights between the point of a gradient and its application;
+            None: no bound.
+        follows_losses: its exchanges depend on losses or progress, so that they cannot be timed without gradients.
+        sets_weights_every: gradients between two exchanges that set all weights; None: exchanges only add to them.
+        assigns_minibatches: it chooses the minibatches of each learner, so that a loop with a loader of its own cannot
+            run it.
+        least_learners: the smallest number of learners that it makes sense for.
+    """
+
+    lock_step: bool = True
+    tolerates_loss: bool = False
+    accepts_new_learners: bool = False
+    bitwise_alone: bool = False
+    ends_equal: bool = False
+    staleness: int | None = None
+    follows_losses: bool = False
+    sets_weights_every: float | None = None
+    assigns_minibatches: bool = False
+    least_learners: int = 1
+
+    @classmethod
+    def of(cls, strategy: object) -> Facts:
+        """The facts that a strategy declares."""
+        return cls(**{f.name: getattr(strategy, f.name) for f in fields(cls) if hasattr(strategy, f.name)})
+
+
+class FactsOfInner(ABC):
+    """Facts of a strategy that runs another one: those of the strategy inside."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> object:
+        """The strategy inside."""
+
+    @property
+    def lock_step(self) -> bool:
+        return Facts.of(self.inner).lock_step
+
+    @property
+    def bitwise_alone(self) -> bool:
+        return Facts.of(self.inner).bitwise_alone
+
+    @property
+    def ends_equal(self) -> bool:
+        return Facts.of(self.inner).ends_equal
+
+    @property
+    def follows_losses(self) -> bool:
+        return Facts.of(self.inner).follows_losses
+
+
+class Planner(Protocol):
+    """Closed forms that a strategy's `planned` chooses from; each gives a `murmur.simulation.planner.forms.Form`."""
+
+    def every(self, K: int, vectors: float) -> Any:
+        """A mean of all after K gradients; `vectors` of the model's length in a learner's memory."""
+
+    def delayed(self, mixing: Mixing) -> Any:
+        """A mean that hides behind the next gradient."""
+
+    def pairwise(self, mixing: Mixing) -> Any:
+        """Gradients that wait for no exchange, averaging with neighbours beside them."""
+
+    def served(self) -> Any:
+        """A parameter server on rank 0."""
+
+    def nodes(self, outer: object, size: int) -> Any:
+        """Nodes of `size` learners that sum their gradients, with a strategy among the nodes."""
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """A strategy with a closed form."""
+
+    def planned(self, planner: Planner) -> Any:
+        """The strategy's form, made by one of the planner's methods."""
+
+
+@runtime_checkable
+class Sending(Protocol):
+    """A strategy that declares its traffic."""
+
+    def vectors_sent(self, learners: int, samples: float) -> float:
+        """Vectors of the model's length that a learner sends for a gradient, on average over a long run.
+
+        Adaptive rules as they begin, parameter averaging at full width.
+
+        Args:
+            learners: L.
+            samples: of a minibatch.
+        """
+
+
+def vectors_of(strategy: object, learners: int, samples: float) -> float:
+    """`vectors_sent` of a strategy.
+
+    Raises:
+        TypeError: it does not declare it.
+    """
+    if not isinstance(strategy, Sending):
+        raise TypeError(f"{strategy} does not declare vectors_sent(learners, samples)")
+    return strategy.vectors_sent(learners, samples)
+
+
+def allreduce_vectors(learners: int) -> float:
+    """Vectors that a learner sends for one mean of all, counted as a ring allreduce: 2 (L - 1) / L."""
+    return 2 * (learners - 1) / learners
+
+
+def mixing_vectors(mixing: Mixing, learners: int) -> float:
+    """Vectors that a learner sends for one round of a mixing, on average over 100 rounds and all learners."""
+    if mixing is uniform:
+        return allreduce_vectors(learners)
+    rounds, view = 100, range(learners)
+    rows = [mixing(k, view, i) for k in range(rounds) for i in view]
+    return sum(len(row) - 1 for row in rows) / len(rows)

@@ -1,0 +1,56 @@
+"""One gradient of several learners: the mean over a group of the gradients that its members draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import torch
+
+from murmur.core.group import Group
+from murmur.core.overlapped_mean import MeanBehindBackward
+from murmur.core.source import Gradient, Source
+from murmur.core.weights import Weights
+from murmur.core.world import Seat
+
+Draw = Callable[[Callable[[float], None] | None], Coroutine[Any, Any, Gradient | None]]
+
+
+class MeanGradients:
+    """One learner's side of mean gradients; learners of a group have the same weights.
+
+    Where a member's have become no finite numbers, the mean says so to all: they go on from the mean of the others'
+    weights, and every local optimizer begins anew, so that the weights stay the same bits.
+    """
+
+    def __init__(self, seat: Seat, weights: Weights, source: Source) -> None:
+        self.seat, self.weights, self.source = seat, weights, source
+        self._behind: dict[str, MeanBehindBackward] = {}
+
+    async def over(self, group: Group, draw: Draw) -> Gradient:
+        """The mean over a group of the gradients its members draw, weighted by samples; 0 samples: nobody had any."""
+        if self.seat.overlaps and group.adds_beside:
+            behind = self._behind.get(group.name)
+            if behind is None:
+                behind = self._behind[group.name] = MeanBehindBackward(self.weights.layout, group)
+            drawn = await draw(behind.start)
+            if drawn is None:
+                behind.start(0.0)
+            g, present = await behind.finish(drawn is not None and drawn.broken)
+            broken = behind.broken
+        else:
+            drawn = await draw(None) or self.source.nothing()
+            flags = drawn.g.new_tensor([*map(float, drawn.present), float(drawn.broken)])
+            both = await group.mean(torch.cat([drawn.g, flags]), weight=drawn.samples)
+            *there, broken = (flag > 0 for flag in both[drawn.g.numel() :].tolist())
+            g, present = both[: drawn.g.numel()], there
+        if broken:
+            await self._begin_anew(group)
+        return Gradient(g, present, group.total_weight, math.nan if drawn is None else drawn.loss)
+
+    async def _begin_anew(self, group: Group) -> None:
+        total = group.total_weight
+        self.weights.set_(await group.mean(self.weights.layout.gather()))
+        group.total_weight = total
+        self.source.restart()

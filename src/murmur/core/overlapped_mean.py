@@ -1,0 +1,117 @@
+"""The mean of gradients over learners, added up behind the backward pass, bucket by bucket.
+
+g = sum_i w_i g_i / sum_i w_i, the w_i being samples. Gradients appear from the last layer to the first; as soon as a
+stretch of the flat vector is complete its sum over the learners starts while earlier layers are still computing. In the
+head of the buffer travel the learner's weight and one flag a tensor: a tensor without a gradient on every learner has
+none in the mean either, which keeps momentum and weight decay away from it exactly as in a plain loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from murmur.core.flat import Layout
+from murmur.core.group import Group
+
+BUCKET_BYTES = 25 << 20  # DistributedDataParallel's default, so that comparisons compare like with like
+FIRST_BUCKET_BYTES = 1 << 20  # the first one starts early
+ALIGNMENT = 16  # elements
+
+
+class MeanBehindBackward:
+    """Sums gradients over `group` while backward runs. One instance serves one learner for a whole run.
+
+    Attributes:
+        broken: whether a learner has said with the latest one that its weights are not finite.
+    """
+
+    def __init__(self, layout: Layout, group: Group, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.layout, self.group = layout, group
+        self._flags = len(layout.tensors)
+        self._head = -(-(self._flags + 2) // ALIGNMENT) * ALIGNMENT
+        self._buffer = torch.zeros(self._head + layout.numel, dtype=layout.dtype, device=layout.device)
+        self._views = layout.views(self._buffer[self._head :])
+        self._buckets, self._bucket_of = self._plan(bucket_bytes // self._buffer.element_size())
+        self._missing: list[int] = []
+        self._sums: list[Awaitable[Tensor]] = []
+        self._seen: list[bool] = []
+        self._weight = 0.0
+        self._armed = self.broken = False
+        for i, tensor in enumerate(layout.tensors):
+            tensor.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
+
+    def _plan(self, bucket_numel: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """Stretches of the buffer from its end to its start, and the bucket each tensor belongs to."""
+        buckets: list[tuple[int, int]] = []
+        bucket_of = [0] * self._flags
+        end = self._buffer.numel()
+        limit = min(bucket_numel, FIRST_BUCKET_BYTES // self._buffer.element_size())
+        for i in reversed(range(self._flags)):
+            bucket_of[i] = len(buckets)
+            start = self._head + self.layout.bounds[i][0]
+            if end - start >= limit and i > 0:
+                buckets.append((start, end))
+                end, limit = start, bucket_numel
+        buckets.append((0, end))
+        return buckets, bucket_of
+
+    def start(self, weight: float) -> None:
+        """Arm for one backward pass of a minibatch of `weight` samples."""
+        self._weight = weight
+        self._seen = [False] * self._flags
+        self._missing = [0] * len(self._buckets)
+        for b in self._bucket_of:
+            self._missing[b] += 1
+        self._sums = []
+        self._armed = True
+
+    def _arrived(self, i: int, tensor: Tensor) -> None:
+        if not self._armed or tensor.grad is None:
+            return
+        if self._seen[i]:
+            raise RuntimeError("a tensor got two gradients in one backward pass: it cannot be averaged behind it")
+        view = self._views[i]
+        if (tensor.dtype, tensor.device) == (view.dtype, view.device):
+            torch.mul(tensor.grad, self._weight, out=view)
+        else:  # widened first: the product in a narrow type would be rounded
+            view.copy_(tensor.grad).mul_(self._weight)
+        self._seen[i] = True
+        self._missing[self._bucket_of[i]] -= 1
+        # The last bucket carries the flags and waits for finish(); the order of starts is the same on all learners.
+        while len(self._sums) < len(self._buckets) - 1 and self._missing[len(self._sums)] == 0:
+            self._launch()
+
+    def _launch(self) -> None:
+        start, end = self._buckets[len(self._sums)]
+        self._sums.append(self.group.start_sum(self._buffer[start:end]))
+
+    async def finish(self, broken: bool = False) -> tuple[Tensor, list[bool]]:
+        """The mean gradient (P,), valid until the next start(), and which tensors have one on some learner.
+
+        `broken`: this learner's weights are not finite; all then know that somebody's are.
+        """
+        for i, tensor in enumerate(self.layout.tensors):
+            if not self._seen[i]:  # its gradient, if it has one, came in an earlier pass that this one was added to
+                self._arrived(i, tensor)
+        self._armed = False
+        for view, seen in zip(self._views, self._seen, strict=True):
+            if not seen:
+                view.zero_()
+        flags = [1.0 if seen else 0.0 for seen in self._seen]
+        head = [*flags, self._weight, float(broken)]
+        self._buffer[: self._flags + 2] = torch.tensor(head, dtype=self._buffer.dtype)
+        while len(self._sums) < len(self._buckets):
+            self._launch()
+        for total in self._sums:
+            await total
+        present = [flag > 0 for flag in self._buffer[: self._flags].tolist()]
+        self.group.total_weight, others = self._buffer[self._flags : self._flags + 2].tolist()
+        self.broken = others > 0
+        g = self._buffer[self._head :]
+        if self.group.total_weight > 0:
+            g.div_(self.group.total_weight)
+        return g, present

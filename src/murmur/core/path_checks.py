@@ -1,0 +1,84 @@
+"""Checks before work: paths that a command will read or write, and free space. They take milliseconds and make nothing.
+
+Each command calls them first, so that a wrong path is told before minutes of preparation and not after them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from murmur.core.errors import SettingError
+
+MB = 1e6
+LEAST_BYTES = 10 * MB  # of records, tables and logs; what is larger is estimated
+
+
+def folder_to_write(folder: Path, option: str, needed_bytes: float = LEAST_BYTES) -> None:
+    """Check that a folder can be made, or written in, and that there is room for what goes there.
+
+    Raises:
+        SettingError: a file is in the way, the place is read-only or full; names the option and what to do.
+    """
+    there = _nearest_existing(folder, option)
+    if not there.is_dir():
+        raise SettingError(f"{option} {folder}: {there} is a file, not a folder: choose another {option}")
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        raise SettingError(f"{option} {folder}: {there} is on a read-only file system: choose another {option}")
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise SettingError(
+            f"{option} {folder}: you may not write in {there}: choose another {option}, or change its permissions"
+        )
+    free = free_bytes(there)
+    if free < needed_bytes:
+        raise SettingError(
+            f"{option} {folder}: {free / MB:.0f} MB are free in {there}, about {needed_bytes / MB:.0f} MB are needed:"
+            f" make room, or choose another {option}"
+        )
+
+
+def file_to_write(path: Path, option: str) -> None:
+    """Check that a file can be written.
+
+    Raises:
+        SettingError: as `folder_to_write`, or a folder is in the way.
+    """
+    if path.is_dir():
+        raise SettingError(f"{option} {path} is a folder: give the name of a file")
+    folder_to_write(path.parent, option)
+
+
+def file_to_read(path: Path, option: str) -> None:
+    """Check that a file is there and may be read.
+
+    Raises:
+        SettingError: it is not; names the option.
+    """
+    if not path.is_file():
+        what = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise SettingError(f"{option} {path} {what}")
+    if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise SettingError(f"{option} {path}: you may not read this file: change its permissions")
+
+
+def free_bytes(folder: Path) -> float:
+    """Bytes that this user can still write in a folder that exists."""
+    return float(shutil.disk_usage(folder).free)
+
+
+def _nearest_existing(folder: Path, option: str) -> Path:
+    """The folder itself, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    for there in (folder, *folder.parents):
+        try:
+            there.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise SettingError(f"{option}: a name in {folder} is too long for the file system") from error
+            raise SettingError(f"{option} {folder}: {error.strerror}") from error
+        return there
+    raise SettingError(f"{option} {folder}: the root folder does not exist")

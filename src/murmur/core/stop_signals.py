@@ -1,0 +1,149 @@
+"""Stop signals as one exception: SIGTERM, SIGINT and SIGUSR1 raise `Stopped` where the main thread stands.
+
+The exception unwinds through the context managers of whatever is under way, so that processes are ended and unfinished
+files removed, as after any other error. Work that polls (the trainer, the launcher) takes the signals itself while it
+runs, see `murmur.worlds.process.launch.signals`.
+
+Python runs a handler only between two bytecodes of the main thread. A thread therefore watches beside it, and ends the
+program where the exception does not: native code that does not return, an exception lost in a callback of a library,
+cleaning up that waits. Ending at once is safe, because files get their names when they are whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+HALTED_STATUS = 79  # of a program that ended because it was asked to, and can go on
+SAME_SECONDS = 2.0  # a signal that comes again within this time is taken for the same request
+REMIND_SECONDS = 0.5
+GRACE_SECONDS = 3.0  # between the signal and the end, whatever the program does
+
+
+class Stopped(BaseException):
+    """A signal asked this program to stop. No error: code that handles errors must let it pass."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def name(self) -> str:
+        """Name of the signal, such as SIGTERM."""
+        return signal.Signals(self.number).name
+
+
+class Stoppable:
+    """Inside, a stop signal raises `Stopped` in the main thread, once; a second SIGTERM or SIGINT ends at once.
+
+    A signal that this process was started to ignore (SIGINT, in the background of a script) stays ignored; the others
+    are needed by launchers and are always taken.
+
+    `Stopped` that comes out of the block ends the program with status 79. A process that was started to ignore SIGUSR1
+    is a learner of a launcher: the launcher asks again, and tells.
+
+    Args:
+        tell: says that the program ends because of a signal, and how to go on; called once, by either thread.
+    """
+
+    def __init__(self, tell: Callable[[Stopped], None]) -> None:
+        self._tell: Callable[[Stopped], None] | None = tell
+        self._since: float | None = None
+        self._number = 0
+        self._reminding = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        main = threading.main_thread()
+        if threading.current_thread() is not main:
+            raise RuntimeError("only the main thread can be stopped by a signal")
+        ours, theirs = os.pipe()
+        os.set_blocking(theirs, False)
+        threading.Thread(target=self._watch, args=(ours, main), daemon=True, name="stop signals").start()
+        if signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN:
+            self._tell = None
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._drop
+        self._pipe = theirs
+        self._woken = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put back what was there; after a signal the thread goes on watching until the program has ended.
+
+        Raises:
+            SystemExit: status 79, in place of `Stopped`.
+        """
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self._since is not None else handler)
+        signal.set_wakeup_fd(self._woken)
+        sys.unraisablehook = self._unraisable
+        if self._since is None:
+            os.close(self._pipe)
+        if isinstance(error, Stopped):
+            traceback.clear_frames(trace)  # iterators that have work under way end it when nothing holds them
+            self._say(error)
+            raise SystemExit(HALTED_STATUS) from None
+
+    def _take(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
+        if self._since is None:
+            self._since, self._number = time.monotonic(), number
+            raise Stopped(number)
+        if self._reminding:
+            self._reminding = False
+            if not _unwinding():
+                raise Stopped(self._number)
+        elif number != signal.SIGUSR1 and time.monotonic() - self._since > SAME_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _watch(self, pipe: int, main: threading.Thread) -> None:
+        """Wait for a signal that is this object's to take; remind the main thread of it, and end the program."""
+        while True:
+            byte = os.read(pipe, 1)
+            if not byte:
+                os.close(pipe)
+                return
+            number = byte[0]
+            if number in STOP_SIGNALS and signal.getsignal(number) == self._take:
+                break
+        end = time.monotonic() + GRACE_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(REMIND_SECONDS, left))
+            if self._since is not None and signal.getsignal(number) == self._take and main.ident is not None:
+                self._reminding = True
+                signal.pthread_kill(main.ident, number)
+        self._say(Stopped(number))
+        os._exit(HALTED_STATUS)
+
+    def _say(self, stopped: Stopped) -> None:
+        tell, self._tell = self._tell, None
+        logging.disable()  # a library that was stopped in the middle of its import has much to say at the end
+        if tell is not None:
+            tell(stopped)
+
+    def _drop(self, unraisable: Any) -> None:
+        """Pass over a `Stopped` that a callback or destructor could not raise: the main thread is reminded of it."""
+        if not isinstance(unraisable.exc_value, Stopped):
+            self._unraisable(unraisable)
+
+
+def _unwinding() -> bool:
+    """Whether the main thread is cleaning up after `Stopped`: called in a handler, it sees what its frames handle."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, Stopped):
+        error = error.__context__
+    return error is not None

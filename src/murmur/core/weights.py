@@ -1,0 +1,110 @@
+"""The live weights w_i of one learner. Each method is one critical section; no lock is held across an await.
+
+A gradient must be taken at *one* point phi, whatever averaging does meanwhile. So while a gradient is being computed
+the model keeps the weights it began with, and changes go to a copy beside it (copy on write); `step` and the next
+gradient begin by taking that copy over. Without a second activity nothing is ever copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import RLock
+
+import torch
+from torch import Tensor
+
+from murmur.core.flat import Layout
+
+
+class Weights:
+    """The trainable tensors of a model as one vector (P,) that several activities of a learner may change.
+
+    On a GPU a Python lock orders the launches of kernels, not the kernels; every method therefore waits for the event
+    that the one before it recorded on its own stream.
+
+    Attributes:
+        layout: how the vector maps to the model's tensors.
+        version: number of changes so far; the staleness of a gradient is counted in these.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.version = 0
+        self._lock = RLock()
+        self._held = 0
+        self._ahead: Tensor | None = None  # the live weights while the model is held at older ones
+        self._event: torch.cuda.Event | None = None
+
+    @contextmanager
+    def _section(self) -> Iterator[None]:
+        with self._lock:
+            if self.layout.device.type != "cuda":
+                yield
+                return
+            stream = torch.cuda.current_stream(self.layout.device)
+            if self._event is not None:
+                stream.wait_event(self._event)
+            try:
+                yield
+            finally:
+                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._event.record(stream)
+
+    def _settle(self) -> None:
+        if self._ahead is not None and not self._held:
+            self.layout.scatter(self._ahead)
+            self._ahead = None
+
+    def _writable(self) -> Tensor:
+        if self._ahead is None:
+            self._ahead = self.layout.gather()
+        return self._ahead
+
+    def snapshot(self) -> Tensor:
+        """A copy of w_i, shape (P,)."""
+        with self._section():
+            return self.layout.gather() if self._ahead is None else self._ahead.clone()
+
+    def set_(self, w: Tensor) -> None:
+        """w_i <- w. For synchronous results only: it forgets what landed since the snapshot was taken."""
+        if w.shape != (self.layout.numel,):
+            raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(w.shape)}")
+        with self._section():
+            self.version += 1
+            if self._held:
+                self._writable().copy_(w)
+            else:
+                self._ahead = None
+                self.layout.scatter(w)
+
+    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
+        """w_i <- w_i + alpha delta. Gradients that landed in the meantime survive."""
+        if delta.shape != (self.layout.numel,):
+            raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(delta.shape)}")
+        with self._section():
+            self.version += 1
+            self._writable().add_(delta, alpha=alpha)
+            self._settle()
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        """The model keeps its weights inside the block, whatever other activities do; gives the version it holds."""
+        with self._section():
+            self._settle()
+            self._held += 1
+            version = self.version
+        try:
+            yield version
+        finally:
+            with self._section():
+                self._held -= 1
+
+    def step(self, change: Callable[[], None]) -> None:
+        """Let `change` (an optimizer) move the live weights inside the model."""
+        with self._section():
+            if self._held:
+                raise RuntimeError("a step while a gradient is being computed: descend only after the gradient came")
+            self._settle()
+            change()
+            self.version += 1

@@ -1,0 +1,1 @@
+"""Training that goes on without a lost learner: regrouping, rendezvous, state transfer."""

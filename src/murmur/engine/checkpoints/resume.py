@@ -1,0 +1,144 @@
+"""How a launch goes on from the newest checkpoint that all its learners can read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import dataclass
+from itertools import starmap
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from murmur.core.group import Group
+from murmur.engine.checkpoints.checkpoint import Checkpoints, Part, write_whole
+from murmur.engine.checkpoints.position import Position
+from murmur.engine.checkpoints.state import position_of, unpack
+from murmur.engine.experiment import describe, differences
+from murmur.engine.task_source import TaskSource
+
+log = logging.getLogger(__name__)
+NONE = -1.0
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What a learner goes on from.
+
+    Attributes:
+        mark: minibatches that had been handed out when the checkpoint was made.
+        best: lowest held-out loss so far.
+        outer: the strategy's own vectors.
+    """
+
+    mark: int
+    best: float
+    outer: dict[str, Tensor]
+
+
+async def resume(source: TaskSource, out: Path) -> Resume | None:
+    """Let a source go on from the newest checkpoint in `out` that is whole for every learner; None: there is none.
+
+    All learners ask together. The first of them says what it found, and deletes what is newer and was passed over.
+
+    Raises:
+        ValueError: the checkpoint is of another model.
+    """
+    group, checkpoints = source.seat.group, Checkpoints(out / "checkpoints")
+    part, passed_over = await newest_of_all(checkpoints, group, source)
+    if group.rank == 0:
+        for why in passed_over:
+            log.warning("a checkpoint is passed over: %s", why)
+    if part is None:
+        if group.rank == 0:
+            log.warning("no whole checkpoint in %s: the run starts from the beginning", checkpoints.folder)
+        return None
+    outer = unpack(source, part)
+    position, facts = position_of(part), part.facts
+    source.begin_at(position)
+    if group.rank == 0:
+        _say(source, checkpoints, part, position, steps_after(out / "records.jsonl", position.done))
+        checkpoints.forget_after(facts["minibatches"])
+    write_position(out, position, group.rank)
+    return Resume(facts["minibatches"], math.inf if facts["best"] is None else facts["best"], outer)
+
+
+async def newest_of_all(checkpoints: Checkpoints, group: Group, source: TaskSource) -> tuple[Part | None, list[str]]:
+    """A learner's part of the newest checkpoint that is whole for all, and why newer ones are not, as far as it knows.
+
+    Each looks for itself; the oldest that anybody had to go back to is tried next, until all have the same.
+    """
+    before, passed_over = math.inf, list[str]()
+    while True:
+        part, why = checkpoints.newest(group.rank, before)
+        passed_over += why
+        mine = NONE if part is None else float(part.facts["minibatches"])
+        table = source.layout.empty().new_zeros(group.size).double()
+        table[group.rank] = mine
+        found = (await group.start_sum(table)).tolist()
+        if min(found) == max(found):
+            return part, passed_over
+        if mine > min(found):
+            passed_over.append(f"{checkpoints.folder / f'{int(mine):010d}'}: another learner cannot read its part")
+        before = min(found) + 1
+
+
+def _say(source: TaskSource, checkpoints: Checkpoints, part: Part, position: Position, lost: int) -> None:
+    facts, size = part.facts, source.seat.group.size
+    log.info(
+        "going on from %s: %d of %d minibatches are behind (epoch %.2f, held-out loss %s); %d are done again",
+        checkpoints.folder / f"{facts['minibatches']:010d}",
+        position.done,
+        source.total,
+        position.done / source.task.per_epoch,
+        "not known" if facts["best"] is None else f"{facts['best']:.5g} at best",
+        max(lost, facts["minibatches"] - position.done),
+    )
+    if facts["world"] != size:
+        log.warning(
+            "it was made by %d learners, there are %d now: not the bits of an uninterrupted run", facts["world"], size
+        )
+    if facts["experiment"] != source.experiment.digest():
+        changed = list(differences(facts.get("settings"), describe(source.experiment)))
+        log.warning("it was made with other settings: %s", "; ".join(starmap(_changed, changed)) or facts["experiment"])
+
+
+def _changed(name: str, then: Any, now: Any) -> str:
+    return f"{name} was {then} and is {now} now"
+
+
+def steps_after(records: Path, done: int) -> int:
+    """Steps in the records of a run behind its first `done` minibatches: they were lost with the launch that ended."""
+    if not records.is_file():
+        return 0
+    found = 0
+    for line in records.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off in mid-line when the process was killed
+        found += record["kind"] == "step" and record["minibatches"] >= done
+    return found
+
+
+def write_position(out: Path, position: Position, rank: int) -> None:
+    """Tell learners that come late where this launch began."""
+    if rank == 0:
+        write_whole(_told(out), json.dumps(position.described()).encode())
+
+
+def forget_position(out: Path) -> None:
+    """This launch begins at the beginning."""
+    _told(out).unlink(missing_ok=True)
+
+
+def join_late(source: TaskSource, out: Path) -> None:
+    """Let the source of a learner that comes late count as the others do."""
+    if _told(out).exists():
+        source.begin_at(Position.read(json.loads(_told(out).read_bytes())))
+
+
+def _told(out: Path) -> Path:
+    return out / "checkpoints" / "began.json"

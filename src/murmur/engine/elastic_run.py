@@ -1,0 +1,55 @@
+"""A strategy's run, in a group that outlives its members where strategy and world can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from murmur.core.facts import Facts
+from murmur.core.learner import Learner, Strategy
+from murmur.elastic.elastic_group import Regrouping
+from murmur.elastic.rendezvous import LeftBehind
+from murmur.engine.task_source import TaskSource
+
+log = logging.getLogger(__name__)
+
+
+def regroups(strategy: Strategy) -> bool:
+    """True for a lock-step strategy whose rounds stay right when a learner is left out of a mean."""
+    facts = Facts.of(strategy)
+    return facts.lock_step and facts.tolerates_loss
+
+
+async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, entered: Callable[[int], None]) -> None:
+    """Run a strategy to its end, without those that are lost on the way, with those that come late.
+
+    Args:
+        strategy: what to run.
+        me: the learner; its group becomes one that is left where members can be lost.
+        source: its gradients.
+        entered: told how many minibatches are behind when this learner has been let in.
+
+    Raises:
+        RunOver: this learner came late and the others have done everything.
+        PeerLost: a learner is gone, and the rest cannot go on without it.
+    """
+    if not (regroups(strategy) and me.group.outlives and me.group.size > 1):
+        await strategy(me)
+        return
+    me.group = left = Regrouping(me.group, me, source.buffers)
+    outside, named = me.seat.late, None
+    while True:
+        try:
+            if outside:
+                me.outer.clear()
+                await left.enter(named)
+                entered(source.reached(me.steps))
+                log.info(
+                    "learner %d goes on with the others after %d minibatches", me.group.rank, source.reached(me.steps)
+                )
+            await strategy(me)
+        except LeftBehind as left_behind:
+            log.warning("learner %d was taken for lost: the others let it in again", me.group.rank)
+            outside, named = True, left_behind.named
+        else:
+            return

@@ -1,6 +1,0 @@
-"""Natural-gradient SGD: gradients preconditioned by online Fisher estimates, made inside the backward pass."""
-
-from murmur.engine.natural_gradient.fisher import FisherConfig
-from murmur.engine.natural_gradient.mode import Preconditioning
-
-__all__ = ["FisherConfig", "Preconditioning"]

@@ -1,0 +1,1 @@
+"""Local optimizers, plain and with natural gradient."""

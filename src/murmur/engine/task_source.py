@@ -1,0 +1,307 @@
+"""A learner's gradients from a Task and its steps by a local optimizer: what stands behind `me` in the engine."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from murmur.core.assignment import Deal
+from murmur.core.flat import Layout, is_finite
+from murmur.core.learner import Gradient, Learner, Progress
+from murmur.core.membership import Preparation
+from murmur.core.source import SKIPPED_SAMPLES
+from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, WAITING
+from murmur.core.world import Seat
+from murmur.engine.checkpoints.position import Log, Position
+from murmur.engine.clock import TrainingClock
+from murmur.engine.counters import Counters
+from murmur.engine.cover import Cover, wanted
+from murmur.engine.experiment import Experiment
+from murmur.engine.prefetch import Prefetch, lane_to
+from murmur.engine.record import Observer, Record
+from murmur.engine.seeds import seed_of, seed_torch
+from murmur.engine.task import Task
+
+log = logging.getLogger(__name__)
+Boundary = Callable[[Learner], Any]
+
+
+class TaskSource:
+    """Gradients of minibatches n = first + turn * L + rank of a task; steps of one optimizer; one record a step.
+
+    Attributes:
+        model: this learner's model; its trainable tensors are the live weights.
+        first: minibatches that the run had done when this launch began (0, or the checkpoint's).
+        total: minibatches of the whole budget.
+        drawn: gradients that this learner has computed in this launch.
+        cover: of which minibatches they were.
+        heldout: losses of the consensus at the marks so far, where the schedule asks for them.
+        counters: what this learner counts.
+        broken: whether its weights were not finite when they were looked at last.
+        log: the minibatches that it has claimed.
+    """
+
+    def __init__(self, experiment: Experiment, seat: Seat, observers: Sequence[Observer]) -> None:
+        self.experiment, self.seat, self.observers = experiment, seat, tuple(observers)
+        self.task: Task = experiment.task
+        self.first = 0
+        self.times = 1.0
+        self.total = experiment.budget.total(self.task)
+        self.deals = Deal(tuple(range(seat.group.size)), self.total)
+        with seat.exclusive():
+            seed_torch(seed_of(experiment.seed, "model"), seat.device)
+            self.model = self.task.model().to(seat.device)
+        self.layout = Layout.trainable(self.model)
+        self.buffers = Layout.buffers(self.model)
+        self.optimizer = experiment.optimizer(self.model)
+        self._moved: Mapping[int, int] = {}
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._g = self.layout.empty()
+        self._turn = 0
+        self._claimed = 0  # minibatches handed out to all learners, as far as this one's claims tell
+        self.counters = Counters(experiment.most_skipped)
+        self.log = Log()
+        self.broken = False
+        self.heldout: tuple[float, ...] = ()
+        self._natural = getattr(self.optimizer, "preconditioning", None)
+        self._probe: Any = None
+        self.drawn = 0
+        self.cover = Cover()
+        self.boundary_hook: Boundary | None = None
+        self.clock = TrainingClock(seat)
+        ahead = experiment.prefetch if seat.works_beside else 0
+        self._minibatches = Prefetch(self.task.minibatch, ahead, lane_to(seat.device))
+        self._foreseen: list[int] | None = None  # None: numbers are claimed, and known when they are
+
+    def next_index(self, steps: int) -> int | None:
+        self._turn, rank = steps, self.seat.group.rank
+        later = (self.deals.number(steps + k, rank) for k in range(1, self._minibatches.ahead + 1))
+        self._foreseen = [n for n in later if n is not None]
+        return self.deals.number(steps, rank)
+
+    def reached(self, steps: int) -> int:
+        return self.deals.reached(steps)
+
+    @property
+    def to_do(self) -> int:
+        """The fingerprint of the minibatches that this launch has to compute."""
+        return wanted(self.first, self.total, self._moved)
+
+    def begin_at(self, position: Position) -> None:
+        """This launch goes on from there."""
+        self._moved = position.moved
+        self.first = position.done
+        self.deals = replace(self.deals.anew(0, position.done, self.deals.to), moved=position.moved)
+
+    def over(self, steps: int) -> bool:
+        return self.reached(steps) == self.total
+
+    def restart(self) -> None:
+        self.optimizer.state.clear()
+        if self.broken and is_finite(self.layout.gather()):
+            self.broken = False
+            self.counters.replace()
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.first, self.total
+
+    def claimed(self, claim: range, steps: int) -> None:
+        self._turn = steps
+        self.log.begin(claim)
+        self._claimed = max(self._claimed, claim.stop)
+
+    @property
+    def preparation(self) -> Preparation:
+        def begin(claim: range) -> None:
+            self._minibatches.begin(self.deals.at(claim.start))
+
+        return Preparation(self._minibatches.seconds, begin)
+
+    def heard(self, loss: float) -> None:
+        self.counters.loss = loss
+        self.log.finish()
+
+    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
+        """The gradient of the mean loss of minibatch n.
+
+        Random numbers inside the model (dropout) are named by n too: a minibatch gives the same gradient at the same
+        weights on whatever learner. With `before_backward` the vector stays empty: hooks carry the gradient away.
+
+        A minibatch whose loss is not a finite number is skipped: no gradient, and next to no weight in any mean.
+
+        Raises:
+            FloatingPointError: so many minibatches in a row were skipped that the model must be broken.
+        """
+        minibatch = self.minibatch(n)
+        seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
+        self.model.train()
+        buffers = self.buffers.gather() if self.buffers.tensors else None
+        with self._natural or nullcontext():
+            loss = self.task.loss(self.model, minibatch)
+            mean = loss.total / loss.samples
+            value = float(mean.detach())
+            usable = math.isfinite(value)
+            samples = loss.samples if usable else SKIPPED_SAMPLES
+            if before_backward is not None:
+                before_backward(samples)
+            if usable:
+                if self._natural is not None:
+                    self._natural.samples = samples
+                mean.backward()  # type: ignore[no-untyped-call]
+        present = [t.grad is not None for t in self.layout.tensors]
+        if before_backward is None:
+            self.layout.gather_gradients(self._g)
+        self.optimizer.zero_grad(set_to_none=True)
+        drawn = Gradient(self._g, present, samples, value)
+        drawn = self._checked(n, drawn, before_backward is None)
+        if drawn.samples == SKIPPED_SAMPLES and buffers is not None:
+            self.buffers.scatter(buffers)  # running statistics that have seen it
+        self._computed(n)
+        return drawn
+
+    def _computed(self, n: int) -> None:
+        self.drawn += 1
+        self.cover.add(n)
+
+    def _checked(self, n: int, drawn: Gradient, whole: bool) -> Gradient:
+        """A gradient, or, where its loss or (if it is `whole`) itself is not finite, one that counts for nothing."""
+        if not math.isfinite(drawn.loss):
+            self.broken = not is_finite(self.layout.gather())
+            if self.broken and self.seat.group.size > 1:
+                self.counters.wait(n)
+            else:
+                self.counters.skip(n, f"the loss is {drawn.loss}")
+        elif whole and not is_finite(drawn.g):
+            self.counters.skip(n, f"the gradient is not finite, at a loss of {drawn.loss:.4g}")
+            drawn.g.zero_()
+        else:
+            self.counters.good(drawn.loss)
+            return drawn
+        return Gradient(drawn.g, [False] * len(drawn.present), SKIPPED_SAMPLES, self.counters.loss, self.broken)
+
+    def minibatch(self, n: int) -> Any:
+        """Minibatch n; those after it are prepared meanwhile, where that saves time."""
+        with self.seat.trace.span(DATA, f"minibatch {n}"):
+            minibatch = self._minibatches.get(n)
+        if self._foreseen is not None:
+            self._minibatches.expect(self._foreseen)
+        return minibatch
+
+    def given(self, n: int, parts: Sequence[Tensor | None], samples: float, loss: float) -> Gradient:
+        """The gradient of minibatch n as somebody else has computed it at this learner's weights.
+
+        Args:
+            n: the minibatch.
+            parts: for each trainable tensor its gradient; None: it had none.
+            samples: of the minibatch.
+            loss: per sample.
+
+        Raises:
+            FloatingPointError: as for `draw`.
+        """
+        self._computed(n)
+        kept = [part if math.isfinite(loss) else None for part in parts]
+        for view, part in zip(self.layout.views(self._g), kept, strict=True):
+            if part is None:
+                view.zero_()
+            else:
+                view.copy_(part)
+        return self._checked(n, Gradient(self._g, [part is not None for part in kept], samples, loss), True)
+
+    def close(self) -> None:
+        """Nothing will be drawn any more."""
+        self._minibatches.close()
+
+    def nothing(self) -> Gradient:
+        return Gradient(torch.zeros_like(self._g), [False] * len(self.layout.tensors), 0.0, math.nan)
+
+    def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
+        factor = self.experiment.schedule(self.progress()) * self.times
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        self.counters.rate = self._rates[0] * factor
+        if not is_finite(g):  # of all learners together, who all see the same
+            self.counters.skip_step()
+            return
+        self.counters.bad_steps = 0
+        self.layout.hand_gradients(g, present)
+        if self.experiment.max_gradient_norm is not None:
+            nn.utils.clip_grad_norm_(self.layout.tensors, self.experiment.max_gradient_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.observers:
+            self.observe(self._step_record(staleness))
+
+    def progress(self) -> Progress:
+        return self.progress_at(self._claimed or self.reached(self._turn))
+
+    def progress_at(self, minibatches: int) -> Progress:
+        """Where the run stands after so many minibatches of all learners together."""
+        epoch = minibatches / self.task.per_epoch
+        return Progress(
+            minibatches=minibatches,
+            samples=epoch * self.task.samples_per_epoch,
+            epoch=epoch,
+            fraction=minibatches / max(1, self.total),
+            loss=self.counters.loss,
+            rate=self.counters.rate,
+            learners=len(self.deals.to),
+            heldout=None if self._claimed else self.heldout,
+        )
+
+    def evaluate(self, w: Tensor) -> Mapping[str, float]:
+        return self.evaluate_with(w, self.buffers.gather())
+
+    def evaluate_with(self, w: Tensor, buffers: Tensor) -> Mapping[str, float]:
+        """Held-out figures of weights and buffers, on a model of its own: training does not notice."""
+        with self.seat.exclusive(), torch.no_grad():
+            if self._probe is None:
+                self._probe = deepcopy(self.model)  # frozen tensors too are those of training
+            Layout.trainable(self._probe).scatter(w)
+            if self.buffers.tensors:
+                Layout.buffers(self._probe).scatter(buffers)
+            return self.task.evaluate(self._probe.eval())
+
+    async def boundary(self, me: Learner) -> None:
+        if self.broken and is_finite(self.layout.gather()):
+            self.restart()  # the others' weights have come; what led here must not lead here again
+        elif self.broken:
+            self.counters.still_broken()
+        if self.boundary_hook is not None:
+            await self.boundary_hook(me)
+
+    def observe(self, record: Record) -> None:
+        """Hand a record to every observer."""
+        for observer in self.observers:
+            observer(record)
+
+    def _step_record(self, staleness: int) -> Record:
+        at = self.progress()
+        spent = self.clock.since_last()
+        return Record(
+            kind="step",
+            learner=self.seat.group.rank,
+            step=self.counters.steps + self._turn,
+            minibatches=at.minibatches,
+            samples=at.samples,
+            epoch=at.epoch,
+            seconds=self.clock.seconds,
+            loss=at.loss,
+            rate=at.rate,
+            skipped=self.counters.skipped,
+            replaced=self.counters.replaced,
+            staleness=staleness,
+            compute_seconds=spent.get(COMPUTE, 0.0),
+            data_seconds=spent.get(DATA, 0.0),
+            waiting_seconds=spent.get(WAITING, 0.0),
+            communicating_seconds=spent.get(COMMUNICATING, 0.0),
+        )

@@ -1,0 +1,268 @@
+"""`murmur demo`: from nothing to word error rates and a report, one learner beside two.
+
+The phases are those of any hybrid system: a corpus (digits that espeak-ng speaks), features, an alignment by Gaussian
+monophones, a network trained on it, decoding, scoring. What is done is never done again: the first three phases are
+kept in `<out>/cache`, training goes on from its newest checkpoint, and a finished run is recognised by its score.json
+and the digest of its experiment in run.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.execution.cores import cores_here
+from murmur.report.page import check_installed, ranking, write_curve, write_report
+from murmur.report.read import Run, read_run
+from murmur.report.terminal_table import TerminalTable
+from murmur.run.folder.contents import read_facts, refuse_work
+from murmur.run.folder.lock import LOCK, locked
+from murmur.run.folder.opened import opened
+from murmur.run.training import Request, missing_from, write_run
+from murmur.speech.corpus.synth import SynthesisError
+from murmur.speech.features.shards import UTTERANCES_PER_SHARD
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.worlds.process.launch.launcher import Launch
+from murmur.worlds.process.launch.signals import HALTED_STATUS
+
+# Two learners make half as many averaged steps of minibatches twice as large, hence the higher rate (tuned on dev).
+LEARNERS: Mapping[int, tuple[str, ...]] = {1: (), 2: ("schedule.times=1.5",)}
+NAMES = {1: "one-learner", 2: "two-learners"}
+LIVE_SECONDS, QUIET_SECONDS = 0.5, 5.0  # between two progress lines, on a terminal and in a file
+FRAMES_PER_MINUTE = 6000
+WAYS = "Give another --out, or replace the run with --force (which removes the files of that run and nothing else)"
+Count = Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo does; the defaults are `murmur demo`, other values make a smaller one.
+
+    Attributes:
+        out: folder of everything.
+        recipe: a hybrid recipe.
+        settings: changes to it, as for `murmur train --set`.
+        learners: how many learners each run has, and the settings of that run alone.
+        force: runs of other experiments in `out` are replaced.
+        console: where phases and results are told.
+    """
+
+    out: Path = Path("runs/demo")
+    recipe: str = "digits_demo"
+    settings: tuple[str, ...] = ()
+    learners: Mapping[int, tuple[str, ...]] = field(default_factory=lambda: dict(LEARNERS))
+    force: bool = False
+    console: Console = field(default_factory=lambda: Console(highlight=False))
+
+    def run(self) -> int:
+        """Do what is not done yet, print the result and write the report.
+
+        Returns:
+            The exit status.
+
+        Raises:
+            ReportError: matplotlib or jinja2 is missing.
+            SynthesisError: espeak-ng is missing.
+        """
+        check_installed()
+        began = time.monotonic()
+        requests = [self.request(learners) for learners in self.learners]
+        open_requests = [request for request in requests if not finished(request)]
+        for request in open_requests:
+            if not self.force and not is_same(request.out, request.experiment().digest()):
+                refuse_work(request.out, WAYS)
+        if open_requests:
+            self.prepare()
+        for request in requests:
+            if request not in open_requests:
+                self.say(f"[bold]training[/] {request.out.name}: finished before")
+                continue
+            code = self.train(request)
+            if code != 0:
+                self.say(f"[red]{request.out.name} ended with status {code}[/]; `murmur demo` goes on from there")
+                return code
+        folders = [request.out for request in requests]
+        write_curve(folders, self.out / "learning.svg")
+        page = write_report(folders, self.out / "report.html")
+        self.console.print(table([read_run(folder) for folder in folders]))
+        self.say(f"{time.monotonic() - began:.0f} s in all; the report: {escape(str(page))}")
+        return 0
+
+    def request(self, learners: int) -> Request:
+        """What `murmur train` would be asked for."""
+        settings = (f"task.cache={self.out / 'cache'}", *self.settings, *self.learners[learners])
+        name = NAMES.get(learners, f"{learners}-learners")
+        return Request(self.recipe, settings, learners=learners, out=self.out / name, threads=1, resume=True)
+
+    def prepare(self) -> None:
+        """Corpus, features and alignment, with two processes where there are two cores."""
+        task = self.request(next(iter(self.learners))).experiment().task
+        if not isinstance(task, HybridTask):
+            raise TypeError(f"the demo needs a hybrid recipe, {self.recipe} is a {type(task).__name__}")
+        task = replace(task, jobs=min(2, cores_here()))
+        size = task.digits
+        strings = size.train + size.dev + size.test
+        for half_made in task.cache.glob("digits-*.unfinished.*"):  # by a launch that was killed
+            shutil.rmtree(half_made)
+        with self.phase("corpus", f"espeak-ng speaks {strings} strings of digits, with noise, some in rooms") as watch:
+            watch.count = lambda: f"{sum(1 for _ in task.cache.glob('digits-*/wav/*/*.flac'))} of {strings} recordings"
+            parts = (task.material.train, task.material.dev, task.material.test)
+        with self.phase("features", "cepstra for Gaussians, log-mel energies for networks") as watch:
+            shards = 2 * sum(-(-len(part) // UTTERANCES_PER_SHARD) for part in parts)
+            watch.count = lambda: f"{sum(1 for _ in task.cache.glob('features-*/*.json'))} of {shards} shards"
+            frames = []
+            for part in parts:
+                task.hmms.features(part)
+                frames.append(sum(map(len, task.hmms.network_features(part).values())))
+        minutes = ", ".join(f"{count / FRAMES_PER_MINUTE:.1f}" for count in frames)
+        self.say(f"    minutes of train, dev and test: {minutes}")
+        with self.phase("alignment", "Gaussian monophones by EM from a flat start tell the state of every frame"):
+            states = task.targets.pdfs
+        self.say(f"    {states} states")
+
+    def train(self, request: Request) -> int:
+        """Train, decode and score in processes of their own.
+
+        Returns:
+            The exit status.
+
+        Raises:
+            Stopped: a signal came; the learners have saved and ended.
+        """
+        experiment = request.experiment()
+        many = "1 learner, one process" if request.learners == 1 else f"{request.learners} learners, a process each"
+        self.say(f"[bold]training[/] {request.out.name}: {many}; then decoding and scoring")
+        began = time.monotonic()
+        same = is_same(request.out, experiment.digest())
+        with opened(request.out, request.name, same, self.force and not same, WAYS) as run:
+            run.begin()
+            write_run(request, experiment)
+            write_whole(request.out / "phases.json", json.dumps(read_phases(self._phases), indent=1).encode())
+            asks, missing, lock = signal.SIGUSR1, missing_from(request.out), (run.lock.descriptor,)
+            launch = Launch(
+                request.command_line, request.learners, threads=1, stop_signal=asks, missing=missing, inherited=lock
+            )
+            code = run.end(launch.run())
+        if code == HALTED_STATUS:
+            launch.stop()
+        self.say(f"    {time.monotonic() - began:.1f} s")
+        return code
+
+    def say(self, text: str) -> None:
+        """A line for people, at once."""
+        self.console.print(text, soft_wrap=True)
+        self.console.file.flush()
+
+    @property
+    def _phases(self) -> Path:
+        return self.out / "phases.json"
+
+    @contextmanager
+    def phase(self, name: str, what: str) -> Iterator[Watch]:
+        """Announce a phase, show how far it is, tell and keep how long it took.
+
+        Of several launches that one counts which worked on the phase for the longest: the others found it done.
+        """
+        self.say(f"[bold]{name}[/] {what}")
+        began = time.monotonic()
+        with Watch() as watch:
+            yield watch
+        seconds = time.monotonic() - began
+        self.say(f"    {seconds:.1f} s")
+        phases = read_phases(self._phases)
+        phases[name] = max(round(seconds, 3), phases.get(name, 0.0))
+        write_whole(self._phases, json.dumps(phases, indent=1).encode())
+
+
+class Watch:
+    """Shows on standard error, every now and then, how long something has been going on and how far it is."""
+
+    def __init__(self) -> None:
+        self.count: Count = str
+        self._stream = sys.stderr
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _show(self) -> None:
+        live = self._stream.isatty()
+        while not self._ended.wait(LIVE_SECONDS if live else QUIET_SECONDS):
+            line = f"    {time.monotonic() - self._began:.0f} s  {self.count()}".rstrip()
+            self._stream.write(f"\r\033[K{line}" if live else line + "\n")
+            self._stream.flush()
+        if live:
+            self._stream.write("\r\033[K")
+
+
+def finished(request: Request) -> bool:
+    """Whether the folder of a request holds the score of the same experiment."""
+    try:
+        json.loads((request.out / "score.json").read_bytes())
+    except (OSError, ValueError):
+        return False  # not there, or not written by a run
+    return is_same(request.out, request.experiment().digest())
+
+
+def is_same(folder: Path, digest: str) -> bool:
+    """Whether a folder holds a run of the experiment of this digest."""
+    return read_facts(folder).get("digest") == digest
+
+
+def read_phases(path: Path) -> dict[str, float]:
+    """Seconds of the phases before training; none where nothing was kept."""
+    found: dict[str, float] = json.loads(path.read_bytes()) if path.is_file() else {}
+    return found
+
+
+def table(runs: list[Run]) -> TerminalTable:
+    """The runs, the one with the fewest errors first."""
+    numbers = ("WER %", "95 % interval", "held-out log-prob.", "training s")
+    title = "digits of voices and an accent that were never in training"
+    made = TerminalTable(("", *numbers), title, right=numbers)
+    for run in ranking(runs):
+        rate = run.headline
+        interval = "" if rate is None or rate.low is None else f"{rate.low:.2f} to {rate.high:.2f}"
+        logprob = run.heldout.get("logprob")
+        made.add_row(
+            run.name,
+            "" if rate is None else f"{rate.percent:.2f}",
+            interval,
+            "" if logprob is None else f"{logprob:.4f}",
+            f"{run.records.last_seconds:.1f}",
+        )
+    return made
+
+
+def run_demo(out: Path, force: bool = False) -> int:
+    """The demo with its defaults; one that cannot speak says so.
+
+    Returns:
+        The exit status.
+    """
+    demo = Demo(out, force=force)
+    try:
+        with locked(out / LOCK):
+            return demo.run()
+    except SynthesisError as error:
+        demo.say(f"[red]no corpus:[/] {escape(str(error))}")
+        return 1

@@ -1,0 +1,243 @@
+"""The folder that `murmur export` writes: network, graph, symbol tables, metadata; whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from murmur.core.errors import SettingError
+from murmur.recognition.atomic_folder import whole_folder
+from murmur.recognition.hybrid_search import HybridSearch
+from murmur.recognition.trained_run import TrainedRun, graph_folder
+from murmur.recognition.transcriber import spans_in
+from murmur.speech.corpus.file_errors import read_object
+from murmur.speech.ctc.criterion import Units
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.decoding.deployable import (
+    Chunks,
+    FixedCmvn,
+    NoCmvn,
+    Readout,
+    Scores,
+    UtteranceCmvn,
+    WholeUtterances,
+    outputs_of,
+    why_no_stream,
+)
+from murmur.speech.decoding.graph import DecodingGraph, with_insertion_penalty
+from murmur.speech.decoding.graph_store import StoredGraph, write_graph
+from murmur.speech.decoding.onnx_file import OPSET, ExportError, libraries, write_onnx
+from murmur.speech.decoding.word_moving import Moved, move_words
+from murmur.speech.features.analysis import LogMel
+from murmur.speech.features.shards import sha256_of
+from murmur.speech.lexicon.lexicon import write_symbols
+from murmur.tasks.ctc.decode import CtcSearch
+from murmur.tasks.ctc.task import CtcTask
+
+Kind = Literal["whole", "stream"]
+Cmvn = Literal["closest", "utterance", "global"]
+MARK = "murmur-export"
+METADATA, TIMES = "metadata.json", "times.json"
+SPACE = "\u2581"  # what sherpa-onnx writes as a space
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for: the folder, whole utterances or chunks, whose statistics.
+
+    `force`: an export that is in the folder may be replaced.
+    """
+
+    out: Path
+    kind: Kind = "whole"
+    cmvn: Cmvn = "closest"
+    force: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What stands beside the network: the graph and its words, or neither; the names of the output columns.
+
+    `times` is what makes words with times of them, as plain values.
+    """
+
+    tokens: Sequence[str]
+    times: Mapping[str, Any]
+    columns: np.ndarray | None = None
+    graph: DecodingGraph | None = None
+    moved: Moved | None = None
+
+
+def export_run(
+    run: TrainedRun, wish: Wish, found_by: HybridSearch | CtcSearch | None, options: DecodeOptions
+) -> list[str]:
+    """Write the folder; returns lines that say what is in it.
+
+    Raises:
+        ExportError: this network cannot be written in that form, or onnxruntime computes something else.
+        SettingError: the folder holds something that is no export.
+    """
+    check_place(wish.out, wish.force)
+    front = run.front
+    cmvn, normalised_by = normaliser(run, wish)
+    why_not = why_no_stream(run.network, cmvn) if wish.kind == "stream" else None
+    if why_not:  # before a graph is built
+        raise ExportError(why_not)
+    search = _search(run, found_by, options)
+    # Without a graph nothing is weighed against the scores: they stay log posteriors.
+    scale = options.acoustic_scale if search.graph is not None else 1.0
+    scores = Scores(Readout(run.log_prior, search.columns, scale), outputs_of(run.network))
+    form: dict[Kind, type[WholeUtterances] | type[Chunks]] = {"whole": WholeUtterances, "stream": Chunks}
+    module = form[wish.kind](cmvn, run.network, scores)
+    facts = _facts(run, wish, front, normalised_by)
+    facts |= {"acoustic_scale": f"{scale:g}", "vocab_size": str(scores.width), "graph": _of(search)}
+    with whole_folder(wish.out) as folder:
+        worst = write_onnx(module, front.bins, facts, folder / "model.onnx")
+        lines = _write_tables(folder, search)
+        _write_metadata(folder, facts, search, options, worst)
+    told = f"at most {worst:.1g} from the network; {run.weights}"
+    first = f"{wish.out}: opset {OPSET}, {wish.kind}, normalised by {normalised_by}, {told}"
+    return [first, *lines]
+
+
+def normaliser(run: TrainedRun, wish: Wish) -> tuple[nn.Module, str]:
+    """The normalisation that goes into the graph, and what it is, in words.
+
+    Statistics of a speaker are not there when a single utterance is recognised: it is taken for a speaker of its own.
+    """
+    if run.cmvn == "none":
+        if wish.cmvn != "closest":
+            raise ExportError("the network was trained on features as they are: leave --cmvn out")
+        return NoCmvn(), "nothing, as in training"
+    if wish.cmvn == "global":
+        return FixedCmvn(*run.training_statistics()), f"the training set's statistics (training: each {run.cmvn}'s)"
+    if run.cmvn == "speaker":
+        return UtteranceCmvn(), "each utterance's own statistics (training: each speaker's)"
+    return UtteranceCmvn(), "each utterance's own statistics, as in training"
+
+
+def token_names(units: Units) -> list[str]:
+    """Names of the columns as sherpa-onnx joins them to text: a word's first unit, and a space, begin with U+2581."""
+    if units.kind in ("word", "phone"):
+        return ["<blk>", *(SPACE + symbol for symbol in units.symbols)]
+    return ["<blk>", *(SPACE if symbol == " " else symbol for symbol in units.symbols)]
+
+
+def _search(run: TrainedRun, search: HybridSearch | CtcSearch | None, options: DecodeOptions) -> Search:
+    if search is None:
+        assert isinstance(run.task, CtcTask)
+        units = run.task.data.units
+        return Search(token_names(units), {"units": units.kind, "symbols": list(units.symbols)})
+    graph = StoredGraph.of(graph_folder(search)).read()
+    if options.insertion_penalty:
+        graph = with_insertion_penalty(graph, options.insertion_penalty)
+    if isinstance(run.task, CtcTask):
+        names = token_names(run.task.data.units)
+    else:
+        names = ["<blk>", *(f"t{label}" for label in range(2, len(graph.columns) + 1))]
+    return Search(names, spans_in(search, graph).to_json(), graph.columns, graph, move_words(graph.fst))
+
+
+def _of(search: Search) -> str:
+    if search.graph is None:
+        return "none: the best path of CTC"
+    return "graph.fst: input label k reads column k - 1 of log_probs, output labels are those of words.txt"
+
+
+def _facts(run: TrainedRun, wish: Wish, front: LogMel, normalised_by: str) -> dict[str, str]:
+    """Metadata of the ONNX file, all strings; the names that sherpa-onnx has are its own."""
+    return {
+        "model_author": "murmur",
+        "version": version("murmur"),
+        "comment": f"{run.name}, {type(run.task).__name__}",
+        "kind": wish.kind,
+        "sample_rate": str(front.rate_hz),
+        "feature_dim": str(front.bins),
+        "features": "log mel energies as Kaldi's and lhotse's fbank",
+        "samples": "in [-1, 1], normalize_samples=1",
+        "dither": "0",
+        "snip_edges": "0",
+        "low_freq": f"{front.low_hz:g}",
+        "high_freq": f"{front.high_hz:g}",
+        "frame_length_ms": f"{1000 * front.frame_length_seconds:g}",
+        "frame_shift_ms": f"{1000 * front.frame_shift_seconds:g}",
+        "subsampling_factor": str(run.stack),
+        "normalised_by": normalised_by,
+    }
+
+
+def _write_tables(folder: Path, search: Search) -> list[str]:
+    """tokens.txt, times.json, and graph.fst with words.txt and graph.json."""
+    write_symbols({name: label for label, name in enumerate(search.tokens)}, folder / "tokens.txt")
+    (folder / TIMES).write_text(json.dumps(search.times, ensure_ascii=False), encoding="utf-8")
+    if search.graph is None or search.moved is None:
+        return [f"{len(search.tokens)} tokens, no graph: greedy decoding"]
+    fst, moved = search.moved.fst, search.moved
+    labels = np.arange(len(search.graph.columns), dtype=np.int32)  # the network has put its columns in their order
+    facts = replace(search.graph.facts, states=fst.num_states, dropped_by_sherpa=0)
+    write_graph(DecodingGraph(fst, search.graph.words, labels, len(labels), facts), folder, MARK)
+    return [
+        f"{len(search.tokens)} columns, {len(search.graph.words)} words, a graph of {fst.num_states} states",
+        f"{moved.unread} words sat where sherpa-onnx does not look: {moved.backwards} moved to the frame before, "
+        f"{moved.forwards} to the frame behind",
+    ]
+
+
+def _write_metadata(
+    folder: Path, facts: Mapping[str, str], search: Search, options: DecodeOptions, worst: float
+) -> None:
+    content = {
+        "format": MARK,
+        **facts,
+        "opset": OPSET,
+        "libraries": list(libraries()),
+        "greatest_difference": worst,
+        "search": {"beam": options.beam, "max_active": options.max_active, "min_active": options.min_active},
+        "retries": options.retries,
+        "insertion_penalty": options.insertion_penalty if search.graph is not None else 0.0,
+        "words_moved": search.moved.unread if search.moved is not None else 0,
+        "sha256": {name: sha256_of(folder / name) for name in vouched(search.graph is not None)},
+    }
+    content["digest"] = digest_of(content)
+    (folder / METADATA).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def check_place(out: Path, force: bool) -> None:
+    """Only an earlier export may be replaced, and only if that is asked for.
+
+    Raises:
+        SettingError: the folder holds an export or something else; says what.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not is_export(out):
+        raise SettingError(f"{out} holds something that is no export: name another folder")
+    if not force:
+        facts = read_object(out / METADATA, "export again to another folder")
+        told = ", ".join(str(facts[name]) for name in ("comment", "kind", "graph") if name in facts)
+        raise SettingError(f"{out} holds an export already ({told}): give another --out, or replace it with --force")
+
+
+def is_export(folder: Path) -> bool:
+    """Whether this program has written the folder."""
+    mark = folder / METADATA
+    return mark.is_file() and f'"{MARK}"' in mark.read_text(encoding="utf-8", errors="replace")
+
+
+def vouched(graph: bool) -> Sequence[str]:
+    """Files whose digests metadata.json holds; graph.json holds that of graph.fst."""
+    return ("model.onnx", TIMES, "graph.json") if graph else ("model.onnx", TIMES)
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Digest of metadata, without the digest that stands in them."""
+    rest = {name: value for name, value in content.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,105 @@
+"""An exported folder as something that transcribes: nothing of the run, its corpus or its cache is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from murmur.core.errors import SettingError
+from murmur.recognition.export import METADATA, TIMES, digest_of, is_export, vouched
+from murmur.recognition.transcriber import Transcriber
+from murmur.speech.ctc.criterion import Units
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph_store import StoredGraph
+from murmur.speech.decoding.onnx_file import run, session
+from murmur.speech.decoding.recogniser import BestPath, GraphSearch, Listener, spans_of
+from murmur.speech.features.analysis import LogMel
+from murmur.speech.features.cmvn import Scope
+from murmur.speech.features.shards import sha256_of
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedModel:
+    """A network in onnxruntime; normalisation, prior and acoustic scale are inside.
+
+    Attributes:
+        runner: the session.
+        front: what makes its features.
+        stack: input frames per output frame.
+        cmvn: nothing is left to be normalised outside.
+    """
+
+    runner: Any
+    front: LogMel
+    stack: int
+    cmvn: Scope = field(default="none", init=False)
+
+    def scores(self, feats_TF: np.ndarray) -> np.ndarray:
+        """(U, L) scaled scores of the graph's labels, or log posteriors of CTC's units."""
+        given = {"x": feats_TF[None], "x_lens": np.array([len(feats_TF)])}
+        states = {i.name: i.shape for i in self.runner.get_inputs() if i.name in ("h", "c")}
+        if states:  # a stream: all of it as one chunk
+            given["x"] = np.pad(feats_TF, ((0, -len(feats_TF) % self.stack), (0, 0)))[None]
+            given |= {name: np.zeros((shape[0], 1, shape[2]), np.float32) for name, shape in states.items()}
+        scores_NUL, lengths_N, *_ = run(self.runner, given)
+        found: np.ndarray = scores_NUL[0, : lengths_N[0]]
+        return found
+
+
+def exported_transcriber(folder: Path, given: Mapping[str, float | None], longest_seconds: float) -> Transcriber:
+    """The transcriber of an exported folder; `given`: beams, None for those of the export.
+
+    Raises:
+        SettingError: the folder is damaged, or of another version.
+        ExportError: onnxruntime is not installed, or does not take the network.
+    """
+    try:
+        facts = _facts(folder)
+        search = {**facts["search"], **{name: value for name, value in given.items() if value is not None}}
+        # Scale and penalty are inside the export.
+        options = replace(DecodeOptions(**search), acoustic_scale=1.0, insertion_penalty=0.0, retries=facts["retries"])
+        times = json.loads((folder / TIMES).read_text(encoding="utf-8"))
+        listen = _listener(folder, times, options)
+        front, stack = _front(facts), int(facts["subsampling_factor"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise SettingError(f"the export in {folder} is incomplete or damaged ({reason}): export it again") from error
+    return Transcriber(ExportedModel(session(folder / "model.onnx", threads=0), front, stack), listen, longest_seconds)
+
+
+def looks_exported(folder: Path) -> bool:
+    """Whether a folder is an export, or one that has lost its metadata."""
+    return is_export(folder) or all((folder / name).is_file() for name in vouched(graph=False))
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """metadata.json, and every file what was written there."""
+    facts: dict[str, Any] = json.loads((folder / METADATA).read_text(encoding="utf-8"))
+    if facts["digest"] != digest_of(facts):
+        raise ValueError(f"{METADATA} is not what was written there")
+    for name, digest in facts["sha256"].items():
+        if sha256_of(folder / name) != digest:
+            raise ValueError(f"{name} is not what was written there")
+    return facts
+
+
+def _listener(folder: Path, times: Mapping[str, Any], options: DecodeOptions) -> Listener:
+    if "units" in times:
+        return BestPath(Units(times["units"], tuple(times["symbols"])))
+    return GraphSearch(Decoder(StoredGraph.of(folder).read(), options), spans_of(times))
+
+
+def _front(facts: Mapping[str, Any]) -> LogMel:
+    return LogMel(
+        rate_hz=int(facts["sample_rate"]),
+        bins=int(facts["feature_dim"]),
+        low_hz=float(facts["low_freq"]),
+        high_hz=float(facts["high_freq"]),
+        frame_length_seconds=float(facts["frame_length_ms"]) / 1000,
+        frame_shift_seconds=float(facts["frame_shift_ms"]) / 1000,
+    )

@@ -1,0 +1,76 @@
+"""What a run left of its experiment and of its tuning: run.json and score.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from murmur.core.errors import SettingError
+from murmur.engine.experiment import describe, differences
+from murmur.engine.task import Task
+from murmur.report.records import is_number
+from murmur.run.configuration import resolved
+from murmur.run.origin import is_of, located
+from murmur.speech.corpus.file_errors import read_object
+
+SETTINGS = ("acoustic_scale", "insertion_penalty", "beam", "max_active")
+OF_NO_MATTER = ("cache", "jobs")  # where things lie and how many processes work
+
+
+def task_of(folder: Path, source: str, settings: Sequence[str], jobs: int | None = None) -> Task:
+    """The task of a run's experiment, with the run's settings and then these.
+
+    Paths are those of the run's files where they are now. Where the experiment says something else today than when the
+    run began, that is told on standard error: a model goes with the front end that it was trained with.
+    """
+    trained = settings_of(folder, source)
+    run = recorded(folder, "run.json")
+    then = run.get("experiment")
+    found = located(folder, run, settings) if is_of(run, source) else []
+    if is_of(run, source) and isinstance(then, dict):
+        for said in _differences(then.get("task"), source, trained):
+            typer.echo(f"murmur: {source} has changed since {folder} was trained: {said}", err=True)
+    return resolved(source, [*trained, *found, *settings], jobs).task
+
+
+def _differences(then: object, source: str, trained: Sequence[str]) -> list[str]:
+    try:
+        now = describe(resolved(source, trained).task)
+    except SettingError as error:  # other settings may mend that
+        return [f"the run's settings are not valid by themselves any more: {error}"]
+    found = differences(then, now, "task", OF_NO_MATTER)
+    return [f"{name} was {was} and is {value} now" for name, was, value in found]
+
+
+def settings_of(folder: Path, source: str) -> list[str]:
+    """The settings that a run was trained with; none where there is no record, or it is of another experiment."""
+    run = recorded(folder, "run.json")
+    found = run.get("settings", []) if is_of(run, source) else []
+    return [str(s) for s in found if str(s).startswith("task.")] if isinstance(found, list) else []
+
+
+def scales_of(folder: Path) -> Mapping[str, float]:
+    """Search settings that the run tuned on dev, from its score.json."""
+    figures = figures_on_test(folder)
+    names = {field: field.replace("_", " ") for field in SETTINGS}
+    tuned = {field: figures.get(f"network dev {name}", figures.get(name)) for field, name in names.items()}
+    return {field: value for field, value in tuned.items() if value is not None}
+
+
+def figures_on_test(folder: Path) -> Mapping[str, float]:
+    """What a run found on test, from its score.json; nothing where it was not tested."""
+    found = recorded(folder, "score.json").get("test")
+    return {str(name): float(x) for name, x in found.items() if is_number(x)} if isinstance(found, dict) else {}
+
+
+def recorded(folder: Path, name: str) -> dict[str, Any]:
+    """A record that a run left; empty where there is none.
+
+    Raises:
+        CorpusError: it is damaged.
+    """
+    path = folder / name
+    return read_object(path, "restore it, or move it away and say by options what it said") if path.is_file() else {}

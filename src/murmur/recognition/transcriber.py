@@ -1,0 +1,114 @@
+"""From a recording to words with times and confidences, by a trained network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from murmur.recognition.hybrid_search import HybridSearch
+from murmur.recognition.trained_run import TrainedRun, graph_folder
+from murmur.speech.corpus.recordings import Recording, cut_at_silences
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph import DecodingGraph
+from murmur.speech.decoding.graph_store import StoredGraph
+from murmur.speech.decoding.recogniser import BestPath, GraphSearch, Heard, Listener, PhoneSpans, Spans, UnitSpans
+from murmur.speech.decoding.transcript import Transcript, Word
+from murmur.speech.features.analysis import LogMel, analyse
+from murmur.speech.features.cmvn import Scope, normalise, statistics
+from murmur.tasks.ctc.decode import CtcSearch
+from murmur.tasks.ctc.task import CtcTask
+
+
+class Acoustics(Protocol):
+    """A network that gives scores to features."""
+
+    @property
+    def front(self) -> LogMel:
+        """What makes its features."""
+
+    @property
+    def cmvn(self) -> Scope:
+        """Whose statistics normalise them."""
+
+    @property
+    def stack(self) -> int:
+        """Input frames per output frame."""
+
+    def scores(self, feats_TF: np.ndarray) -> np.ndarray:
+        """(U, C) scores of normalised features."""
+
+
+@dataclass(frozen=True, eq=False)
+class Transcriber:
+    """A network with its search.
+
+    Attributes:
+        network: what gives scores.
+        listen: what finds words in its scores.
+        longest_seconds: longer recordings are cut at silences.
+    """
+
+    network: Acoustics
+    listen: Listener
+    longest_seconds: float = 30.0
+
+    @property
+    def front(self) -> LogMel:
+        """What makes its features."""
+        return self.network.front
+
+    def __call__(self, recording: Recording, source: str) -> Transcript:
+        """The words of a recording at the rate of the front end."""
+        rate_hz, front = recording.rate_hz, self.front
+        window = front.frame_length_seconds * rate_hz
+        pieces = cut_at_silences(recording.samples, rate_hz, self.longest_seconds)
+        long_enough = [(first, end) for first, end in pieces if end - first >= window]
+        feats = self._normal([analyse(recording.samples[first:end], front) for first, end in long_enough])
+        words: list[Word] = []
+        partial = False
+        for (first, _), feats_TF in zip(long_enough, feats, strict=True):
+            heard, complete = self.listen(self.network.scores(feats_TF))
+            partial = partial or not complete
+            words += [self._word(h, first / rate_hz, recording.seconds) for h in heard]
+        spans = tuple((first / rate_hz, end / rate_hz) for first, end in pieces)
+        short = not long_enough
+        return Transcript(source, recording.seconds, tuple(words), spans, partial, recording.changes, short)
+
+    def _normal(self, feats: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """By each piece's own statistics, or by those of the recording where training had those of speakers."""
+        if self.network.cmvn == "none" or not feats:
+            return list(feats)
+        if self.network.cmvn == "speaker":
+            pair = statistics(feats)
+            return [normalise(feats_TF, *pair) for feats_TF in feats]
+        return [normalise(feats_TF, *statistics([feats_TF])) for feats_TF in feats]
+
+    def _word(self, heard: Heard, begin_seconds: float, seconds: float) -> Word:
+        frame_seconds = self.front.frame_shift_seconds * self.network.stack
+        start, end = (min(begin_seconds + frame * frame_seconds, seconds) for frame in (heard.first, heard.end))
+        return Word(heard.word, start, end, heard.confidence)
+
+
+def transcriber(
+    run: TrainedRun, search: HybridSearch | CtcSearch | None, options: DecodeOptions, longest_seconds: float
+) -> Transcriber:
+    """The transcriber of a run, its graph built where it is missing.
+
+    Raises:
+        ValueError: there is no such grammar.
+    """
+    if search is None:
+        assert isinstance(run.task, CtcTask)
+        return Transcriber(run, BestPath(run.task.data.units), longest_seconds)
+    decoder = Decoder(StoredGraph.of(graph_folder(search)).read(), options)
+    return Transcriber(run, GraphSearch(decoder, spans_in(search, decoder.graph)), longest_seconds)
+
+
+def spans_in(search: HybridSearch | CtcSearch, graph: DecodingGraph) -> Spans:
+    """Where the words of a path through the graph of a search lie."""
+    if isinstance(search, HybridSearch):
+        return PhoneSpans(search.timer)
+    return UnitSpans(graph.columns, search.spellings, search.separator)

@@ -1,0 +1,165 @@
+"""Search settings for a grammar of a user's own: tuned on a development set, or those of the run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from murmur.core.errors import SettingError
+from murmur.recognition.hybrid_search import HybridSearch
+from murmur.recognition.run_records import SETTINGS
+from murmur.run.timed import timed
+from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.language_model.grammar import sayable_words
+from murmur.tasks.ctc.data import Split
+from murmur.tasks.ctc.decode import GREEDY, CtcSearch
+from murmur.tasks.ctc.task import CtcTask
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.prepare_data import check_data, read_corpus
+from murmur.tasks.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+PARTS = ("train", "dev", "test")
+NAMED = 5
+RETRIES = 3  # of a beam of 13: 130, 1300, 13000
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What a command line says about the search.
+
+    Attributes:
+        grammar: a name, or words of a user's own; None for the run's grammar.
+        dev: development data on which scale and word cost are tuned; None to take the run's.
+        given: settings by their names in DecodeOptions; None for those that are not given.
+    """
+
+    grammar: str | Vocabulary | None
+    dev: str | None
+    given: Mapping[str, float | None]
+
+    @property
+    def changes(self) -> dict[str, float]:
+        """The settings that are given."""
+        return {name: value for name, value in self.given.items() if value is not None}
+
+    @property
+    def named(self) -> str | None:
+        """The grammar by its name or file; None for the run's own."""
+        return str(self.grammar.source) if isinstance(self.grammar, Vocabulary) else self.grammar
+
+    def is_best_path(self, task: HybridTask | CtcTask) -> bool:
+        """True if a network of this task is read off without a graph."""
+        return isinstance(task, CtcTask) and (self.grammar or task.decoding.grammar) == GREEDY
+
+
+def check_request(task: HybridTask | CtcTask, request: SearchRequest) -> None:
+    """Check the grammar, and that tuning is possible where it is asked for.
+
+    Raises:
+        SettingError, CorpusError: there is no such grammar or data, or there is nothing to tune.
+    """
+    check_grammar(task, request.grammar)
+    dev = request.dev
+    if dev is None:
+        return
+    if request.is_best_path(task):
+        raise SettingError("--dev: a best path has no scale to tune: give a --grammar, --lm or --words too")
+    if {"acoustic_scale", "insertion_penalty"} & set(request.changes):
+        raise SettingError("--dev tunes the scale and the word cost: leave --scale and --penalty out")
+    if dev in ("test", "train"):
+        raise SettingError(f"--dev {dev}: settings that are tuned on {dev} say nothing about other speech: take dev")
+    if dev not in PARTS:
+        check_data(dev)
+
+
+def settings_of_search(
+    task: HybridTask | CtcTask,
+    network: nn.Module,
+    search: HybridSearch | CtcSearch | None,
+    request: SearchRequest,
+) -> dict[str, float]:
+    """The search settings that replace the run's: those given, and what tuning finds.
+
+    Raises:
+        SettingError: no word of the development data is in the vocabulary.
+    """
+    changes, dev = request.changes, request.dev
+    if search is None:
+        return changes
+    if dev is not None:
+        found = _tuned(task, network, search, dev)
+        tuned = {name: getattr(found, name) for name in SETTINGS}
+        log.info(
+            "tuned on %s; to use it again: --scale %g --penalty %g",
+            *(dev, tuned["acoustic_scale"], tuned["insertion_penalty"]),
+        )
+        return {**tuned, **changes}
+    if isinstance(request.grammar, Vocabulary) and "acoustic_scale" not in changes:
+        log.info("the acoustic scale is the run's, tuned with its own grammar; --dev DATA tunes it for this one")
+    return changes
+
+
+def to_the_end(options: DecodeOptions, grammar: str | Vocabulary | None) -> DecodeOptions:
+    """The settings with which a search for sentences of a user's grammar ends in one, however far the speech is off."""
+    own = isinstance(grammar, Vocabulary) and grammar.kind == "grammar"
+    return replace(options, retries=RETRIES) if own else options
+
+
+def corpus_of(task: HybridTask, data: str) -> Corpus:
+    """A part of the set, or other data."""
+    return getattr(task.material, data) if data in PARTS else read_corpus(data)
+
+
+def split_of(task: CtcTask, data: str) -> Split:
+    """A part of the set, or other data."""
+    return getattr(task.data, data) if data in PARTS else task.read(read_corpus(data))
+
+
+def _tuned(task: HybridTask | CtcTask, network: nn.Module, search: HybridSearch | CtcSearch, dev: str) -> DecodeOptions:
+    lang, _ = search.words
+    if isinstance(task, HybridTask):
+        assert isinstance(search, HybridSearch)
+        corpus = corpus_of(task, dev)
+        _check_texts(corpus.texts, sayable_words(lang), dev)
+        return search.tune(corpus)
+    assert isinstance(search, CtcSearch)
+    split = split_of(task, dev)
+    _check_texts(split.texts, sayable_words(lang), dev)
+    with timed(f"trying scales on {len(split.names)} utterances"):
+        return search.tune(task.outputs(network, split).scores, split.texts)
+
+
+def _check_texts(texts: Mapping[str, str], words: Sequence[str], dev: str) -> None:
+    """Say how much of the development set is outside the vocabulary, and refuse a set that is all outside."""
+    counts = Counter(word for text in texts.values() for word in text.split())
+    known = set(words)
+    missing = Counter({word: count for word, count in counts.items() if word not in known})
+    if missing.total() == counts.total():
+        some = ", ".join(words[:NAMED])
+        raise SettingError(
+            f"--dev {dev}: none of its {counts.total()} words is in the vocabulary ({some}, ...): take speech that the"
+            " grammar is made for; upper and lower case count"
+        )
+    if missing:
+        shown = ", ".join(word for word, _ in missing.most_common(NAMED))
+        log.warning(
+            "%d of %d words of %s are not in the vocabulary, such as %s", missing.total(), counts.total(), dev, shown
+        )
+
+
+def check_grammar(task: HybridTask | CtcTask, grammar: str | Vocabulary | None) -> None:
+    """Check that there is such a grammar, and that the file of one's own can be read.
+
+    Raises:
+        ValueError: names what is missing or wrong.
+    """
+    if isinstance(grammar, Vocabulary):
+        _ = grammar.content
+    elif grammar is not None:
+        task.check_grammar(grammar, "--grammar")

@@ -1,0 +1,1 @@
+"""One run: configuration, launch, learner, saved models, folder."""

@@ -1,0 +1,257 @@
+"""From a Python file and a command line to an Experiment: names are checked, values are typed, nothing is ignored."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from murmur import strategies
+from murmur.core.errors import SettingError, nearest
+from murmur.core.learner import Strategy
+from murmur.engine import schedule
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optim import optimizer
+from murmur.speech import models
+
+VALUES: Mapping[str, Any] = {
+    **strategies.ALL,
+    **strategies.PARTS,
+    **{name: getattr(optimizer, name) for name in ("SGD", "Adam", "NaturalGradientSGD", "FisherConfig")},
+    **{name: getattr(models, name) for name in ("Dnn", "Lstm", "Blstm", "Tdnn")},
+    **{name: getattr(schedule, name) for name in schedule.__all__ if name[0].isupper()},
+}
+
+
+# What Python raises on a text that is no literal: besides the usual, a list as a key, and too many brackets or signs.
+UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+MOST_SHOWN = 200  # letters of a text in a message
+
+
+class UnknownField(SettingError):
+    """A setting names a field that is not there."""
+
+
+def load(source: str) -> Experiment:
+    """The experiment that a file, or a recipe of this package, describes with its function `experiment()`.
+
+    Raises:
+        SettingError: there is no such file or recipe, or it has no such function.
+    """
+    module = _module(source)
+    make = getattr(module, "experiment", None)
+    if not callable(make):
+        raise SettingError(f"{source} has no function experiment(); it must return a murmur Experiment")
+    made = make()
+    if not isinstance(made, Experiment):
+        raise SettingError(f"experiment() of {source} must return an Experiment, got {type(made).__name__}")
+    return made
+
+
+def _module(source: str) -> ModuleType:
+    path = Path(source)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise SettingError(f"there is no file {source}")
+        name = f"murmur_experiment_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise SettingError(f"{source} cannot be read as a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses look their module up
+        try:
+            spec.loader.exec_module(module)
+        except SyntaxError as error:
+            raise SettingError(f"{error.filename or source}, line {error.lineno}: {error.msg}") from error
+        except ValueError as error:
+            if "null bytes" not in str(error):
+                raise  # the file's own
+            raise SettingError(f"{source} cannot be read as a Python file: {error}") from error
+        except MemoryError as error:
+            raise SettingError(f"{source} cannot be read as a Python file: too many brackets or signs") from error
+        return module
+    recipes = recipe_names()
+    if source not in recipes:
+        raise SettingError(f"{source!r} is neither a .py file nor a recipe{nearest(source, recipes)}")
+    return importlib.import_module(f"murmur.recipes.{source}")
+
+
+def recipe_names() -> list[str]:
+    """Names of this package's recipes: the modules that define `experiment()`."""
+    files = (Path(__file__).parents[1] / "recipes").glob("[!_]*.py")
+    return sorted(path.stem for path in files if "\ndef experiment(" in path.read_text(encoding="utf-8"))
+
+
+def configure(
+    experiment: Experiment, settings: Sequence[str] = (), strategy: str | None = None, source: str = "EXPERIMENT"
+) -> Experiment:
+    """An experiment with settings such as "budget.epochs=2" and a strategy such as "KAVG(K=8)" put in.
+
+    Args:
+        experiment: what is changed.
+        settings: names and values, as for --set.
+        strategy: takes the place of the experiment's own.
+        source: file or recipe of the experiment; a message about an unknown name tells how to list those it has.
+
+    Raises:
+        SettingError: an unknown name (the nearest valid one is given) or a value of the wrong type.
+    """
+    if strategy is not None:
+        experiment = replace(experiment, strategy=_strategy(strategy))
+    waiting: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise SettingError(f"--set needs name=value, got {setting!r}")
+        waiting.pop(name.strip(), None)  # the last one counts, in its place
+        waiting[name.strip()] = value.strip()
+    while waiting:  # two that are valid only together may come in any order
+        refused: dict[str, SettingError] = {}
+        for name, value in waiting.items():
+            try:
+                experiment = _put(experiment, name.split("."), value, name)
+            except UnknownField as error:
+                refused[name] = SettingError(f"{error} (all names: murmur settings {shlex.quote(source)})")
+            except SettingError as error:
+                refused[name] = error
+        if len(refused) == len(waiting):
+            raise next(iter(refused.values()))
+        waiting = {name: waiting[name] for name in refused}
+    return experiment
+
+
+def resolved(source: str, settings: Sequence[str], jobs: int | None = None) -> Experiment:
+    """The experiment of a command line; `jobs` sets task.jobs.
+
+    Raises:
+        SettingError: an unknown name, or a value that does not fit.
+    """
+    more = [] if jobs is None else [f"task.jobs={jobs}"]
+    return configure(load(source), [*settings, *more], source=source)
+
+
+def _strategy(text: str) -> Strategy:
+    made = _evaluate(text, "strategy", {**strategies.ALL, **strategies.PARTS})
+    if isinstance(made, type) and made.__name__ in strategies.ALL:
+        made = made()
+    if type(made).__name__ not in strategies.ALL:
+        raise SettingError(f"strategy: {text!r} is no strategy; there are {', '.join(strategies.ALL)}")
+    strategy: Strategy = made
+    return strategy
+
+
+def settable(owner: Any) -> dict[str, Any]:
+    """Fields of a value that a setting can name, with their types; a value that is no dataclass has none."""
+    if not is_dataclass(owner):
+        return {}
+    types = get_type_hints(type(owner))
+    return {f.name: types.get(f.name, Any) for f in fields(owner) if f.init}
+
+
+def _put(owner: Any, path: list[str], value: str, full: str) -> Any:
+    known = settable(owner)
+    if path[0] not in known:
+        where = type(owner).__name__
+        raise UnknownField(f"{full}: {where} has no field {path[0]!r}{nearest(path[0], list(known))}")
+    new = _put(getattr(owner, path[0]), path[1:], value, full) if len(path) > 1 else typed(value, known[path[0]], full)
+    # A budget is given in one unit: the new one takes the place of the old.
+    anew = isinstance(owner, Budget) and new is not None
+    try:
+        return Budget(**{path[0]: new}) if anew else replace(owner, **{path[0]: new})
+    except (ValueError, TypeError) as error:
+        raise SettingError(f"{full}={value}: {error}") from error
+
+
+def typed(text: str, wanted: Any, name: str) -> Any:
+    """A command line's text as a value of the annotated type.
+
+    Raises:
+        SettingError: it cannot be read as that type.
+    """
+    options = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    if type(None) in options and text in ("None", "none", ""):
+        return None
+    for option in options:
+        if get_origin(option) is Literal and text in get_args(option):
+            return text
+        if option in (str, Path):
+            return option(text)
+        if option in (int, float, bool):
+            value = _literal(text)
+            if isinstance(value, bool) == (option is bool) and isinstance(value, (int, option)):
+                if option is float and abs(value) > sys.float_info.max and isinstance(value, int):
+                    raise SettingError(f"{name}: a whole number of {len(text)} letters is beyond all measure")
+                return option(value)
+    if any(get_origin(o) is Literal for o in options):
+        choices = [str(c) for o in options for c in get_args(o)]
+        raise SettingError(f"{name}: {_short(text)} is none of {', '.join(choices)}{nearest(text, choices)}")
+    if any(o in (int, float, bool) for o in options):
+        raise SettingError(f"{name}: {_short(text)} is not a value of type {getattr(wanted, '__name__', wanted)}")
+    return _evaluate(text, name, {**VALUES, **_classes(wanted)})
+
+
+def _classes(wanted: Any) -> dict[str, Any]:
+    """Dataclasses of an annotated type, with those of their fields: their names may stand in a setting's value."""
+    waiting, found = [wanted], dict[str, Any]()
+    while waiting:
+        option = waiting.pop()
+        if get_origin(option) in (Union, UnionType):
+            waiting += get_args(option)
+        elif isinstance(option, type) and is_dataclass(option) and option.__name__ not in found:
+            found[option.__name__] = option
+            waiting += get_type_hints(option).values()
+    return found
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]!r}..."
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except UNREADABLE:
+        return None
+
+
+def _evaluate(text: str, name: str, names: Mapping[str, Any]) -> Any:
+    """A literal, or a call such as KAVG(K=8) of a known name with literal arguments; never anything else."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except UNREADABLE as error:
+        raise SettingError(f"{name}: {_short(text)} cannot be read: {error or 'too many brackets'}") from error
+    return _node(tree, name, names)
+
+
+def _node(node: ast.expr, name: str, names: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Name):
+        return _known(node.id, name, names)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        made = _known(node.func.id, name, names)
+        positional = [_node(a, name, names) for a in node.args]
+        named = {k.arg: _node(k.value, name, names) for k in node.keywords if k.arg is not None}
+        valid = [f.name for f in fields(made)] if is_dataclass(made) else list(named)
+        for unknown in set(named) - set(valid):
+            raise SettingError(f"{name}: {node.func.id} has no field {unknown!r}{nearest(unknown, valid)}")
+        try:
+            return made(*positional, **named)
+        except (TypeError, ValueError) as error:
+            raise SettingError(f"{name}: {error}") from error
+    try:
+        return ast.literal_eval(node)
+    except UNREADABLE as error:
+        raise SettingError(f"{name}: only names, literals and calls such as KAVG(K=8) are understood") from error
+
+
+def _known(word: str, name: str, names: Mapping[str, Any]) -> Any:
+    if word not in names:
+        raise SettingError(f"{name}: there is no {word!r}{nearest(word, list(names))}")
+    return names[word]

@@ -1,0 +1,219 @@
+"""`murmur train --dry-run`: what training would do, seen on its first minibatches; nothing is trained."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass, fields, is_dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from murmur.engine.experiment import Experiment, describe, in_short
+from murmur.engine.prefetch import to_device
+from murmur.engine.record import duration
+from murmur.engine.seeds import seed_of, seed_torch
+from murmur.engine.task import Loss
+from murmur.execution.cores import cores_here
+from murmur.report.terminal_table import TerminalTable
+from murmur.run.preparation import preparation_lines, to_prepare
+from murmur.run.training import Request, share_threads
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.world import device_of
+
+TIMED = 6  # minibatches whose steps are timed, after a pass over the same ones that warms up
+MOST_SECONDS = 20.0  # of a pass; with long steps fewer minibatches are looked at
+IDLE_LOAD = 0.25  # a core, below which a machine counts as idle
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """What the first minibatches showed.
+
+    Attributes:
+        loss: mean per sample of minibatch 0 at the initial weights.
+        gradient_norm: of its gradient.
+        samples: in minibatch 0.
+        shapes: what minibatch 0 is made of.
+        step_seconds: median time of a step, data included, of minibatches whose shapes the libraries have seen.
+        fastest_seconds: the fastest of them.
+        steps: how many were timed.
+        optimizer_bytes: state of the optimizer.
+    """
+
+    loss: float
+    gradient_norm: float
+    samples: float
+    shapes: tuple[str, ...]
+    step_seconds: float
+    fastest_seconds: float
+    steps: int
+    optimizer_bytes: int
+
+
+def dry_run(request: Request, prepared_only: bool) -> int:
+    """Show an experiment: what is not prepared, parameters, first minibatch, loss, gradient, memory, steps, time.
+
+    Data that is not prepared yet is prepared, as for training, unless `prepared_only`: then only what is known without
+    it is shown. Nothing is written to `request.out`.
+
+    Returns:
+        The exit status: 1 if the loss or the gradient is not a finite number.
+
+    Raises:
+        SettingError: names or values that do not fit.
+    """
+    console = Console()
+    torch.set_num_threads(share_threads(request))
+    experiment = request.experiment()
+    missing = to_prepare(experiment.task)
+    for line in [*experiment_lines(experiment, request.learners), *preparation_lines(missing)]:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if missing and prepared_only:
+        console.print("the model, the first minibatch and the time of a step are known once all is prepared")
+        return 0
+    busy = busy_line()
+    with console.status("preparing the data"):
+        experiment.task.prepare()
+    device = device_of(Place(0, 1, 0, "127.0.0.1", 0))
+    seed_torch(seed_of(experiment.seed, "model"), device)
+    model = experiment.task.model().to(device)
+    console.print(parameter_table(model))
+    with console.status("first minibatches"):
+        first = first_steps(experiment, model, device)
+    lines = [*first_lines(first), *plan_lines(experiment, request.learners, first), busy, memory_line(model, first)]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    return 0 if math.isfinite(first.loss) and math.isfinite(first.gradient_norm) else 1
+
+
+def experiment_lines(experiment: Experiment, learners: int) -> list[str]:
+    """What is known of an experiment without its data."""
+    shown = {name: in_short(describe(getattr(experiment, name))) for name in ("strategy", "optimizer", "schedule")}
+    budget = {name: value for name, value in vars(experiment.budget).items() if value is not None}
+    told = ", ".join(f"{value:g} {name}" for name, value in budget.items()) or "1 epoch"
+    number = f"{learners} learner{'s' * (learners > 1)}"
+    return [f"{type(experiment.task).__name__}, {number}, {told}", *(f"{name}: {text}" for name, text in shown.items())]
+
+
+def busy_line() -> str:
+    """How busy this machine is, and what that means for seconds that are measured on it."""
+    load, cores = os.getloadavg()[0], cores_here()
+    if load < IDLE_LOAD * cores:
+        return f"this machine was idle (load average {load:.1f}, {cores} cores)"
+    return (
+        f"this machine was busy (load average {load:.1f}, {cores} cores): the seconds above are those of a machine"
+        " that does other work too; on an idle one the fastest step comes nearest"
+    )
+
+
+def parameter_table(model: nn.Module) -> TerminalTable:
+    """Every parameter with its shape and size; frozen ones are marked."""
+    heads = ("parameter", "shape", "type", "numbers")
+    table = TerminalTable(heads, title=f"model: {type(model).__name__}", right=("numbers",))
+    for name, tensor in model.named_parameters():
+        kind = str(tensor.dtype).removeprefix("torch.") + ("" if tensor.requires_grad else ", frozen")
+        table.add_row(name, " x ".join(map(str, tensor.shape)) or "scalar", kind, f"{tensor.numel():,}")
+    total = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    table.add_row("in all", "", "" if trained == total else f"{trained:,} trained", f"{total:,}", style="bold")
+    return table
+
+
+def first_steps(experiment: Experiment, model: nn.Module, device: str) -> FirstSteps:
+    """Train a few minibatches as one learner would, on a model that is thrown away: a pass to warm up, one to time."""
+    optimizer = experiment.optimizer(model)
+    model.train()
+    loss, norm, samples, shapes = math.nan, math.nan, math.nan, tuple[str, ...]()
+    most = min(TIMED, max(1, experiment.budget.total(experiment.task)))
+    warm, timed = list[float](), list[float]()
+    for seconds in (warm, timed):
+        for n in range(most if seconds is warm else len(warm)):
+            if n and sum(seconds) > MOST_SECONDS:
+                break
+            begin = time.perf_counter()
+            minibatch = to_device(experiment.task.minibatch(n), device)
+            found = _backward(experiment, model, minibatch, n)
+            if not warm:
+                samples, shapes = found.samples, tuple(shapes_of(minibatch))
+                loss, norm = float(found.total.detach()) / samples, _gradient_norm(model)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if device != "cpu":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begin)
+    state = sum(v.nbytes for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
+    return FirstSteps(loss, norm, samples, shapes, median(timed), min(timed), len(timed), state)
+
+
+def _gradient_norm(model: nn.Module) -> float:
+    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None))
+
+
+def _backward(experiment: Experiment, model: nn.Module, minibatch: Any, n: int) -> Loss:
+    seed_torch(seed_of(experiment.seed, "minibatch", n), next(model.parameters()).device.type)
+    found = experiment.task.loss(model, minibatch)
+    (found.total / found.samples).backward()  # type: ignore[no-untyped-call]
+    return found
+
+
+def first_lines(first: FirstSteps) -> list[str]:
+    """Minibatch 0, its loss and gradient."""
+    shapes = "; ".join(first.shapes)
+    return [
+        f"first minibatch: {first.samples:g} samples: {shapes}",
+        f"first loss {first.loss:.5f} per sample, gradient norm {first.gradient_norm:.5g}",
+    ]
+
+
+def plan_lines(experiment: Experiment, learners: int, first: FirstSteps) -> list[str]:
+    """Steps, budget and time of the whole run."""
+    task, total = experiment.task, experiment.budget.total(experiment.task)
+    steps = math.ceil(total / learners)
+    seconds = steps * first.step_seconds
+    return [
+        f"epoch: {task.per_epoch} minibatches, {task.samples_per_epoch:g} samples",
+        f"budget: {total} minibatches = {total / task.per_epoch:.2f} epochs; {steps} steps for each of {learners} "
+        f"learner{'s' if learners > 1 else ''}",
+        f"time: {first.step_seconds:.4f} s a step (median of {first.steps}, fastest {first.fastest_seconds:.4f}; one"
+        f" learner, nothing exchanged), so {duration(seconds)} of gradients",
+    ]
+
+
+def memory_line(model: nn.Module, first: FirstSteps) -> str:
+    """Memory of one learner: what is known to the byte, and the most that these steps took."""
+    weights = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+    gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    known = f"weights {weights / MB:.1f}, gradients {gradients / MB:.1f}, optimizer {first.optimizer_bytes / MB:.1f} MB"
+    if next(model.parameters()).is_cuda:
+        most = f"{torch.cuda.max_memory_allocated() / MB:.0f} MB of the GPU at the most"
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        most = f"this process took {peak / MB:.0f} MB at the most, data and libraries included"
+    return f"memory of a learner: {known}; {most}"
+
+
+def shapes_of(value: Any, name: str = "") -> list[str]:
+    """Names, shapes and types of what a minibatch is made of."""
+    title = f"{name} " if name else ""
+    if isinstance(value, Tensor | np.ndarray):
+        kind = str(value.dtype).removeprefix("torch.")
+        return [f"{title}{tuple(value.shape)} {kind}"]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [line for f in fields(value) for line in shapes_of(getattr(value, f.name), f.name)]
+    if isinstance(value, dict):
+        return [line for key, each in value.items() for line in shapes_of(each, str(key))]
+    if isinstance(value, tuple | list) and any(isinstance(v, Tensor | np.ndarray) for v in value):
+        return [line for n, each in enumerate(value) for line in shapes_of(each, f"{name}[{n}]")]
+    if isinstance(value, tuple | list):
+        return [f"{title}{len(value)} x {type(value[0]).__name__}" if value else f"{title}empty"]
+    return [f"{title}{value!r}"[:60]]

@@ -1,0 +1,103 @@
+"""What a run leaves in its folder, what of it is work that must not be lost, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from murmur.core.errors import SettingError
+from murmur.run.folder.state import ENDED, state_of
+
+RUN = "run.json"
+MODELS = ("model", "best", "averaged")
+FILES = (
+    *(RUN, ENDED, "launch.json", "records.jsonl", "trace.json", "score.json", "recognised.jsonl", "phases.json"),
+    *("simulated.json", "simulated.png", "report.html"),
+    *(f"{name}.{kind}" for name in MODELS for kind in ("json", "safetensors")),
+)
+PATTERNS = (
+    "trace-until-*.json",
+    "checkpoints/[0-9]*/learner-*.*",
+    "checkpoints/marks/[0-9]*.*",
+    "checkpoints/began.json",
+    "decoded/*",
+)
+FOLDERS = ("checkpoints/[0-9]*", "checkpoints/marks", "checkpoints", "decoded")
+WORK = ("score.json", "simulated.json", *(f"{name}.safetensors" for name in MODELS))
+
+
+def holds_work(folder: Path) -> bool:
+    """Whether a run has left anything there that took time: a record, a checkpoint, a model, a score."""
+    records = folder / "records.jsonl"
+    if records.is_file() and records.stat().st_size > 0:
+        return True
+    if any((folder / name).is_file() for name in WORK):
+        return True
+    return any(True for _ in folder.glob("checkpoints/[0-9]*/learner-*"))
+
+
+def refuse_work(folder: Path, ways: str) -> None:
+    """End where a folder holds a run; `ways` says how to go on.
+
+    Raises:
+        SettingError: it does; says what is there.
+    """
+    if holds_work(folder):
+        raise SettingError(f"{folder} holds a run already: {told(folder)}. {ways}")
+
+
+def told(folder: Path) -> str:
+    """Strategy, learners, state and date of a run, in one line."""
+    facts = read_facts(folder)
+    experiment = facts.get("experiment")
+    strategy = written(experiment["strategy"]) if isinstance(experiment, Mapping) and "strategy" in experiment else None
+    learners = facts.get("learners")
+    count = f"{learners} learner{'' if learners == 1 else 's'}" if isinstance(learners, int) else None
+    started = f"started {facts['started']}" if "started" in facts else f"without a readable {RUN}"
+    source = facts.get("source")
+    parts = [source, strategy, count, str(state_of(folder)), started]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def read_facts(folder: Path) -> Mapping[str, Any]:
+    """run.json; empty where there is none that can be read."""
+    try:
+        found = json.loads((folder / RUN).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def written(value: Any) -> str:
+    """A described value as one would write it, such as KAVG(K=4)."""
+    if not isinstance(value, Mapping) or "type" not in value:
+        return str(value).rpartition(".")[2] if str(value).startswith("murmur.") else str(value)
+    fields = ", ".join(f"{name}={written(x)}" for name, x in value.items() if name != "type")
+    return f"{str(value['type']).rpartition('.')[2]}({fields})"
+
+
+def remove_run(folder: Path) -> None:
+    """Delete the files that a run wrote; files that it did not write, and the lock, stay."""
+    for path in _written(folder):
+        path.unlink(missing_ok=True)
+    for pattern in FOLDERS:
+        for path in folder.glob(pattern):
+            if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def remove_unused(folder: Path, lock: str) -> None:
+    """Delete a new folder in which nothing but the lock was written."""
+    if {path.name for path in folder.iterdir()} <= {lock}:
+        shutil.rmtree(folder)
+
+
+def _written(folder: Path) -> Iterator[Path]:
+    for name in FILES:
+        yield folder / name
+        yield from folder.glob(f".{name}.[0-9]*")  # begun by a process that was killed
+    for pattern in PATTERNS:
+        yield from (path for path in folder.glob(pattern) if path.is_file())

@@ -1,0 +1,183 @@
+"""A lock on a folder, held by all processes of a run until the last of them ends.
+
+The lock is an advisory `flock` on the file `.lock`. The first process of a run takes it exclusively, which fails while
+any other process holds it, writes its name into the file, and then shares it: children inherit the open file, and
+learners that were started elsewhere join. The system releases the lock when the last of these processes ends, however
+that happens. On NFS the lock holds between hosts where the server supports locks (a mount without `nolock` or
+`local_lock`); where a file system supports none, this is said once and the run goes on without.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, Self
+
+from murmur.core.errors import SettingError
+
+log = logging.getLogger(__name__)
+LOCK = ".lock"
+TRY_SECONDS = 1.0  # a reader that looks whether a lock is held takes it for a moment
+PAUSE_SECONDS = 0.02
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
+Held = Literal["held", "free", "unknown"]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that took a lock first."""
+
+    pid: int
+    host: str
+    command: str
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}: {self.command}"
+
+
+class FolderLock:
+    """A lock that this process, and every child that inherits `descriptor`, holds until it ends or closes it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self.descriptor = path, descriptor
+
+    @classmethod
+    def take(cls, path: Path) -> Self:
+        """Take the lock for a new run; no other process may hold it.
+
+        Raises:
+            SettingError: another process holds it; names the process.
+            OSError: the file cannot be made.
+        """
+        return cls(path, _attempts(path, _take))
+
+    @classmethod
+    def join(cls, path: Path) -> Self:
+        """Hold the lock together with the processes of a run that has begun.
+
+        Raises:
+            SettingError: another run is taking it.
+            OSError: the file cannot be made.
+        """
+        return cls(path, _attempts(path, _share))
+
+    def close(self) -> None:
+        """Let go of it here; children that inherited it still hold it."""
+        os.close(self.descriptor)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[FolderLock]:
+    """The lock of a file, taken for a block.
+
+    Raises:
+        SettingError: another process holds it; names the process.
+    """
+    lock = FolderLock.take(path)
+    try:
+        yield lock
+    finally:
+        lock.close()
+
+
+def beside(folder: Path) -> Path:
+    """The lock file of a folder that is replaced as a whole, and cannot hold the file itself."""
+    folder = folder.absolute()
+    return folder.with_name(f".{folder.name}{LOCK}")
+
+
+def held(path: Path) -> Held:
+    """Whether any process holds a lock; "unknown" where there is no lock file or no support for locks."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return "unknown"
+    try:
+        for _ in range(3):  # another reader may be looking at this moment
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(PAUSE_SECONDS)
+            except OSError:
+                return "unknown"
+            else:
+                return "free"
+        return "held"
+    finally:
+        os.close(descriptor)
+
+
+def holder_of(path: Path) -> Holder | None:
+    """The process that took a lock first, as the file names it; None where it names none."""
+    try:
+        found = json.loads(path.read_bytes())
+        return Holder(int(found["pid"]), str(found["host"]), str(found["command"]), str(found["since"]))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _attempts(path: Path, lock: Callable[[int], None]) -> int:
+    deadline = time.monotonic() + TRY_SECONDS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            lock(descriptor)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                who = holder_of(path)
+                raise SettingError(
+                    f"{path.parent} is in use by {who or 'another process'}"
+                    f" (lock file {path.name}; learners of that run may outlive the process): wait for its end, end it,"
+                    " or give another folder"
+                ) from None
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                os.close(descriptor)
+                raise
+            log.warning("%s cannot be locked (%s): see to it that no other run writes there", path.parent, error)
+            return descriptor
+        os.close(descriptor)
+        time.sleep(PAUSE_SECONDS)
+
+
+def _take(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    here = Holder(os.getpid(), socket.gethostname(), shlex.join(["murmur", *sys.argv[1:]]), _now())
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(asdict(here)).encode(), 0)
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # not atomic: another process may be faster, which is told
+
+
+def _share(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the locked file still lies at its path; a run that never began removes its folder."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(descriptor)
+    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,143 @@
+"""A run folder that this process may write in: chosen, checked and locked before anything is written."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from murmur.core.errors import SettingError
+from murmur.core.stop_signals import HALTED_STATUS, Stopped
+from murmur.run.folder.contents import refuse_work, remove_run, remove_unused
+from murmur.run.folder.lock import LOCK, FolderLock
+from murmur.run.folder.state import ENDED, Ending, write_ending
+
+log = logging.getLogger(__name__)
+LATEST = Path("runs/latest")  # a link to the newest run that was given no folder
+WAYS = (
+    "Continue it with --resume, keep it and give another --out, or replace it with --force (which removes the files of"
+    " that run and nothing else)"
+)
+
+
+@dataclass
+class OpenedRun:
+    """A folder for one launch.
+
+    Attributes:
+        out: the folder; never the link.
+        lock: held while the launch lives.
+        resume: the run in it is continued.
+        latest: a link that points to the folder once the run has begun; None leaves links alone.
+    """
+
+    out: Path
+    lock: FolderLock
+    resume: bool
+    latest: Path | None = None
+    begun: bool = field(default=False, init=False)
+
+    def begin(self) -> None:
+        """Everything has been checked: take away what the run before left, unless it is continued."""
+        if self.resume:
+            (self.out / ENDED).unlink(missing_ok=True)
+        else:
+            remove_run(self.out)
+        self.begun = True
+        if self.latest is not None:
+            point(self.latest, self.out)
+
+    def end(self, status: int, why: str = "") -> int:
+        """Write the final record, if the run has begun; returns the status."""
+        if self.begun:
+            write_ending(self.out, Ending.of(status, why))
+        return status
+
+
+@contextmanager
+def opened(out: Path, name: str, resume: bool, force: bool, ways: str = WAYS) -> Iterator[OpenedRun]:
+    """The folder of a run, checked and locked. `LATEST` stands for a new folder, or to resume, for the newest one.
+
+    Args:
+        out: the folder.
+        name: of the experiment, for a new folder's name.
+        resume: a run in the folder is continued.
+        force: a run in the folder is removed when the new one begins.
+        ways: how to go on where the folder holds a run.
+
+    Raises:
+        SettingError: the folder holds a run, or another process works in it.
+    """
+    if resume and force:
+        raise SettingError("--resume continues a run and --force removes it: give one of them")
+    fresh = out == LATEST and not (resume and (out.exists() or out.is_symlink()))
+    folder, made = (_new(out, name), True) if fresh else (_target(out), not out.exists())
+    if not resume and not force:
+        refuse_work(folder, ways)
+    lock = FolderLock.take(folder / LOCK)
+    run = OpenedRun(folder, lock, resume, LATEST if out == LATEST else None)
+    try:
+        if not resume and not force:
+            refuse_work(folder, ways)  # another run may have ended there in between
+        yield run
+    except Stopped as stopped:
+        run.end(HALTED_STATUS, f"stopped by {stopped.name}")
+        raise
+    except BaseException as error:
+        run.end(1, f"{type(error).__name__}: {error}".rstrip(": "))
+        raise
+    finally:
+        if made and not run.begun:
+            remove_unused(folder, LOCK)
+        lock.close()
+
+
+def chosen_folder(out: Path, name: str, resume: bool) -> Path:
+    """The folder that `out` stands for: of `LATEST` a new one, to which the link then points."""
+    if out != LATEST or (resume and (out.exists() or out.is_symlink())):
+        return _target(out)
+    folder = _new(out, name)
+    point(out, folder)
+    return folder
+
+
+def point(link: Path, folder: Path) -> None:
+    """Let a link point to a folder; what is there and is no link stays, which is said."""
+    if link.exists() and not link.is_symlink():
+        log.warning("%s is no link but a folder of an earlier version: it stays; this run is in %s", link, folder)
+        return
+    target = Path(os.path.relpath(folder, link.parent))
+    if link.is_symlink() and link.readlink() == target:
+        return
+    new = link.with_name(f".{link.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target, target_is_directory=True)
+    new.replace(link)
+
+
+def _target(out: Path) -> Path:
+    """The folder that a link points to, so that a run stays where it is when the link moves on."""
+    if not out.is_symlink():
+        return out
+    target = out.parent / out.readlink()
+    if not target.is_dir():
+        raise SettingError(f"{out} is a link to {target}, which is no folder: name the run's folder with --out")
+    return target
+
+
+def _new(latest: Path, name: str) -> Path:
+    stem = f"{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{name}"
+    number = 1
+    while True:
+        folder = latest.with_name(stem if number == 1 else f"{stem}-{number}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

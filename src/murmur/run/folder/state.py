@@ -1,0 +1,97 @@
+"""How a run stands: its lock says whether a process works on it, ended.json how the last launch ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from murmur.core.stop_signals import HALTED_STATUS
+from murmur.run.folder.lock import LOCK, held, holder_of
+
+ENDED = "ended.json"
+PEER_LOST_STATUS = 75  # as `murmur train --help` lists it
+How = Literal["finished", "stopped", "failed"]
+Name = Literal["running", "finished", "stopped", "failed", "killed", "unknown"]
+NAMES = ("finished", "stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The final record of a launch.
+
+    Attributes:
+        state: how it ended.
+        status: exit status.
+        why: in words.
+        at: date and time, UTC.
+    """
+
+    state: How
+    status: int
+    why: str
+    at: str
+
+    @classmethod
+    def of(cls, status: int, why: str = "") -> Ending:
+        """The ending that an exit status stands for."""
+        states: dict[int, tuple[How, str]] = {
+            0: ("finished", "the run has come to its end"),
+            HALTED_STATUS: ("stopped", "asked to stop, and saved"),
+            PEER_LOST_STATUS: ("failed", "a learner was lost"),
+        }
+        state, words = states.get(status, ("failed", f"ended with status {status}"))
+        return cls(state, status, why or words, datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+@dataclass(frozen=True)
+class State:
+    """How a run stands, and why, in words."""
+
+    name: Name
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})" if self.why else self.name
+
+
+def state_of(folder: Path) -> State:
+    """The state of the run in a folder.
+
+    "unknown" for one without a lock, as older versions left them, and for one whose lock seems free but was taken on
+    another host: the file system may not pass locks on.
+    """
+    ending, lock = read_ending(folder), held(folder / LOCK)
+    if ending is not None and ending.state == "finished":
+        return State("finished")
+    if lock == "held":
+        return State("running")
+    if ending is not None:
+        return State(ending.state, f"{ending.why}, {ending.at}")
+    holder = holder_of(folder / LOCK)
+    if lock == "free" and (holder is None or holder.host == socket.gethostname()):
+        return State("killed", "no process works on it, and it did not say that it ends")
+    return State("unknown")
+
+
+def read_ending(folder: Path) -> Ending | None:
+    """The final record; None where there is none that can be read."""
+    try:
+        found = json.loads((folder / ENDED).read_bytes())
+        state = found["state"]
+        if state not in NAMES:
+            return None
+        return Ending(state, int(found["status"]), str(found["why"]), str(found["at"]))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def write_ending(folder: Path, ending: Ending) -> None:
+    """Write the final record; the whole file or none."""
+    new = folder / f".{ENDED}.{os.getpid()}"
+    new.write_text(json.dumps(asdict(ending), indent=1), encoding="utf-8")
+    new.replace(folder / ENDED)

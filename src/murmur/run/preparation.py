@@ -1,0 +1,53 @@
+"""What a command says before it prepares data: what is missing, how long that takes, and whether there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from murmur.core.path_checks import LEAST_BYTES, folder_to_write
+from murmur.engine.record import duration
+from murmur.engine.task import Preparable, Unmade
+
+MB = 1e6
+
+
+def to_prepare(task: object) -> list[Unmade]:
+    """What a task has still to make, as far as it can tell; there is room for it.
+
+    Raises:
+        SettingError: its folder cannot be written, or the disk is too full.
+        CorpusError: the data cannot be used.
+    """
+    found = list(task.unprepared()) if isinstance(task, Preparable) else []
+    needed: dict[Path, float] = {}
+    for each in found:
+        needed[each.folder] = needed.get(each.folder, LEAST_BYTES) + each.size_bytes
+    for folder, size in needed.items():
+        folder_to_write(folder, "task.cache", size)
+    return found
+
+
+def tell_preparation(task: object) -> None:
+    """Say on standard error what is not prepared and how long that takes; nothing where all is there.
+
+    Raises:
+        SettingError: there is no room for it.
+        CorpusError: the data cannot be used.
+    """
+    missing = to_prepare(task)
+    for line in preparation_lines(missing) if missing else ():
+        typer.echo(line, err=True)
+
+
+def preparation_lines(missing: Sequence[Unmade]) -> list[str]:
+    """A line each, and one about all; one line where nothing is missing."""
+    if not missing:
+        return ["prepared: all that training needs is there"]
+    lines = [f"not prepared: {each.what}: about {duration(max(1.0, each.seconds))}" for each in missing]
+    size = sum(each.size_bytes for each in missing) / MB
+    where = ", ".join(dict.fromkeys(str(each.folder) for each in missing))
+    whole = duration(max(1.0, sum(each.seconds for each in missing)))
+    return [*lines, f"to prepare: about {whole} on an idle machine, {size:.0f} MB in {where}"]

@@ -1,0 +1,256 @@
+"""Trained models on disk: which of a run's to take, and its weights put into a model, every name and shape checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from murmur.core.errors import DamagedCheckpoint, SettingError, nearest
+from murmur.core.flat import Layout
+from murmur.engine.checkpoints.checkpoint import layout_of, read_pair
+from murmur.engine.task import Checkable, Loss, Preparable, Score, Task, Unmade, test_in
+
+Choice = Literal["lowest", "last", "best", "averaged"]
+FILES = {"last": "model", "best": "best", "averaged": "averaged"}
+
+
+def find_model(path: Path, choice: Choice | None = None) -> Path:
+    """The file, without its suffix, of a trained model: `path` itself, or one of the models in a run's folder.
+
+    Args:
+        path: a file or a folder.
+        choice: which model of a folder; None: the one that was tested, and of a run without score.json the one of the
+            lowest held-out loss.
+
+    Raises:
+        SettingError: there is none.
+    """
+    if choice is not None and not path.is_dir():
+        raise SettingError(f"--weights {choice} chooses among the models of a run's folder, and {path} is a file")
+    if choice is not None:
+        return choose(path, choice)[1]
+    if path.suffix == ".safetensors" and path.is_file():
+        return path.with_suffix("")
+    if path.with_name(f"{path.name}.safetensors").is_file():
+        return path
+    return _of_run(path)
+
+
+def _of_run(folder: Path) -> Path:
+    """The model of a run that was tested, else the one of the lowest held-out loss, else any that is there."""
+    there = [name for name in ("best", "model", "averaged") if (folder / f"{name}.safetensors").is_file()]
+    if (folder / "score.json").is_file():
+        named = _object(folder / "score.json").get("model", {"name": "last"})  # records of old say nothing
+        if not isinstance(named, dict) or str(named.get("name")) not in FILES:
+            raise SettingError(f"{folder / 'score.json'}: the tested model is {named!r}; there are {', '.join(FILES)}")
+        if FILES[str(named["name"])] in there:
+            return folder / FILES[str(named["name"])]
+    if any((folder / f"{name}.json").is_file() for name in there):
+        return choose(folder, "lowest")[1]
+    if there:
+        return folder / there[0]
+    raise SettingError(f"{folder} is neither a .safetensors file nor a run's folder with a trained model")
+
+
+def told_choice(stem: Path, choice: Choice | None, facts: Mapping[str, Any]) -> str:
+    """Which model of a run is used, and by which rule, for the lines of its figures."""
+    names = {file: name for name, file in FILES.items()}
+    figures = facts.get("figures")
+    loss = figures.get("loss") if isinstance(figures, dict) else None
+    told = f" {loss:.5g}" if isinstance(loss, int | float) else ""
+    if stem.name not in names or not facts:
+        return f"weights: {stem.name}"
+    tested = choice is None and (stem.parent / "score.json").is_file()
+    why = "the tested ones, " if tested else "lowest " if choice in (None, "lowest") else "--weights, "
+    return f"weights: {names[stem.name]} ({why}held-out loss{told})"
+
+
+def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, Path]:
+    """Which model of a finished run stands for it; "lowest" is the one of the lowest held-out loss, ties to the last.
+
+    Args:
+        out: the run's folder.
+        choice: "last", "best", "averaged" or "lowest".
+        digest: of the run's experiment; models of another one, left by an earlier run, are passed over. None: all
+            count.
+
+    Raises:
+        SettingError: the run has no such model.
+    """
+    losses: dict[str, float] = {}
+    for name, file in FILES.items():
+        facts = out / f"{file}.json"
+        if facts.is_file():
+            found = _object(facts)
+            if digest is None or found.get("experiment") == digest:
+                figures = found.get("figures")
+                loss = figures.get("loss") if isinstance(figures, dict) else None
+                losses[name] = loss if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
+    if not losses or (choice != "lowest" and choice not in losses):
+        raise SettingError(f"{out} has no {choice} model: a run needs a finite held-out loss to have one")
+    name = min(losses, key=lambda n: losses[n]) if choice == "lowest" else choice
+    return name, out / FILES[name]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """What a JSON file beside a model says."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SettingError(f"{path} is damaged ({error}): train again, or name a .safetensors file") from error
+    if not isinstance(found, dict):
+        raise SettingError(f"{path} holds a {type(found).__name__}, not an object: train again")
+    return found
+
+
+def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
+    """Put a trained model's weights into `model`.
+
+    Reads what training writes (vectors, with names in the JSON beside), and any .safetensors file of named tensors. A
+    model may name modules (`starts_without`) that a file may hold beyond its own, as a pre-trained stack does.
+
+    Returns:
+        What stands beside the model: figures, minibatches; nothing for a stranger's file.
+
+    Raises:
+        SettingError: a tensor is missing, superfluous or of another shape; names it.
+        DamagedCheckpoint: the file is not what was written.
+    """
+    if not stem.with_suffix(".json").is_file():
+        try:
+            named = load_file(stem.with_suffix(".safetensors"))
+        except (SafetensorError, OSError) as error:
+            raise SettingError(f"{stem.with_suffix('.safetensors')} cannot be read: {error}") from error
+        _put_named(model, named, stem)
+        return {}
+    vectors, facts = read_pair(stem)
+    mine = layout_of(model)
+    for part in ("weights", "buffers"):
+        wanted = Layout.trainable(model) if part == "weights" else Layout.buffers(model)
+        if part not in vectors or vectors[part].ndim != 1 or not vectors[part].is_floating_point():
+            raise DamagedCheckpoint(f"{stem}.safetensors holds no vector {part!r} of floating-point numbers")
+        vector = vectors[part]
+        if "tensors" in facts:
+            pieces, shapes = _cut(vector, facts["tensors"], part, stem)
+            given = {n: s for n, s in shapes.items() if not _left_out(n, model)}
+            _compare(given, {n: s for n, s in mine[part]}, stem)
+            vector = torch.cat([pieces[n] for n in given]) if given else vector
+        if vector.numel() != wanted.numel:
+            raise SettingError(
+                f"{stem}: its {part} are {vector.numel()} numbers, the model has {wanted.numel}: it is of"
+                " another experiment"
+            )
+        wanted.scatter(vector.to(wanted.device))
+    return facts
+
+
+def _cut(vector: Tensor, tensors: Any, part: str, stem: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
+    """The pieces of a vector and their shapes, by the names that stand beside it."""
+    try:
+        shapes = {str(name): [int(n) for n in shape] for name, shape in tensors[part]}
+        cut = torch.split(vector, [math.prod(shape) for shape in shapes.values()])
+        return dict(zip(shapes, cut, strict=True)), shapes
+    except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise DamagedCheckpoint(f"{stem}.json: its list of {part} does not fit the vector: {error}") from error
+
+
+def _put_named(model: nn.Module, named: Mapping[str, Tensor], stem: Path) -> None:
+    own = {n: t for n, t in model.state_dict().items() if t.is_floating_point()}
+    given = {n: t for n, t in named.items() if t.is_floating_point() and not _left_out(n, model)}
+    _compare({n: list(t.shape) for n, t in given.items()}, {n: list(t.shape) for n, t in own.items()}, stem)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(given[name])
+
+
+def _left_out(name: str, model: nn.Module) -> bool:
+    """Whether a tensor of a file is one that the model does without."""
+    own = {n.partition(".")[0] for n, _ in model.named_children()}
+    return name.partition(".")[0] in set(getattr(model, "starts_without", ())) - own
+
+
+def _compare(given: Mapping[str, list[int]], wanted: Mapping[str, list[int]], stem: Path) -> None:
+    for name, shape in wanted.items():
+        if name not in given:
+            raise SettingError(f"{stem} has no tensor {name!r}, which the model needs{nearest(name, list(given))}")
+        if list(given[name]) != list(shape):
+            raise SettingError(
+                f"{stem}: tensor {name!r} has shape {tuple(given[name])}, the model's has {tuple(shape)}: train the"
+                " same model, or leave --init out"
+            )
+    for name in given:
+        if name not in wanted:
+            raise SettingError(f"{stem} holds tensor {name!r}, which the model has not{nearest(name, list(wanted))}")
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """A task whose model starts from a trained one; all else is the task's.
+
+    Attributes:
+        task: what to learn.
+        stem: file of the trained model, without suffix.
+        content: digest of that file, so that learners which read different ones do not start.
+    """
+
+    task: Task
+    stem: Path = field(repr=False)
+    content: str
+
+    @property
+    def per_epoch(self) -> int:
+        """As the task says."""
+        return self.task.per_epoch
+
+    @property
+    def samples_per_epoch(self) -> float:
+        """As the task says."""
+        return self.task.samples_per_epoch
+
+    def check(self) -> None:
+        """As the task does, where it offers that."""
+        if isinstance(self.task, Checkable):
+            self.task.check()
+
+    def unprepared(self) -> Sequence[Unmade]:
+        """As the task says, where it offers that."""
+        return self.task.unprepared() if isinstance(self.task, Preparable) else ()
+
+    def prepare(self) -> object:
+        """As the task does."""
+        return self.task.prepare()
+
+    def model(self) -> nn.Module:
+        """The task's model with the trained weights in it."""
+        model = self.task.model()
+        read_into(model, self.stem)
+        return model
+
+    def minibatch(self, n: int) -> Any:
+        """As the task does."""
+        return self.task.minibatch(n)
+
+    def loss(self, model: nn.Module, minibatch: Any) -> Loss:
+        """As the task does."""
+        return self.task.loss(model, minibatch)
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        """As the task does."""
+        return self.task.evaluate(model)
+
+    def test(self, model: nn.Module) -> Score:
+        """As the task does."""
+        return self.task.test(model)
+
+    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
+        """As the task does."""
+        return test_in(self.task, model, kept)

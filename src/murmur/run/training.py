@@ -1,0 +1,425 @@
+"""One learner of a launch, and the launch itself: what `murmur train` does behind its options."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import HashStore, Store
+
+from murmur.core.errors import IncompleteRun, SettingError
+from murmur.core.facts import Facts
+from murmur.core.flat import Layout
+from murmur.core.group import PeerLost, WorldMismatch
+from murmur.core.membership import Halted
+from murmur.core.stop_signals import Stopped
+from murmur.core.world import Seat, World
+from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
+from murmur.engine.checkpoints.state import check_weights
+from murmur.engine.experiment import Experiment, describe
+from murmur.engine.record import Observer, ProgressLine
+from murmur.engine.task import test_in
+from murmur.engine.trainer import Trainer
+from murmur.execution.cores import cores_here
+from murmur.run.agreed_folder import Member, MpiChannel, StoreChannel, folder_of_first, opened_for_all
+from murmur.run.configuration import configure, load
+from murmur.run.folder.opened import LATEST, OpenedRun, opened
+from murmur.run.origin import described_origin
+from murmur.run.saved_model import Choice, Initialised, choose, find_model, read_into, told_choice
+from murmur.worlds.mpi.world import MpiWorld
+from murmur.worlds.process.launch.environment import Place, check_meeting_point, place_of, threads_per_learner
+from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Restart
+from murmur.worlds.process.launch.secret import draw, from_file
+from murmur.worlds.process.launch.signals import HALTED_STATUS, StopWhenPolled
+from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS
+from murmur.worlds.process.world import START_SECONDS, TorchWorld, device_of
+
+log = logging.getLogger(__name__)
+LAUNCH, RECOGNISED = "launch.json", "recognised.jsonl"
+DECODED = "decoded"  # folder of what a test has decoded so far
+WHOLE = ("model.safetensors", "model.json", "score.json")  # what a run that has come to its end has written
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        source: experiment file or recipe.
+        settings: "name=value" overrides.
+        strategy: a strategy's text, or None for the experiment's own.
+        learners: processes to start on this host.
+        out: folder for everything the run leaves; `LATEST`: a new one.
+        resume: continue from the newest checkpoint in `out`.
+        restarts: how often each learner may be started again.
+        threads: compute threads a learner; None shares the cores out.
+        init: a run's folder or a model's file whose weights training starts from; None starts from random ones.
+        tested: which of the run's models test.
+        world: what moves vectors between learners.
+        secret_file: a file of the user's own with the secret that the learners of this run share.
+        lease_seconds: silence after which a learner counts as lost, at least; None leaves it to the world.
+        start_seconds: how long learners wait for one another at start; None leaves it to the world.
+        force: a run that is in `out` is removed when this one begins.
+    """
+
+    source: str
+    settings: tuple[str, ...] = ()
+    strategy: str | None = None
+    learners: int = 1
+    out: Path = LATEST
+    resume: bool = False
+    restarts: int = 0
+    threads: int | None = None
+    init: Path | None = None
+    tested: Choice = "lowest"
+    world: Literal["torch", "mpi"] = "torch"
+    secret_file: Path | None = None
+    lease_seconds: float | None = None
+    start_seconds: float | None = None
+    force: bool = False
+
+    @property
+    def name(self) -> str:
+        """The experiment's name, for folders."""
+        return Path(self.source).stem
+
+    def experiment(self) -> Experiment:
+        """The resolved experiment.
+
+        Raises:
+            SettingError: a name or value that does not fit, or no model where `init` points.
+        """
+        experiment = configure(load(self.source), self.settings, self.strategy, self.source)
+        if self.init is None:
+            return experiment
+        stem = find_model(self.init)
+        content = blake2b(stem.with_suffix(".safetensors").read_bytes(), digest_size=8).hexdigest()
+        return replace(experiment, task=Initialised(experiment.task, stem, content))
+
+    def command_line(self, place: Place, resume: bool) -> list[str]:  # noqa: ARG002 - all learners are started alike
+        """How one learner of this request is started."""
+        words = [sys.executable, "-m", "murmur", "train", self.source, "--out", str(self.out)]
+        for setting in self.settings:
+            words += ["--set", setting]
+        if self.strategy is not None:
+            words += ["--strategy", self.strategy]
+        if self.threads is not None:
+            words += ["--threads", str(self.threads)]
+        if self.init is not None:
+            words += ["--init", str(self.init)]
+        if self.tested != "lowest":
+            words += ["--weights", self.tested]
+        if self.lease_seconds is not None:
+            words += ["--lease-seconds", str(self.lease_seconds)]
+        if self.start_seconds is not None:
+            words += ["--start-seconds", str(self.start_seconds)]
+        return [*words, "--resume"] if resume or self.resume else words
+
+
+def train(request: Request) -> int:
+    """Train here: as one learner of a launch that is under way, as the only one, or by launching several.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        Stopped: a signal came; the learners have saved what they had, and ended.
+    """
+    if request.world == "mpi":
+        return run_in_mpi(request)
+    place = place_of()
+    secret = draw() if request.secret_file is None else from_file(request.secret_file)
+    if place is not None:
+        place = place if request.secret_file is None else replace(place, secret=secret)
+        if place.store == "murmur":  # the launcher has checked the folder, and this process has inherited its lock
+            return run_learner(request, place)
+        return run_beside_others(request, place)
+    experiment = request.experiment()
+    with opened(request.out, request.name, request.resume, request.force) as run:
+        request = replace(request, out=run.out, threads=share_threads(request))
+        experiment.task.prepare()
+        check_model(request, experiment)
+        run.begin()
+        write_run(request, experiment)
+        if request.learners == 1:
+            return run.end(run_learner(request, Place(0, 1, 0, "127.0.0.1", 0)))
+        return run.end(launch(request, experiment, secret, run.lock.descriptor))
+
+
+def launch(request: Request, experiment: Experiment, secret: bytes, lock: int) -> int:
+    """Start the learners on this host, and wait for their end; they inherit the folder's lock."""
+    started = Launch(
+        request.command_line,
+        request.learners,
+        request.restarts,
+        Restart.ALONE if Facts.of(experiment.strategy).tolerates_loss else Restart.TOGETHER,
+        threads=request.threads or 1,
+        secret=secret,
+        stop_signal=signal.SIGUSR1,
+        missing=missing_from(request.out),
+        inherited=(lock,),
+    )
+    status = started.run()
+    if status == HALTED_STATUS:
+        started.stop()
+    return status
+
+
+def missing_from(out: Path) -> Callable[[], str]:
+    """What says, later, which files of a whole run have not been written in a folder since now; nothing if all have."""
+
+    def stamp(name: str) -> tuple[int, int] | None:
+        try:
+            found = (out / name).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    before = {name: stamp(name) for name in WHOLE}
+    return lambda: ", ".join(str(out / name) for name in WHOLE if stamp(name) in (None, before[name]))
+
+
+def check_model(request: Request, experiment: Experiment) -> None:
+    """See that the models to start from fit, before any learner begins: each would find the same.
+
+    Raises:
+        SettingError, DamagedCheckpoint: the model of `init` does not fit; names the tensor.
+        ValueError: the checkpoint is of another model.
+    """
+    newest = Checkpoints(request.out / "checkpoints").newest(0)[0] if request.resume else None
+    if request.init is not None or newest is not None:
+        model = experiment.task.model()
+        if newest is not None:
+            check_weights(newest, Layout.trainable(model).numel)
+
+
+def share_threads(request: Request) -> int:
+    """Compute threads of each learner; warns where learners outnumber cores."""
+    cores = cores_here()
+    threads = request.threads or threads_per_learner(cores, request.learners)
+    if threads * request.learners > cores:
+        log.warning(
+            "%d learners of %d threads on %d cores: they will slow each other down",
+            request.learners,
+            threads,
+            cores,
+        )
+    return threads
+
+
+def run_in_mpi(request: Request) -> int:
+    """Be one of the learners that an MPI launcher has started.
+
+    Raises:
+        SettingError: this process was started alone, or as one of another number than was asked for, or was given a
+            secret.
+    """
+    if request.secret_file is not None:
+        raise SettingError("MPI carries a secret of its own to the learners: leave --secret-file out with --world mpi")
+    world = MpiWorld() if request.lease_seconds is None else MpiWorld(lease_seconds=request.lease_seconds)
+    if world.size == 1 or request.learners not in (1, world.size):
+        learners = max(2, request.learners)
+        raise SettingError(
+            f"MPI has started {world.size} learner{'s' * (world.size > 1)}; their number is the launcher's:"
+            f" mpiexec -n {learners} murmur train {request.source} --world mpi, without --learners"
+        )
+    return run_beside_others(request, world.place, world)
+
+
+def run_beside_others(request: Request, place: Place, world: MpiWorld | None = None) -> int:
+    """Be one of the learners that another program has started; learner 0 sees to the folder, the others ask for it."""
+    try:
+        channel = StoreChannel(place, request.start_seconds or START_SECONDS) if world is None else MpiChannel(world)
+        out, resume = folder_of_first(channel) if place.rank > 0 else (request.out, request.resume)
+    except (ConnectionError, PeerLost) as error:
+        log.error("learner %d: %s", place.rank, error)
+        return PEER_LOST_STATUS
+    learns = torch_world(request, place, channel.store) if isinstance(channel, StoreChannel) else world
+    if place.rank > 0:
+        member = Member(out)
+        request = replace(request, out=out, resume=resume)
+        return member.end(run_learner(request, place, learns, lambda _: member.begin()))
+    experiment = request.experiment()
+
+    def settled(run: OpenedRun) -> Request:
+        return replace(request, out=run.out, resume=run.resume, learners=place.size)
+
+    wanted = (request.out, request.name, request.resume, request.force)
+    with opened_for_all(channel, wanted, lambda run: check_model(settled(run), experiment)) as run:
+
+        def begins(seat: Seat) -> None:
+            if not seat.late:
+                run.begin()
+                write_run(settled(run), experiment)
+                channel.begin(run.out)
+
+        return run.end(run_learner(settled(run), place, learns, begins))
+
+
+def run_learner(
+    request: Request, place: Place, world: World | None = None, begins: Callable[[Seat], None] = lambda _: None
+) -> int:
+    """Be one learner of a world (None: on torch.distributed); learner 0 also tests the model and writes score.json.
+
+    `begins` is called when all learners have met, before anything is written.
+
+    Raises:
+        Stopped: a signal came before training or behind it, and this is the only learner; of several, each ends with
+            the status that its launcher waits for.
+    """
+    try:
+        return _learn_and_test(request, place, world, begins)
+    except Stopped as stopped:
+        if place.size == 1:
+            raise
+        log.info("learner %d: stopped by %s while it did not train", place.rank, stopped.name)
+        return HALTED_STATUS
+
+
+def _learn_and_test(request: Request, place: Place, world: World | None, begins: Callable[[Seat], None]) -> int:
+    torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
+    if world is None:
+        check_meeting_point(place)  # before anything that takes time
+    experiment = request.experiment()
+    world = torch_world(request, place) if world is None else world
+
+    def observers(seat: Seat) -> tuple[Observer, ...]:
+        begins(seat)
+        if seat.group.rank == 0 and place.size > 1 and isinstance(world, TorchWorld) and not seat.late:
+            write_launch(request, place)
+        if seat.group.rank > 0:
+            return ()
+        return (ProgressLine(experiment.budget.total(experiment.task), seat.group.size),)
+
+    try:
+        with StopWhenPolled() as asked:
+            outcome = Trainer(experiment, world, request.out, observers, request.resume, asked).fit()
+    except Halted as halted:
+        log.info("learner %d: %s; go on with --resume --out %s", place.rank, halted, request.out)
+        return HALTED_STATUS
+    except (PeerLost, ConnectionError) as error:
+        log.error("learner %d: %s", place.rank, error)
+        return PEER_LOST_STATUS
+    except (WorldMismatch, IncompleteRun, FloatingPointError, SettingError, ValueError, OSError) as error:
+        log.error("learner %d: %s", place.rank, error)
+        return 1
+    asked.stop()  # it came behind the last boundary: all but the test is done
+    if outcome.leads:
+        report(request, experiment, outcome.model)
+    return 0
+
+
+def torch_world(request: Request, place: Place, store: Store | None = None) -> TorchWorld:
+    """The world of processes on torch.distributed; a learner that no launcher has started needs no store.
+
+    `store`: an open connection to the store of the launch; None makes one.
+    """
+    return TorchWorld(
+        place,
+        device_of(place),
+        store=HashStore() if place.port == 0 else store,
+        lease_seconds=request.lease_seconds or LEAST_SECONDS,
+        start_seconds=request.start_seconds or START_SECONDS,
+    )
+
+
+def report(request: Request, experiment: Experiment, model: nn.Module) -> None:
+    """Test the model that stands for the run, chosen by held-out loss alone; print its lines and keep its figures."""
+    name, stem = choose(request.out, request.tested, experiment.digest())
+    facts = read_into(model, stem)
+    figures = facts["figures"]
+    marks = f" (mean of {len(facts['marks'])} marks)" if "marks" in facts else ""
+    log.info("testing the %s model%s, held-out loss %.5g", name, marks, figures.get("loss", math.nan))
+    began = time.monotonic()
+    score = test_in(experiment.task, model, request.out / DECODED)
+    seconds = time.monotonic() - began
+    told = told_choice(stem, request.tested, facts)
+    shown = [*score.lines[: score.others], *(f"{line}; {told}" for line in score.lines[score.others :])]
+    for line in shown:
+        print(line, flush=True)
+    kept = {
+        "test": dict(score.figures),
+        "heldout": figures,
+        "model": {"name": name, "minibatches": facts["minibatches"], "marks": facts.get("marks")},
+        "lines": shown,
+        "test_seconds": seconds,
+    }
+    if score.recognised:
+        lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
+        write_whole(request.out / RECOGNISED, "".join(lines).encode())
+    write_whole(request.out / "score.json", json.dumps(kept, indent=1).encode())  # the last: with it a run is whole
+    shutil.rmtree(request.out / DECODED, ignore_errors=True)
+
+
+def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:
+    """run.json: all that is needed to run the same thing again; written before the first step.
+
+    `simulated`: the virtual cluster of a run that is not a real one.
+    """
+    facts = {
+        "command": ["murmur", *sys.argv[1:]],
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "source": request.source,
+        "settings": list(request.settings),
+        "strategy": request.strategy,
+        "learners": request.learners,
+        "init": None if request.init is None else str(request.init.absolute()),
+        **described_origin(request.source, experiment.task, request.out),
+        "experiment": describe(experiment),
+        "digest": experiment.digest(),
+        "versions": versions(("murmur", "torch", "numpy")),
+        "commit": commit(),
+        "python": sys.version.split()[0],
+        **({} if simulated is None else {"simulated": simulated}),
+    }
+    write_whole(request.out / "run.json", json.dumps(facts, indent=1).encode())
+
+
+def write_launch(request: Request, place: Place) -> None:
+    """launch.json: where the learners of this run meet, for one that is added later; never the secret."""
+    facts = {"host": place.host, "port": place.port, "generation": place.generation, "learners": place.size}
+    facts |= {"store": place.store, "lease_seconds": request.lease_seconds}
+    write_whole(request.out / LAUNCH, json.dumps(facts, indent=1).encode())
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Versions of packages; "source" for one that runs from its source folder without being installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "source"
+    return found
+
+
+def commit() -> str | None:
+    """The commit of the checkout this package runs from; None for an installed package."""
+    head = Path(__file__).resolve().parents[3] / ".git" / "HEAD"
+    if not head.is_file():
+        return None
+    text = head.read_text().strip()
+    if not text.startswith("ref: "):
+        return text
+    ref = head.parent / text[5:]
+    return ref.read_text().strip() if ref.is_file() else None
+
+
+def read_score(out: Path) -> dict[str, Any]:
+    """What `report` kept."""
+    found: dict[str, Any] = json.loads((out / "score.json").read_text())
+    return found

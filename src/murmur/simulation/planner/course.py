@@ -1,0 +1,181 @@
+"""A strategy on a problem whose constants are known, in virtual time: how far the learners come, and how far apart.
+
+A program for `VirtualWorld` in which gradients are closed forms with drawn noise, so that a hundred thousand of them
+take seconds: theory can be held against the strategies' own text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from murmur.core.learner import Learner, Strategy
+from murmur.core.source import Gradient
+from murmur.core.weights import Weights
+from murmur.core.world import Seat
+from murmur.simulation.planner.timing import Idle, NoLayout
+from murmur.worlds.virtual.cluster import Cluster
+from murmur.worlds.virtual.world import VirtualWorld
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """f(w) as the gradient and loss of its coordinates, and where learners begin.
+
+    Attributes:
+        gradient: grad f(w) of weights (..., P).
+        loss: f(w) of weights (..., P), summed over coordinates.
+        start: w_0, shape (P,), float64.
+        noise: standard deviation of a gradient's noise in every coordinate; independent normal numbers.
+    """
+
+    gradient: Callable[[Tensor], Tensor]
+    loss: Callable[[Tensor], Tensor]
+    start: Tensor
+    noise: float
+
+    @property
+    def variance(self) -> float:
+        """sigma^2 = E |n|^2."""
+        return self.noise**2 * self.start.numel()
+
+
+def quadratic(start: Tensor, curvature: float, noise: float) -> Landscape:
+    """f(w) = h |w|^2 / 2."""
+    return Landscape(lambda w: curvature * w, lambda w: curvature * w.square().sum(-1) / 2, start, noise)
+
+
+def cosine(start: Tensor, noise: float) -> Landscape:
+    """f(w) = sum_p (1 - cos w_p): not convex, |f''| <= 1, min f = 0."""
+    return Landscape(torch.sin, lambda w: (1 - torch.cos(w)).sum(-1), start, noise)
+
+
+@dataclass(frozen=True)
+class Even:
+    """Compute times of equally fast learners, `seconds` each; the first gradient takes a tenth longer.
+
+    So rounds of averaging fall between two steps, and not at the very moment of one, where the order of the two would
+    be left to chance.
+    """
+
+    seconds: float = 0.1
+
+    def __call__(self, learner: int, step: int) -> float:  # noqa: ARG002 - all are alike
+        return self.seconds * (1.1 if step == 0 else 1.0)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a landscape is walked: plain SGD at a constant rate.
+
+    Attributes:
+        rate: alpha.
+        seed: of the noise; minibatch n of a seed has the same noise on whatever learner.
+    """
+
+    landscape: Landscape
+    rate: float
+    seed: int = 0
+
+
+@dataclass
+class Course:
+    """What was seen after every L gradients of L learners: a round, where they are equally fast.
+
+    Attributes:
+        gradient_square: |grad f(w-bar)|^2 at the consensus.
+        distance_square: mean over learners of |w_i - w-bar|^2.
+        consensus_square: |w-bar|^2.
+        agreement: <g_a, g> / |g|^2, the effective rate over the rate.
+        staleness: of every gradient: changes of the learner's weights between its begin and its step.
+        weights: of all learners, (L, P).
+    """
+
+    weights: Tensor
+    gradient_square: list[float] = field(default_factory=list)
+    distance_square: list[float] = field(default_factory=list)
+    consensus_square: list[float] = field(default_factory=list)
+    agreement: list[float] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
+
+
+class Row(Weights):
+    """One learner's row of the matrix of all weights."""
+
+    def __init__(self, row: Tensor) -> None:
+        super().__init__(NoLayout())
+        self.row = row
+
+    def snapshot(self) -> Tensor:
+        return self.row.clone()
+
+    def set_(self, w: Tensor) -> None:
+        self.version += 1
+        self.row.copy_(w)
+
+    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
+        self.version += 1
+        self.row.add_(delta, alpha=alpha)
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        yield self.version  # a gradient is taken at once, though its virtual seconds pass afterwards
+
+    def step(self, change: Callable[[], None]) -> None:
+        change()
+        self.version += 1
+
+
+class Slope(Idle):
+    """Gradients of a landscape; every round is looked at."""
+
+    def __init__(self, seat: Seat, total: int, walk: Walk, course: Course) -> None:
+        super().__init__(seat, total)
+        self.walk, self.course = walk, course
+        self.row = course.weights[seat.group.rank]
+        self._draw = torch.Generator()
+
+    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
+        super().draw(n, before_backward)
+        named = self._draw.manual_seed(1_000_003 * self.walk.seed + n)
+        noise = torch.randn(self.row.shape, dtype=self.row.dtype, generator=named)
+        g = self.walk.landscape.gradient(self.row) + self.walk.landscape.noise * noise
+        return Gradient(g, [], 1.0, 0.0)
+
+    def nothing(self) -> Gradient:
+        return Gradient(torch.zeros_like(self.row), [], 0.0, 0.0)
+
+    def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
+        super().apply(g, present, staleness)
+        self.row.add_(g, alpha=-self.walk.rate)
+        self.course.staleness.append(staleness)
+        if len(self.course.staleness) % self._group.size == 0:  # in lock-step: when all have taken the step
+            self.look()
+
+    def look(self) -> None:
+        """Note where all learners are."""
+        course, W = self.course, self.course.weights
+        mean = W.mean(0)
+        gradient = self.walk.landscape.gradient
+        g, g_a = gradient(mean), gradient(W).mean(0)
+        square = float(g @ g)
+        course.gradient_square.append(square)
+        course.distance_square.append(float((W - mean).square().sum(1).mean()))
+        course.consensus_square.append(float(mean @ mean))
+        course.agreement.append(float(g_a @ g) / square if square > 0 else 1.0)
+
+
+def follow(strategy: Strategy, cluster: Cluster, walk: Walk, minibatches: int) -> Course:
+    """Train for so many minibatches of all learners together, all from the landscape's start."""
+    start = walk.landscape.start.to(torch.float64)
+    course = Course(start.repeat(cluster.learners, 1))
+
+    async def program(seat: Seat) -> None:
+        await strategy(Learner(seat, Row(course.weights[seat.group.rank]), Slope(seat, minibatches, walk, course)))
+
+    VirtualWorld(cluster).run(program)
+    return course

@@ -1,0 +1,236 @@
+"""Seconds that a minibatch costs a whole cluster, strategy by strategy, in closed form.
+
+t_i: compute times of learner i; L learners; C: an allreduce, copies included; b: bytes of the model; B, a: the card.
+
+    SyncSGD          (E max_i t_i + C) / L                          nothing is hidden behind the backward pass
+    KAVG, BMUF       (E max_i (t_i1 + ... + t_iK) + C) / (K L)
+    DelayByOne       d_i <- max(d_i + t_i, max_j d_j + C), per round, / L
+    ADPSGD           1 / sum_i 1 / E t_i                            gradients wait for nobody; rounds: `plan.rounds`
+    ASGD             max(b / B, b / R_copy, (E t + 2 (a + b / B) + 4 b / R_copy) / (L - 1))
+    SuperLearners    the outer strategy among nodes whose t is max(E max inside + C inside, (n - 1) b / B'), and n
+                     minibatches a gradient; a lock-step outer strategy also hands its weights to the n - 1 members,
+                     (n - 1) b / B' after every mean
+
+E is taken over a table of compute times drawn from the cluster's own description, so that recorded times, jitter and
+stragglers need no formula of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmur.core.facts import Facts, Planned
+from murmur.core.mixing import Mixing, uniform
+from murmur.simulation.planner.rounds import rounds_of
+from murmur.worlds.virtual.clock import Clock
+from murmur.worlds.virtual.cluster import Cluster, Link
+from murmur.worlds.virtual.network import Network
+
+Times = NDArray[np.float64]  # (draws, learners), seconds
+DRAWS, CELLS = 512, 65_536  # rows of the table; fewer for very many learners
+COMPUTE, NETWORK, STRAGGLER = "compute", "network", "slowest learner"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A strategy on a cluster.
+
+    Attributes:
+        seconds: of the whole cluster for one minibatch of one learner.
+        binds: what would have to be faster first.
+        vectors: of the model's length in a learner's memory, beside the optimizer's state and activations.
+        lines: the formula, then the same with numbers.
+        rounds: averaging rounds a gradient that the network carries; None where averaging is part of the step.
+    """
+
+    seconds: float
+    binds: str
+    vectors: float
+    lines: tuple[str, ...]
+    rounds: float | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A cluster, the table of its compute times, and what one entry of the table stands for.
+
+    Attributes:
+        unit: minibatches that one gradient is made of (several for a node of learners).
+    """
+
+    cluster: Cluster
+    times: Times
+    unit: int = 1
+    size: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.cluster.message_bytes is None:
+            raise ValueError("planning needs Cluster.message_bytes, the size of the model in bytes")
+        object.__setattr__(self, "size", self.cluster.message_bytes)
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Setting:
+        """The setting of a cluster, compute times drawn from its description."""
+        draws = max(32, min(DRAWS, CELLS // cluster.learners))
+        rows = [[cluster.compute(i, k) for i in range(cluster.learners)] for k in range(draws)]
+        return cls(cluster, np.asarray(rows, dtype=np.float64))
+
+    @property
+    def learners(self) -> int:
+        """Columns of the table."""
+        return int(self.times.shape[1])
+
+    @property
+    def copies(self) -> float:
+        """Seconds that one vector takes between device and host."""
+        return self.size / self.cluster.copy_bytes_per_second
+
+    def allreduce(self) -> float:
+        """Seconds of a mean of all learners of the cluster."""
+        if self.cluster.learners < 2:
+            return 0.0
+        network = Network(Clock(), self.cluster)
+        return network.allreduce_seconds(range(self.cluster.learners), int(self.size) or 1)
+
+
+def form_of(strategy: Any, setting: Setting) -> Form:
+    """The form that a strategy declares by `planned`.
+
+    Raises:
+        ValueError: it declares none, or its cost depends on the course of training.
+    """
+    if not isinstance(strategy, Planned):
+        name = getattr(strategy, "__name__", type(strategy).__name__)
+        raise ValueError(f"{name} has no closed form (it declares no `planned`): simulate it instead")
+    form: Form = strategy.planned(ClosedForms(setting))
+    return form
+
+
+@dataclass(frozen=True)
+class ClosedForms:
+    """The closed forms on one setting, for a strategy to choose from: see `murmur.core.facts.Planner`."""
+
+    setting: Setting
+
+    def every(self, K: int, vectors: float) -> Form:
+        return _periodic(K, vectors, self.setting)
+
+    def delayed(self, mixing: Mixing) -> Form:
+        return _delayed(mixing, self.setting)
+
+    def pairwise(self, mixing: Mixing) -> Form:
+        return _gossiping(mixing, self.setting)
+
+    def served(self) -> Form:
+        return _served(self.setting)
+
+    def nodes(self, outer: object, size: int) -> Form:
+        return _nodes(outer, size, self.setting)
+
+
+def _slowest(times: Times, K: int) -> float:
+    """E max_i of the sum of K compute times, divided by K."""
+    tiled = np.concatenate([np.roll(times, -7 * shift, axis=0) for shift in range(-(-4 * K // len(times)))] or [times])
+    rows = len(tiled) // K * K
+    return float(tiled[:rows].reshape(-1, K, times.shape[1]).sum(1).max(1).mean() / K)
+
+
+def _bound_by(waiting: float, communicating: float, own: float) -> str:
+    largest = max((communicating, NETWORK), (waiting, STRAGGLER), (own, COMPUTE))
+    return largest[1]
+
+
+def _periodic(K: int, vectors: float, setting: Setting) -> Form:
+    """K steps, then a mean of all: SyncSGD with K = 1."""
+    slowest, cost, count = _slowest(setting.times, K), setting.allreduce(), setting.learners * setting.unit
+    own = float(setting.times.mean(0).min())
+    seconds = (slowest + cost / K) / count
+    lines = (
+        "seconds a minibatch = (E max_i sum of K t_i / K + C / K) / L",
+        f"                    = ({slowest:.6g} + {cost:.6g} / {K}) / {count} = {seconds:.6g}",
+    )
+    return Form(seconds, _bound_by(slowest - own, cost / K, own), vectors, lines)
+
+
+def _delayed(mixing: Mixing, setting: Setting) -> Form:
+    if mixing is not uniform:
+        raise ValueError(f"DelayByOne(mixing={mixing.__name__}) has no closed form: simulate it instead")
+    cost, count = setting.allreduce(), setting.learners * setting.unit
+    done, steps = np.zeros(setting.learners), len(setting.times)
+    for row in setting.times:
+        done = np.maximum(done + row, done.max() + cost)
+    step = float(done.max()) / steps
+    own = float(setting.times.mean(0).min())
+    lines = (
+        "seconds a minibatch = (round of d_i <- max(d_i + t_i, max_j d_j + C)) / L;  equal constant t: max(t, C) / L",
+        f"                    = {step:.6g} / {count} = {step / count:.6g}      (mean t {own:.6g}, C {cost:.6g})",
+    )
+    binds = NETWORK if cost > step * 0.999 else _bound_by(step - own, 0.0, own)
+    return Form(step / count, binds, 5.0, lines)
+
+
+def _gossiping(mixing: Mixing, setting: Setting) -> Form:
+    rate = float((1 / setting.times.mean(0)).sum()) * setting.unit
+    rounds = rounds_of(mixing, setting.cluster, setting.times)
+    lines = (
+        "seconds a minibatch = 1 / sum_i 1 / E t_i;  rounds a gradient from s, the seconds of an exchange, and t",
+        f"                    = 1 / {rate:.6g} = {1 / rate:.6g};  {rounds.neighbours:.3g} neighbours, s at most"
+        f" {rounds.seconds:.6g} s, so {rounds.per_gradient:.3g} rounds a gradient",
+    )
+    return Form(1 / rate, COMPUTE, 4.0 + 2 * rounds.neighbours, lines, rounds.per_gradient)
+
+
+def _served(setting: Setting) -> Form:
+    cluster, size, copies = setting.cluster, setting.size, setting.copies
+    if setting.learners == 1:
+        alone = float(setting.times.mean())
+        return Form(alone / setting.unit, COMPUTE, 3.0, ("one learner is its own server", f"t = {alone:.6g}"))
+    beside = np.asarray([cluster.node_of(i) == cluster.node_of(0) for i in range(1, setting.learners)])
+    # Learners of a node begin together, and fair shares of their card keep them together.
+    card = cluster.link.latency_seconds + cluster.learners_per_node * size / cluster.link.bytes_per_second
+    inside = cluster.inside.latency_seconds + size / cluster.inside.bytes_per_second
+    cycle = setting.times[:, 1:].mean(0) + 2 * (np.where(beside, inside, card) + 2 * copies)
+    share = float((~beside / cycle).sum() / (1 / cycle).sum())  # of the gradients that come over the card
+    free, serving = 1 / float((1 / cycle).sum()), max(share * size / cluster.link.bytes_per_second, copies)
+    seconds = max(serving, free)
+    lines = (
+        "seconds a minibatch = max(b / B, b / R_copy, 1 / sum_i 1 / (t_i + 2 (a + b / B + 2 b / R_copy)))",
+        f"                    = max({share * size / cluster.link.bytes_per_second:.6g}, {copies:.6g}, {free:.6g})"
+        f" = {seconds:.6g}",
+    )
+    return Form(seconds / setting.unit, "server's card" if serving >= free else COMPUTE, 4.0, lines)
+
+
+def _nodes(outer_strategy: object, width: int, setting: Setting) -> Form:
+    """Nodes as learners: their gradient takes the slowest member and a mean inside."""
+    cluster = setting.cluster
+    learners = setting.learners
+    if learners % width:
+        raise ValueError(f"SuperLearners(node_size={width}) leaves a part of {learners} learners over: plan full nodes")
+    within = replace(cluster, learners=width, links={}, faults=())
+    inside = Setting(within, setting.times[:, :width]).allreduce()
+    link = cluster.inside if cluster.learners_per_node > 1 else cluster.link
+    moving, copying = setting.size / link.bytes_per_second, setting.copies  # a copy goes out while another one moves
+    handed = (width - 1) * max(moving, copying) + (width > 1) * (min(moving, copying) + copying)
+    every = Facts.of(outer_strategy).sets_weights_every
+    sets = 0.0 if every is None else 1 / every
+    slowest = setting.times.reshape(len(setting.times), -1, width).max(2)
+    times = np.maximum(slowest + inside, 0.0 if sets else handed) + sets * handed
+    a_card = max(1, cluster.learners_per_node // width)  # nodes of this strategy that share one card
+    card = Link(cluster.link.latency_seconds, cluster.link.bytes_per_second / a_card)
+    outer = replace(
+        cluster, learners=learners // width, link=card, links={}, faults=(), nodes=None, learners_per_node=1
+    )
+    form = form_of(outer_strategy, Setting(outer, times, setting.unit * width))
+    lines = (
+        "a node's gradient   = E max inside + C inside, and the weights to the members",
+        f"                    = {float(slowest.mean()):.6g} + {inside:.6g}, {handed:.6g} s: {float(times.mean()):.6g} s"
+        f" for {width} minibatches",
+        *form.lines,
+    )
+    binds = NETWORK + " inside nodes" if inside > float(times.mean()) / 2 else form.binds
+    return replace(form, lines=lines, binds=binds, vectors=form.vectors + 1)

@@ -1,0 +1,241 @@
+"""Strategies in virtual time without a model: the real protocols on a real clock, with weights that hold nothing.
+
+A program for `VirtualWorld` whose gradients cost no work of this machine and whose vectors have one element; how long
+they travel is what `Cluster.message_bytes` says. What a strategy does with the *values* of weights and losses
+(adaptive rules) cannot be timed so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmur.core.assignment import Deal
+from murmur.core.flat import Layout
+from murmur.core.learner import Learner, Strategy
+from murmur.core.membership import NOTHING, Preparation, RunOver
+from murmur.core.source import Gradient, Progress
+from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING
+from murmur.core.weights import Weights
+from murmur.core.world import Seat
+from murmur.worlds.virtual.cluster import Cluster
+from murmur.worlds.virtual.world import VirtualWorld
+
+
+class NoLayout(Layout):
+    """The layout of a vector of one element that belongs to no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.numel = 1
+
+
+class NoWeights(Weights):
+    """Weights that hold nothing and count their changes."""
+
+    def __init__(self) -> None:
+        super().__init__(NoLayout())
+        self._zero = torch.zeros(1)
+
+    def snapshot(self) -> Tensor:
+        return self._zero
+
+    def set_(self, w: Tensor) -> None:  # noqa: ARG002 - nothing to set
+        self.version += 1
+
+    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:  # noqa: ARG002 - nothing to add to
+        self.version += 1
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        yield self.version
+
+    def step(self, change: Callable[[], None]) -> None:
+        change()
+        self.version += 1
+
+
+class Idle:
+    """A source of `total` minibatches of one sample each whose gradients are zero; notes when its steps were taken.
+
+    Attributes:
+        staleness: of the steps that this learner took.
+        taken: gradients that this learner computed.
+        last_seconds: when it took its latest step.
+    """
+
+    times = 1.0
+
+    def __init__(self, seat: Seat, total: int) -> None:
+        self.total = total
+        self.staleness: list[int] = []
+        self.taken, self.last_seconds = 0, 0.0
+        self._seat, self._group = seat, seat.group
+        self._gradient = Gradient(torch.zeros(1), [], 1.0, 0.0)
+        self.deals = Deal(tuple(range(seat.group.size)), total)
+        self._claimed = 0
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return 0, self.total
+
+    def next_index(self, steps: int) -> int | None:
+        return self.deals.number(steps, self._group.rank)
+
+    def reached(self, steps: int) -> int:
+        return self.deals.reached(steps)
+
+    def over(self, steps: int) -> bool:
+        return self.reached(steps) == self.total
+
+    def claimed(self, claim: range, steps: int) -> None:  # noqa: ARG002 - a step is no place here
+        self._claimed = max(self._claimed, claim.stop)
+
+    @property
+    def preparation(self) -> Preparation:
+        return NOTHING  # there is no data
+
+    def heard(self, loss: float) -> None:
+        pass
+
+    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:  # noqa: ARG002 - all alike
+        if before_backward is not None:
+            before_backward(1.0)
+        self.taken += 1
+        return self._gradient
+
+    def nothing(self) -> Gradient:
+        return Gradient(torch.zeros(1), [], 0.0, math.nan)
+
+    def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:  # noqa: ARG002 - nothing is learnt
+        self.staleness.append(staleness)
+        self.last_seconds = self._seat.now
+
+    def progress(self) -> Progress:
+        return self.progress_at(self._claimed)
+
+    def progress_at(self, minibatches: int) -> Progress:
+        share = minibatches / self.total
+        return Progress(minibatches, float(minibatches), share, share, 0.0, 1.0)
+
+    def restart(self) -> None:
+        pass
+
+    def evaluate(self, w: Tensor) -> Mapping[str, float]:  # noqa: ARG002 - nothing to measure
+        return {}
+
+    async def boundary(self, me: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a timed run showed; of a learner that was started again, both lives together.
+
+    Attributes:
+        seconds: virtual seconds until the last gradient had been taken, not counting the end of the protocol.
+        minibatches: gradients of all learners.
+        gradients: of each learner.
+        exchanges: completed edge-wise exchanges of each learner; 0 in lock-step.
+        staleness: of every step, by learner.
+        sent_bytes: by each learner.
+        card_bytes: out through the card of each node.
+        compute_seconds, waiting_seconds, communicating_seconds: of each learner.
+        last_seconds: when each learner took its last step.
+        clock_seconds: until the last event.
+        killed: learners that did not live to the end.
+        events: of the virtual clock.
+    """
+
+    seconds: float
+    minibatches: int
+    gradients: tuple[int, ...]
+    exchanges: tuple[int, ...]
+    staleness: tuple[tuple[int, ...], ...]
+    sent_bytes: tuple[float, ...]
+    card_bytes: tuple[float, ...]
+    compute_seconds: tuple[float, ...]
+    waiting_seconds: tuple[float, ...]
+    communicating_seconds: tuple[float, ...]
+    last_seconds: tuple[float, ...]
+    clock_seconds: float
+    killed: tuple[int, ...]
+    events: int
+
+    @property
+    def seconds_per_minibatch(self) -> float:
+        """Seconds of the cluster for one minibatch of anybody."""
+        return self.seconds / self.minibatches
+
+    @property
+    def tail_seconds(self) -> float:
+        """From the moment when the first learner had no minibatch left until the last gradient was taken."""
+        return self.seconds - min(self.last_seconds)
+
+
+class Timed:
+    """The sources and seats of a timed run, gathered while it goes on."""
+
+    def __init__(self, strategy: Strategy, minibatches: int, learners: int) -> None:
+        self.strategy, self.minibatches = strategy, minibatches
+        self.lives: list[list[tuple[Idle, Seat]]] = [[] for _ in range(learners)]
+        self.exchanges = [0] * learners
+
+    async def __call__(self, seat: Seat) -> None:
+        """The program of one learner."""
+        source, rank = Idle(seat, self.minibatches), seat.group.rank
+        self.lives[rank].append((source, seat))
+        me = Learner(seat, NoWeights(), source)
+        try:
+            await self.strategy(me)
+        except RunOver:
+            return
+        self.exchanges[rank] += 0 if me.in_step else me.flock.exchanges
+
+    def seconds_of(self, kind: str) -> tuple[float, ...]:
+        """Of each learner."""
+        return tuple(sum(seat.trace.totals().get(kind, 0.0) for _, seat in lives) for lives in self.lives)
+
+    def timing(self, world: VirtualWorld) -> Timing:
+        """What was found, once the world has run."""
+        learners = range(world.size)
+        sources = [[source for source, _ in lives] for lives in self.lives]
+        last = tuple(max(source.last_seconds for source in lives) for lives in sources)
+        return Timing(
+            seconds=max(last),
+            minibatches=self.minibatches,
+            gradients=tuple(sum(source.taken for source in lives) for lives in sources),
+            exchanges=tuple(self.exchanges),
+            staleness=tuple(tuple(s for source in lives for s in source.staleness) for lives in sources),
+            sent_bytes=tuple(world.network.sent_bytes[i] for i in learners),
+            card_bytes=tuple(world.network.card_bytes[n] for n in world.cluster.places(learners)),
+            compute_seconds=self.seconds_of(COMPUTE),
+            waiting_seconds=self.seconds_of(WAITING),
+            communicating_seconds=self.seconds_of(COMMUNICATING),
+            last_seconds=last,
+            clock_seconds=world.clock.now,
+            killed=tuple(world.killed),
+            events=world.clock.events,
+        )
+
+
+def time_strategy(strategy: Strategy, cluster: Cluster, minibatches: int) -> Timing:
+    """Run a strategy on a cluster for so many minibatches in all, timing only.
+
+    Raises:
+        ValueError: the cluster does not say how large a message is, or there is nothing to do.
+        PeerLost: the cluster's faults ended the run.
+    """
+    if cluster.message_bytes is None:
+        raise ValueError("timing needs Cluster.message_bytes, the size of the model in bytes")
+    if minibatches < 1:
+        raise ValueError(f"timing needs at least 1 minibatch, got {minibatches}")
+    world, timed = VirtualWorld(cluster), Timed(strategy, minibatches, cluster.learners)
+    world.run(timed)
+    return timed.timing(world)

@@ -1,0 +1,174 @@
+"""Simulated runs: the real trainer in the virtual world, or the protocols alone; one after another or side by side."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from murmur.core.errors import SettingError
+from murmur.core.facts import Facts
+from murmur.core.flat import Layout
+from murmur.core.group import PeerLost
+from murmur.core.world import Seat
+from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
+from murmur.engine.experiment import Experiment
+from murmur.engine.stacked import NotStackable, check_stackable, draw_together
+from murmur.engine.trainer import Trainer
+from murmur.execution.processes import run_in_workers
+from murmur.run.folder.opened import OpenedRun, opened
+from murmur.run.training import Request, check_model, report, write_run
+from murmur.simulation.account import Account, of_run, of_timing
+from murmur.simulation.planner.timing import Timing, time_strategy
+from murmur.simulation.progress import VirtualProgress
+from murmur.simulation.scenario import Simulation, continued
+from murmur.worlds.virtual.cluster import Cluster
+from murmur.worlds.virtual.world import VirtualWorld
+
+SPARE_FILES = 100  # open ones besides records and traces
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A simulated run that came to no end."""
+
+    strategy: str
+    why: str
+
+
+def side_by_side(simulations: Sequence[Simulation], jobs: int) -> list[Account | Failure]:
+    """Run simulations in up to `jobs` processes; in this one with `jobs=1`."""
+    labelled = partial(attempt, labelled=len(simulations) > 1)
+    if jobs == 1 or len(simulations) == 1:
+        return [labelled(simulation) for simulation in simulations]
+    found = dict(run_in_workers([partial(labelled, simulation) for simulation in simulations], jobs))
+    return [found[place] for place in range(len(simulations))]
+
+
+def attempt(simulation: Simulation, labelled: bool = False) -> Account | Failure:
+    """Simulate; a flock that lost a learner it cannot do without, or whose loss exploded, is a result too."""
+    label = simulation.out.name if labelled else ""
+    try:
+        return simulate(simulation, label)
+    except (PeerLost, FloatingPointError) as error:
+        return Failure(simulation.strategy or simulation.source, str(error))
+
+
+def simulate(simulation: Simulation, label: str = "") -> Account:
+    """Run one simulation and write `simulated.json` beside what the trainer leaves.
+
+    Raises:
+        SettingError: words that cannot be read, or a strategy that cannot be timed without gradients.
+        ValueError: a cluster that cannot be.
+        PeerLost: a fault ended the run.
+        FloatingPointError: losses are no numbers any more.
+    """
+    with opened(simulation.out, simulation.name, simulation.resume, simulation.force) as run:
+        account = _simulated(replace(simulation, out=run.out), run, label)
+        run.end(0)
+    return account
+
+
+def _simulated(simulation: Simulation, run: OpenedRun, label: str) -> Account:
+    torch.set_num_threads(simulation.threads)
+    began = time.monotonic()
+    experiment = simulation.experiment()
+    experiment.task.prepare()
+    if simulation.batched:
+        try:
+            check_stackable(experiment)
+        except NotStackable as error:
+            raise SettingError(f"--batched: {error}; leave it out, every gradient is then computed alone") from error
+    cluster = simulation.scenario.cluster(experiment)
+    if simulation.timing_only:
+        run.begin()
+        cluster = with_message(cluster, experiment)
+        account = of_timing(_timed(experiment, cluster), experiment, cluster, time.monotonic() - began)
+    else:
+        found = _trained(simulation, experiment, cluster, run, label)
+        account = replace(found, real_seconds=time.monotonic() - began)
+    write_whole(simulation.out / "simulated.json", json.dumps(account.described(), indent=1).encode())
+    return account
+
+
+def with_message(cluster: Cluster, experiment: Experiment) -> Cluster:
+    """The cluster with messages as large as the experiment's model, if it does not say how large they are."""
+    if cluster.message_bytes is not None:
+        return cluster
+    layout = Layout.trainable(experiment.task.model())
+    return replace(cluster, message_bytes=float(layout.numel * layout.empty().element_size()))
+
+
+def _timed(experiment: Experiment, cluster: Cluster) -> Timing:
+    if Facts.of(experiment.strategy).follows_losses:
+        name = type(experiment.strategy).__name__
+        raise SettingError(f"{name} decides by losses and progress: it cannot run with --timing-only")
+    return time_strategy(experiment.strategy, cluster, experiment.budget.total(experiment.task))
+
+
+def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, run: OpenedRun, label: str) -> Account:
+    request = Request(
+        simulation.source,
+        simulation.settings,
+        simulation.strategy,
+        cluster.learners,
+        simulation.out,
+        simulation.resume,
+        threads=simulation.threads,
+        tested=simulation.tested or "lowest",
+    )
+    allow_files(cluster.learners)
+    check_model(request, experiment)
+    run.begin()
+    write_run(request, experiment, simulation.facts(cluster))
+    since, done = behind(simulation.out) if simulation.resume else (0.0, Counter[int]())
+    together = draw_together if simulation.batched else None
+    world = VirtualWorld(continued(cluster, since, done) if simulation.resume else cluster, together=together)
+    seats: list[list[Seat]] = [[] for _ in range(cluster.learners)]
+    progress = VirtualProgress(experiment.budget.total(experiment.task), label)
+
+    def observers(seat: Seat) -> tuple[VirtualProgress]:
+        seats[seat.group.rank].append(seat)
+        return (progress,)
+
+    outcome = Trainer(experiment, world, simulation.out, observers, simulation.resume).fit()
+    if simulation.tested is not None:
+        report(request, experiment, outcome.model)
+    return of_run(experiment, world, seats, simulation.out, since)
+
+
+def behind(out: Path) -> tuple[float, Counter[int]]:
+    """Virtual seconds, and steps of each learner, that the newest checkpoint of a run has behind it; 0 without one."""
+    found, _ = Checkpoints(out / "checkpoints").newest(0)
+    done: Counter[int] = Counter()
+    if found is None:
+        return 0.0, done
+    facts = found.facts
+    for line in (out / "records.jsonl").read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off in mid-line when the process was killed
+        done[record["learner"]] += record["kind"] == "step" and record["minibatches"] < facts["minibatches"]
+    return float(facts["seconds"]), done
+
+
+def allow_files(learners: int) -> None:
+    """Let this process open the records and the trace of every learner.
+
+    Raises:
+        SettingError: the system's limit is lower.
+    """
+    needed = 2 * learners + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY not in (soft, hard) and hard < needed:
+        raise SettingError(f"{learners} learners need {needed} open files, the limit is {hard}: raise it (ulimit -Hn)")
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

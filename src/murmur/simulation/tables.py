@@ -1,0 +1,84 @@
+"""Simulated runs as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from murmur.report.terminal_table import TerminalTable
+from murmur.simulation.account import Account
+
+MOST_MARKS = 20
+
+
+def marks_table(account: Account) -> TerminalTable:
+    """Held-out figures against virtual hours; of very many marks an even choice and the last."""
+    names = list(dict.fromkeys(name for mark in account.marks for name in mark.figures))
+    heads = ("virtual h", "epoch", *names, "consensus distance")
+    table = TerminalTable(heads, title=f"{account.strategy}: marks")
+    every = -(-len(account.marks) // MOST_MARKS)
+    for place, mark in enumerate(account.marks):
+        if place % every == 0 or place == len(account.marks) - 1:
+            figures = [f"{mark.figures[name]:.5g}" if name in mark.figures else "" for name in names]
+            distance = "" if mark.consensus_distance is None else f"{mark.consensus_distance:.4g}"
+            table.add_row(f"{mark.seconds / 3600:.4g}", f"{mark.epoch:.2f}", *figures, distance)
+    return table
+
+
+def speed_table(accounts: Sequence[Account], title: str) -> TerminalTable:
+    """One line a run: how fast, how idle, what bound it."""
+    numbers = ("virtual h", "samples/s", "idle, %")
+    caption = "idle: mean over the learners (range)"
+    table = TerminalTable(("strategy", *numbers, "bound by"), title, caption, right=numbers)
+    for account in accounts:
+        idle = span([100 * share for share in account.idle])
+        speed = f"{account.samples_per_second:.0f}"
+        table.add_row(account.strategy, f"{account.hours:.4g}", speed, idle, account.binds)
+    return table
+
+
+def traffic_table(accounts: Sequence[Account], title: str) -> TerminalTable:
+    """One line a run: how stale gradients were, and how many bytes went where."""
+    numbers = ("staleness", "GB sent", "by a card", "time, %")
+    caption = "card: of the node that sent most; time: of its use at full speed"
+    table = TerminalTable(("strategy", *numbers), title, caption, right=numbers)
+    for account in accounts:
+        ages = sorted(account.staleness) or [0]
+        card = max(range(len(account.card_bytes)), key=lambda n: account.card_bytes[n])
+        table.add_row(
+            account.strategy,
+            f"{account.mean_staleness:.2f}" + (f" ({ages[0]} to {ages[-1]})" if ages[-1] > ages[0] else ""),
+            f"{sum(account.sent_bytes) / 1e9:.4g}",
+            f"{account.card_bytes[card] / 1e9:.4g}",
+            f"{100 * account.card_use[card]:.1f}",
+        )
+    return table
+
+
+def learners_table(account: Account) -> TerminalTable:
+    """What each learner did, and what its node's card carried; of very many learners those of the ends of idleness."""
+    table = TerminalTable(("learner", "computing, s", "idle, %", "sent, GB"), title=f"{account.strategy}: learners")
+    order = sorted(range(account.learners), key=lambda i: (account.idle[i], i))
+    shown = order if len(order) <= MOST_MARKS else [*order[: MOST_MARKS // 2], *order[-MOST_MARKS // 2 :]]
+    for learner in shown if len(order) > MOST_MARKS else sorted(shown):
+        table.add_row(
+            f"{learner}{' (killed)' if learner in account.killed else ''}",
+            f"{account.compute_seconds[learner]:.4g}",
+            f"{100 * account.idle[learner]:.1f}",
+            f"{account.sent_bytes[learner] / 1e9:.4g}",
+        )
+    return table
+
+
+def cards_table(account: Account) -> TerminalTable:
+    """Bytes that left through the card of each node; of very many nodes the busiest."""
+    table = TerminalTable(("node", "card sent, GB", "in use, %"), title=f"{account.strategy}: links between nodes")
+    order = sorted(range(len(account.card_bytes)), key=lambda n: (-account.card_bytes[n], n))[:MOST_MARKS]
+    for node in sorted(order):
+        table.add_row(str(node), f"{account.card_bytes[node] / 1e9:.4g}", f"{100 * account.card_use[node]:.1f}")
+    return table
+
+
+def span(values: Sequence[float]) -> str:
+    """Mean, and the range where there is one."""
+    mean, low, high = sum(values) / len(values), min(values), max(values)
+    return f"{mean:.0f}" if high - low < 0.5 else f"{mean:.0f} ({low:.0f} to {high:.0f})"

@@ -1,0 +1,126 @@
+"""Distance between learners: mixing, gradient noise and staleness on a quadratic, in closed form.
+
+    f(w) = h |w|^2 / 2,   a gradient is h w + n with E |n|^2 = sigma^2,   W_{k+1} = W_k T_k - alpha G(W_{k - tau})
+
+A symmetric T has eigenvectors that do not mix: what the learners disagree in along the j-th one, with eigenvalue
+lambda_j, is a process of its own,
+
+    z_{k+1} = lambda_j z_k - alpha h z_{k - tau} - alpha n,      j = 1 (lambda = 1) the consensus, noise sigma^2 / L,
+
+so that for tau = 0 the mean over learners of the squared distance to the consensus comes to rest at
+
+    D^2 = (1 / L) sum_{j > 1} alpha^2 sigma^2 / (1 - (lambda_j - alpha h)^2).
+
+The matrices are those of Cui et al. 2021 (arXiv 2110.11199) and Zhang et al. 2020 (arXiv 2002.01119).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from murmur.core.mixing import Mixing, matrix
+from murmur.simulation.theory.stability import companion
+
+
+def ring_eigenvalues(learners: int) -> list[float]:
+    """Eigenvalues (1 + 2 cos(2 pi j / L)) / 3, j = 0 .. L - 1, of the fixed ring of L >= 3 learners; the first is 1.
+
+    Raises:
+        ValueError: fewer than 3 learners, whose ring is the uniform mean.
+    """
+    if learners < 3:
+        raise ValueError(f"a ring has at least 3 learners, got {learners}: two average uniformly")
+    return [(1 + 2 * math.cos(2 * math.pi * j / learners)) / 3 for j in range(learners)]
+
+
+def ring_gap(learners: int) -> float:
+    """Spectral gap 1 - max_j |lambda_j| of the fixed ring; about 4 pi^2 / (3 L^2) for many learners."""
+    return 1 - max(abs(value) for value in ring_eigenvalues(learners)[1:])
+
+
+def randomized_ring_contraction(learners: int) -> float:
+    """(L - 3) / (3 (L - 1)): the mean of T_k, and that of T_k^2, off the consensus, for L >= 3 learners.
+
+    T_k^2 has 1/3 on its diagonal and T_k too, and a random order leaves no other structure: both means are equal.
+    """
+    if learners < 3:
+        raise ValueError(f"a ring has at least 3 learners, got {learners}: two average uniformly")
+    return (learners - 3) / (3 * (learners - 1))
+
+
+def mode_variance(eigenvalue: float, step: float, delay: int = 0) -> float:
+    """E z^2 at rest of z_{k+1} = lambda z_k - step z_{k - delay} + n, E n^2 = 1; infinity where it does not rest.
+
+    Args:
+        eigenvalue: lambda.
+        step: alpha h.
+        delay: tau, in rounds.
+    """
+    A = companion(eigenvalue, step, delay)
+    if np.abs(np.linalg.eigvals(A)).max() >= 1:
+        return math.inf
+    size = len(A)
+    noise = np.zeros((size, size))
+    noise[0, 0] = 1.0
+    solved = np.linalg.solve(np.eye(size * size) - np.kron(A, A), noise.ravel())  # V = A V A' + noise
+    return float(solved[0])
+
+
+@dataclass(frozen=True)
+class NoisyQuadratic:
+    """A quadratic under constant-rate SGD.
+
+    Attributes:
+        curvature: h.
+        variance: sigma^2 = E |n|^2 of one learner's gradient, summed over coordinates.
+        rate: alpha.
+    """
+
+    curvature: float
+    variance: float
+    rate: float
+
+    @property
+    def step(self) -> float:
+        """alpha h."""
+        return self.rate * self.curvature
+
+    def distance_square(self, eigenvalues: list[float], delay: int = 0) -> float:
+        """D^2 at rest for a fixed T with these eigenvalues, the first of them the consensus's."""
+        modes = sum(mode_variance(value, self.step, delay) for value in eigenvalues[1:])
+        return self.rate**2 * self.variance * modes / len(eigenvalues)
+
+    def randomized_distance_square(self, learners: int) -> float:
+        """D^2 at rest over the randomised ring, tau = 0:  (1 - 1/L) alpha^2 sigma^2 / (1 - rho + 2 a rho - a^2).
+
+        rho = `randomized_ring_contraction`, a = alpha h: E (T - a)^2 = rho - 2 a rho + a^2 off the consensus.
+        """
+        rho = randomized_ring_contraction(learners)
+        kept = rho - 2 * self.step * rho + self.step**2
+        if kept >= 1:
+            return math.inf
+        return (1 - 1 / learners) * self.rate**2 * self.variance / (1 - kept)
+
+    def distance_square_through(self, mixing: Mixing, learners: int, rounds: int = 400) -> float:
+        """D^2 for any mixing, tau = 0: S_{k+1} = A_k S_k A_k + alpha^2 sigma^2 P with A_k = T_k - alpha h P.
+
+        P takes the consensus away. The mean over the last half of the rounds, which should be many times 1 / gap.
+        """
+        off = torch.eye(learners, dtype=torch.float64) - 1 / learners
+        spread, found = torch.zeros_like(off), []
+        for k in range(rounds):
+            A = matrix(mixing, k, range(learners)) @ off - self.step * off
+            spread = A @ spread @ A.T + self.rate**2 * self.variance * off
+            found.append(float(spread.trace()) / learners)
+        return sum(found[rounds // 2 :]) / len(found[rounds // 2 :])
+
+    def consensus_square(self, learners: int, delay: int = 0) -> float:
+        """E |w-bar|^2 at rest; for tau = 0 alpha sigma^2 / (L h (2 - alpha h)): that of one learner's L-fold minibatch.
+
+        No mixing enters: on a quadratic the consensus does not notice how far apart the learners are.
+        """
+        return self.rate**2 * self.variance / learners * mode_variance(1.0, self.step, delay)

@@ -1,0 +1,1 @@
+"""Speech data: recordings, transcripts, data directories, published and synthetic corpora."""

@@ -1,0 +1,152 @@
+"""The embedded corpus `digits`: connected digit strings spoken by espeak-ng, written as a Kaldi data directory.
+
+Every utterance has a voice (accent x variant), rate and pitch of its own, noise at 5-20 dB, and a fifth are
+reverberant. The variants of dev and test are never in training, and one accent is in test only. All choices are
+drawn here, from the seed, before anything is synthesised. `murmur.speech.corpus.render` then makes the same bytes
+from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.corpus.render import Line, render
+from murmur.speech.corpus.synth import Voice
+
+LEXICON = {
+    "ZERO": ("Z IH R OW", "Z IY R OW"),
+    "ONE": ("W AH N",),
+    "TWO": ("T UW",),
+    "THREE": ("TH R IY",),
+    "FOUR": ("F AO R", "F AO"),
+    "FIVE": ("F AY V",),
+    "SIX": ("S IH K S",),
+    "SEVEN": ("S EH V AH N",),
+    "EIGHT": ("EY T",),
+    "NINE": ("N AY N",),
+}
+WORDS = tuple(LEXICON)
+TEST_ACCENT = "en-gb-scotland"
+ACCENTS = ("en", "en-us", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029", "en-us-nyc")
+# espeak-ng's variants that sound like people: whispers, robots and other effects are left out.
+_VARIANTS = {
+    "train": "Alex Andrea Andy Annie Denis Diogo Gene Henrique Hugo Jacky Lee Marco Michael Mike adam anika announcer "
+    "antonio belinda benjamin boris caleb david ed edward f1 f2 f4 gustave ian iven iven3 john kaukovalta klatt klatt3 "
+    "linda m1 m2 m4 m6 m8 marcelo max miguel norbert pablo pedro quincy rob sandro shelby steph2 travis zac",
+    "dev": "Gene2 f5 iven2 klatt2 m5 mike2 steph",
+    "test": "Alicia Mario aunty edward2 f3 grandma grandpa iven4 klatt4 m3 m7 michel paul robert steph3 victor",
+}
+VARIANTS = {split: tuple(names.split()) for split, names in _VARIANTS.items()}
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Size and seed of the corpus. The defaults make 28 minutes for training, 3 for dev and 12 for test.
+
+    Attributes:
+        train: utterances for training.
+        dev: utterances for tuning, unseen variants.
+        test: utterances for the final figure, unseen variants, about a quarter in the unseen accent.
+        seed: seed of all random choices.
+    """
+
+    train: int = 960
+    dev: int = 100
+    test: int = 420
+    seed: int = 1
+
+    def digest(self) -> str:
+        """Name of the corpus that these values make."""
+        content = json.dumps([asdict(self), FORMAT, LEXICON, ACCENTS, TEST_ACCENT, VARIANTS], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def digits_folder(folder: Path, config: Digits) -> Path:
+    """The folder of the corpus that these values make, below `folder`; there once it is complete."""
+    return Path(folder) / f"digits-{config.digest()}"
+
+
+def plan(config: Digits) -> dict[str, tuple[Line, ...]]:
+    """The lines of each split, with speaker and conditions: {split: lines}. A pure function of `config`."""
+    counts = {"train": config.train, "dev": config.dev, "test": config.test}
+    return {split: tuple(_line(split, index, config.seed) for index in range(count)) for split, count in counts.items()}
+
+
+def make_digits(folder: Path, config: Digits = Digits(), processes: int = 2) -> Path:
+    """Write the corpus to `folder`/digits-<digest> unless it is there, and return that path.
+
+    Layout: data/<split>/{text,utt2spk,wav.scp,utt2accent}, wav/<split>/*.flac, lexicon.txt, conditions.json. The
+    folder appears under its name only when complete, so a killed run leaves nothing that looks finished.
+
+    Raises:
+        SynthesisError: espeak-ng is missing or failed.
+    """
+    target = digits_folder(folder, config)
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}.unfinished.", dir=target.parent))
+    try:
+        _speak(scratch, config, processes)
+        scratch.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise  # else another process was faster; its bytes are the same
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _speak(scratch: Path, config: Digits, processes: int) -> None:
+    lines = plan(config)
+    for split, of_split in lines.items():
+        render(of_split, scratch / "wav" / split, processes)
+        _write_split(scratch, split, of_split)
+    pronunciations = sorted(f"{word} {phones}\n" for word, ways in LEXICON.items() for phones in ways)
+    (scratch / "lexicon.txt").write_text("".join(pronunciations), encoding="utf-8")
+    conditions = {line.id: asdict(line) for of_split in lines.values() for line in of_split}
+    (scratch / "conditions.json").write_text(json.dumps(conditions, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def _write_split(root: Path, split: str, lines: Sequence[Line]) -> None:
+    folder = root / "data" / split
+    write_table(folder / "text", {line.id: " ".join(line.words) for line in lines})
+    write_table(folder / "wav.scp", {line.id: f"wav/{split}/{line.id}.flac" for line in lines})
+    write_table(folder / "utt2spk", {line.id: line.id.rpartition("-")[0] for line in lines})
+    write_table(folder / "utt2accent", {line.id: line.voice.accent for line in lines})
+
+
+def _line(split: str, index: int, seed: int) -> Line:
+    rng = np.random.default_rng([seed, ("train", "dev", "test").index(split), index])
+    variant = VARIANTS[split][index % len(VARIANTS[split])]
+    foreign = split == "test" and rng.integers(4) == 0
+    accent = TEST_ACCENT if foreign else ACCENTS[rng.integers(len(ACCENTS))]
+    voice = Voice(
+        accent=accent,
+        variant=variant,
+        words_per_minute=int(rng.integers(130, 241)),
+        pitch=int(rng.integers(25, 76)),
+        pitch_range=int(rng.integers(30, 71)),
+    )
+    speaker = f"{accent}_{variant}".replace("-", "")
+    return Line(
+        id=f"{speaker}-{split}{index:05}",
+        words=tuple(WORDS[i] for i in rng.integers(len(WORDS), size=3 + index % 5)),
+        voice=voice,
+        snr_db=round(float(rng.uniform(5, 20)), 2),
+        noise_slope=round(float(rng.uniform(0, 2)), 2),
+        rt60_seconds=round(float(rng.uniform(0.15, 0.5)), 3) if index % 5 == rng.integers(5) else 0.0,
+        peak_db=round(float(rng.uniform(-20, -3)), 2),
+        margin_seconds=(round(float(rng.uniform(0.05, 0.25)), 3), round(float(rng.uniform(0.05, 0.25)), 3)),
+        seed=int(rng.integers(2**31)),
+    )

@@ -1,0 +1,105 @@
+"""Lhotse cut sets in: the same `Corpus` that a Kaldi data directory gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lhotse
+
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses, normal_text
+from murmur.speech.corpus.file_errors import making_sense_of
+
+
+def read_cuts(manifest: Path) -> Corpus:
+    """The supervised stretches of a cut set (`cuts.jsonl.gz`), one utterance per supervision.
+
+    Audio has to be a file of one channel; relative paths count from the manifest's folder, then from the working
+    directory. Cuts changed by lhotse (mixed, padded, speed perturbed) are problems, because they are no stretch of a
+    file; supervisions without text are problems too.
+
+    Raises:
+        CorpusError: the manifest is missing, or more than 1 % of the supervisions cannot be used.
+    """
+    manifest = Path(manifest)
+    if not manifest.is_file():
+        raise CorpusError(f"{manifest} is missing: name a lhotse cut manifest such as cuts.jsonl.gz")
+    with making_sense_of(manifest, "write the manifest again with lhotse"):
+        found = _read(manifest)
+    check_losses(len(found.utterances), found.problems)
+    return found
+
+
+def _read(manifest: Path) -> Corpus:
+    utterances, problems = [], []
+    for cut in lhotse.CutSet.from_file(manifest):
+        for supervision in cut.supervisions:
+            if not (isinstance(supervision.id, str) and isinstance(supervision.text, str | None)):
+                raise CorpusError(f"{manifest}: cut {cut.id!r} has a supervision whose id or text is no text")
+            text = normal_text(supervision.text or "")
+            try:
+                if not text:
+                    raise CorpusError("its transcript is empty")
+                audio = _stretch(cut, supervision, manifest.parent)
+            except CorpusError as error:
+                problems.append(Problem(supervision.id, str(manifest), str(error)))
+                continue
+            utterances.append(Utterance(supervision.id, str(supervision.speaker or supervision.id), text, audio))
+    if not utterances and not problems:
+        raise CorpusError(f"{manifest} holds no supervision: name a cut set with transcripts")
+    return Corpus(tuple(utterances), tuple(problems))
+
+
+def write_cuts(corpus: Corpus, manifest: Path) -> None:
+    """Write a corpus of audio files as a lhotse cut set, each cut one utterance.
+
+    Raises:
+        CorpusError: an utterance has no audio file.
+    """
+    recordings: dict[Path, lhotse.Recording] = {}
+    cuts = []
+    for utterance in corpus.utterances:
+        audio = utterance.audio
+        if audio is None or audio.command is not None:
+            raise CorpusError(f"{utterance.id} has no audio file: lhotse cuts need one")
+        if audio.path not in recordings:
+            recordings[audio.path] = lhotse.Recording.from_file(audio.path.absolute())
+        recording = recordings[audio.path]
+        end = recording.duration if audio.end_seconds is None else min(audio.end_seconds, recording.duration)
+        seconds = end - audio.start_seconds
+        supervision = lhotse.SupervisionSegment(
+            id=utterance.id,
+            recording_id=recording.id,
+            start=0.0,
+            duration=seconds,
+            text=utterance.text,
+            speaker=utterance.speaker,
+        )
+        cuts.append(
+            lhotse.MonoCut(
+                id=utterance.id,
+                start=audio.start_seconds,
+                duration=seconds,
+                channel=0,
+                recording=recording,
+                supervisions=[supervision],
+            )
+        )
+    lhotse.CutSet.from_cuts(cuts).to_file(manifest)
+
+
+def _stretch(cut: lhotse.MonoCut, supervision: lhotse.SupervisionSegment, folder: Path) -> Audio:
+    if not isinstance(cut, lhotse.MonoCut) or cut.recording is None:
+        raise CorpusError(
+            f"cut {cut.id} is a {type(cut).__name__} without a recording of its own: store it as audio first"
+        )
+    if cut.recording.transforms or len(cut.recording.sources) != 1 or cut.recording.sources[0].type != "file":
+        raise CorpusError(f"cut {cut.id} is transformed or not one file: store it as audio first")
+    path = Path(cut.recording.sources[0].source)
+    if not path.is_absolute() and (folder / path).exists():
+        path = folder / path
+    if not path.exists():
+        raise CorpusError(f"its file {path} is missing")
+    start = cut.start + max(supervision.start, 0.0)
+    end = min(cut.start + supervision.end, cut.end)
+    whole = start == 0.0 and end >= cut.recording.duration
+    return Audio(path, start, None if whole else end)

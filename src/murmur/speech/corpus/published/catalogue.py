@@ -1,0 +1,226 @@
+"""The corpora that `murmur prepare` knows: content, size, licence, where they are, how they are read.
+
+Sizes and hours are those that the publishers state, rounded. Digests are SHA-256 of the archives, where they are
+known from a second source (torchaudio's data sets); archives without one are checked by gzip's own sums alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from murmur.speech.corpus.published.readers import (
+    Reader,
+    read_aishell,
+    read_an4,
+    read_fsdd,
+    read_librispeech,
+    read_own,
+    read_yesno,
+)
+from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED, Rule
+
+OPENSLR = "https://www.openslr.org/resources"
+_FSDD_COMMIT = "26eb9aaf76e81b692f806f9140c2d2777410d7a1"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The contents of one archive.
+
+    Attributes:
+        name: as the publisher calls it.
+        archive: its path below the address of the corpus.
+        hours: of speech.
+        megabytes: of the archive.
+        sha256: of the archive; "" where none is known.
+        optional: downloaded only when it is named.
+        nested: archives inside, unpacked where they lie; a pattern of paths.
+    """
+
+    name: str
+    archive: str
+    hours: float
+    megabytes: float
+    sha256: str = ""
+    optional: bool = False
+    nested: str = ""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One corpus.
+
+    Attributes:
+        about: what is in it, in a line.
+        licence: under which it may be used.
+        page: where its publisher describes it.
+        address: the archives lie below it.
+        parts: the archives.
+        rule: what is done to transcripts.
+        splits: how utterances are assigned to train, dev and test, in a sentence.
+        read: the reader of an unpacked copy.
+        units: what a CTC network writes, "word" or "char".
+        recipe: the recipe for this corpus, "" for `ctc`.
+        needs: files in the set without which the recipe cannot run.
+    """
+
+    about: str
+    licence: str
+    page: str
+    address: str
+    parts: tuple[Part, ...]
+    rule: Rule
+    splits: str
+    read: Reader
+    units: str = "char"
+    recipe: str = ""
+    needs: tuple[str, ...] = ()
+
+
+CORPORA: Mapping[str, Published] = {
+    "mini-librispeech": Published(
+        about="read English, 16 kHz: 5 h for training and 2 h for test out of LibriSpeech",
+        licence="CC BY 4.0",
+        page="https://www.openslr.org/31/",
+        address=f"{OPENSLR}/31",
+        parts=(
+            Part("train-clean-5", "train-clean-5.tar.gz", 5.3, 332),
+            Part("dev-clean-2", "dev-clean-2.tar.gz", 2.0, 126),
+        ),
+        rule=ENGLISH,
+        splits="train-clean-5 is train, dev-clean-2 is test; training takes every eighth speaker of train as dev",
+        read=read_librispeech,
+    ),
+    "librispeech": Published(
+        about="read English, 16 kHz, 2,484 speakers",
+        licence="CC BY 4.0",
+        page="https://www.openslr.org/12/",
+        address=f"{OPENSLR}/12",
+        parts=(
+            Part(
+                "train-clean-100",
+                "train-clean-100.tar.gz",
+                100.6,
+                6300,
+                "d4ddd1d5a6ab303066f14971d768ee43278a5f2a0aa43dc716b0e64ecbbbf6e2",
+            ),
+            Part(
+                "dev-clean",
+                "dev-clean.tar.gz",
+                5.4,
+                337,
+                "76f87d090650617fca0cac8f88b9416e0ebf80350acb97b343a85fa903728ab3",
+            ),
+            Part(
+                "test-clean",
+                "test-clean.tar.gz",
+                5.4,
+                346,
+                "39fde525e59672dc6d1551919b1478f724438a95aa55f874b576be21967e6c23",
+            ),
+            Part(
+                "dev-other",
+                "dev-other.tar.gz",
+                5.3,
+                314,
+                "12661c48e8c3fe1de2c1caa4c3e135193bfb1811584f11f569dd12645aa84365",
+                optional=True,
+            ),
+            Part(
+                "test-other",
+                "test-other.tar.gz",
+                5.1,
+                328,
+                "d09c181bba5cf717b3dee7d4d592af11a3ee3a09e08ae025c5506f6ebe961c29",
+                optional=True,
+            ),
+            Part(
+                "train-clean-360",
+                "train-clean-360.tar.gz",
+                363.6,
+                23000,
+                "146a56496217e96c14334a160df97fffedd6e0a04e66b9c5af0d40be3c792ecf",
+                optional=True,
+            ),
+            Part(
+                "train-other-500",
+                "train-other-500.tar.gz",
+                496.7,
+                30000,
+                "ddb22f27f96ec163645d53215559df6aa36515f26e01dd70798188350adcb6d2",
+                optional=True,
+            ),
+        ),
+        rule=ENGLISH,
+        splits="all train-* parts together are train, dev-clean is dev, test-clean is test; dev_other and test_other",
+        read=read_librispeech,
+    ),
+    "yesno": Published(
+        about="60 strings of eight times yes or no in Hebrew, one speaker, 8 kHz",
+        licence="free to use, without a licence text",
+        page="https://www.openslr.org/1/",
+        address=f"{OPENSLR}/1",
+        parts=(
+            Part(
+                "waves_yesno",
+                "waves_yesno.tar.gz",
+                0.1,
+                4.7,
+                "c3f49e0cca421f96b75b41640749167b52118f232498667ca7a5f9416aef8e73",
+            ),
+        ),
+        rule=ENGLISH,
+        splits="as in Kaldi: recordings that begin with NO are train, with YES test; dev is carved out of train",
+        read=read_yesno,
+        units="word",
+        recipe="yesno",
+    ),
+    "an4": Published(
+        about="spelled names, addresses, dates of 84 speakers, 16 kHz",
+        licence="CMU's, like BSD",
+        page="http://www.speech.cs.cmu.edu/databases/an4/",
+        address="http://www.speech.cs.cmu.edu/databases/an4",
+        parts=(Part("an4_sphere", "an4_sphere.tar.gz", 0.8, 64),),
+        rule=ENGLISH,
+        splits="train and test as in its file lists; training takes every eighth speaker of train as dev",
+        read=read_an4,
+        recipe="an4",
+        needs=("an4.dic", "an4.ug.lm"),
+    ),
+    "fsdd": Published(
+        about="Free Spoken Digit Dataset: single English digits of six speakers, 8 kHz",
+        licence="CC BY-SA 4.0",
+        page="https://github.com/Jakobovski/free-spoken-digit-dataset",
+        address="https://github.com/Jakobovski/free-spoken-digit-dataset/archive",
+        parts=(Part("recordings", f"{_FSDD_COMMIT}.tar.gz", 0.4, 16),),
+        rule=ENGLISH,
+        splits="nicolas is dev, theo is test, the others train; train_official and test_official (repetitions 0 to 4)",
+        read=read_fsdd,
+        units="word",
+        recipe="fsdd",
+    ),
+    "aishell": Published(
+        about="AISHELL-1: read Mandarin of 400 speakers, 16 kHz",
+        licence="Apache-2.0",
+        page="https://www.openslr.org/33/",
+        address=f"{OPENSLR}/33",
+        parts=(Part("data_aishell", "data_aishell.tgz", 178, 15000, nested="data_aishell/wav/*.tar.gz"),),
+        rule=UNSPACED,
+        splits="train, dev and test as published",
+        read=read_aishell,
+    ),
+    "own": Published(
+        about="recordings of your own: SPEAKER/NAME.wav or .flac with NAME.txt beside it",
+        licence="that of your recordings, which stay where they are",
+        page="taken by --from FOLDER only",
+        address="",
+        parts=(),
+        rule=ENGLISH,
+        splits="folders train, dev and test if there are any; else the last tenth of the speakers by name is test, and"
+        " every eighth of the others dev",
+        read=read_own,
+        recipe="own",
+        needs=("lexicon.txt", "lm.arpa.gz"),
+    ),
+}

@@ -1,0 +1,129 @@
+"""A set on disk: data/<split>/ in Kaldi's format, text files that came along, manifest.json that says what it is.
+
+Audio stays where it is: wav.scp holds absolute paths.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import lhotse
+
+from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, check_losses
+from murmur.speech.corpus.file_errors import read_object
+from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.corpus.published.catalogue import Published
+from murmur.speech.corpus.published.readers import Read
+from murmur.speech.corpus.published.transcripts import Rule
+
+MANIFEST = "manifest.json"
+
+
+def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, Any]:
+    """Write what was read as a set to train on, in place of the same corpus of an earlier time; returns the manifest.
+
+    A split appears in full or not at all, other files of the folder stay, and the manifest is written last.
+
+    Raises:
+        CorpusError: more than 1 % of a split cannot be used, or the folder holds data that is not of this corpus.
+    """
+    before = _earlier(out, name)
+    worded = {split: _worded(found, corpus.rule) for split, found in read.splits.items()}
+    for split, found in worded.items():
+        try:
+            check_losses(len(found), found.problems)
+        except CorpusError as error:
+            raise CorpusError(f"{split}: {error}") from error
+    _write_manifest(out, {"corpus": name, "finished": False, "splits": {split: {} for split in (*before, *worded)}})
+    for split, found in worded.items():
+        _write_split(out / "data" / split, found, read.seconds)
+    for split in before:
+        if split not in worded:
+            shutil.rmtree(out / "data" / split, ignore_errors=True)
+    for file, text in read.files.items():
+        _write_text(out / file, text)
+    manifest = {
+        "corpus": name,
+        "finished": True,
+        "about": corpus.about,
+        "licence": corpus.licence,
+        "page": corpus.page,
+        "transcripts": corpus.rule.words,
+        "assignment": corpus.splits,
+        "absent": list(read.absent),
+        "rate_hz": read.rate_hz,
+        "lhotse": lhotse.__version__,
+        "splits": {split: _facts(found, read.seconds) for split, found in worded.items()},
+    }
+    _write_manifest(out, manifest)
+    return manifest
+
+
+def _earlier(out: Path, name: str) -> tuple[str, ...]:
+    """Splits that this corpus has there from an earlier time."""
+    path = out / MANIFEST
+    if not path.is_file():
+        if (out / "data").exists():
+            raise CorpusError(f"{out} holds data without {MANIFEST}, so it came from elsewhere: choose another --out")
+        return ()
+    found = read_object(path, f"choose another --out, or remove {out}")
+    if found.get("corpus") != name:
+        raise CorpusError(f"{out} holds the corpus {found.get('corpus')!r}: choose another --out for {name!r}")
+    # The names become paths that are removed: only plain ones count.
+    return tuple(s for s in found.get("splits", {}) if isinstance(s, str) and s.isidentifier())
+
+
+def _worded(corpus: Corpus, rule: Rule) -> Corpus:
+    kept, problems = [], list(corpus.problems)
+    for u in corpus.utterances:
+        text = rule.apply(u.text)
+        if text:
+            kept.append(Utterance(u.id, u.speaker, text, u.audio))
+        else:
+            problems.append(Problem(u.id, str(u.audio.path if u.audio else ""), f"no word is left of {u.text[:80]!r}"))
+    return Corpus(tuple(kept), tuple(problems))
+
+
+def _write_split(folder: Path, corpus: Corpus, seconds: Mapping[str, float]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    write_table(scratch / "text", corpus.texts)
+    write_table(scratch / "utt2spk", corpus.speakers)
+    of_speaker = groupby(sorted(corpus.speakers.items(), key=lambda p: (p[1].encode(), p[0].encode())), lambda p: p[1])
+    write_table(scratch / "spk2utt", {speaker: " ".join(u for u, _ in pairs) for speaker, pairs in of_speaker})
+    write_table(scratch / "utt2dur", {u.id: f"{seconds[u.id]:.3f}" for u in corpus.utterances})
+    write_table(scratch / "wav.scp", {u.id: str(u.audio.path) for u in corpus.utterances if u.audio is not None})
+    scratch.chmod(0o755)
+    if folder.exists():
+        shutil.rmtree(folder)
+    scratch.rename(folder)
+
+
+def _facts(corpus: Corpus, seconds: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "utterances": len(corpus),
+        "speakers": len(set(corpus.speakers.values())),
+        "words": sum(len(u.words) for u in corpus.utterances),
+        "hours": sum(seconds[u.id] for u in corpus.utterances) / 3600,
+        "characters": "".join(sorted({c for text in corpus.texts.values() for c in text})),
+        "skipped": [asdict(problem) for problem in corpus.problems],
+    }
+
+
+def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
+    _write_text(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)

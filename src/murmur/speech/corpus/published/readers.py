@@ -1,0 +1,339 @@
+"""Unpacked copies of published corpora in, one `Corpus` a split out.
+
+LibriSpeech, yesno and AISHELL are read by lhotse's recipes; AN4 and the digits, for which lhotse has none, here.
+A reader takes the folder that the archive was unpacked in, or the one inside it, the parts that are wanted and a
+number of threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from lhotse.audio.utils import AudioLoadingError
+from lhotse.recipes.aishell import prepare_aishell
+from lhotse.recipes.librispeech import prepare_librispeech
+from lhotse.recipes.yesno import prepare_yesno
+
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
+from murmur.speech.corpus.digits import LEXICON, WORDS
+from murmur.speech.corpus.file_errors import NONSENSE
+from murmur.speech.features.analysis import LogMel, opened
+
+FSDD_DEV, FSDD_TEST = "nicolas", "theo"
+YESNO_RECORDINGS = 60
+DEV_EVERY = 8  # speaker; a set of its own keeps its words out of a language model made of data/train
+WINDOW_SECONDS = LogMel().frame_length_seconds
+BLOCK_SAMPLES = 1 << 20
+SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "sph", "aif"}
+
+
+@dataclass(frozen=True)
+class Read:
+    """The result of a reader.
+
+    Attributes:
+        splits: utterances by split, transcripts as published.
+        seconds: of every utterance.
+        files: text files that belong beside the data, such as a lexicon, by name.
+        absent: parts that were not asked for by name and are not there.
+        rate_hz: sample rate of all recordings; None where the reader has not looked.
+    """
+
+    splits: Mapping[str, Corpus]
+    seconds: Mapping[str, float]
+    files: Mapping[str, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    rate_hz: int | None = None
+
+
+Reader = Callable[[Path, tuple[str, ...], int], Read]
+
+
+def read_librispeech(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
+    """LibriSpeech and its small sibling: PART/SPEAKER/CHAPTER/*.flac with a *.trans.txt a chapter.
+
+    Raises:
+        CorpusError: none of the parts is there, or lhotse cannot read them.
+    """
+    root = _holding(folder, "LibriSpeech", lambda at: any((at / part).is_dir() for part in parts), " or ".join(parts))
+    here = tuple(part for part in parts if (root / part).is_dir())
+    manifests = _by_lhotse(root, lambda: prepare_librispeech(root, dataset_parts=here, num_jobs=jobs))
+    found: dict[str, list[Corpus]] = {}
+    seconds: dict[str, float] = {}
+    for part in here:
+        corpus, lengths = _of_manifests(manifests[part])
+        seconds |= lengths
+        lost = tuple(_without_audio(root / part, set(corpus.texts)))
+        found.setdefault(_librispeech_split(part), []).append(Corpus(corpus.utterances, lost))
+    absent = tuple(part for part in parts if part not in here)
+    return Read({split: _joined(corpora) for split, corpora in found.items()}, seconds, absent=absent)
+
+
+def read_yesno(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
+    """60 recordings named by what is said in them; lhotse's own split is put aside for Kaldi's.
+
+    Raises:
+        CorpusError: a recording is missing.
+    """
+    root = _holding(folder, "waves_yesno", lambda at: any(at.glob("[01]_*.wav")), "recordings such as 0_1_0_1_0_1_0_1")
+    count = len(list(root.glob("*.wav")))
+    if count != YESNO_RECORDINGS:
+        raise CorpusError(f"{root} holds {count} of {YESNO_RECORDINGS} recordings: unpack the archive again")
+    manifests = _by_lhotse(root, lambda: prepare_yesno(root))
+    read = [_of_manifests(manifests[half], speaker="global") for half in ("train", "test")]
+    everything = [u for corpus, _ in read for u in corpus.utterances]
+    splits = {
+        split: Corpus(tuple(_as_speakers(u) for u in everything if u.id[0] == first))
+        for split, first in (("train", "0"), ("test", "1"))
+    }
+    seconds = {f"global-{name}": length for _, lengths in read for name, length in lengths.items()}
+    return Read(splits, seconds, {"lexicon.txt": "NO N\nYES Y\n"})
+
+
+def read_aishell(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
+    """AISHELL-1: data_aishell/wav/{train,dev,test}/SPEAKER/*.wav and one file of transcripts.
+
+    Raises:
+        CorpusError: the transcripts are missing, or lhotse cannot read the recordings.
+    """
+    transcripts = "data_aishell/transcript/aishell_transcript_v0.8.txt"
+    root = _holding(folder, "aishell", lambda at: (at / transcripts).is_file(), transcripts)
+    manifests = _by_lhotse(root, lambda: prepare_aishell(root))
+    read = {split: _of_manifests(manifests[split]) for split in ("train", "dev", "test") if manifests.get(split)}
+    seconds = {name: length for _, lengths in read.values() for name, length in lengths.items()}
+    return Read({split: corpus for split, (corpus, _) in read.items()}, seconds)
+
+
+def read_an4(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
+    """AN4 in NIST SPHERE: etc/an4_{train,test}.{fileids,transcription} and wav/an4_clstk, wav/an4test_clstk.
+
+    Raises:
+        CorpusError: a list is missing, or lists and transcripts do not belong together.
+    """
+    root = _holding(folder, "an4", lambda at: (at / "etc" / "an4_train.fileids").is_file(), "etc/an4_train.fileids")
+    splits = {split: _an4_split(root, split) for split in ("train", "test")}
+    lists = {name: root / "etc" / name for name in ("an4.dic", "an4.phone", "an4.filler", "an4.ug.lm")}
+    files = {name: path.read_text(encoding="latin-1") for name, path in lists.items() if path.is_file()}
+    return _measured(splits, jobs, files)
+
+
+def read_fsdd(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
+    """Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_REPETITION.wav.
+
+    Raises:
+        CorpusError: there is no recording of that form.
+    """
+    inside = next((at for at in sorted(folder.glob("free-spoken-digit-dataset*")) if at.is_dir()), folder)
+    root = _holding(inside, "recordings", lambda at: any(at.glob("[0-9]_*_*.wav")), "recordings such as 7_theo_0.wav")
+    utterances = []
+    for path in sorted(root.glob("*.wav")):
+        named = re.fullmatch(r"(\d)_(\w+)_(\d+)", path.stem)
+        if named is None:
+            raise CorpusError(f"{path} is not named DIGIT_SPEAKER_REPETITION: take it away or rename it")
+        digit, speaker, repetition = named.groups()
+        name = f"{speaker}-{digit}-{int(repetition):02}"
+        utterances.append(Utterance(name, speaker, WORDS[int(digit)], Audio(path.absolute())))
+    splits = {
+        "train": [u for u in utterances if u.speaker not in (FSDD_DEV, FSDD_TEST)],
+        "dev": [u for u in utterances if u.speaker == FSDD_DEV],
+        "test": [u for u in utterances if u.speaker == FSDD_TEST],
+        "train_official": [u for u in utterances if int(u.id.rpartition("-")[2]) >= 5],
+        "test_official": [u for u in utterances if int(u.id.rpartition("-")[2]) < 5],
+    }
+    lexicon = "".join(sorted(f"{word} {phones}\n" for word, ways in LEXICON.items() for phones in ways))
+    return _measured({s: Corpus(tuple(us)) for s, us in splits.items() if us}, jobs, {"lexicon.txt": lexicon})
+
+
+def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
+    """Recordings of one's own: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each.
+
+    Folders train, dev and test above the speakers are the splits. Without them the last tenth of the speakers in byte
+    order, at least one, is test, and every eighth of the others is dev.
+
+    Raises:
+        CorpusError: no recording, no train or test folder beside the other, or fewer than two speakers to part.
+    """
+    named = [split for split in ("train", "dev", "test") if (folder / split).is_dir()]
+    if named:
+        return _measured({split: _own_split(folder / split) for split in named}, jobs, {})
+    whole = _own_split(
+        _holding(folder, "wav", lambda at: any(at.glob("*/*.txt")), "SPEAKER/NAME.txt beside recordings")
+    )
+    speakers = sorted(set(whole.speakers.values()), key=str.encode)
+    if len(speakers) < 2:
+        raise CorpusError(
+            f"{folder} has {len(speakers)} speaker, and test takes one of its own: make folders train and test"
+        )
+    first = len(speakers) - max(1, len(speakers) // 10)
+    held_out = {"dev": set(speakers[:first][DEV_EVERY - 1 :: DEV_EVERY]), "test": set(speakers[first:])}
+    parts = {part: _of_speakers(whole, theirs) for part, theirs in held_out.items() if theirs}
+    others = set(speakers).difference(*held_out.values())
+    train = Corpus(_of_speakers(whole, others).utterances, whole.problems)
+    return _measured({"train": train, **parts}, jobs, {})
+
+
+def _of_speakers(whole: Corpus, speakers: AbstractSet[str]) -> Corpus:
+    return whole.subset(lambda u: u.speaker in speakers)
+
+
+def _own_split(folder: Path) -> Corpus:
+    sounds = {p for p in sorted(folder.glob("*/*")) if p.suffix.lower().lstrip(".") in SOUNDS}
+    utterances, problems = [], []
+    for path in sorted(sounds):
+        name, text = f"{path.parent.name}-{path.stem}".replace(" ", "_"), path.with_suffix(".txt")
+        try:
+            said = text.read_text(encoding="utf-8")
+            utterances.append(Utterance(name, path.parent.name.replace(" ", "_"), said, Audio(path.absolute())))
+        except FileNotFoundError:
+            problems.append(Problem(name, str(path), f"{text.name} is missing beside it"))
+        except UnicodeDecodeError:
+            problems.append(Problem(name, str(text), "it is not UTF-8"))
+    stems = {path.with_suffix("") for path in sounds}
+    for text in sorted(folder.glob("*/*.txt")):
+        if text.with_suffix("") not in stems:
+            name = f"{text.parent.name}-{text.stem}".replace(" ", "_")
+            problems.append(Problem(name, str(text), "there is no recording beside it"))
+    return Corpus(tuple(utterances), tuple(problems))
+
+
+def _holding(folder: Path, inner: str, holds: Callable[[Path], bool], what: str) -> Path:
+    """The folder itself, or `inner` in it, whichever holds the corpus."""
+    if not folder.is_dir():
+        raise CorpusError(f"{folder} is no folder: name the one that the archives were unpacked in")
+    for at in (folder, folder / inner):
+        if at.is_dir() and holds(at):
+            return at
+    there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+    raise CorpusError(f"neither {folder} nor {folder / inner} holds {what}; there is {there}")
+
+
+def _by_lhotse(root: Path, prepare: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    try:
+        return prepare()
+    except (AssertionError, AudioLoadingError, OSError, *NONSENSE) as error:
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise CorpusError(f"{root} cannot be read by lhotse's recipe: {told[0][:300]}") from error
+
+
+def _of_manifests(manifests: Mapping[str, Any], speaker: str = "") -> tuple[Corpus, dict[str, float]]:
+    """A corpus and the seconds of its utterances, from lhotse's recordings and supervisions."""
+    recordings = {recording.id: recording for recording in manifests["recordings"]}
+    utterances, seconds = [], {}
+    for supervision in manifests["supervisions"]:
+        recording = recordings[supervision.recording_id]
+        audio = Audio(Path(recording.sources[0].source).absolute())  # an utterance is a file in all of them
+        spoken_by = speaker or str(supervision.speaker or supervision.id)
+        utterances.append(Utterance(supervision.id, spoken_by, supervision.text or "", audio))
+        seconds[supervision.id] = float(supervision.duration)
+    return Corpus(tuple(utterances)), seconds
+
+
+def _without_audio(part: Path, read: set[str]) -> Iterable[Problem]:
+    """lhotse passes over transcripts whose recording is missing; here they are counted."""
+    for transcripts in sorted(part.rglob("*.trans.txt")):
+        for line in transcripts.read_text(encoding="utf-8").splitlines():
+            name = line.partition(" ")[0]
+            if name and name not in read:
+                yield Problem(name, str(transcripts), f"its recording {transcripts.parent / name}.flac is missing")
+
+
+def _librispeech_split(part: str) -> str:
+    known = {"dev-clean": "dev", "test-clean": "test", "dev-clean-2": "test"}
+    return "train" if part.startswith("train-") else known.get(part, part.replace("-", "_"))
+
+
+def _joined(corpora: Iterable[Corpus]) -> Corpus:
+    all_of_them = tuple(corpora)
+    return Corpus(
+        tuple(u for corpus in all_of_them for u in corpus.utterances),
+        tuple(p for corpus in all_of_them for p in corpus.problems),
+    )
+
+
+def _as_speakers(utterance: Utterance) -> Utterance:
+    """Kaldi wants identifiers to begin with the speaker's."""
+    return Utterance(f"{utterance.speaker}-{utterance.id}", utterance.speaker, utterance.text, utterance.audio)
+
+
+def _an4_split(root: Path, split: str) -> Corpus:
+    names, texts = (root / "etc" / f"an4_{split}.{kind}" for kind in ("fileids", "transcription"))
+    for path in (names, texts):
+        if not path.is_file():
+            raise CorpusError(f"{path} is missing: unpack the archive again")
+    listed = names.read_text(encoding="latin-1").split()
+    said = {}
+    for number, line in enumerate(texts.read_text(encoding="latin-1").splitlines(), 1):
+        row = re.fullmatch(r"(.*?)\s*\(([^()\s]+)\)\s*", line)
+        if row is None and line.strip():
+            raise CorpusError(f"{texts}:{number}: expected WORDS (RECORDING), found {line[:80]!r}")
+        if row is not None:
+            said[row.group(2)] = row.group(1)
+    utterances, problems = [], []
+    for entry in listed:
+        path = root / "wav" / f"{entry}.sph"
+        speaker = path.parent.name
+        name = f"{speaker}-{path.stem}"
+        trouble = f"it is not in {texts.name}" if path.stem not in said else f"its recording {path} is missing"
+        if path.stem in said and path.is_file():
+            utterances.append(Utterance(name, speaker, said[path.stem], Audio(path.absolute())))
+        else:
+            problems.append(Problem(name, str(names), trouble))
+    return Corpus(tuple(utterances), tuple(problems))
+
+
+def _measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str]) -> Read:
+    """The seconds of whole files; those that training could not use become problems.
+
+    A file that cannot be decoded to its end, has several channels, another sample rate than most, or less than one
+    analysis window is such a file.
+    """
+    paths = {u.id: u.audio.path for corpus in splits.values() for u in corpus.utterances if u.audio is not None}
+    with ThreadPoolExecutor(jobs) as pool:
+        rates = Counter(rate for rate in pool.map(_rate_hz, paths.values()) if rate is not None)
+        common = rates.most_common(1)[0][0] if rates else None
+        lengths = dict(zip(paths, pool.map(partial(_seconds, rate_hz=common), paths.values()), strict=True))
+    seconds = {name: length for name, length in lengths.items() if isinstance(length, float)}
+    kept = {}
+    for split, corpus in splits.items():
+        broken = tuple(
+            Problem(u.id, str(paths[u.id]), str(lengths[u.id])) for u in corpus.utterances if u.id not in seconds
+        )
+        good = tuple(u for u in corpus.utterances if u.id in seconds)
+        kept[split] = Corpus(good, (*corpus.problems, *broken))
+    return Read(kept, seconds, files, rate_hz=common)
+
+
+def _rate_hz(path: Path) -> int | None:
+    """The sample rate in a file's header; None where it cannot be read."""
+    try:
+        return int(soundfile.info(path).samplerate)
+    except (soundfile.SoundFileError, OSError):
+        return None
+
+
+def _seconds(path: Path, rate_hz: int | None) -> float | str:
+    """The length of a recording that is decoded to its end, or why training cannot use it."""
+    own = _rate_hz(path)
+    if own is not None and own != rate_hz:
+        return f"it has {own} Hz, most recordings have {rate_hz} Hz: resample it (ffmpeg -i FILE -ar {rate_hz} NEW)"
+    try:
+        with opened(Audio(path), own or 0) as recording:
+            seconds = recording.samples / (own or 1)
+            if seconds < WINDOW_SECONDS:
+                return f"its {seconds:.3f} s are shorter than one analysis window of {WINDOW_SECONDS} s"
+            for first in range(0, recording.samples, BLOCK_SAMPLES):
+                if not np.isfinite(recording.read(first, min(first + BLOCK_SAMPLES, recording.samples))).all():
+                    return "it holds samples that are not finite numbers: convert it again"
+            return seconds
+    except CorpusError as error:
+        return str(error)

@@ -1,0 +1,1 @@
+"""Connectionist temporal classification: units, criterion, graphs, words."""

@@ -1,0 +1,216 @@
+"""The CTC criterion over a graph of label sequences: all pronunciations of a transcript, all their alignments.
+
+-ln sum_q sum_a P(a | x), q over the different label sequences of an utterance, a over the alignments of q. With one
+sequence this is equation 3 of Graves et al. (2006), and torch computes it; with several it is their forward recursion
+over the states of a graph.
+
+Shapes: N utterances, T frames, C columns (0 is the blank), S states of the graph, K ways into a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from murmur.speech.ctc import criterion as ctc
+
+Arc = tuple[int, int, int]
+NEVER = -1e30  # a log probability of nothing; infinity would turn gradients into nan
+
+
+@dataclass(frozen=True)
+class LabelGraph:
+    """An acyclic deterministic acceptor of label sequences; state 0 is the start.
+
+    Attributes:
+        arcs: (source, label, target), in topological order of their sources.
+        finals: states where a sequence may end.
+    """
+
+    arcs: tuple[Arc, ...]
+    finals: tuple[int, ...]
+
+    @staticmethod
+    def linear(labels: Sequence[int]) -> LabelGraph:
+        """The graph of one sequence."""
+        return LabelGraph(tuple((i, label, i + 1) for i, label in enumerate(labels)), (len(labels),))
+
+    @staticmethod
+    def of_words(words: Sequence[Sequence[Sequence[int]]]) -> LabelGraph:
+        """All ways to say words one after the other, `words[i]` being the pronunciations of word i.
+
+        Every different label sequence is there once, also where two choices of pronunciations spell the same.
+
+        Raises:
+            ValueError: a word has no pronunciation, or an empty one.
+        """
+        steps: dict[int, list[tuple[int, int]]] = {}
+        before, states = 0, 1
+        for prons in words:
+            if not prons or not all(prons):
+                raise ValueError(f"pronunciations {prons}: each word needs at least one, none of them empty")
+            after = states + sum(len(pron) - 1 for pron in prons)
+            for pron in prons:
+                source = before
+                for label in pron[:-1]:
+                    steps.setdefault(source, []).append((label, states))
+                    source, states = states, states + 1
+                steps.setdefault(source, []).append((pron[-1], after))
+            before, states = after, after + 1
+        return _determinised(steps, before)
+
+    @property
+    def sequence(self) -> tuple[int, ...] | None:
+        """The labels of a graph that holds one sequence alone; None for all others."""
+        linear = all(arc[0] == i and arc[2] == i + 1 for i, arc in enumerate(self.arcs))
+        return tuple(arc[1] for arc in self.arcs) if linear and self.finals == (len(self.arcs),) else None
+
+    @property
+    def labels(self) -> frozenset[int]:
+        """All labels that occur."""
+        return frozenset(label for _, label, _ in self.arcs)
+
+    @cached_property
+    def frames_needed(self) -> int:
+        """Frames without which no alignment of any sequence exists."""
+        if 0 in self.finals:
+            return 0
+        needed: list[int] = []
+        into = self._arcs_into
+        for source, label, _ in self.arcs:
+            ways = [needed[a] + 1 + (self.arcs[a][1] == label) for a in into.get(source, ())]
+            needed.append(min(ways, default=1))
+        return min(needed[a] for final in self.finals for a in into.get(final, ()))
+
+    def nearest(self, labels: Sequence[int]) -> tuple[int, ...]:
+        """The sequence with the fewest insertions, deletions and substitutions to `labels`."""
+        # Per state, a row over prefixes of `labels`: (errors, sequence so far as a chain of (label, chain)).
+        start = [(n, None) for n in range(len(labels) + 1)]
+        rows: dict[int, list[tuple[int, Any]]] = {0: start}
+        for source, label, target in self.arcs:
+            above = rows[source]
+            row: list[tuple[int, Any]] = []
+            for n in range(len(labels) + 1):
+                ways = [(above[n][0] + 1, (label, above[n][1]))]
+                if n:
+                    ways.append((above[n - 1][0] + (labels[n - 1] != label), (label, above[n - 1][1])))
+                    ways.append((row[n - 1][0] + 1, row[n - 1][1]))
+                row.append(min(ways, key=lambda way: way[0]))
+            known = rows.get(target)
+            rows[target] = (
+                row if known is None else [min(pair, key=lambda way: way[0]) for pair in zip(known, row, strict=True)]
+            )
+        chain = min((rows[final][-1] for final in self.finals), key=lambda way: way[0])[1]
+        found = []
+        while chain is not None:
+            label, chain = chain
+            found.append(label)
+        return tuple(reversed(found))
+
+    @cached_property
+    def _arcs_into(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for number, (_, _, target) in enumerate(self.arcs):
+            found.setdefault(target, []).append(number)
+        return found
+
+    @cached_property
+    def _topology(self) -> tuple[list[int], list[list[int]], list[int], list[int]]:
+        """Columns, ways in, starts and ends of the CTC states: the arcs, then the blank of every graph state."""
+        into, arcs = self._arcs_into, self.arcs
+        states = 1 + max((target for _, _, target in arcs), default=0)
+        columns = [label for _, label, _ in arcs] + [ctc.BLANK] * states
+        ways = [
+            [a, len(arcs) + source, *(b for b in into.get(source, ()) if arcs[b][1] != label)]
+            for a, (source, label, _) in enumerate(arcs)
+        ]
+        ways += [[len(arcs) + state, *into.get(state, ())] for state in range(states)]
+        starts = [a for a, arc in enumerate(arcs) if arc[0] == 0] + [len(arcs)]
+        ends = [s for final in self.finals for s in (*into.get(final, ()), len(arcs) + final)]
+        return columns, ways, starts, ends
+
+
+def _determinised(steps: dict[int, list[tuple[int, int]]], final: int) -> LabelGraph:
+    """Subset construction. Arcs lead to higher states only, so the smallest member of a subset grows along each arc."""
+    found: dict[frozenset[int], dict[int, frozenset[int]]] = {}
+    waiting = [frozenset({0})]
+    while waiting:
+        subset = waiting.pop()
+        if subset in found:
+            continue
+        targets: dict[int, set[int]] = {}
+        for state in subset:
+            for label, target in steps.get(state, ()):
+                targets.setdefault(label, set()).add(target)
+        found[subset] = {label: frozenset(targets[label]) for label in sorted(targets)}
+        waiting += found[subset].values()
+    order = {subset: n for n, subset in enumerate(sorted(found, key=lambda subset: (min(subset), sorted(subset))))}
+    arcs = tuple((order[s], label, order[t]) for s in order for label, t in found[s].items())
+    return LabelGraph(arcs, tuple(n for subset, n in order.items() if final in subset))
+
+
+def loss(logits_NTC: Tensor, lengths_N: Tensor, graphs: Sequence[LabelGraph]) -> Tensor:
+    """Sum over utterances of -ln P(any sequence of the graph | logits).
+
+    Args:
+        logits_NTC: network output before the softmax.
+        lengths_N: frames of each utterance.
+        graphs: label sequences of each transcript.
+
+    Raises:
+        ValueError: an utterance has fewer frames than its graph's `frames_needed`, for which P = 0.
+    """
+    for number, (frames, graph) in enumerate(zip(lengths_N.tolist(), graphs, strict=True)):
+        if frames < graph.frames_needed:
+            raise ValueError(
+                f"item {number} has {frames} frames, {graph.frames_needed} are needed for its labels: leave it out or "
+                "stack fewer frames"
+            )
+    single = [i for i, graph in enumerate(graphs) if graph.sequence is not None]
+    several = [i for i, graph in enumerate(graphs) if graph.sequence is None]
+    total = logits_NTC.new_zeros(())
+    if single:
+        sequences = [graphs[i].sequence or () for i in single]
+        total = total + ctc.loss(logits_NTC[single], lengths_N[single], sequences)
+    if several:
+        total = total + _forward(logits_NTC[several], lengths_N[several], [graphs[i] for i in several])
+    return total
+
+
+def _forward(logits_NTC: Tensor, lengths_N: Tensor, graphs: Sequence[LabelGraph]) -> Tensor:
+    """The forward recursion of all utterances together, padded to the largest graph."""
+    columns_NS, ways_NSK, starts_NS, ends_NS = (part.to(logits_NTC.device) for part in _tensors(graphs))
+    count, frames = logits_NTC.shape[:2]
+    states, most = ways_NSK.shape[1:]
+    log_probs_NTC = logits_NTC.log_softmax(-1)
+    emitted_NTS = log_probs_NTC.gather(2, columns_NS[:, None].expand(-1, frames, -1))
+    flat_NX = ways_NSK.reshape(count, states * most)
+    lengths_N1 = lengths_N.to(logits_NTC.device)[:, None]
+    reached_NS = emitted_NTS[:, 0] + starts_NS
+    for t in range(1, frames):
+        padded = functional.pad(reached_NS, (0, 1), value=NEVER)
+        before_NS = padded.gather(1, flat_NX).reshape(count, states, most).logsumexp(-1)
+        reached_NS = torch.where(t < lengths_N1, before_NS + emitted_NTS[:, t], reached_NS)
+    return -(reached_NS + ends_NS).logsumexp(-1).sum()
+
+
+def _tensors(graphs: Sequence[LabelGraph]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """columns_NS, ways_NSK (S where there is none), and 0 at starts and ends, `NEVER` elsewhere."""
+    topologies = [graph._topology for graph in graphs]
+    states = max(len(columns) for columns, *_ in topologies)
+    most = max(len(way) for _, ways, *_ in topologies for way in ways)
+    columns_NS = torch.zeros(len(graphs), states, dtype=torch.long)
+    ways_NSK = torch.full((len(graphs), states, most), states)
+    starts_NS, ends_NS = (torch.full((len(graphs), states), NEVER) for _ in range(2))
+    for n, (columns, ways, starts, ends) in enumerate(topologies):
+        columns_NS[n, : len(columns)] = torch.tensor(columns)
+        ways_NSK[n, : len(ways)] = torch.tensor([way + [states] * (most - len(way)) for way in ways])
+        starts_NS[n, starts] = 0.0
+        ends_NS[n, ends] = 0.0
+    return columns_NS, ways_NSK, starts_NS, ends_NS

@@ -1,0 +1,1 @@
+"""Decoding: graphs, beam search, lattices, word times, error rates, exported networks."""

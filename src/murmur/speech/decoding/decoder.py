@@ -1,0 +1,238 @@
+"""Viterbi beam search of one utterance on a decoding graph, through kaldi-decoder; n-best lists through its lattices.
+
+T frames, C columns of a score matrix (pdfs or CTC tokens), L input labels of the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import kaldi_decoder
+import kaldifst
+import numpy as np
+
+from murmur.speech.decoding.graph import DecodingGraph, with_insertion_penalty
+
+FRAMES_AT_ONCE = 100
+RETRY_FACTOR = 10
+MOST_RETRIED = 100_000_000  # states times frames
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """Search settings.
+
+    Attributes:
+        acoustic_scale: factor of the scores against the graph's weights; tune it on development data per system.
+        beam: paths worse than the best by more than this (natural log, after scaling) are given up.
+        max_active, min_active: states kept per frame at most and at least, whatever the beam says.
+        lattice_beam: of n-best lists: how much worse than the best a listed path may be.
+        insertion_penalty: cost (natural log) of every word beside the graph's; above 0 there are fewer words.
+        retries: how often a search that ends outside a final state is repeated, each time with ten times the beam and
+            the states. For graphs of few sentences: what is said may be far from all of them.
+    """
+
+    acoustic_scale: float = 0.1
+    beam: float = 13.0
+    max_active: int = 7000
+    min_active: int = 20
+    lattice_beam: float = 6.0
+    insertion_penalty: float = 0.0
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        positive = min(self.acoustic_scale, self.beam, self.lattice_beam) > 0
+        if not positive or not 1 <= self.min_active < self.max_active:
+            raise ValueError(f"{self}: scale and beams must be positive, and 1 <= min_active < max_active")
+        if not math.isfinite(self.insertion_penalty):
+            raise ValueError(f"insertion_penalty = {self.insertion_penalty}: give a finite cost, 0 for none")
+        if self.retries < 0:
+            raise ValueError(f"retries = {self.retries}: give 0 for none")
+
+    def wider(self) -> DecodeOptions:
+        """The settings of the next try."""
+        most = min(RETRY_FACTOR * self.max_active, 2**31 - 1)  # the library holds it in 32 bits
+        return replace(self, beam=RETRY_FACTOR * self.beam, max_active=most, retries=self.retries - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Hypothesis:
+    """The result of the search for one utterance.
+
+    Attributes:
+        words: the recognised words.
+        labels: (T,) graph input labels (transition-ids, or CTC token + 1) of the best path; shorter than T only if
+            the search died.
+        cost: - (graph weight + acoustic_scale * score) of the path, natural log, insertion penalties included.
+        complete: whether the path ends in a final state; otherwise the words are a partial hypothesis.
+    """
+
+    words: tuple[str, ...]
+    labels: np.ndarray
+    cost: float
+    complete: bool
+
+    @property
+    def text(self) -> str:
+        """The words with single spaces."""
+        return " ".join(self.words)
+
+
+class Decoder:
+    """Decodes score matrices on one graph. The library holds the interpreter's lock: use processes, not threads."""
+
+    def __init__(self, graph: DecodingGraph, options: DecodeOptions | None = None) -> None:
+        self.options = options or DecodeOptions()
+        penalty = self.options.insertion_penalty
+        self.graph = with_insertion_penalty(graph, penalty) if penalty else graph
+        self._search = self._searching(self.options)
+        identity = np.arange(graph.num_columns)
+        self._is_identity = len(graph.columns) == len(identity) and bool(np.all(graph.columns == identity))
+
+    def decode(self, scores_TC: np.ndarray) -> Hypothesis:
+        """The best path, up to the beam, for unscaled natural-log scores with one column per pdf or token.
+
+        A search that ends outside a final state gives its best partial path, with `complete` False; no frames give an
+        empty one. Raises ValueError for another number of columns than the graph's, or scores that are nan or +inf.
+        """
+        path, complete = self._best(scores_TC)
+        if path is None:
+            return Hypothesis((), np.zeros(0, dtype=np.int32), float("inf") if len(scores_TC) else 0.0, False)
+        return _hypothesis(path, self.graph, complete)
+
+    def decode_timed(self, scores_TC: np.ndarray) -> tuple[Hypothesis, tuple[int, ...]]:
+        """`decode`, and for each word the frame at which the path emits it.
+
+        That is between the word's start and its end; close to the start for words with a beginning of their own. It
+        costs more than the search of a small graph; `WordTimer` has exact times for HCLG graphs.
+        """
+        path, complete = self._best(scores_TC)
+        if path is None:
+            return self.decode(scores_TC), ()
+        return _hypothesis(path, self.graph, complete), _word_frames(path)
+
+    def _best(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
+        """The best path, None if there is none, and whether it ends in a final state."""
+        scores_TL = self._by_label(scores_TC)
+        if not len(scores_TL):
+            return None, False
+        search = self._searched(self._search, scores_TL)
+        for settings in self._tries(len(scores_TL)):
+            if search.reached_final():
+                break
+            search = self._searched(self._searching(settings), scores_TL)
+        complete = search.reached_final()
+        found, path = search.get_best_path(use_final_probs=complete)
+        return (path, complete) if found and path.num_states else (None, complete)
+
+    def _searching(self, settings: DecodeOptions) -> kaldi_decoder.FasterDecoder:
+        options = kaldi_decoder.FasterDecoderOptions(
+            beam=settings.beam, max_active=settings.max_active, min_active=settings.min_active
+        )
+        return kaldi_decoder.FasterDecoder(self.graph.fst, options)
+
+    def _searched(self, search: kaldi_decoder.FasterDecoder, scores_TL: np.ndarray) -> kaldi_decoder.FasterDecoder:
+        decodable = kaldi_decoder.DecodableCtc(scores_TL)
+        search.init_decoding()
+        for _ in range(0, len(scores_TL), FRAMES_AT_ONCE):  # between two calls Python hears signals
+            search.advance_decoding(decodable, FRAMES_AT_ONCE)
+        return search
+
+    def _tries(self, frames: int) -> Iterator[DecodeOptions]:
+        """Settings for further searches of so many frames; none where those would take minutes."""
+        settings = self.options
+        while settings.retries and frames * self.graph.fst.num_states <= MOST_RETRIED:
+            settings = settings.wider()
+            yield settings
+
+    def nbest(self, scores_TC: np.ndarray, n: int) -> list[Hypothesis]:
+        """Up to n hypotheses with different words, best first, from a lattice pruned at `options.lattice_beam`.
+
+        May hold fewer than n where the lattice has fewer different word sequences among its best paths. Raises
+        ValueError as `decode` does, and for n < 1.
+        """
+        if n < 1:
+            raise ValueError(f"an n-best list of {n} hypotheses: ask for at least 1")
+        lattice, complete = self.lattice(scores_TC)
+        if lattice is None:
+            return []
+        # Several paths spell the same words: look at more of them until n different ones are there, or no more come.
+        asked = 4 * n
+        while True:
+            paths = kaldifst.lattice_to_nbest(lattice, acoustic_scale=1.0, n=asked)
+            different: dict[tuple[str, ...], Hypothesis] = {}
+            for path in paths:
+                hypothesis = _hypothesis(path, self.graph, complete)
+                different.setdefault(hypothesis.words, hypothesis)
+            if len(different) >= n or len(paths) < asked:
+                return list(different.values())[:n]
+            asked *= 4
+
+    def lattice(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
+        """All paths within `options.lattice_beam` of the best one, and whether they end in final states.
+
+        The library gives states up by `options.beam` alone here: `max_active` does not hold. None for no frames, or
+        where the search died. Raises ValueError as `decode` does.
+        """
+        scores_TL = self._by_label(scores_TC)
+        if not len(scores_TL):
+            return None, False
+        decodable = kaldi_decoder.DecodableCtc(scores_TL)
+        for settings in (self.options, *self._tries(len(scores_TL))):
+            search = kaldi_decoder.LatticeSimpleDecoder(
+                self.graph.fst,
+                kaldi_decoder.LatticeSimpleDecoderConfig(beam=settings.beam, lattice_beam=settings.lattice_beam),
+            )
+            search.decode(decodable)
+            if np.isfinite(search.final_relative_cost()):
+                break
+        found, lattice = search.get_raw_lattice()
+        return (lattice, bool(np.isfinite(search.final_relative_cost()))) if found else (None, False)
+
+    def best_of(self, lattice: kaldifst.Lattice, complete: bool) -> tuple[Hypothesis, tuple[int, ...]]:
+        """The best path of a lattice, and for each word the frame at which the path emits it."""
+        path = kaldifst.lattice_to_nbest(lattice, acoustic_scale=1.0, n=1)[0]
+        return _hypothesis(path, self.graph, complete), _word_frames(path)
+
+    def _by_label(self, scores_TC: np.ndarray) -> np.ndarray:
+        """(T, L) scaled scores per input label. The C++ side checks no sizes: it would read beyond the matrix."""
+        if scores_TC.ndim != 2 or scores_TC.shape[1] != self.graph.num_columns:
+            raise ValueError(
+                f"scores of shape {scores_TC.shape}, but the graph reads {self.graph.num_columns} columns: "
+                "model and graph do not belong together"
+            )
+        # The maximum finds nan and +inf without a temporary matrix; -inf (an impossible state) is allowed.
+        if not scores_TC.max(initial=-np.inf) < np.inf:
+            raise ValueError("scores hold nan or +inf: look at the model's output and its features")
+        scaled_TC = np.multiply(scores_TC, self.options.acoustic_scale, dtype=np.float32)
+        if self._is_identity:
+            return np.ascontiguousarray(scaled_TC)
+        return np.take(scaled_TC, self.graph.columns, axis=1)
+
+
+def _hypothesis(path: kaldifst.Lattice, graph: DecodingGraph, complete: bool) -> Hypothesis:
+    """Labels, words and cost of a linear path; each arc with an input label is one frame."""
+    linear, labels, word_ids, weight = kaldifst.get_linear_symbol_sequence(path)
+    if not linear:
+        raise RuntimeError("the decoder's best path has branches; this is a fault of the library's version: see pins")
+    words = tuple(graph.words[label] for label in word_ids)
+    cost = weight.value1 + weight.value2
+    return Hypothesis(words, np.array(labels, dtype=np.int32), cost, complete)
+
+
+def _word_frames(path: kaldifst.Lattice) -> tuple[int, ...]:
+    """The frame of each arc that carries a word; arcs of lattices can be reached in text form only."""
+    arcs = {}
+    for line in path.to_str(show_weight_one=True).splitlines():
+        fields = line.split()
+        if len(fields) >= 4:
+            arcs[fields[0]] = (fields[1], fields[2] != "0", fields[3] != "0")
+    frames, frame, state = [], 0, str(path.start)
+    while state in arcs:
+        state, emits, speaks = arcs[state]
+        if speaks:
+            frames.append(frame)
+        frame += emits
+    return tuple(frames)

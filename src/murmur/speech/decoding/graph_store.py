@@ -1,0 +1,160 @@
+"""Decoding graphs on disk: `graph.fst` (OpenFst), `words.txt`, and `graph.json` with a checksum and the key.
+
+A graph is written into a folder of another name that is then renamed, so a killed writer leaves nothing that could be
+taken for a graph; what does not match its checksum is refused by `load_graph` and made anew by `cached_graph`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import kaldifst
+import numpy as np
+
+from murmur.speech.decoding.graph import DecodingGraph, GraphFacts, GraphOptions
+from murmur.speech.hmm.transitions import Transitions
+from murmur.speech.language_model.grammar import Grammar
+from murmur.speech.lexicon.lexicon import Lang, write_symbols
+
+_FORMAT = 1
+log = logging.getLogger(__name__)
+
+
+class DamagedGraphError(ValueError):
+    """A folder does not hold a complete, unchanged graph."""
+
+
+def graph_key(
+    lang: Lang, grammar: Grammar, transitions: Transitions | None = None, options: GraphOptions | None = None
+) -> str:
+    """Digest of all that a graph is made of: lexicon, grammar, tree, transition probabilities and options.
+
+    `transitions` is None for a CTC graph.
+    """
+    parts: list[Any] = [_FORMAT, lang.to_json(), grammar.digest]
+    if transitions is not None:
+        parts.append(asdict(options or GraphOptions()))
+        parts.append(transitions.log_probs.tolist())
+        parts.append([a.tolist() for a in (transitions.phone_of, transitions.state_of, transitions.pdf_of)])
+        parts.append(repr(transitions.tree.__getstate__()))
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def save_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
+    """Write a graph into `folder`, which is replaced as a whole. Raises OSError where the graph cannot be written."""
+    folder = Path(folder)
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        write_graph(graph, partial, key)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
+    """Write the three files of a graph into a folder that is there. Raises OSError where they cannot be written."""
+    if not graph.fst.write(str(folder / "graph.fst")):
+        raise OSError(f"could not write {folder / 'graph.fst'}: is the disk full?")
+    write_symbols({word: label for label, word in enumerate(graph.words)}, folder / "words.txt")
+    description = {
+        "format": _FORMAT,
+        "key": key,
+        "sha256": _sha256(folder / "graph.fst"),
+        "num_columns": graph.num_columns,
+        "columns": graph.columns.tolist(),
+        "words": list(graph.words),
+        "facts": asdict(graph.facts),
+    }
+    (folder / "graph.json").write_text(json.dumps(description, ensure_ascii=False), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """A graph on disk whose checksum was compared: processes that share it need not compare again."""
+
+    folder: Path
+    key: str
+    num_columns: int
+    columns: tuple[int, ...]
+    words: tuple[str, ...]
+    facts: GraphFacts
+
+    @staticmethod
+    def of(folder: Path) -> StoredGraph:
+        """Find the graph in `folder`.
+
+        Raises:
+            FileNotFoundError: there is no graph in `folder`.
+            DamagedGraphError: a file is missing, cut short or changed, or comes from another version of the format.
+        """
+        path = folder / "graph.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"no decoding graph in {folder}: build it first (save_graph or cached_graph)")
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            whole = found["format"] == _FORMAT and found["sha256"] == _sha256(folder / "graph.fst")
+            columns, words, count = tuple(found["columns"]), tuple(found["words"]), found["num_columns"]
+            if not isinstance(count, int) or not all(isinstance(c, int) and 0 <= c < count for c in columns):
+                raise ValueError(f"columns that are not all numbers below {count!r}")
+            if not all(isinstance(word, str) for word in words):
+                raise ValueError("words that are no texts")
+            graph = StoredGraph(folder, str(found["key"]), count, columns, words, GraphFacts(**found["facts"]))
+        except (ValueError, KeyError, TypeError, RecursionError, FileNotFoundError) as error:
+            raise DamagedGraphError(f"the graph in {folder} is incomplete ({error}): build it again") from error
+        if not whole:
+            raise DamagedGraphError(f"the graph in {folder} is not what was written there: build it again")
+        return graph
+
+    def read(self) -> DecodingGraph:
+        """The graph itself."""
+        # The library answers a missing or damaged file with a line on stderr and None.
+        try:
+            fst = kaldifst.StdVectorFst.read(str(self.folder / "graph.fst"))
+        except (MemoryError, ValueError):
+            fst = None  # a number of states that nothing can hold
+        if fst is None:
+            raise DamagedGraphError(f"{self.folder / 'graph.fst'} is missing or no OpenFst file: build it again")
+        return DecodingGraph(fst, self.words, np.array(self.columns, dtype=np.int32), self.num_columns, self.facts)
+
+
+def load_graph(folder: Path) -> DecodingGraph:
+    """Read a graph after comparing its checksum. Raises as `StoredGraph.of` does."""
+    return StoredGraph.of(Path(folder)).read()
+
+
+def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph | None:
+    """See to it that `folder` holds a whole graph that was made with this key; the graph if it had to be built."""
+    try:
+        if StoredGraph.of(folder).key == key:
+            return None
+    except FileNotFoundError:
+        log.info("graph %s: building", folder.name)
+    except DamagedGraphError as error:  # what a killed or failing writer left
+        log.warning("%s", error)
+    graph = build()
+    log.info("graph %s: %s", folder.name, graph.facts)
+    save_graph(graph, folder, key)
+    return graph
+
+
+def cached_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph:
+    """The graph in `folder` if it is whole and was made with the same key; else build it and store it there."""
+    built = ensure_graph(Path(folder), key, build)
+    return load_graph(folder) if built is None else built
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

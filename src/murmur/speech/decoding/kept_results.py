@@ -1,0 +1,112 @@
+"""Results of decoding, kept utterance by utterance, so that decoding which was cut off goes on.
+
+A file belongs to one graph and one setting of the search; each of its lines names an utterance and a digest of the
+scores that were decoded. Other scores are decoded anew, so a file can never give the words of another model.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from murmur.speech.decoding.decoder import DecodeOptions, Hypothesis
+
+SYNC_SECONDS = 1.0  # so much work a crash of the host may cost; one of the program costs the line under way
+Pair = tuple[str, np.ndarray]
+
+
+class Result(NamedTuple):
+    """A decoded utterance: its frames, and the processor seconds that the search took."""
+
+    name: str
+    hypothesis: Hypothesis
+    frames: int
+    seconds: float
+
+
+class KeptResults:
+    """The results in one file. Use as a context manager; a last line that was cut off is removed."""
+
+    def __init__(self, folder: Path, graph_key: str, options: DecodeOptions) -> None:
+        content = json.dumps([graph_key, asdict(options)], sort_keys=True)
+        self.path = folder / f"{blake2b(content.encode(), digest_size=8).hexdigest()}.jsonl"
+        self._known: dict[str, dict[str, Any]] = {}
+        self._digests: dict[str, str] = {}
+        self._synced = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("ab", buffering=0)
+        whole = 0
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            row = _row(line)
+            if row is None:
+                break
+            self._known[row["name"]] = row
+            whole += len(line)
+        self._file.truncate(whole)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def left(self, pairs: Iterable[Pair], found: list[Result]) -> Iterator[Pair]:
+        """The pairs that are still to be decoded; the results of the others are appended to `found`."""
+        for name, scores_TC in pairs:
+            digest = blake2b(np.ascontiguousarray(scores_TC).data, digest_size=16).hexdigest()
+            row = self._known.get(name)
+            if row is not None and row["scores"] == digest:
+                found.append(_read(row))
+            else:
+                self._digests[name] = digest
+                yield name, scores_TC
+
+    def add(self, result: Result) -> None:
+        """Keep a result of one of the pairs that were left."""
+        found = result.hypothesis
+        labels = base64.b64encode(zlib.compress(found.labels.astype("<i4").tobytes())).decode()
+        row = {
+            "name": result.name,
+            "scores": self._digests[result.name],
+            "words": found.words,
+            "labels": labels,
+            "cost": found.cost,
+            "complete": found.complete,
+            "frames": result.frames,
+            "seconds": result.seconds,
+        }
+        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line's content; None where it is no whole line of this format."""
+    try:
+        row = json.loads(line)
+        _read(row)
+    except (ValueError, TypeError, LookupError, zlib.error, RecursionError):
+        return None
+    return row if line.endswith(b"\n") and isinstance(row.get("scores"), str) else None
+
+
+def _read(row: dict[str, Any]) -> Result:
+    labels = np.frombuffer(zlib.decompress(base64.b64decode(row["labels"])), "<i4").astype(np.int32)
+    words = tuple(str(word) for word in row["words"])
+    hypothesis = Hypothesis(words, labels, float(row["cost"]), bool(row["complete"]))
+    return Result(str(row["name"]), hypothesis, int(row["frames"]), float(row["seconds"]))

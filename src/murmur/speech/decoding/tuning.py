@@ -1,0 +1,86 @@
+"""Choice of the acoustic scale and of the beam on development utterances; test utterances must not be seen here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from murmur.speech.decoding.decode_set import decode_set
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.decoding.wer import ErrorRate, check_same_utterances, score
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting: what it was, how many errors it made and how fast it was (see Decoded.real_time_factor)."""
+
+    options: DecodeOptions
+    rate: ErrorRate
+    real_time_factor: float
+
+    def __str__(self) -> str:
+        settings = self.options
+        return (
+            f"scale {settings.acoustic_scale:.4g}, insertion penalty {settings.insertion_penalty:g}, "
+            f"beam {settings.beam:g}, at most {settings.max_active} states: "
+            f"{self.rate}, real-time factor {self.real_time_factor:.3f}"
+        )
+
+
+@dataclass(frozen=True)
+class DevelopmentSet:
+    """Data for tuning settings: a stored graph, score matrices (T, C) and references by utterance.
+
+    Raises ValueError, naming utterances, unless scores and references cover the same utterances.
+    """
+
+    graph_folder: Path
+    scores: Mapping[str, np.ndarray]
+    references: Mapping[str, str]
+    jobs: int = 1
+    frames_per_second: float = 100.0
+    kept: Path | None = None  # folder where results are kept, see `decode_set`
+
+    def __post_init__(self) -> None:
+        check_same_utterances(self.references, dict.fromkeys(self.scores, ""))
+
+    def trial(self, options: DecodeOptions) -> Trial:
+        """Decode the set with one setting."""
+        decoded = decode_set(self.graph_folder, self.scores, options, self.jobs, kept=self.kept)
+        factor = decoded.real_time_factor(self.frames_per_second)
+        return Trial(options, score(self.references, decoded.texts), factor)
+
+
+def tune_acoustic_scale(
+    development: DevelopmentSet, scales: Sequence[float], options: DecodeOptions | None = None
+) -> tuple[Trial, list[Trial]]:
+    """The scale with the fewest errors (of equals the smallest), and all trials by scale.
+
+    The best on the edge of `scales` is a reason to widen them. Raises ValueError for no scales.
+    """
+    if not scales:
+        raise ValueError("no acoustic scales to try: give some, such as 0.05, 0.07, 0.1, 0.14")
+    base = options or DecodeOptions()
+    trials = [development.trial(replace(base, acoustic_scale=scale)) for scale in sorted(scales)]
+    return min(trials, key=lambda trial: trial.rate.errors), trials
+
+
+def tune_beam(
+    development: DevelopmentSet, settings: Sequence[tuple[float, int]], options: DecodeOptions, tolerance_percent: float
+) -> tuple[Trial, list[Trial]]:
+    """The fastest (beam, max_active) whose rate is within `tolerance_percent` (absolute) of the widest, and all trials.
+
+    The widest is the largest beam, and of equal beams the most states; trials come back widest first. Raises
+    ValueError for no settings.
+    """
+    if not settings:
+        raise ValueError("no beams to try: give some, such as (11.0, 2500) and (14.0, 7000)")
+    trials = [
+        development.trial(replace(options, beam=beam, max_active=most)) for beam, most in sorted(settings, reverse=True)
+    ]
+    limit = trials[0].rate.percent + tolerance_percent
+    good_enough = [trial for trial in trials if trial.rate.percent <= limit]
+    return min(good_enough, key=lambda trial: trial.real_time_factor), trials

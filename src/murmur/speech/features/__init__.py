@@ -1,0 +1,1 @@
+"""Features of speech: analysis, normalisation, augmentation, storage, chunks and minibatches."""

@@ -1,0 +1,276 @@
+"""Waveforms to log-mel or MFCC frames by lhotse's Kaldi-compatible layers; deltas; the reading of audio and features.
+
+Shapes: samples_S float32 in [-1, 1]; feats_TF float32, T frames of F values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import kaldi_native_io as kio
+import numpy as np
+import soundfile
+import soxr
+import torch
+from lhotse.features.kaldi.layers import Wav2LogFilterBank, Wav2MFCC
+from torch import nn
+
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
+from murmur.speech.corpus.file_errors import making_sense_of
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """Log mel filter bank energies, as Kaldi's compute-fbank-feats without dither and with snip_edges=False.
+
+    T = round(seconds / frame_shift_seconds).
+
+    Attributes:
+        rate_hz: sample rate of the audio; files at another rate are a problem, see `speed`.
+        bins: mel filters, the number F of features.
+        low_hz: lower edge of the filters.
+        high_hz: upper edge; zero or less counts down from the Nyquist frequency.
+        frame_length_seconds: window.
+        frame_shift_seconds: from frame to frame.
+        speed: 1.1 plays the audio 1.1 times faster (tempo and pitch) before the analysis: Ko et al. 2015.
+    """
+
+    rate_hz: int = 16000
+    bins: int = 80
+    low_hz: float = 20.0
+    high_hz: float = -400.0
+    frame_length_seconds: float = 0.025
+    frame_shift_seconds: float = 0.01
+    speed: float = 1.0
+
+    @property
+    def dims(self) -> int:
+        """Values per frame."""
+        return self.bins
+
+
+@dataclass(frozen=True)
+class Mfcc:
+    """Mel frequency cepstra, as Kaldi's compute-mfcc-feats --use-energy=false without dither.
+
+    Attributes as in `LogMel`, and:
+        cepstra: coefficients kept, c0 first.
+        snip_edges: only frames that fit wholly into the audio, two fewer at 25/10 ms (Kaldi's alignment default).
+    """
+
+    rate_hz: int = 16000
+    cepstra: int = 13
+    bins: int = 23
+    low_hz: float = 20.0
+    high_hz: float = 0.0
+    frame_length_seconds: float = 0.025
+    frame_shift_seconds: float = 0.01
+    snip_edges: bool = False
+    speed: float = 1.0
+
+    @property
+    def dims(self) -> int:
+        """Values per frame."""
+        return self.cepstra
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Features that the corpus brings along (feats.scp); the number of values per frame is checked."""
+
+    dims: int = 13
+    frame_shift_seconds: float = 0.01
+
+
+Front = LogMel | Mfcc | Ready
+
+
+def digest(front: Front) -> str:
+    """A name for exactly this analysis."""
+    content = json.dumps([type(front).__name__, asdict(front)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def features_of(utterance: Utterance, front: Front) -> np.ndarray:
+    """feats_TF of one utterance, checked to have frames, F = front.dims columns and no NaN or infinity.
+
+    Raises:
+        CorpusError: the audio or features are missing, damaged, at another rate, too short, or not finite.
+    """
+    if isinstance(front, Ready):
+        if utterance.features is None:
+            raise CorpusError("it has no stored features: prepare it with LogMel or Mfcc, or give feats.scp")
+        feats_TF = read_stored(utterance.features)
+    else:
+        if utterance.audio is None:
+            raise CorpusError("it has no audio: prepare it with Ready, or give wav.scp")
+        feats_TF = analyse(read_audio(utterance.audio, front.rate_hz), front)
+    if feats_TF.ndim != 2 or not len(feats_TF) or feats_TF.shape[1] != front.dims:
+        raise CorpusError(f"its features have shape {feats_TF.shape}, expected (frames > 0, {front.dims})")
+    if not np.isfinite(feats_TF).all():
+        raise CorpusError(f"frame {int(np.argmin(np.isfinite(feats_TF).all(1)))} of its features is not finite")
+    return feats_TF
+
+
+def analyse(samples_S: np.ndarray, front: LogMel | Mfcc) -> np.ndarray:
+    """feats_TF of samples at front.rate_hz.
+
+    Raises:
+        CorpusError: less audio than one window.
+    """
+    if front.speed != 1.0:
+        samples_S = soxr.resample(samples_S, front.rate_hz * front.speed, front.rate_hz)
+    if len(samples_S) < front.frame_length_seconds * front.rate_hz:
+        raise CorpusError(f"its {len(samples_S) / front.rate_hz:.3f} s are shorter than one analysis window")
+    with torch.inference_mode():
+        return _layer(replace(front, speed=1.0))(torch.from_numpy(np.ascontiguousarray(samples_S))[None])[0].numpy()
+
+
+@lru_cache(maxsize=8)
+def _layer(front: LogMel | Mfcc) -> nn.Module:
+    common = {
+        "sampling_rate": front.rate_hz,
+        "frame_length": front.frame_length_seconds,
+        "frame_shift": front.frame_shift_seconds,
+        "num_filters": front.bins,
+        "low_freq": front.low_hz,
+        "high_freq": front.high_hz,
+        "dither": 0.0,
+    }
+    if isinstance(front, LogMel):
+        return _with_fast_power(Wav2LogFilterBank(**common))
+    with warnings.catch_warnings():
+        # Lhotse warns that snip_edges=True does not fit its own bookkeeping of durations, which is not used here.
+        warnings.filterwarnings("ignore", message="Setting snip_edges=True")
+        return _with_fast_power(Wav2MFCC(**common, num_ceps=front.cepstra, snip_edges=front.snip_edges))
+
+
+def _with_fast_power(layer: nn.Module) -> nn.Module:
+    """Replace abs(X)**2, a quarter of the time of the whole analysis, by the same sum of squares without the root."""
+    layer._to_spec = _power  # type: ignore[assignment]
+    return layer
+
+
+def _power(spectrum_NTB: torch.Tensor) -> torch.Tensor:
+    return spectrum_NTB.real.square() + spectrum_NTB.imag.square()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """An open file and the stretch of it that is one utterance: `samples` from `first` on."""
+
+    file: soundfile.SoundFile
+    first: int
+    samples: int
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Samples [first, last) of the utterance."""
+        self.file.seek(self.first + first)
+        samples_S: np.ndarray = self.file.read(last - first, dtype="float32")
+        return samples_S
+
+
+@contextmanager
+def opened(audio: Audio, rate_hz: int) -> Iterator[Recording]:
+    """One utterance, mono, checked but not yet read.
+
+    Raises:
+        CorpusError: missing, damaged, truncated, empty, not mono, or not at `rate_hz`.
+    """
+    source = _output_of(audio.command) if audio.command else audio.path
+    try:
+        with soundfile.SoundFile(source) as file:
+            if file.samplerate != rate_hz:
+                raise CorpusError(f"{audio.path} is at {file.samplerate} Hz, not {rate_hz}: resample it or set rate_hz")
+            # libsndfile raises at a FLAC cut short, but takes a WAV as it is; a pipe cannot know its length.
+            if audio.command is None and file.format == "WAV" and "(should be" in file.extra_info:
+                raise CorpusError(f"{audio.path} is shorter than its header says: it is cut short, copy it again")
+            if file.channels != 1:
+                raise CorpusError(f"{audio.path} has {file.channels} channels: extract the one that holds the speech")
+            if audio.command is None and file.frames == 0:
+                raise CorpusError(f"{audio.path} has a length of 0 s: record it again, or leave it out")
+            first = round(audio.start_seconds * rate_hz)
+            last = file.frames if audio.end_seconds is None else round(audio.end_seconds * rate_hz)
+            # Times rounded to centiseconds may pass the end a little; Kaldi allows half a second too.
+            if first >= file.frames or last > file.frames + rate_hz // 2:
+                raise CorpusError(f"{audio.path} ends at {file.frames / rate_hz:.3f} s, before {last / rate_hz:.3f} s")
+            yield Recording(file, first, min(last, file.frames) - first)
+    except (soundfile.SoundFileError, OSError) as error:
+        raise CorpusError(f"{audio.path} cannot be read ({error}): is it missing, damaged or cut short?") from error
+
+
+def read_audio(audio: Audio, rate_hz: int) -> np.ndarray:
+    """samples_S of one utterance; raises what `opened` does."""
+    with opened(audio, rate_hz) as recording:
+        return recording.read(0, recording.samples)
+
+
+def sample_rate_hz(corpus: Corpus) -> int:
+    """Sample rate of a corpus, read from the header of its first recording.
+
+    Raises:
+        CorpusError: the corpus is empty, has no audio, or its first recording cannot be read.
+    """
+    audio = corpus.utterances[0].audio if corpus.utterances else None
+    if audio is None:
+        raise CorpusError("the first utterance has no audio to take the sample rate from: set rate_hz yourself")
+    try:
+        return int(soundfile.info(_output_of(audio.command) if audio.command else audio.path).samplerate)
+    except (soundfile.SoundFileError, OSError) as error:
+        raise CorpusError(f"{audio.path} cannot be read ({error}): is it missing or damaged?") from error
+
+
+def _output_of(command: str) -> io.BytesIO:
+    done = subprocess.run(command, shell=True, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise CorpusError(f"command {command!r} failed with status {done.returncode}: {done.stderr[-300:]!r}")
+    return io.BytesIO(done.stdout)
+
+
+def read_stored(source: StoredFeatures) -> np.ndarray:
+    """feats_TF from an .npz file (array `key`) or a Kaldi archive (byte offset `key`).
+
+    Raises:
+        CorpusError: the file or the entry is missing or damaged.
+    """
+    where = Path(f"{source.path}:{source.key}")
+    if not source.path.is_file():
+        raise CorpusError(f"{where} cannot be read: there is no such file")
+    with making_sense_of(where, "write the features again, with their index"):
+        if source.path.suffix == ".npz":
+            with np.load(source.path, allow_pickle=False) as arrays:
+                return np.asarray(arrays[source.key], np.float32)
+        return np.array(kio.FloatMatrix.read(str(where)), dtype=np.float32)
+
+
+def write_archive(feats: dict[str, np.ndarray], archive: Path) -> None:
+    """Write {utterance: feats_TF} as a Kaldi archive `archive` and an index `archive` with suffix .scp."""
+    with kio.FloatMatrixWriter(f"ark,scp:{archive},{archive.with_suffix('.scp')}") as writer:
+        for name in sorted(feats, key=str.encode):
+            writer.write(name, feats[name])
+
+
+def deltas(feats_TF: np.ndarray, order: int = 2, window: int = 2) -> np.ndarray:
+    """Features with their time derivatives appended, (T, (order + 1) F), as Kaldi's add-deltas.
+
+    d_t = sum_k k (x_{t+k} - x_{t-k}) / (2 sum_k k^2), k = 1 .. window, with the edge frames repeated; the derivative
+    of order n applies this filter n times, before any edge is repeated.
+    """
+    parts = [feats_TF]
+    kernel = np.ones(1)
+    single = np.arange(-window, window + 1) / (2 * sum(k * k for k in range(1, window + 1)))
+    for n in range(1, order + 1):
+        kernel = np.convolve(kernel, single)
+        padded = np.pad(feats_TF, ((n * window, n * window), (0, 0)), mode="edge")
+        windows_TFK = np.lib.stride_tricks.sliding_window_view(padded, len(kernel), axis=0)
+        parts.append((windows_TFK @ kernel.astype(np.float32)).astype(np.float32))
+    return np.concatenate(parts, axis=1)

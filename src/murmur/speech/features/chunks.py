@@ -1,0 +1,237 @@
+"""Fixed-length chunks of utterances with context, for frame-wise training: minibatch n is a pure function of n.
+
+Nothing here grows with the corpus but one running count a utterance: chunks are numbered, not listed, and their order
+is computed (`Permutation`), not drawn.
+
+Shapes: U utterances, N chunks, T = left + frames + right frames of a padded chunk, F values per frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from murmur.speech.features.permutation import Permutation
+
+IGNORED = -100  # torch's cross-entropy passes over this target
+PARTITION = 1  # in the last place of its name: the one permutation that deals chunks to parts, beside the epochs
+Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+
+class Frames(Protocol):
+    """Utterances 0 .. U - 1 whose frames have targets, wherever they are kept."""
+
+    @property
+    def dims(self) -> int:
+        """Values per frame, F."""
+
+    def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
+        """Frames first, first + 1, ... into `out_TF`; before and behind the utterance its edge frames are repeated."""
+
+    def targets(self, utterance: int, first: int, last: int) -> np.ndarray:
+        """Targets of the frames [first, last)."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Frames [first, last) of an utterance, whose targets are trained; context comes on top."""
+
+    utterance: int
+    first: int
+    last: int
+
+
+class Versions(Protocol):
+    """Several versions of the same utterances, of which one is drawn for each chunk."""
+
+    def draw(self, chunk: Chunk, rng: np.random.Generator) -> tuple[Frames, Chunk]:
+        """The source of a chunk's frames, and the chunk's place in that source."""
+
+
+@dataclass(frozen=True)
+class ChunkBatch:
+    """feats (N, T, F), context and padding included; targets (N, T), `IGNORED` outside the chunk's own frames."""
+
+    feats: Tensor
+    targets: Tensor
+
+    @property
+    def frames(self) -> int:
+        """Frames with a target."""
+        return int((self.targets != IGNORED).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkTable:
+    """All chunks of a corpus in a seeded order, a new one each epoch; every frame is trained once per epoch.
+
+    An utterance is cut into ceil(T / frames) chunks of equal length up to one frame, so that no sliver remains.
+
+    Attributes:
+        lengths: frames of each utterance, (U,).
+        frames: longest chunk, without context.
+        left_frames: context before a chunk; the edge frame is repeated where the utterance begins or ends.
+        right_frames: context after it.
+        size: chunks per minibatch; the last of an epoch may be smaller.
+        seed: of the permutations.
+        parts: above 1 the chunks are dealt once and for all into so many parts, and minibatch n holds chunks of part
+            n mod parts only: with as many learners in step each sees its own part and no other, as on clusters whose
+            nodes each hold a share of the corpus. The last minibatches of a part may hold one chunk more.
+
+    Raises:
+        ValueError: no utterance, an empty one, a size below 1, or more parts than chunks.
+    """
+
+    lengths: Sequence[int] | npt.NDArray[np.integer]
+    frames: int = 40
+    left_frames: int = 13
+    right_frames: int = 13
+    size: int = 64
+    seed: int = 0
+    parts: int = 1
+
+    def __post_init__(self) -> None:
+        if self.frames < 1 or self.size < 1 or self.left_frames < 0 or self.right_frames < 0:
+            raise ValueError(
+                f"chunks of {self.frames} frames, context {self.left_frames} and {self.right_frames}, {self.size} per "
+                "minibatch: frames and size must be at least 1, contexts at least 0"
+            )
+        empty = np.flatnonzero(np.asarray(self.lengths) < 1)
+        if len(empty) or not len(self.lengths):
+            raise ValueError(
+                f"chunks need utterances with frames; without any: {empty[:3].tolist() or 'the whole table'}"
+            )
+        if not 1 <= self.parts <= self.chunks:
+            raise ValueError(f"{self.chunks} chunks cannot be dealt into {self.parts} parts: give 1 to {self.chunks}")
+
+    @cached_property
+    def _behind(self) -> npt.NDArray[np.int64]:
+        """Chunks up to and with each utterance."""
+        return np.cumsum(-(-np.asarray(self.lengths, np.int64) // self.frames))
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks."""
+        return int(self._behind[-1])
+
+    @property
+    def total_frames(self) -> int:
+        """Frames of all chunks."""
+        return int(np.sum(self.lengths, dtype=np.int64))
+
+    @property
+    def per_part(self) -> int:
+        """Minibatches that one part has in an epoch."""
+        return -(-(self.chunks // self.parts) // self.size)
+
+    @property
+    def per_epoch(self) -> int:
+        """Minibatches in one pass over all chunks."""
+        return self.per_part * self.parts
+
+    def __getitem__(self, n: int) -> tuple[Chunk, ...]:
+        """Chunks of minibatch n, n = 0, 1, 2, ..."""
+        epoch, place = divmod(n, self.per_epoch)
+        turn, part = divmod(place, self.parts)
+        first, last = (self.chunks * p // self.parts for p in (part, part + 1))
+        end = last - first if turn == self.per_part - 1 else (turn + 1) * self.size
+        order = Permutation(last - first, (self.seed, epoch, part))
+        numbers = first + order(range(turn * self.size, end))
+        if self.parts > 1:
+            numbers = Permutation(self.chunks, (self.seed, 0, 0, PARTITION))(numbers)
+        return self.cut(numbers)
+
+    def cut(self, numbers: npt.NDArray[np.int64]) -> tuple[Chunk, ...]:
+        """Chunks by their number, 0 .. chunks - 1 in the order of the utterances."""
+        owners = self._behind.searchsorted(numbers, "right")
+        found = []
+        for number, owner in zip(numbers.tolist(), owners.tolist(), strict=True):
+            before = int(self._behind[owner - 1]) if owner else 0
+            count, length = int(self._behind[owner]) - before, int(self.lengths[owner])
+            place = number - before
+            found.append(Chunk(owner, place * length // count, (place + 1) * length // count))
+        return tuple(found)
+
+    def batch(
+        self, n: int, corpus: Frames, change: Change | None = None, versions: Versions | None = None
+    ) -> ChunkBatch:
+        """Minibatch n: features with context, and the targets of the chunks' own frames.
+
+        `change` is applied to each chunk's features, e.g. a `SpecAugment`, with a generator named by (seed, n).
+        `versions` draws, with another one, what each chunk is read from in place of `corpus`.
+        """
+        rng, drawing = (np.random.default_rng([self.seed, n, purpose]) for purpose in (1, 2))
+        drawn = [(corpus, chunk) if versions is None else versions.draw(chunk, drawing) for chunk in self[n]]
+        chunks = [chunk for _, chunk in drawn]
+        width = self.left_frames + max(chunk.last - chunk.first for chunk in chunks) + self.right_frames
+        feats = np.empty((len(chunks), width, corpus.dims), np.float32)
+        labels = np.full((len(chunks), width), IGNORED, np.int64)
+        for row_TF, label_T, (source, chunk) in zip(feats, labels, drawn, strict=True):
+            source.read(chunk.utterance, chunk.first - self.left_frames, row_TF)
+            if change is not None:
+                row_TF[:] = change(row_TF, rng)
+            own = slice(self.left_frames, self.left_frames + chunk.last - chunk.first)
+            label_T[own] = source.targets(chunk.utterance, chunk.first, chunk.last)
+        return ChunkBatch(torch.from_numpy(feats), torch.from_numpy(labels))
+
+
+@dataclass(frozen=True, eq=False)
+class FramesInMemory:
+    """`Frames` of arrays that are there already: feats_TF and targets_T of each utterance, in the order of `feats`.
+
+    Raises:
+        ValueError: an utterance has not as many targets as frames.
+    """
+
+    feats: Mapping[str, np.ndarray]
+    labels: Mapping[str, np.ndarray]
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(self.feats))
+        for name in self.names:
+            check_lengths(name, self.feats[name], self.labels[name])
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Frames of each utterance."""
+        return tuple(len(self.feats[name]) for name in self.names)
+
+    @property
+    def dims(self) -> int:
+        """Values per frame."""
+        return int(self.feats[self.names[0]].shape[1])
+
+    def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
+        """Frames first, first + 1, ... with the edges repeated."""
+        copy_with_edges(self.feats[self.names[utterance]], first, out_TF)
+
+    def targets(self, utterance: int, first: int, last: int) -> np.ndarray:
+        """Targets of the frames [first, last)."""
+        return self.labels[self.names[utterance]][first:last]
+
+
+def check_lengths(name: str, feats_TF: np.ndarray, targets_T: np.ndarray) -> None:
+    """Refuse an alignment that does not fit its features, with a ValueError that names the utterance."""
+    if len(feats_TF) != len(targets_T):
+        raise ValueError(f"{name} has {len(feats_TF)} frames and {len(targets_T)} targets: align it again")
+
+
+def copy_with_edges(feats_TF: np.ndarray, first: int, out_TF: np.ndarray) -> None:
+    """out_TF[k] = feats_TF[first + k], converted; before the first and behind the last frame those are repeated.
+
+    The stretch has to overlap the utterance by at least one frame.
+    """
+    before = max(-first, 0)
+    last = min(first + len(out_TF), len(feats_TF))
+    end = last - first
+    out_TF[before:end] = feats_TF[first + before : last]
+    out_TF[:before] = out_TF[before]
+    out_TF[end:] = out_TF[end - 1]

@@ -1,0 +1,162 @@
+"""Sources of the frames of a prepared corpus: features and alignments of a Kaldi directory, or lhotse Shar shards.
+
+Features that exist are read and re-packed, not extracted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import lhotse
+import numpy as np
+
+from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance
+from murmur.speech.corpus.file_errors import read_arrays
+from murmur.speech.corpus.kaldi_dir import read_alignments
+from murmur.speech.features.analysis import Front, features_of
+from murmur.speech.features.cmvn import Pair, Scope, normalise, statistics, statistics_of_all
+from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, Aligned
+from murmur.speech.hmm.hybrid import fit_targets
+
+TARGETS = "targets"  # the field of a Shar folder that holds a class a frame
+
+
+@dataclass(frozen=True, eq=False)
+class OnDemand(Mapping[str, np.ndarray]):
+    """{utterance: feats_TF}, read from where the corpus says whenever they are asked for."""
+
+    utterances: Mapping[str, Utterance]
+    front: Front
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return features_of(self.utterances[name], self.front)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.utterances)
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedPart:
+    """Utterances with the statistics that normalise them and their alignments.
+
+    Attributes:
+        feats: features by utterance, the utterances of this part among them.
+        names: the utterances, in order.
+        pairs: mean and deviation of each; empty leaves features as they are.
+        targets: a class a frame, of those that were aligned.
+    """
+
+    feats: Mapping[str, np.ndarray]
+    names: tuple[str, ...]
+    pairs: Mapping[str, Pair]
+    targets: Mapping[str, np.ndarray]
+
+    def utterances(self) -> Iterator[Aligned | Problem]:
+        """Normalised features with their targets; alignments a few frames off are fitted (`hybrid.fit_targets`)."""
+        for name in self.names:
+            if name not in self.targets:
+                yield Problem(name, "alignments", "it has no alignment: align it, or leave it out of the corpus")
+                continue
+            try:
+                feats_TF = self.feats[name]
+                targets_T = fit_targets(self.targets[name], len(feats_TF))
+            except ValueError as error:
+                yield Problem(name, "alignments", str(error))
+                continue
+            yield Aligned(name, normalise(feats_TF, *self.pairs[name]) if self.pairs else feats_TF, targets_T)
+
+
+def aligned_parts(
+    feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], targets: Mapping[str, np.ndarray], scope: Scope
+) -> list[AlignedPart]:
+    """A corpus cut into shards; with a scope all features are read once for their statistics."""
+    names = list(feats)
+    pairs = {} if scope == "none" else statistics_of_all(feats, speakers, scope)
+    parts = []
+    for first in range(0, len(names), UTTERANCES_PER_SHARD):
+        own = tuple(names[first : first + UTTERANCES_PER_SHARD])
+        here = OnDemand({n: feats.utterances[n] for n in own}, feats.front) if isinstance(feats, OnDemand) else feats
+        chosen = {n: targets[n] for n in own if n in targets}
+        parts.append(AlignedPart(here, own, {n: pairs[n] for n in own} if pairs else {}, chosen))
+    return parts
+
+
+def on_demand(corpus: Corpus, front: Front) -> OnDemand:
+    """The features of a corpus, read when they are asked for."""
+    return OnDemand({u.id: u for u in corpus.utterances}, front)
+
+
+def read_targets(source: Path) -> dict[str, np.ndarray]:
+    """Classes by utterance: an .npz with an array an utterance (`murmur align`), or a folder of ali.*.gz.
+
+    Kaldi's alignments are of transition-ids; turn them into classes first, with the model they were made by:
+    `ali-to-pdf final.mdl "ark:gunzip -c ali.*.gz |" "ark:| gzip -c > pdfs/ali.1.gz"`.
+
+    Raises:
+        CorpusError: it is neither, or damaged.
+    """
+    if source.is_dir():
+        return read_alignments(source)
+    wanted = "it must be a folder of ali.*.gz or an .npz of classes, as `murmur align` leaves it"
+    if not source.is_file():
+        raise CorpusError(f"{source} is neither a folder of ali.*.gz nor an .npz: {wanted}")
+    found = read_arrays(source, wanted)
+    for name, classes_T in found.items():
+        if classes_T.ndim != 1 or classes_T.dtype.kind not in "iu" or (len(classes_T) and classes_T.min() < 0):
+            raise CorpusError(f"{source}: {name!r} is no row of classes from 0 on: {wanted}")
+    return found
+
+
+@dataclass(frozen=True)
+class SharPart:
+    """One shard of a lhotse Shar folder: cuts with `features` and the temporal array `targets`."""
+
+    files: tuple[tuple[str, Path], ...]
+    scope: Literal["utterance", "none"]
+
+    def utterances(self) -> Iterator[Aligned | Problem]:
+        """The cuts in the order of the shard."""
+        for cut in lhotse.CutSet.from_shar(fields={field: [str(path)] for field, path in self.files}):
+            if not cut.has_features or not cut.has_custom(TARGETS):
+                missing = f"{TARGETS!r}" if cut.has_features else "features"
+                yield Problem(cut.id, str(self.files[0][1]), f"this cut of the Shar shard has no {missing}")
+                continue
+            feats_TF, targets_T = np.asarray(cut.load_features()), np.asarray(cut.load_custom(TARGETS))
+            if self.scope == "utterance":
+                feats_TF = normalise(feats_TF, *statistics([feats_TF]))
+            yield Aligned(cut.id, feats_TF, targets_T)
+
+
+def is_shar(folder: Path) -> bool:
+    """True if a folder holds lhotse Shar shards."""
+    return any(folder.glob("cuts.*.jsonl*"))
+
+
+def shar_parts(folder: Path, scope: Scope) -> list[SharPart]:
+    """The shards of a Shar folder, each with its files of the same number.
+
+    Raises:
+        CorpusError: no shards, one without features or targets, or statistics of speakers, which no shard has whole.
+    """
+    if scope == "speaker":
+        raise CorpusError("a Shar shard does not hold all of a speaker: use --cmvn utterance, or none")
+    shards: dict[str, dict[str, Path]] = {}
+    for path in sorted(folder.glob("*.*.*")):
+        field, number = path.name.split(".")[:2]
+        shards.setdefault(number, {})[field] = path
+    if not shards:
+        raise CorpusError(f"{folder} holds no Shar shards (cuts.000000.jsonl.gz and so on)")
+    for number, files in shards.items():
+        missing = {"cuts", "features", TARGETS} - set(files)
+        if missing:
+            raise CorpusError(f"{folder}, shard {number}: no file for {', '.join(sorted(missing))}; write it again")
+    wanted = ("cuts", "features", TARGETS)
+    make = partial(SharPart, scope="none" if scope == "none" else "utterance")
+    return [make(tuple((field, files[field]) for field in wanted)) for files in shards.values()]

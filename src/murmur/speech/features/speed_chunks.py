@@ -1,0 +1,143 @@
+"""Speed (Ko et al. 2015) and noise on the fly: chunks analysed from audio, each changed as drawn for it.
+
+Only the stretch of audio under a chunk is read, resampled and analysed, so that what a chunk costs does not grow with
+its utterance. Copies have the frames and targets that a copy of the whole utterance would have on disk
+(`hybrid.speed_copy`): T' frames from the resampled audio, and at frame t the target of speed 1 at (t + 1/2) T / T'.
+
+Shapes: U utterances, T frames of F values, G speakers (or utterances) that share a mean and a deviation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from murmur.speech.corpus.corpus import Audio
+from murmur.speech.features.analysis import LogMel, analyse, opened
+from murmur.speech.features.chunks import Chunk, Frames, copy_with_edges
+from murmur.speech.features.cmvn import normalise
+from murmur.speech.features.noise import NoiseSource
+from murmur.speech.hmm.hybrid import at_speed
+
+Alter = Callable[[np.ndarray], np.ndarray]
+MARGIN_FRAMES = 6  # behind these neither the filter of the resampling nor the mirrored edge of the analysis is felt
+
+
+def shift_samples(front: LogMel) -> int:
+    """Samples from frame to frame."""
+    return int(front.frame_shift_seconds * front.rate_hz)
+
+
+def frames_at_speed(audio: Audio, front: LogMel) -> int:
+    """Frames of an utterance at the front's speed, from the header of its file; 0 where it is shorter than a window.
+
+    Raises:
+        CorpusError: the file cannot be used.
+    """
+    with opened(audio, front.rate_hz) as recording:
+        samples = recording.samples
+    samples = math.floor(samples / _ratio(front.speed) + Fraction(1, 2))  # as soxr rounds
+    if samples < front.frame_length_seconds * front.rate_hz:
+        return 0
+    return (samples + shift_samples(front) // 2) // shift_samples(front)
+
+
+def analyse_stretch(audio: Audio, front: LogMel, first: int, last: int, alter: Alter | None = None) -> np.ndarray:
+    """Frames [first, last) of the utterance at the front's speed, (last - first, F), as `features_of` has them.
+
+    `alter` changes the samples (S,) that are read, a little more than those of the frames.
+
+    Raises:
+        CorpusError: the file cannot be used.
+    """
+    per_frame = shift_samples(front) * _ratio(front.speed)  # samples of the file
+    # The stretch starts where a sample of the file and one of the resampled signal fall together.
+    begin = max(0, first - MARGIN_FRAMES) // per_frame.denominator * per_frame.denominator
+    with opened(audio, front.rate_hz) as recording:
+        end = min(recording.samples, math.ceil((last + MARGIN_FRAMES) * per_frame))
+        samples_S = recording.read(int(begin * per_frame), end)
+    return analyse(samples_S if alter is None else alter(samples_S), front)[first - begin : last - begin]
+
+
+@lru_cache
+def _ratio(speed: float) -> Fraction:
+    """1.1 as 11/10: then every so manyth sample of the resampled signal falls on one of the file."""
+    return Fraction(speed).limit_denominator(1000)
+
+
+@dataclass(frozen=True, eq=False)
+class SpeedChunks:
+    """Draws speed and noise for each chunk; chunks without either come from the stored features, others from audio.
+
+    Attributes:
+        stored: features and targets at speed 1.
+        lengths: frames of each stored utterance, (U,).
+        audio: of each stored utterance.
+        front: analysis that made the stored features.
+        speeds: all equally likely; 1.0 may be among them.
+        owners: whose statistics normalise an utterance, (U,), 0 .. G - 1; empty where features are not normalised.
+        pairs: means and deviations, (G, 2, F), of the stored features: they serve all speeds, and speech with noise.
+        noise: what is added to chunks; None: nothing.
+    """
+
+    stored: Frames
+    lengths: npt.NDArray[np.integer]
+    audio: Sequence[Audio]
+    front: LogMel
+    speeds: tuple[float, ...]
+    owners: npt.NDArray[np.integer]
+    pairs: npt.NDArray[np.float32]
+    noise: NoiseSource | None = None
+
+    def draw(self, chunk: Chunk, rng: np.random.Generator) -> tuple[Frames, Chunk]:
+        """The source of a chunk's frames, and the chunk's place in that source.
+
+        Frames [first, last) of T become [first T' / T, last T' / T) of the T' of the copy, at least one. Copies too
+        short to be analysed are taken at speed 1.
+        """
+        speed = self.speeds[int(rng.integers(len(self.speeds)))]
+        added = None if self.noise is None else self.noise.draw(rng)
+        if speed == 1.0 and added is None:
+            return self.stored, chunk
+        front = replace(self.front, speed=speed)
+        frames, length = frames_at_speed(self.audio[chunk.utterance], front), int(self.lengths[chunk.utterance])
+        if not frames:
+            return self.stored, chunk
+        first = chunk.first * frames // length
+        return Copy(self, front, frames, added), Chunk(
+            chunk.utterance, first, max(first + 1, chunk.last * frames // length)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """`Frames` of an utterance at another speed or with noise, computed when they are read."""
+
+    of: SpeedChunks
+    front: LogMel
+    frames: int
+    added: Alter | None = None
+
+    @property
+    def dims(self) -> int:
+        """Values per frame."""
+        return self.front.dims
+
+    def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
+        """Frames first, first + 1, ... with the edges repeated."""
+        begin, end = max(first, 0), min(first + len(out_TF), self.frames)
+        feats_TF = analyse_stretch(self.of.audio[utterance], self.front, begin, end, self.added)
+        if len(self.of.owners):
+            feats_TF = normalise(feats_TF, *self.of.pairs[self.of.owners[utterance]])
+        copy_with_edges(feats_TF, first - begin, out_TF)
+
+    def targets(self, utterance: int, first: int, last: int) -> np.ndarray:
+        """Targets of the frames [first, last), stretched to the copy."""
+        whole_T = self.of.stored.targets(utterance, 0, int(self.of.lengths[utterance]))
+        return at_speed(whole_T, self.frames, first, last)

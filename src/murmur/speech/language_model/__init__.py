@@ -1,0 +1,1 @@
+"""Language models and grammars: n-grams, ARPA files, JSGF, acceptors."""

@@ -1,0 +1,194 @@
+"""ARPA files of back-off language models, plain or gzip: checked in full before any C++ code sees them.
+
+Format: D. Paul's, as described for SRILM's `ngram-format(5)`. Numbers are written as the shortest decimal that reads
+back to the same float32, so that writing and reading gives the same model.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Literal, NamedTuple, cast
+
+import numpy as np
+
+from murmur.speech.language_model.ngram import Grams, NgramModel
+
+_DEFLATED = 1032  # as many bytes may one byte of a gzip file stand for
+_COUNT = re.compile(rb"ngram\s+(\d{1,4})\s*=\s*(\d{1,12})\s*$")
+
+
+class _Lines:
+    """The lines of a file that are not blank, with their numbers for messages."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self.number = path, 0
+        self.size = path.stat().st_size * (_DEFLATED if path.suffix == ".gz" else 1)  # bytes at most
+        self._lines: Iterator[bytes] = iter(file)
+
+    def next(self, wanted: str) -> bytes:
+        for line in self._lines:
+            self.number += 1
+            text = line.strip()
+            if text:
+                return text
+        raise ValueError(f"{self.path} ends before {wanted}: the ARPA file is cut short")
+
+    def error(self, what: str) -> ValueError:
+        return ValueError(f"{self.path}:{self.number}: {what}")
+
+
+class _Section(NamedTuple):
+    """The n-grams of one order as read: word numbers (K, n) and their two columns of figures (K,)."""
+
+    ids: np.ndarray
+    log10_prob: np.ndarray
+    log10_backoff: np.ndarray
+
+
+def read_arpa(path: Path) -> NgramModel:
+    """Read an ARPA file, gzip if its name ends in `.gz`. Text before the line `\\data\\` is skipped.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: counts that differ from the header, a malformed or repeated line, a positive log-probability, a word
+            that is no unigram, or an n-gram whose first n - 1 words are not listed; names file and line or n-gram.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no ARPA file at {path}: check the path of the language model")
+    with _opened(path, "rb") as file, _whole_text(path):
+        lines = _Lines(path, file)
+        counts = _read_counts(lines)
+        model = NgramModel((), ())
+        number_of: dict[bytes, int] = {}
+        for n, count in enumerate(counts, 1):
+            section = _read_section(lines, n, count, number_of, highest=n == len(counts))
+            if n == 1:
+                words = tuple(unicodedata.normalize("NFC", w.decode("utf-8")) for w in number_of)
+                if len(set(words)) != len(words):
+                    raise ValueError(f"{path}: unigrams repeat (Unicode NFC makes some equal); merge them")
+                model = NgramModel(words, ())
+            model = NgramModel(model.words, (*model.orders, _sorted_grams(path, model, section)))
+        if lines.next("\\end\\") != b"\\end\\":
+            raise lines.error("expected \\end\\: more n-grams than the header counts, or a damaged file")
+    return model
+
+
+@contextmanager
+def _whole_text(path: Path) -> Iterator[None]:
+    """Name the file where its gzip or its UTF-8 is broken."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged ({error}): copy it again") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}): convert it, e.g. with iconv") from error
+
+
+def _opened(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return cast("IO[bytes]", gzip.open(path, mode, compresslevel=6))
+    return open(path, mode)
+
+
+def _read_counts(lines: _Lines) -> list[int]:
+    while lines.next("\\data\\") != b"\\data\\":
+        pass
+    counts: list[int] = []
+    while True:
+        line = lines.next("\\1-grams:")
+        if line == b"\\1-grams:" and counts:
+            return counts
+        match = _COUNT.fullmatch(line)
+        if match is None or int(match[1]) != len(counts) + 1:
+            raise lines.error(f"expected `ngram {len(counts) + 1}=COUNT` in the header, found {_shown(line)}")
+        counts.append(int(match[2]))
+
+
+def _read_section(lines: _Lines, n: int, count: int, number_of: dict[bytes, int], highest: bool) -> _Section:
+    """The n-grams of n words; at n = 1 `number_of` is filled. The title of the first section was read already."""
+    if n > 1 and lines.next(f"\\{n}-grams:") != b"\\%d-grams:" % n:
+        raise lines.error(f"expected \\{n}-grams:, so the {n - 1}-grams are more than the header counts")
+    if count > lines.size // (2 * n + 2):  # a probability and n words take at least two bytes each, and an end of line
+        raise lines.error(f"the header counts {count} {n}-grams, more than a file of {lines.size} bytes can hold")
+    ids = np.empty((count, n), dtype=np.int64)
+    prob, backoff = np.empty(count), np.zeros(count)
+    for k in range(count):
+        fields = lines.next(f"{count} {n}-grams").split()
+        if len(fields) not in (n + 1, n + 2):
+            raise lines.error(f"expected a log-probability, {n} word(s) and perhaps a back-off weight ({count} lines)")
+        if n == 1 and number_of.setdefault(fields[1], k) != k:
+            raise lines.error(f"unigram {_shown(fields[1])} repeats")
+        try:
+            ids[k] = [number_of[w] for w in fields[1 : n + 1]]
+            prob[k] = float(fields[0])
+            if len(fields) == n + 2 and not highest:
+                backoff[k] = float(fields[-1])
+        except KeyError as unknown:
+            raise lines.error(f"word {_shown(unknown.args[0])} is not among the unigrams") from None
+        except ValueError:
+            raise lines.error(f"no number in {_shown(fields[0])} or {_shown(fields[-1])}") from None
+        if not prob[k] <= 0 or np.isinf(prob[k]) or not np.isfinite(backoff[k]):
+            raise lines.error(f"log10 probability {prob[k]} (back-off {backoff[k]}): must be finite and at most 0")
+    return _Section(ids, prob.astype(np.float32), backoff.astype(np.float32))
+
+
+def _sorted_grams(path: Path, model: NgramModel, section: _Section) -> Grams:
+    ids_KN, n = section.ids, section.ids.shape[1]
+    if n == 1:
+        prefix_K = np.zeros(len(ids_KN), dtype=np.int64)
+        return Grams(prefix_K, ids_KN[:, 0], section.log10_prob, section.log10_backoff)
+    prefix_K = ids_KN[:, 0]
+    for m in range(2, n):
+        prefix_K = model.find(m, prefix_K, ids_KN[:, m - 1])
+    orphans = np.flatnonzero(prefix_K < 0)
+    if len(orphans):
+        text = " ".join(model.words[i] for i in ids_KN[orphans[0]])
+        raise ValueError(
+            f"{path}: {len(orphans)} {n}-gram(s) such as {text!r} lack their first {n - 1} words as an {n - 1}-gram, "
+            "which must hold their back-off weight"
+        )
+    key_K = prefix_K * len(model.words) + ids_KN[:, -1]
+    order_K = np.argsort(key_K, kind="stable")
+    repeated = np.flatnonzero(np.diff(key_K[order_K]) == 0)
+    if len(repeated):
+        text = " ".join(model.words[i] for i in ids_KN[order_K[repeated[0]]])
+        raise ValueError(f"{path}: {n}-gram {text!r} is listed twice")
+    return Grams(
+        prefix_K[order_K],
+        ids_KN[order_K, -1],
+        section.log10_prob[order_K],
+        section.log10_backoff[order_K],
+    )
+
+
+def write_arpa(model: NgramModel, path: Path) -> None:
+    """Write a model as ARPA text, gzip if the name ends in `.gz`; `read_arpa` gives it back value for value."""
+    path = Path(path)
+    with _opened(path, "wb") as file:
+        header = "".join(f"ngram {n}={len(grams)}\n" for n, grams in enumerate(model.orders, 1))
+        file.write(f"\\data\\\n{header}".encode())
+        texts: list[str] = [""]
+        for n, grams in enumerate(model.orders, 1):
+            pairs = zip(grams.prefix.tolist(), grams.word.tolist(), strict=True)
+            texts = [f"{texts[prefix]} {model.words[word]}".lstrip() for prefix, word in pairs]
+            file.write(f"\n\\{n}-grams:\n".encode())
+            probs = grams.log10_prob.astype(str).tolist()
+            if n < model.order:
+                backoffs = grams.log10_backoff.astype(str).tolist()
+                rows = zip(probs, texts, backoffs, strict=True)
+                file.write("".join(f"{p}\t{text}\t{b}\n" for p, text, b in rows).encode())
+            else:
+                rows_without = zip(probs, texts, strict=True)
+                file.write("".join(f"{p}\t{text}\n" for p, text in rows_without).encode())
+        file.write(b"\n\\end\\\n")
+
+
+def _shown(raw: bytes) -> str:
+    return repr(raw.decode("utf-8", "replace")[:60])

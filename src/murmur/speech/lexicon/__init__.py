@@ -1,0 +1,1 @@
+"""Pronunciation lexicons: reading, guessing, transducers."""

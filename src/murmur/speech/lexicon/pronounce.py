@@ -1,0 +1,131 @@
+"""A lexicon for given words: pronunciations from a base lexicon, guesses for the rest, and where each is from."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from murmur.speech.corpus.atomic_file import write_text_whole
+from murmur.speech.lexicon.g2p import PhoneError, Phones
+from murmur.speech.lexicon.lexicon import Entry, pronunciations_of
+from murmur.speech.lexicon.spelling import UnspeakableError, folded
+
+LEXICON, ORIGINS, REFUSED = "lexicon.txt", "pronunciations.tsv", "refused.tsv"
+SEEN = "seen"
+NAMED = 8  # refused words in a message
+_STRESSED = re.compile(r"([A-Z]{2})[012]")
+
+
+class Guesser(Protocol):
+    """Phones of a word that no lexicon has; raises UnspeakableError for what is no word."""
+
+    @property
+    def how(self) -> str:
+        """A short description for the list of origins."""
+
+    def __call__(self, word: str) -> Phones:
+        """The phones of a word."""
+
+
+class Origin(NamedTuple):
+    """One pronunciation and where it is from."""
+
+    word: str
+    phones: Phones
+    how: str
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Pronunciations of the words asked for, in byte order of the words.
+
+    Attributes:
+        origins: pronunciations, several of a word one after the other in the order of the base lexicon.
+        refused: {word: why it has none}.
+    """
+
+    origins: tuple[Origin, ...]
+    refused: dict[str, str]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The lexicon."""
+        return [(origin.word, origin.phones) for origin in self.origins]
+
+    @property
+    def guessed(self) -> list[Origin]:
+        """Words that the base lexicon lacks under the same spelling."""
+        return [origin for origin in self.origins if origin.how != SEEN]
+
+    def reasons(self) -> str:
+        """Why the first words were refused, a line each."""
+        lines = [f"\n    {word}: {why}" for word, why in list(self.refused.items())[:NAMED]]
+        more = len(self.refused) - len(lines)
+        return "".join(lines) + (f"\n    and {more} more" if more > 0 else "")
+
+    def write(self, folder: Path) -> None:
+        """lexicon.txt, pronunciations.tsv (word, pronunciation, how) and refused.tsv (word, why), each whole or not."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lexicon = "".join(f"{word} {' '.join(phones)}\n" for word, phones in self.entries)
+        rows = "".join(f"{word}\t{' '.join(phones)}\t{how}\n" for word, phones, how in self.origins)
+        refused = "".join(f"{word}\t{why}\n" for word, why in self.refused.items())
+        write_text_whole(folder / ORIGINS, f"word\tpronunciation\thow\n{rows}")
+        write_text_whole(folder / REFUSED, f"word\twhy\n{refused}")
+        write_text_whole(folder / LEXICON, lexicon)
+
+
+def complete(words: Iterable[str], base: Sequence[Entry] = (), guess: Guesser | None = None) -> Completed:
+    """Pronunciations of `words`: all that `base` lists; else those of the word in another case or
+    with other apostrophes; else a guess.
+
+    Raises:
+        PhoneError: guesses need phones that the phone set lacks; names each with a word.
+    """
+    prons = pronunciations_of(base)
+    alike: dict[str, str] = {}
+    for word in prons:
+        alike.setdefault(folded(word), word)
+    origins: list[Origin] = []
+    refused: dict[str, str] = {}
+    lacking: dict[str, PhoneError] = {}
+    for word in sorted({unicodedata.normalize("NFC", word) for word in words}, key=str.encode):
+        other = alike.get(folded(word))
+        if word in prons:
+            origins += [Origin(word, phones, SEEN) for phones in prons[word]]
+        elif other is not None:
+            origins += [Origin(word, phones, f"seen as {other}") for phones in prons[other]]
+        elif guess is None:
+            refused[word] = "not in the lexicon"
+        else:
+            try:
+                origins.append(Origin(word, guess(word), guess.how))
+            except UnspeakableError as error:
+                refused[word] = str(error)
+            except PhoneError as error:
+                lacking.setdefault(error.phone, error)
+    if lacking:
+        listing = "".join(f"\n  {error}" for error in lacking.values())
+        raise PhoneError(f"the phone set lacks {', '.join(sorted(lacking))}:{listing}", ", ".join(sorted(lacking)))
+    return Completed(tuple(origins), refused)
+
+
+def completed_base(words: Iterable[str], base: Sequence[Entry], guess: Guesser | None = None) -> Completed:
+    """As `complete`, and all other words of `base` beside them."""
+    known = {word for word, _ in base}
+    return complete([*known, *words], base, guess)
+
+
+def has_stress(entries: Iterable[Entry]) -> bool:
+    """True if phones carry CMUdict's stress digits (AH0)."""
+    return any(_STRESSED.fullmatch(phone) for _, phones in entries for phone in phones)
+
+
+def phone_set(entries: Iterable[Entry]) -> frozenset[str]:
+    """The phones of a lexicon, with any stress where a vowel occurs with one."""
+    found = {phone for _, phones in entries for phone in phones}
+    vowels = {match[1] for phone in found if (match := _STRESSED.fullmatch(phone))}
+    return frozenset(found | {f"{vowel}{digit}" for vowel in vowels for digit in "012"})

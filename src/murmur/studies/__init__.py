@@ -1,0 +1,1 @@
+"""Comparisons of runs, and the experiments of five papers."""

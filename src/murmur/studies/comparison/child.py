@@ -1,0 +1,54 @@
+"""A command of murmur as a process of its own, which is stopped when this program is."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from murmur.worlds.process.launch.signals import StopSignals
+
+
+def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> int:
+    """Run a command of murmur as a process of its own, which inherits some open files.
+
+    Returns:
+        Its exit status.
+
+    Raises:
+        Stopped: a signal came; the command has got it too, and has ended.
+    """
+    printed.parent.mkdir(parents=True, exist_ok=True)
+    with printed.open("a", encoding="utf-8") as log:
+        log.write(f"$ murmur {shlex.join(words)}\n")
+        log.flush()
+        command = [sys.executable, "-m", "murmur", *words]
+        with Asked() as asked:
+            status = asked.begun(subprocess.Popen(command, stdout=log, stderr=log, pass_fds=inherited)).wait()
+        asked.stop()
+        return status
+
+
+class Asked(StopSignals):
+    """Inside, what asks this program to stop asks its run, which saves and ends (a simulated one ends at once)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signals: list[int] = []
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def begun(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """The run has begun: what has come before is passed on."""
+        self._child = child
+        for number in self.signals:
+            child.send_signal(number)
+        return child
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.signals.append(number)
+        if self._child is not None:
+            self._child.send_signal(number)
+        super()._take(number, frame)

@@ -1,0 +1,198 @@
+"""The cells of a comparison: strategy x learners x kind x seed, and those of one learner that all are compared with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from murmur.core.errors import SettingError
+from murmur.core.facts import Facts
+from murmur.core.learner import Strategy
+from murmur.engine.experiment import Experiment, describe
+from murmur.run.configuration import configure, load
+from murmur.run.training import Request
+from murmur.simulation.scenario import Scenario, Simulation
+from murmur.studies.comparison.rows import digest_of
+
+Kind = Literal["processes", "virtual"]
+ALONE = "SyncSGD()"  # at one learner it is the plain training loop, to the bit
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison.
+
+    Attributes:
+        kind: "processes", as many as learners, or "virtual".
+        strategy: as given.
+        learners: how many.
+        seed: of weights, order of data, and everything else that is drawn.
+    """
+
+    kind: Kind
+    strategy: str
+    learners: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its run's folder."""
+        words = re.sub(r"[^\w.]+", "-", self.strategy).strip("-")
+        return f"{words}-{self.learners}-{self.kind}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is compared.
+
+    Attributes:
+        source: experiment file or recipe.
+        settings: "name=value" overrides, for all cells.
+        strategies: texts such as "KAVG(8)".
+        learners: numbers of real ones.
+        virtual: numbers of virtual ones.
+        seeds: repetitions.
+        scenario: the virtual cluster; its number of learners is each cell's.
+    """
+
+    source: str
+    settings: tuple[str, ...]
+    strategies: tuple[str, ...]
+    learners: tuple[int, ...] = ()
+    virtual: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    scenario: Scenario = field(default_factory=Scenario)
+
+    def __post_init__(self) -> None:
+        if not self.learners and not self.virtual:
+            raise SettingError("a comparison needs --learners or --virtual: say with how many learners")
+        if not self.seeds:
+            raise SettingError("a comparison needs --seeds: one at least, such as 0")
+        for name in ("learners", "virtual", "seeds"):
+            numbers: tuple[int, ...] = getattr(self, name)
+            if len(set(numbers)) < len(numbers) or min(numbers, default=1) < (name != "seeds"):
+                raise SettingError(f"--{name} {','.join(map(str, numbers))}: give different numbers from 1 on")
+        _different(self.strategies, [self.strategy(text) for text in self.strategies])
+
+    @cached_property
+    def base(self) -> Experiment:
+        """The experiment with the settings of all cells.
+
+        Raises:
+            SettingError: a name or value that does not fit.
+        """
+        return configure(load(self.source), self.settings, source=self.source)
+
+    def strategy(self, text: str) -> Strategy:
+        """The strategy of a text.
+
+        Raises:
+            SettingError: it cannot be read.
+        """
+        return configure(self.base, (), text).strategy
+
+    def cells(self) -> list[Cell]:
+        """All that apply, real ones first; a whole grid of the first seed before the next seed."""
+        found = []
+        pairs: list[tuple[Kind, tuple[int, ...]]] = [("processes", self.learners), ("virtual", self.virtual)]
+        for seed in self.seeds:
+            for kind, numbers in pairs:
+                if numbers:
+                    found.append(Cell(kind, ALONE, 1, seed))
+                for learners in sorted(numbers):
+                    cells = (Cell(kind, text, learners, seed) for text in self.strategies)
+                    found += [cell for cell in cells if self.why_not(cell) is None]
+        return found
+
+    def why_not(self, cell: Cell) -> str | None:
+        """Why a cell has no run of its own; None if it has one."""
+        strategy = self.strategy(cell.strategy)
+        facts = Facts.of(strategy)
+        if cell.learners == 1 and facts.bitwise_alone:
+            return "one learner is the plain training loop with every such strategy: that row stands for it"
+        if cell.learners < facts.least_learners:
+            return f"{cell.learners} learners are fewer than the {facts.least_learners} of one node"
+        return None
+
+    def settings_of(self, cell: Cell) -> tuple[str, ...]:
+        """The settings of a cell, its seed put in: that of the experiment, and that of the task where it has one."""
+        seeds = [f"seed={cell.seed}"]
+        task: Any = self.base.task
+        if is_dataclass(task) and "seed" in {f.name for f in fields(task)}:
+            seeds.append(f"task.seed={cell.seed}")
+        return (*self.settings, *seeds)
+
+    def experiment(self, cell: Cell) -> Experiment:
+        """What a cell runs."""
+        return configure(load(self.source), self.settings_of(cell), cell.strategy, self.source)
+
+    def digest(self, cell: Cell) -> str:
+        """Of everything that determines a cell."""
+        content: dict[str, Any] = {"experiment": self.experiment(cell).digest(), "kind": cell.kind}
+        if cell.kind == "virtual":
+            content["cluster"] = describe(self.scenario_of(cell).cluster(self.base))
+        return digest_of({**content, "learners": cell.learners})
+
+    def scenario_of(self, cell: Cell) -> Scenario:
+        """The virtual cluster of a cell; a straggler that it has not stays away."""
+        here = tuple(word for word in self.scenario.stragglers if _learner(word) < cell.learners)
+        return replace(self.scenario, learners=cell.learners, stragglers=here)
+
+    def request(self, cell: Cell, out: Path, threads: int | None) -> Request:
+        """A real cell."""
+        return Request(self.source, self.settings_of(cell), cell.strategy, cell.learners, out, threads=threads)
+
+    def simulation(self, cell: Cell, out: Path, threads: int | None) -> Simulation:
+        """A virtual cell."""
+        return Simulation(
+            self.source, self.settings_of(cell), cell.strategy, self.scenario_of(cell), out, threads=threads or 1
+        )
+
+
+def _learner(straggler: str) -> int:
+    number = straggler.partition("=")[0].strip()
+    return int(number) if number.isdigit() else -1  # what cannot be read is told by the cluster
+
+
+def _different(texts: Sequence[str], made: Sequence[Strategy]) -> None:
+    for place, strategy in enumerate(made):
+        if (before := made.index(strategy)) < place:
+            raise SettingError(f"--strategies: {texts[before]!r} and {texts[place]!r} are the same: name it once")
+
+
+def split_strategies(text: str) -> tuple[str, ...]:
+    """The strategies of "KAVG(8),SuperLearners(ADPSGD(), 2)": commas within brackets or quotes do not part them.
+
+    Raises:
+        SettingError: brackets that do not fit, or an empty name.
+    """
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        quote = ("" if letter == quote else quote) if quote else letter if letter in "'\"" else ""
+        depth += 0 if quote else (letter in "([{") - (letter in ")]}")
+        if depth < 0:
+            break
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    names = tuple(part.strip() for part in parts)
+    if depth or quote or not all(names):
+        raise SettingError(f"--strategies {text!r}: expected names such as 'KAVG(8),ADPSGD()', with brackets closed")
+    return names
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """The whole numbers of "1,2,4".
+
+    Raises:
+        SettingError: it is none of that kind.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        raise SettingError(f"{option} {text!r}: expected whole numbers such as 1,2,4") from None

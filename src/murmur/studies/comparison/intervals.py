@@ -1,0 +1,74 @@
+"""What a difference between runs is worth: t intervals over seeds, paired bootstrap over utterances or speakers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from murmur.speech.decoding.bootstrap import Comparison, Interval, compare, interval
+from murmur.speech.decoding.error_rate import ErrorRate
+
+# Student's t, 97.5 %, by degrees of freedom from 1 on.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+FEW_SPEAKERS = 8  # with fewer, whole speakers say nothing about spread: utterances are drawn
+Errors = Mapping[str, tuple[int, int]]  # utterance -> (errors, words)
+
+
+def paired(first: Iterable[float], second: Iterable[float]) -> Interval:
+    """Mean of second / first (geometric) with its t interval over pairs of positive numbers.
+
+    Raises:
+        ValueError: fewer than two pairs, or sides of unequal length.
+    """
+    logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
+    if len(logs) < 2:
+        raise ValueError(f"{len(logs)} pair(s) have no spread: an interval over seeds needs two at least")
+    mean = statistics.mean(logs)
+    reach = T[min(len(logs) - 2, len(T) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Interval(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), 0.95)
+
+
+def difference(
+    first: Mapping[int, Errors], second: Mapping[int, Errors], speakers: Mapping[str, str] | None = None
+) -> Comparison:
+    """Paired bootstrap of word error rates over the seeds that both sides have; an utterance is drawn with all of them.
+
+    Raises:
+        ValueError: no common seed, or other utterances on the two sides.
+    """
+    seeds = sorted(first.keys() & second.keys())
+    rates = [_by_seed({seed: side[seed] for seed in seeds}) for side in (first, second)]
+    return compare(rates[0], rates[1], _groups(rates[0], speakers))
+
+
+def spread(runs: Mapping[int, Errors], speakers: Mapping[str, str] | None = None) -> Interval:
+    """Word error rate over all seeds together, with its bootstrap interval.
+
+    Raises:
+        ValueError: nothing was recognised.
+    """
+    rates = _by_seed(runs)
+    return interval(rates, _groups(rates, speakers))
+
+
+def _by_seed(runs: Mapping[int, Errors]) -> dict[str, ErrorRate]:
+    return {
+        f"{name} {seed}": ErrorRate(words, substitutions=errors)
+        for seed, run in runs.items()
+        for name, (errors, words) in run.items()
+    }
+
+
+def _groups(rates: Iterable[str], speakers: Mapping[str, str] | None) -> dict[str, str]:
+    """What is drawn together: speakers where there are enough of them, else one utterance with all its seeds."""
+    told = speakers or {}
+    whole = len(set(told.values()) - {""}) >= FEW_SPEAKERS and "" not in told.values()
+    names = {key: key.rpartition(" ")[0] for key in rates}
+    return {key: told[name] if whole else name for key, name in names.items()}
+
+
+def errors_of(lines: Sequence[Mapping[str, object]]) -> tuple[Errors, dict[str, str]]:
+    """Errors and speakers by utterance, of the lines of a run's recognised.jsonl."""
+    errors = {str(line["utterance"]): (int(str(line["errors"])), int(str(line["words"]))) for line in lines}
+    return errors, {str(line["utterance"]): str(line["speaker"]) for line in lines}

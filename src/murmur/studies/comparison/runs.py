@@ -1,0 +1,223 @@
+"""One cell as a process of its own, and its row from what the run left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from murmur.core.stop_signals import Stopped
+from murmur.report.read import KINDS, Records, read_run
+from murmur.run.folder import lock as folder_lock
+from murmur.run.training import commit
+from murmur.studies.comparison.child import launch
+from murmur.studies.comparison.grid import Cell, Grid, Kind
+from murmur.studies.comparison.rows import Row
+from murmur.studies.recipe_records import hardware
+from murmur.worlds.process.launch.signals import HALTED_STATUS
+
+FORMAT = 1
+MOST_ERROR = 600  # letters of an error
+LAST_FILE: Mapping[Kind, str] = {"processes": "score.json", "virtual": "simulated.json"}  # of all that a run leaves
+EMPTY: Mapping[str, Any] = dict.fromkeys(
+    (
+        "samples",
+        "minibatches",
+        "seconds",
+        "heldout",
+        "model",
+        "test",
+        "wer",
+        *(f"{kind}_seconds" for kind in KINDS),
+        "waiting_share",
+        "sent_bytes",
+        "staleness",
+        "consensus_distance",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a comparison is kept: cells.jsonl and a folder a run.
+
+    Attributes:
+        out: the folder.
+        lock: descriptor of a locked file; runs inherit it, so that one that outlives its comparison still holds it.
+    """
+
+    out: Path
+    lock: int | None = None
+
+    @property
+    def cells(self) -> Path:
+        """The rows."""
+        return self.out / "cells.jsonl"
+
+    def run(self, cell: Cell) -> Path:
+        """A cell's run."""
+        return self.out / "runs" / cell.name
+
+    def log(self, cell: Cell) -> Path:
+        """What a cell's run printed."""
+        return self.out / "runs" / f"{cell.name}.log"
+
+
+def command(grid: Grid, cell: Cell, place: Place, threads: int | None) -> list[str]:
+    """How a cell is run: `murmur train`, or `murmur simulate`."""
+    out, experiment = place.run(cell), grid.experiment(cell)
+    words = ["train" if cell.kind == "processes" else "simulate", grid.source, "--strategy", cell.strategy]
+    words += ["--learners", str(cell.learners), "--out", str(out)]
+    for setting in grid.settings_of(cell):
+        words += ["--set", setting]
+    if threads is not None:
+        words += ["--threads", str(threads)]
+    if cell.kind == "virtual":
+        words += scenario_words(grid, cell)
+    if _digest_in(out) == experiment.digest():
+        return [*words, "--resume"]
+    return [*words, "--force"]  # nothing there, or a run of this comparison that cannot go on
+
+
+def scenario_words(grid: Grid, cell: Cell) -> list[str]:
+    """The virtual cluster on a command line."""
+    where, words = grid.scenario_of(cell), list[str]()
+    for option, value in (("--cluster", where.kind), ("--nodes", where.nodes), ("--step-seconds", where.step_seconds)):
+        words += [] if value is None else [option, str(value)]
+    words += ["--jitter", str(where.jitter)] if where.jitter else []
+    for straggler in where.stragglers:
+        words += ["--straggler", straggler]
+    return words
+
+
+def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
+    """Run a cell to its end, whatever that is; a run that has come to its end, but whose row was lost, is only read.
+
+    Raises:
+        Stopped: one of both was asked to stop; it goes on when the comparison is run again.
+    """
+    words = command(grid, cell, place, threads)
+    status, seconds = 0, None
+    last = place.run(cell) / LAST_FILE[cell.kind]
+    if "--resume" not in words or not last.is_file():
+        began = time.monotonic()
+        last.unlink(missing_ok=True)  # it is there again only if the run comes to its end
+        status = launch(words, place.log(cell), () if place.lock is None else (place.lock,))
+        seconds = time.monotonic() - began
+    if status == HALTED_STATUS:
+        raise Stopped(signal.SIGTERM)  # which it was, the run has not told
+    about = {
+        "format": FORMAT,
+        "digest": grid.digest(cell),
+        "name": cell.name,
+        "status": "finished" if status == 0 else "failed",
+        "error": None if status == 0 else f"status {status}: {last_words(place.log(cell))}",
+        "kind": cell.kind,
+        "strategy": cell.strategy,
+        "learners": cell.learners,
+        "seed": cell.seed,
+        "experiment": grid.experiment(cell).digest(),
+    }
+    found = figures(place.run(cell), cell) if status == 0 else EMPTY
+    return {**about, **found, **_origin(words, seconds)}
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[Place]:
+    """A place that this program alone runs cells in.
+
+    Raises:
+        SettingError: another program does.
+    """
+    with folder_lock.locked(out / folder_lock.LOCK) as lock:
+        yield Place(out, lock.descriptor)
+
+
+def _origin(words: list[str], seconds: float | None) -> Row:
+    return {
+        "real_seconds": seconds,
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
+        "command": ["murmur", *words],
+    }
+
+
+def figures(out: Path, cell: Cell) -> Row:
+    """What a finished run's records say of it; see docs/compare.md."""
+    read = read_run(out)
+    records, score = read.records, read.score
+    last = records.evaluations[-1]
+    whole = cell.learners * records.last_seconds
+    computed = sum(spent["compute"] for spent in records.seconds_of.values())
+    steps = sum(records.steps_of.values())
+    stale = sum(age * count for ages in records.staleness.values() for age, count in ages.items())
+    before = [e.consensus_distance for e in records.evaluations if e.samples < last.samples]
+    apart = [distance for distance in before if distance is not None]
+    return {
+        "samples": last.samples,
+        "minibatches": json.loads((out / "model.json").read_text(encoding="utf-8"))["minibatches"],
+        "seconds": records.last_seconds,
+        "heldout": dict(score.get("heldout") or last.figures),
+        "model": (score.get("model") or {}).get("name"),
+        "test": dict(score.get("test") or {}),
+        "wer": _wer(out, score),
+        **_spent(records, cell.learners),
+        "waiting_share": 1 - computed / whole if whole > 0 else None,
+        "sent_bytes": _sent(out) if cell.kind == "virtual" else None,
+        "staleness": stale / steps if steps else None,
+        "consensus_distance": apart[-1] if apart else None,
+    }
+
+
+def _spent(records: Records, learners: int) -> dict[str, list[float]]:
+    return {
+        f"{kind}_seconds": [records.seconds_of.get(i, {}).get(kind, 0.0) for i in range(learners)] for kind in KINDS
+    }
+
+
+def _wer(out: Path, score: Mapping[str, Any]) -> Row | None:
+    """The word error rate on test, with its counts."""
+    lines = recognised(out)
+    if not lines:
+        return None
+    errors, words = (sum(int(line[name]) for line in lines) for name in ("errors", "words"))
+    test = score.get("test") or {}
+    name = next((n for n in reversed(test) if n.endswith("test wer")), "wer")
+    stem = name.removesuffix("wer")
+    percent = 100 * errors / words if words else None
+    about = {"low": test.get(f"{stem}low"), "high": test.get(f"{stem}high")}
+    return {"name": name, "percent": percent, **about, "errors": errors, "words": words}
+
+
+def recognised(out: Path) -> list[dict[str, Any]]:
+    """The lines of a run's recognised.jsonl; none where nothing was recognised."""
+    path = out / "recognised.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
+def _sent(out: Path) -> float | None:
+    """Bytes of all learners; a run that was continued has counted those of its last launch alone."""
+    told = json.loads((out / "simulated.json").read_text(encoding="utf-8"))
+    return None if told["since_seconds"] else float(sum(told["sent_bytes"]))
+
+
+def _digest_in(out: Path) -> str | None:
+    """The experiment of a run that was begun there."""
+    path = out / "run.json"
+    if not path.is_file() or not (out / "checkpoints").is_dir():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))["digest"]
+    return str(found)
+
+
+def last_words(log: Path) -> str:
+    """The last lines of what a run printed."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-3:])[-MOST_ERROR:]

@@ -1,0 +1,93 @@
+"""A run in the virtual world that keeps no folder: what its records came to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from murmur.core.world import Seat
+from murmur.engine.experiment import Experiment
+from murmur.engine.record import Record
+from murmur.engine.trainer import Trainer
+from murmur.worlds.virtual.cluster import Cluster
+from murmur.worlds.virtual.world import VirtualWorld
+
+
+@dataclass
+class Course:
+    """What a run showed, summed up from its records; ended by losses that are no numbers, it has no model.
+
+    Attributes:
+        learners: how many.
+        minibatches: in all, as they are planned.
+        model: the consensus.
+        figures: its held-out figures.
+        ended: why the run came to no end.
+        curve: (samples of all learners, held-out loss, virtual seconds) at the marks.
+        steps: of all learners.
+        seconds: virtual, of training, evaluation left out.
+        compute_seconds: of all learners.
+        stale: sum of the staleness of all steps.
+        consensus_distance: at the last mark before the end, where strategies have made all learners equal.
+        sent_bytes: by all learners.
+    """
+
+    learners: int
+    minibatches: int
+    model: nn.Module | None = None
+    figures: dict[str, float] = field(default_factory=dict)
+    ended: str | None = None
+    curve: list[tuple[float, float, float]] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    compute_seconds: float = 0.0
+    stale: int = 0
+    consensus_distance: float | None = None
+    sent_bytes: float = math.nan
+
+    def see(self, record: Record) -> None:
+        """Take in a record of any learner."""
+        self.seconds = max(self.seconds, record.seconds)
+        if record.kind == "evaluation":
+            self.curve.append((record.samples, record.loss, record.seconds))
+            if record.consensus_distance is not None and record.minibatches < self.minibatches:
+                self.consensus_distance = record.consensus_distance
+        elif record.kind == "step":
+            self.steps += 1
+            self.compute_seconds += record.compute_seconds
+            self.stale += record.staleness
+
+    def described(self) -> dict[str, Any]:
+        """In JSON's terms, without the model."""
+        whole = self.learners * self.seconds
+        return {
+            "heldout": self.figures,
+            "ended": self.ended,
+            "curve": self.curve,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "waiting_share": 1 - self.compute_seconds / whole if whole > 0 else None,
+            "staleness": self.stale / self.steps if self.steps else None,
+            "consensus_distance": self.consensus_distance,
+            "sent_bytes": self.sent_bytes,
+        }
+
+
+def train(experiment: Experiment, cluster: Cluster) -> Course:
+    """Train to the end of the budget, or until losses are no numbers any more."""
+    course, world = Course(cluster.learners, experiment.budget.total(experiment.task)), VirtualWorld(cluster)
+
+    def observers(_: Seat) -> tuple[Any, ...]:
+        return (course.see,)
+
+    try:
+        outcome = Trainer(experiment, world, observers=observers).fit()
+    except FloatingPointError as error:
+        course.ended = str(error)
+    else:
+        course.model, course.figures = outcome.model, dict(outcome.figures)
+    course.sent_bytes = sum(world.network.sent_bytes.values())
+    return course

@@ -1,0 +1,111 @@
+"""Cong, Kingsbury, Gosh, Saon, Zhou 2017: asynchronous SGD against K-step averaging, at 4 and at 20 learners.
+
+One learner; 4 and 20 learners with ASGD (updates one by one, at one learner's rate), KAVG(8) and K-step averaging whose
+K falls from 8 to 1 (rate times the root of the number of learners). Three seeds. What the paper's "adaptive measures"
+are could not be read: a falling K stands in their place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from murmur.studies.papers.cell import Cell
+from murmur.studies.papers.study import (
+    Finding,
+    Go,
+    Groups,
+    Study,
+    at_most,
+    holds,
+    lower,
+    ratio,
+    seeded,
+    shown,
+    speed_up,
+)
+
+STRATEGIES = {"ASGD": "ASGD()", "K-step": "KAVG(8)", "adaptive": "AdaptiveKAVG(K=Geometric(8, 1))"}
+LOSS_ALLOWED = 1.02
+
+
+def runs(go: Go) -> Groups:
+    """One learner, then three strategies at 4 and 20."""
+    found = {"one learner": seeded(Cell(), go)}
+    for learners in (4, 20):
+        for name, strategy in STRATEGIES.items():
+            cell = Cell(strategy, learners, power=0.0 if name == "ASGD" else 0.5)
+            found[f"{name}, {learners}"] = seeded(replace(cell), go)
+    return found
+
+
+def findings(rows: Groups) -> list[Finding]:
+    """Accuracy at 4 and 20, and the clock."""
+    return [*_quality(rows), *_clock(rows)]
+
+
+def _quality(rows: Groups) -> list[Finding]:
+    alone = rows["one learner"]
+    four, twenty = ratio(alone, rows["K-step, 4"]), ratio(alone, rows["adaptive, 20"])
+    poor = ratio(rows["ASGD, 4"], rows["K-step, 4"])
+    ages = {n: rows[f"ASGD, {n}"][0]["staleness"] for n in (4, 20)}
+    limit = f"loss over one learner's, interval at most {LOSS_ALLOWED}"
+    return [
+        Finding(
+            "4 learners with K-step averaging are as good as one",
+            "accuracy of sequential training",
+            limit,
+            shown(four),
+            at_most(four, LOSS_ALLOWED),
+            f"each of 4 learners takes {rows['K-step, 4'][0]['steps'] // 4} steps of one learner's {alone[0]['steps']}",
+        ),
+        Finding(
+            "ASGD is poor at 4 learners",
+            "poor accuracy",
+            "K-step averaging's loss over ASGD's, interval below 1",
+            shown(poor),
+            lower(poor),
+            f"mean staleness of ASGD {ages[4]:.1f} updates at 4 learners, {ages[20]:.1f} at 20, where its loss"
+            f" is {ratio(alone, rows['ASGD, 20']).value:.2f} times one learner's",
+        ),
+        Finding(
+            "adaptive measures at 20 learners are better than one learner",
+            "better accuracy than sequential",
+            "loss over one learner's, interval below 1",
+            shown(twenty),
+            lower(twenty),
+            f"each of 20 learners takes {rows['adaptive, 20'][0]['steps'] // 20} steps; with K fixed at 8 the ratio is"
+            f" {ratio(alone, rows['K-step, 20']).value:.3f}",
+        ),
+    ]
+
+
+def _clock(rows: Groups) -> list[Finding]:
+    faster = {name: speed_up(rows["one learner"], rows[name]) for name in rows}
+    return [
+        Finding(
+            "ASGD is slow at 4 learners",
+            "large overhead",
+            "virtual speed-up below that of K-step averaging",
+            f"{faster['ASGD, 4']:.2f}x against {faster['K-step, 4']:.2f}x",
+            holds(faster["ASGD, 4"] < faster["K-step, 4"]),
+            "a learner of four only serves, and every gradient waits for two messages",
+        ),
+        Finding(
+            "20 learners are several times as fast",
+            "6.1x at 20",
+            "virtual speed-up at least 6.1",
+            f"{faster['adaptive, 20']:.1f}x",
+            holds(faster["adaptive, 20"] >= 6.1),
+            "our machines are those of IBM's later papers, 100 Gb/s between nodes of eight",
+        ),
+    ]
+
+
+STUDY = Study(
+    "asgd",
+    "Cong, Kingsbury, Gosh, Saon, Zhou: Accelerating deep neural network learning for speech recognition on a cluster"
+    " of GPUs (MLHPC 2017)",
+    "one learner; ASGD, KAVG(8) and K falling from 8 to 1 at 4 and 20 learners; three seeds",
+    runs,
+    findings,
+)

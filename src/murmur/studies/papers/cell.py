@@ -1,0 +1,166 @@
+"""One run of the papers' experiments: what it is made of.
+
+Task: AN4's published cepstra with deltas, states of monophones (made by murmur's own Gaussian systems), three sigmoid
+layers of 128 on eleven frames, single frames in random order. Held out: every eighth training speaker. The clock is
+virtual; gradients are real, without momentum and without clipping. The rate, and its growth with the square root of the
+number of learners where a study says nothing else, were chosen by pilot runs that are not among the rows.
+
+A run of one learner with 64 frames a minibatch stands for IBM's one V100 with 256 sequences a minibatch: 192 h for 16
+passes over 33.9 M sequences are 0.326 s a minibatch (arXiv 1907.05701 and its talk). Seconds are taken as linear in the
+minibatch, with 10 % of jitter; messages have the size of their model, 164.6 MiB; the machines are the preset
+`v100-ethernet`: eight learners a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
+from murmur.engine.schedule import Exponential, Schedule, WarmUpAnneal
+from murmur.recipes import an4
+from murmur.run.configuration import configure
+from murmur.speech.models import Dnn
+from murmur.studies.comparison.rows import digest_of
+from murmur.tasks.hybrid.config import Decoding, HmmStages, Search
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.random_frames import FrameTask
+from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.presets import preset
+
+NETWORK = Dnn(hidden=128, layers=3, context=5)
+FRAMES = 128  # the minibatch that rates are told for
+PASS = 240_000  # frames of all learners together, where a study says nothing: about one pass over the data
+SECONDS_PER_FRAME = 0.326 / 64
+MESSAGE_BYTES, PRESET, JITTER = 164.6 * 2**20, "v100-ethernet", 0.1
+STACK_RATE = 0.04  # of the machines, from the studies on digits
+FIXED = {
+    "format": 1,
+    "data": "AN4 cepstra, states of monophones, every eighth speaker of train held out",
+    "network": repr(NETWORK),
+    "kaldi": "exponential to a tenth",
+    "ibm": "linear warm-up over half of the budget, then down to 1/32 of the peak",
+    "constant": "the same rate throughout",
+    "stack": "one pass a machine, momentum 0.9, weight decay 2e-4",
+    "clock": [SECONDS_PER_FRAME, MESSAGE_BYTES, PRESET, JITTER],
+}
+
+Optimizer = Literal["SGD", "natural gradient"]
+Shape = Literal["kaldi", "ibm", "constant"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Attributes:
+        strategy: as on a command line.
+        learners: virtual ones.
+        rate: of one learner with 128 frames a minibatch; scaled by frames / 128 and by learners to the power `power`.
+        power: 1 for one step with the minibatch of all learners, 0 for updates one by one.
+        seed: of the weights and of the order of the frames.
+        frames: of a learner's minibatch.
+        budget: frames of all learners together.
+        schedule: see FIXED.
+        optimizer: both without momentum.
+        stack: whether weights come from a stack of restricted Boltzmann machines, trained on the same features.
+        slow: learner 0 takes so many times as long as the others.
+        decoded: whether test is decoded at the end.
+    """
+
+    strategy: str = "SyncSGD()"
+    learners: int = 1
+    rate: float = 2.0
+    power: float = 0.0
+    seed: int = 0
+    frames: int = FRAMES
+    budget: int = PASS
+    schedule: Shape = "kaldi"
+    optimizer: Optimizer = "SGD"
+    stack: bool = False
+    slow: float = 1.0
+    decoded: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits; whether test is decoded, and where data lie, do not count."""
+        return digest_of([{k: v for k, v in asdict(self).items() if k != "decoded"}, FIXED])
+
+    @property
+    def told(self) -> str:
+        """In a few words."""
+        return f"{self.strategy}, {self.learners} learners, {self.frames} frames, {self.schedule}, seed {self.seed}"
+
+    @property
+    def times(self) -> float:
+        """Factor on the rate."""
+        return float(self.frames / FRAMES * self.learners**self.power)
+
+    def cluster(self) -> Cluster:
+        """The virtual machines."""
+        compute = Lognormal(SECONDS_PER_FRAME * self.frames, JITTER, factors={0: self.slow} if self.slow != 1 else {})
+        return preset(PRESET).cluster(self.learners, compute, MESSAGE_BYTES)
+
+    def experiment(self, task: Any, per_epoch: int) -> Experiment:
+        """The experiment on a task of `per_epoch` minibatches."""
+        total = self.budget // self.frames
+        passes = total / per_epoch
+        optimizer = {"SGD": SGD, "natural gradient": NaturalGradientSGD}[self.optimizer](self.rate)
+        return Experiment(
+            task,
+            configure(an4.experiment(), (), self.strategy).strategy,
+            Budget(minibatches=total),
+            optimizer,
+            self._schedule(passes),
+            seed=self.seed,
+            evaluate_every_epochs=passes / 2,
+            averaged_marks=0,
+            prefetch=0,
+        )
+
+    def _schedule(self, passes: float) -> Schedule:
+        if self.schedule == "ibm":
+            return WarmUpAnneal(self.times, passes / 2, (1 / 32) ** (2 / passes))
+        return Exponential(0.1 if self.schedule == "kaldi" else 1.0, self.times)
+
+
+@dataclass(frozen=True)
+class Material:
+    """The folders of the speech and of the data made from it.
+
+    Attributes:
+        corpus: AN4's folder.
+        cache: features, alignments, stacks.
+    """
+
+    corpus: Path
+    cache: Path
+    _tasks: dict[int, HybridTask] = field(default_factory=dict, repr=False, compare=False)
+
+    def network_task(self, seed: int) -> HybridTask:
+        """AN4 with the network, for a seed; its data are read once."""
+        return self._tasks.setdefault(seed, replace(self.supervised, seed=seed))
+
+    def frame_task(self, cell: Cell) -> FrameTask:
+        """The task of a cell."""
+        return FrameTask(self.network_task(cell.seed), cell.frames, cell.seed)
+
+    @cached_property
+    def supervised(self) -> HybridTask:
+        """AN4 with a small network on the states of monophones."""
+        task = an4.experiment().task
+        assert isinstance(task, HybridTask)
+        search = Search("ug", scales=(0.1, 0.14, 0.2, 0.28))
+        return replace(
+            task,
+            corpus=self.corpus,
+            cache=self.cache,
+            hmm=HmmStages(triphone=None),
+            network=NETWORK,
+            decoding=Decoding(network=search, scored="none", tune_every=2),
+            precision="float32",
+        )

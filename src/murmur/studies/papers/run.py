@@ -1,0 +1,94 @@
+"""From a cell of the papers' experiments to its row: found among the rows, or trained and appended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from murmur.engine.trainer import Trainer
+from murmur.recipes.pretrain import stack_experiment
+from murmur.run.saved_model import Initialised
+from murmur.run.training import commit
+from murmur.studies.comparison.rows import Row, Rows, digest_of
+from murmur.studies.comparison.virtual import train
+from murmur.studies.papers.cell import FIXED, STACK_RATE, Cell, Material
+from murmur.studies.recipe_records import hardware
+from murmur.worlds.virtual.world import VirtualWorld
+
+Tell = Callable[[Cell, Row], None]
+
+
+class Missing(LookupError):
+    """A run that is needed is not among the rows, and is not to be made."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Makes rows, or only finds them.
+
+    Attributes:
+        rows: where they are kept.
+        material: what cells are trained on; None: nothing is trained.
+        tell: is called with every row that was made.
+    """
+
+    rows: Rows
+    material: Material | None = None
+    tell: Tell | None = None
+
+    def __call__(self, cell: Cell) -> Row:
+        """The row of a cell.
+
+        Raises:
+            Missing: there is none, and nothing is trained.
+        """
+        known = self.rows.read().get(cell.digest)
+        if known is not None and (not cell.decoded or known["errors"] is not None or known["ended"]):
+            return known
+        if self.material is None:
+            raise Missing(f"{cell.told} is not in {self.rows.path}")
+        began = time.process_time(), time.monotonic()
+        row = {"digest": cell.digest, "cell": asdict(cell), **self._trained(cell, self.material)}
+        row |= {
+            "cpu_seconds": round(time.process_time() - began[0], 1),
+            "real_seconds": round(time.monotonic() - began[1], 1),
+            "commit": (commit() or "unknown")[:7],
+            "hardware": hardware(),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+        self.rows.append(row)
+        if self.tell is not None:
+            self.tell(cell, row)
+        return row
+
+    def _trained(self, cell: Cell, material: Material) -> dict[str, Any]:
+        plain = material.frame_task(cell)
+        task: Any = plain
+        if cell.stack:
+            stem = self._stack(cell.seed, material)
+            content = blake2b(stem.with_suffix(".safetensors").read_bytes(), digest_size=8).hexdigest()
+            task = Initialised(plain, stem, content)
+        course = train(cell.experiment(task, plain.per_epoch), cell.cluster())
+        errors = None
+        if cell.decoded and course.model is not None:
+            score = task.test(course.model)
+            errors = {each.utterance: (each.errors, each.words) for each in score.recognised}
+        return {"prior": plain.loss_of_priors(), **course.described(), "errors": errors}
+
+    def _stack(self, seed: int, material: Material) -> Path:
+        """File, without suffix, of the machines of a seed; trained where it is missing."""
+        out = material.cache / "stacks" / digest_of([STACK_RATE, seed, FIXED])
+        if not (out / "model.json").exists():
+            Trainer(stack_experiment(material.network_task(seed), STACK_RATE), VirtualWorld(1), out).fit()
+        return out / "model"
+
+
+def loss(row: Row) -> float:
+    """Held-out loss, nats a frame; that of the class frequencies at most, which a run that ended early counts with."""
+    found = row["heldout"].get("loss")
+    return float(row["prior"]) if found is None or not found < row["prior"] else float(found)

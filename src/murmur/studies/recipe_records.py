@@ -1,0 +1,81 @@
+"""One JSON line for every error rate of a finished run of a hybrid recipe, taken from its run.json and score.json.
+
+python -m murmur.studies.recipe_records yesno runs/yesno >> results/speech.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ENDING = " wer"
+
+
+def rows(name: str, out: Path) -> list[dict[str, Any]]:
+    """The error rates in `out`, in percent, each with its counts, interval, command, commit, seed, date and hardware.
+
+    Raises:
+        FileNotFoundError: the run is not finished, or there is none.
+    """
+    run = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    figures = json.loads((out / "score.json").read_text(encoding="utf-8"))["test"]
+    about = {
+        "command": " ".join(_without_place(word) for word in run["command"]),
+        "commit": run["commit"],
+        "seed": run["experiment"]["seed"],
+        "date": run["started"],
+        "hardware": hardware(),
+    }
+    systems = [key.removesuffix(ENDING) for key in figures if key.endswith(ENDING)]
+    return [{**_row(name, system, figures), **about} for system in systems]
+
+
+def _row(name: str, system: str, figures: dict[str, float]) -> dict[str, Any]:
+    kind, _, split = system.rpartition(" ")
+    return {
+        "set": name,
+        "system": kind,
+        "split": split,
+        "wer": round(figures[f"{system} wer"], 3),
+        "errors": int(figures[f"{system} errors"]),
+        "words": int(figures[f"{system} words"]),
+        "interval": [round(figures[f"{system} {end}"], 3) for end in ("low", "high")],
+        "acoustic_scale": figures[f"{system} acoustic scale"],
+        "insertion_penalty": figures.get(f"{system} insertion penalty", 0.0),
+        "real_time_factor": round(figures[f"{system} real-time factor"], 4),
+    }
+
+
+def _without_place(word: str) -> str:
+    """An argument whose absolute path, which means nothing elsewhere, is cut to its last name."""
+    key, equals, value = word.rpartition("=")
+    return f"{key}{equals}{Path(value).name}" if value.startswith("/") else word
+
+
+def hardware() -> str:
+    """Processor and cores of this machine."""
+    models = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
+    return f"{os.cpu_count()} cores of {models[0] if models else platform.machine()}"
+
+
+def _cpu_lines() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the lines of the runs named as SET FOLDER SET FOLDER ..."""
+    if not arguments or len(arguments) % 2:
+        raise SystemExit("usage: python -m murmur.studies.recipe_records SET FOLDER [SET FOLDER ...]")
+    for name, out in zip(arguments[::2], arguments[1::2], strict=True):
+        for row in rows(name, Path(out)):
+            print(json.dumps(row, sort_keys=True))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Trainable tasks: hybrid systems, CTC, prepared frames, pre-training."""

@@ -1,0 +1,58 @@
+"""Shared parts of tasks that learn frames in chunks: the length of a pass, and the criterion."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from murmur.engine.task import Loss
+from murmur.speech.features.chunks import ChunkBatch, ChunkTable
+from murmur.speech.hmm import hybrid
+
+Precision = Literal["float32", "bfloat16"]
+
+
+class ChunkLearning(ABC):
+    """Cross-entropy of frames on the minibatches of a `ChunkTable`.
+
+    Attributes:
+        precision: of the network's matrix products in training.
+    """
+
+    precision: Precision
+
+    @property
+    @abstractmethod
+    def _table(self) -> ChunkTable:
+        """The chunks in the order of training."""
+
+    @property
+    def per_epoch(self) -> int:
+        """Minibatches in one pass over the training frames, stored copies at other speeds included."""
+        return self._table.per_epoch
+
+    @property
+    def samples_per_epoch(self) -> float:
+        """Frames in one pass, of speeds that are drawn on the fly as many as at speed 1."""
+        return float(self._table.total_frames)
+
+    def loss(self, model: nn.Module, minibatch: ChunkBatch) -> Loss:
+        """Cross-entropy, summed over the frames that have a target."""
+        kind = next(model.parameters()).device.type
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
+            total, frames = hybrid.batch_loss(model, minibatch)
+        return Loss(total, float(frames))
+
+    def tensors(self, minibatch: ChunkBatch) -> tuple[tuple[Tensor, ...], float]:
+        """feats (N, T, F), targets (N, T), and how many frames have a target."""
+        return (minibatch.feats, minibatch.targets), float(minibatch.frames)
+
+    def total(self, model: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """The total of `loss`, of many networks at once."""
+        feats_NTF, targets_NT = tensors
+        with torch.autocast(feats_NTF.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
+            return hybrid.frame_total(model(feats_NTF), targets_NT)

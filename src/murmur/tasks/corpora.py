@@ -1,0 +1,207 @@
+"""The sets that the recipes train on: three splits, a lexicon and language models, from the folder of each set.
+
+Every loader takes the folder that holds `data/<split>`; nothing is copied, and nothing is changed there. Sets without
+a dev split get one from their training data, so that nothing is ever tuned on test: of whole speakers where there are
+enough, else of utterances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from murmur.speech.corpus.corpus import Corpus, CorpusError
+from murmur.speech.corpus.digits import Digits, digits_folder, make_digits
+from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
+from murmur.speech.corpus.synth import check_installed
+
+HELD_OUT = 8  # every eighth speaker (or utterance) of a training set that comes without a dev set
+
+
+@dataclass(frozen=True)
+class SpeechSet:
+    """One set of recordings or features with what decoding needs.
+
+    Attributes:
+        train: training utterances.
+        dev: for tuning; no speaker of `train` or `test` where the set has several (but see `an4_all`).
+        test: for the final figure.
+        lexicon: pronunciations of all words.
+        language_models: ARPA files by name; empty for sets with a closed word loop.
+    """
+
+    train: Corpus
+    dev: Corpus
+    test: Corpus
+    lexicon: Path
+    language_models: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Files that a set must hold, relative to its folder.
+
+    Attributes:
+        parts: data directories, below data/.
+        lexicon: pronunciations.
+        language_models: ARPA files by name.
+    """
+
+    parts: tuple[str, ...] = ("train", "test")
+    lexicon: str = "lexicon.txt"
+    language_models: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, root: Path) -> None:
+        """Check that the files are there, without reading them.
+
+        Raises:
+            CorpusError: names the first file that is missing.
+        """
+        check_parts(root, self.parts)
+        for file in (self.lexicon, *self.language_models.values()):
+            _there(root / file, root)
+
+    def models(self, root: Path) -> dict[str, Path]:
+        """The language models of a set.
+
+        Raises:
+            CorpusError: one is missing.
+        """
+        return {name: _there(root / file, root) for name, file in self.language_models.items()}
+
+
+NEEDS: Mapping[str, Needs] = {
+    "an4": Needs(lexicon="an4.dic", language_models={"ug": "an4.ug.lm"}),
+    "an4_all": Needs(lexicon="an4.dic", language_models={"ug": "an4.ug.lm"}),
+    "fsdd_official": Needs(parts=("train_official", "test_official")),
+    "fsdd_unseen": Needs(),
+    "folder": Needs(),
+    "librispeech": Needs(lexicon="lm/lexicon.txt", language_models={"bg": "lm/bg.arpa.gz", "tg": "lm/tg.arpa.gz"}),
+    "own": Needs(language_models={"lm": "lm.arpa.gz"}),
+    "yesno": Needs(),
+}
+
+
+def check_parts(root: Path, parts: Sequence[str] = ("train", "test")) -> None:
+    """Check that a folder is a set with these parts, without reading them.
+
+    Raises:
+        CorpusError: names what is missing.
+    """
+    if not root.is_dir():
+        raise CorpusError(f"there is no folder {root}: name the folder of the set (task.corpus)")
+    if not (root / "data").is_dir() and (root / "text").is_file():
+        raise CorpusError(f"{root} is a data directory, not a set: name the folder that holds data/{parts[0]}")
+    for part in parts:
+        check_data_dir(root / "data" / part)
+
+
+def check_digits(cache: Path, config: Digits) -> None:
+    """Check that the embedded digits are in `cache`, or can be synthesised.
+
+    Raises:
+        SynthesisError: espeak-ng is missing.
+    """
+    if not digits_folder(cache, config).is_dir():
+        check_installed()
+
+
+def digits(cache: Path, config: Digits | None = None) -> SpeechSet:
+    """The embedded digits, synthesised into `cache` on first use.
+
+    Raises:
+        SynthesisError: espeak-ng is missing or failed.
+    """
+    return folder(make_digits(cache, config or Digits()))
+
+
+def folder(root: Path) -> SpeechSet:
+    """Any set with data/{train,test}, perhaps data/dev, and lexicon.txt.
+
+    Raises:
+        CorpusError: a split or the lexicon is missing or malformed.
+    """
+    return SpeechSet(*splits(root), _there(root / "lexicon.txt", root))
+
+
+def yesno(root: Path) -> SpeechSet:
+    """Hebrew yes/no strings of one speaker; dev is every eighth training utterance."""
+    train, test = (read_data_dir(root / "data" / part) for part in ("train", "test"))
+    held_out = {u.id for u in train.utterances[HELD_OUT - 1 :: HELD_OUT]}
+    parts = train.subset(lambda u: u.id not in held_out), train.subset(lambda u: u.id in held_out)
+    return SpeechSet(*parts, test, _there(root / "lexicon.txt", root))
+
+
+def fsdd_official(root: Path) -> SpeechSet:
+    """Isolated digits, upstream's split (all six speakers on both sides); dev is repetitions 5 and 6 of training."""
+    train, test = (read_data_dir(root / "data" / part) for part in ("train_official", "test_official"))
+    dev = train.subset(lambda u: u.id.endswith(("-05", "-06")))
+    rest = train.subset(lambda u: not u.id.endswith(("-05", "-06")))
+    return SpeechSet(rest, dev, test, _there(root / "lexicon.txt", root))
+
+
+def fsdd_unseen(root: Path) -> SpeechSet:
+    """Isolated digits, one speaker for dev, one for test, four for training."""
+    return folder(root)
+
+
+def librispeech(root: Path) -> SpeechSet:
+    """Read English with its bigram ("bg") and trigram ("tg") models of 20,000 words."""
+    needs = NEEDS["librispeech"]
+    return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root))
+
+
+def own(root: Path) -> SpeechSet:
+    """Recordings of one's own, as `murmur prepare own` writes them, with a lexicon and a language model ("lm")."""
+    needs = NEEDS["own"]
+    return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root))
+
+
+def an4(root: Path) -> SpeechSet:
+    """AN4 as cepstra (feats.scp) with its unigram model ("ug"); dev is every eighth training speaker."""
+    needs = NEEDS["an4"]
+    return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root))
+
+
+def an4_all(root: Path) -> SpeechSet:
+    """AN4 with all 74 training speakers in train, for a last run whose settings are already fixed.
+
+    Dev is that of `an4`, whose speakers are now trained on: its figures are no held-out ones, and nothing may be tuned
+    on them.
+    """
+    return replace(an4(root), train=read_data_dir(root / "data" / "train"))
+
+
+LOADERS: Mapping[str, Callable[[Path], SpeechSet]] = {
+    "an4": an4,
+    "an4_all": an4_all,
+    "fsdd_official": fsdd_official,
+    "fsdd_unseen": fsdd_unseen,
+    "folder": folder,
+    "librispeech": librispeech,
+    "own": own,
+    "yesno": yesno,
+}
+
+
+def splits(root: Path) -> tuple[Corpus, Corpus, Corpus]:
+    """Train, dev and test of a folder; without data/dev every eighth training speaker becomes dev.
+
+    Raises:
+        CorpusError: no data/train or data/test, or too few speakers to set some aside.
+    """
+    train, test = (read_data_dir(root / "data" / part) for part in ("train", "test"))
+    if (root / "data" / "dev").is_dir():
+        return train, read_data_dir(root / "data" / "dev"), test
+    speakers = sorted(set(train.speakers.values()), key=str.encode)
+    held_out = set(speakers[HELD_OUT - 1 :: HELD_OUT])
+    if not held_out:
+        raise CorpusError(f"{root} has no data/dev and only {len(speakers)} training speakers: add a dev set")
+    return train.subset(lambda u: u.speaker not in held_out), train.subset(lambda u: u.speaker in held_out), test
+
+
+def _there(path: Path, root: Path) -> Path:
+    if not path.is_file():
+        raise CorpusError(f"{path} is missing: is {root} the folder of the set?")
+    return path

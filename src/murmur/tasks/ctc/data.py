@@ -1,0 +1,186 @@
+"""Data of the CTC recipe: three splits of features and transcripts, read, normalised, held in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from murmur.execution.cores import cores_here
+from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem
+from murmur.speech.ctc import criterion as ctc
+from murmur.speech.ctc.labels import LabelGraph
+from murmur.speech.features.analysis import Front, LogMel, Ready, deltas, sample_rate_hz
+from murmur.speech.features.cmvn import Scope, normalise_all
+from murmur.speech.features.shards import FeatureStore, is_prepared, prepare
+from murmur.speech.lexicon.lexicon import Entry, pronunciations_of, read_lexicon
+from murmur.tasks.corpora import splits
+from murmur.tasks.prepared import Absent, refuse_to_make
+from murmur.tasks.pronouncing import Guess, completed_lexicon
+
+log = logging.getLogger(__name__)
+BINS = 40  # log-mel
+PARTS = ("train", "dev", "test")
+NAMED = 8  # left-out utterances of a part, in the log
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of the data: utterance names in byte order, normalised feats_TF, transcripts, label graphs, speakers.
+
+    `targets` lacks the utterances of which `problems` says why CTC cannot align them.
+    """
+
+    names: tuple[str, ...]
+    feats: Mapping[str, np.ndarray]
+    texts: Mapping[str, str]
+    targets: Mapping[str, LabelGraph]
+    speakers: Mapping[str, str]
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def frames(self) -> int:
+        """Feature frames of the utterances that CTC can align."""
+        return sum(len(self.feats[name]) for name in self.targets)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The output units and the three splits; `train` holds only utterances that CTC can align.
+
+    `log_mel` tells whether the columns of the features are mel bins, computed here from audio. `lexicon` holds the
+    pronunciations behind phone units, and is empty for others.
+    """
+
+    units: ctc.Units
+    train: Split
+    dev: Split
+    test: Split
+    log_mel: bool
+    lexicon: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Options for reading data.
+
+    Attributes:
+        kind: units of the network.
+        stack: frames joined into one network input.
+        cmvn: whose statistics normalise the features.
+        lexicon: for phone units.
+        guess: what pronounces words of the transcripts that the lexicon lacks.
+        cache: folder of features and completed lexicons.
+        absent: whether what is not there yet is made.
+    """
+
+    kind: ctc.Kind
+    stack: int
+    cmvn: Scope
+    lexicon: Path
+    guess: Guess
+    cache: Path
+    absent: Absent = "make"
+
+
+def load(root: Path, how: Reading) -> Data:
+    """Read `root`/data/{train,dev,test}, computing or finding the features in `how.cache`.
+
+    Corpora that bring features (feats.scp) get two orders of deltas; from audio 40 log-mel bins are computed.
+
+    Raises:
+        CorpusError: a split is missing or malformed, or more than 1 % of train cannot be used; names utterances.
+    """
+    parts = splits(root)
+    train = parts[0]
+    front = front_of(train)
+    units, lexicon = _units(parts, how)
+    label = labeller(units, lexicon)
+    lacking = [name for name, part in zip(PARTS, parts, strict=True) if not is_prepared(part, front, how.cache)]
+    if lacking and how.absent == "refuse":
+        refuse_to_make(f"features of {', '.join(lacking)}", how.cache)
+    held = [_split(prepare(part, front, how.cache, cores_here(), progress=True), label, how) for part in parts]
+    for name, part in zip(PARTS, held, strict=True):
+        _tell(name, part.problems)
+    train.without(held[0].problems)  # refuses to go on where too many are lost
+    aligned = replace(held[0], names=tuple(name for name in held[0].names if name in held[0].targets))
+    return Data(units, aligned, held[1], held[2], isinstance(front, LogMel), lexicon)
+
+
+def front_of(train: Corpus) -> Front:
+    """The features that a corpus brings, or log-mel bins of its audio."""
+    return Ready() if train.utterances[0].features else LogMel(rate_hz=sample_rate_hz(train), bins=BINS)
+
+
+def read(corpus: Corpus, data: Data, how: Reading) -> Split:
+    """Other speech in the form of the splits of `data`.
+
+    Raises:
+        CorpusError: its audio or features cannot be used.
+    """
+    front: Front = LogMel(rate_hz=sample_rate_hz(corpus), bins=BINS) if data.log_mel else Ready()
+    return _split(prepare(corpus, front, how.cache), labeller(data.units, data.lexicon), how)
+
+
+def labeller(units: ctc.Units, lexicon: Iterable[Entry] = ()) -> Callable[[str], LabelGraph]:
+    """From a transcript to its label graph; of phones, all pronunciations of its words that `lexicon` lists.
+
+    The function raises CorpusError for a text that the units cannot write or the lexicon cannot say.
+    """
+    if units.kind != "phone":
+        return lambda text: LabelGraph.linear(units.encode(text))
+    prons = {
+        word: [units.encode(" ".join(phones)) for phones in found] for word, found in pronunciations_of(lexicon).items()
+    }
+
+    def graph(text: str) -> LabelGraph:
+        missing = sorted({word for word in text.split() if word not in prons})
+        if missing:
+            raise CorpusError(f"not in the lexicon: {', '.join(missing[:NAMED])} (task.guess=espeak pronounces words)")
+        return LabelGraph.of_words([prons[word] for word in text.split()])
+
+    return graph
+
+
+def _units(parts: tuple[Corpus, ...], how: Reading) -> tuple[ctc.Units, tuple[Entry, ...]]:
+    if how.kind != "phone":
+        return ctc.Units.of(parts[0].texts.values(), how.kind), ()
+    # Words of dev and test that training lacks stay unknown: a vocabulary made from them would flatter.
+    entries = tuple(
+        read_lexicon(completed_lexicon(how.lexicon, parts[0].texts.values(), how.guess, how.cache, how.absent))
+    )
+    return ctc.Units.of((" ".join(phones) for _, phones in entries), how.kind), entries
+
+
+def _split(store: FeatureStore, label: Callable[[str], LabelGraph], how: Reading) -> Split:
+    feats = normalise_all(store, store.corpus.speakers, how.cmvn)
+    if isinstance(store.front, Ready):
+        feats = {name: deltas(feats_TF) for name, feats_TF in feats.items()}
+    texts = store.corpus.texts
+    targets: dict[str, LabelGraph] = {}
+    problems = []
+    for name, text in texts.items():
+        try:
+            graph = label(text)
+        except CorpusError as error:
+            problems.append(Problem(name, "text", str(error)))
+            continue
+        frames = len(feats[name])
+        if graph.frames_needed <= -(-frames // how.stack):
+            targets[name] = graph
+        else:
+            what = f"its {frames} frames in steps of {how.stack} are fewer than the {graph.frames_needed} steps that"
+            problems.append(
+                Problem(name, "text", f"{what} its transcript needs: is it cut off, or task.stack too large?")
+            )
+    return Split(tuple(texts), feats, texts, targets, store.corpus.speakers, tuple(problems))
+
+
+def _tell(part: str, problems: tuple[Problem, ...]) -> None:
+    for problem in problems[:NAMED]:
+        log.warning("%s, left out of the criterion: %s", part, problem)
+    if len(problems) > NAMED:
+        log.warning("%s: %d more utterances are left out of the criterion", part, len(problems) - NAMED)

@@ -1,0 +1,275 @@
+"""CTC training of an LSTM acoustic model, as a task for the engine: the embedded digits, or any folder of data sets.
+
+    murmur train ctc --learners 2                                    (digits spoken by espeak-ng; a minute on two cores)
+    murmur train ctc --learners 2 --set task.corpus=FOLDER --set task.units=grapheme --set budget.epochs=36 ...
+    murmur train ctc --set task.corpus=FOLDER --set task.units=phone --set task.guess=espeak
+        --set task.decoding.grammar=lm/tg.arpa.gz ...
+
+A folder holds `data/train`, `data/test` and perhaps `data/dev` in Kaldi's layout, with audio or with features. Units:
+char, grapheme and word need no lexicon; phone needs one (`task.lexicon`), or guesses pronunciations. The loss is
+-ln P(transcript | frames) / frames in nats, a sum over all pronunciations and alignments; "logprob" is its negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from murmur.core.errors import SettingError
+from murmur.engine.task import Loss, Score, Unmade
+from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.digits import Digits, digits_folder, make_digits
+from murmur.speech.corpus.synth import check_installed
+from murmur.speech.ctc import criterion as ctc
+from murmur.speech.ctc import labels as ctc_labels
+from murmur.speech.ctc.labels import LabelGraph
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.batching import UtteranceBatches, pad
+from murmur.speech.features.cmvn import Scope
+from murmur.speech.models import Blstm, Network
+from murmur.tasks.corpora import check_digits, check_parts, splits
+from murmur.tasks.ctc.data import BINS, Data, Reading, Split, front_of, load, read
+from murmur.tasks.ctc.decode import GREEDY, CtcDecoding, CtcSearch
+from murmur.tasks.ctc.output import Outputs, graph_score, greedy_rates, greedy_score, outputs
+from murmur.tasks.hybrid.config import LOOP, ONE_WORD
+from murmur.tasks.prepared import Absent, refuse_to_make
+from murmur.tasks.pronouncing import Guess
+from murmur.tasks.unprepared import digits_to_make, features_of, features_to_make
+
+AUGMENT = SpecAugment(warp=0.1, tempo=0.1, time_masks=1, time_frames=12, bin_masks=1, bins=6)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Utterances of similar length.
+
+    feats (N, T, F) padded with zeros, lengths (N,) in frames, label graphs, names; `frames` of the corpus, before any
+    change of tempo: the weight of the minibatch.
+    """
+
+    feats: Tensor
+    lengths: Tensor
+    targets: tuple[LabelGraph, ...]
+    names: tuple[str, ...]
+    frames: int
+
+
+@dataclass(frozen=True)
+class CtcTask:
+    """Audio to text by one LSTM and the CTC criterion.
+
+    Attributes:
+        corpus: folder with data/{train,dev,test}; None synthesises the digits corpus with espeak-ng.
+        units: what the network writes, see `murmur.speech.ctc.criterion.Units`.
+        lexicon: pronunciations for phone units: a file in the corpus folder, or its path.
+        guess: what pronounces words of train that the lexicon lacks: espeak (espeak-ng, in CMUdict's phones),
+            graphemes, or none, which leaves such utterances out.
+        hidden: LSTM cells per layer and direction.
+        layers: bidirectional LSTM layers.
+        dropout: share of every layer's outputs that is set to zero, while training.
+        stack: frames joined into one network input (3 frames of 10 ms give 30 ms).
+        minibatch_size: utterances.
+        augment: changes of training minibatches; `SpecAugment(time_masks=0, bin_masks=0)`: none. The warp of the
+            bin axis is left out for features that the corpus brings along, whose columns need not be frequencies.
+        cmvn: whose mean and variance normalise the features.
+        decoding: greedy, or with a graph of the words.
+        seed: seed of the order of the data and of the augmentation.
+        digits: size of the synthetic corpus.
+        jobs: decoding processes.
+        cache: folder for synthesised audio, computed features, completed lexicons and graphs.
+        absent: whether what was prepared for training and is not in the cache is made.
+    """
+
+    corpus: Path | None = None
+    units: ctc.Kind = "word"
+    lexicon: Path = Path("lexicon.txt")
+    guess: Guess = "none"
+    hidden: int = 96
+    layers: int = 2
+    dropout: float = 0.1
+    stack: int = 3
+    minibatch_size: int = 8
+    augment: SpecAugment = AUGMENT
+    cmvn: Scope = "utterance"
+    decoding: CtcDecoding = field(default_factory=CtcDecoding)
+    seed: int = 0
+    digits: Digits = field(default_factory=Digits)
+    jobs: int = 1
+    cache: Path = Path("runs/cache")
+    absent: Absent = field(default="make", repr=False)
+
+    def __post_init__(self) -> None:
+        if min(self.stack, self.minibatch_size) < 1:
+            raise ValueError(f"stack {self.stack} and minibatch_size {self.minibatch_size} must be at least 1")
+
+    def __getstate__(self) -> dict[str, object]:
+        """The fields alone: data already loaded stays out of pickles, every process reads its own."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def check(self) -> None:
+        """Find missing files, an unknown grammar and missing libraries, before anything is made.
+
+        Raises:
+            SettingError, CorpusError, SynthesisError: names what is missing.
+        """
+        if self.corpus is None:
+            check_digits(self.cache, self.digits)
+        else:
+            check_parts(Path(self.corpus))
+        if self.units == "phone" and self.guess == "none" and not self._lexicon_there():
+            raise SettingError(
+                f"task.units=phone needs a lexicon, and {self.lexicon} is neither in {self.corpus} nor a path: name one"
+                " (task.lexicon), or guess all words (task.guess=espeak)"
+            )
+        if self.units == "phone" and self.guess == "espeak":
+            check_installed()
+        self.check_grammar(self.decoding.grammar, "task.decoding.grammar")
+
+    def unprepared(self) -> list[Unmade]:
+        """Digits and features that are not in the cache."""
+        if self.corpus is None and not digits_folder(self.cache, self.digits).is_dir():
+            spoken, hours = digits_to_make(self.cache, self.digits)
+            return [spoken, *features_of(hours, BINS, self.cache, "log-mel features")]
+        parts = dict(zip(("train", "dev", "test"), splits(self.root), strict=True))
+        return features_to_make(parts, front_of(parts["train"]), self.cache, "features")
+
+    def check_grammar(self, name: str, option: str) -> None:
+        """Check that there is a grammar of this name; `option` is where the name comes from.
+
+        Raises:
+            SettingError: there is none.
+        """
+        folder = digits_folder(self.cache, self.digits) if self.corpus is None else Path(self.corpus)
+        if name not in (GREEDY, LOOP, ONE_WORD) and not any(path.is_file() for path in (folder / name, Path(name))):
+            raise SettingError(
+                f"{option}: there is no grammar {name!r}: choose greedy, loop, 'one word', or an ARPA file"
+                f" (in {folder}, or a path)"
+            )
+
+    def _lexicon_there(self) -> bool:
+        inside = self.corpus is None or (Path(self.corpus) / self.lexicon).is_file()  # the digits bring one
+        return inside or self.lexicon.is_file()
+
+    def prepare(self) -> Data:
+        """Synthesise and analyse what is not cached yet; worth calling once before several learners start."""
+        return self.data
+
+    @cached_property
+    def data(self) -> Data:
+        """The three splits, loaded on first use.
+
+        Raises:
+            CorpusError: the folder cannot be used; the message says why.
+        """
+        return load(self.root, self._reading)
+
+    @cached_property
+    def root(self) -> Path:
+        """The corpus folder; the digits are synthesised on first use."""
+        if self.corpus is not None:
+            return Path(self.corpus)
+        if self.absent == "refuse" and not digits_folder(self.cache, self.digits).is_dir():
+            refuse_to_make("the synthetic corpus", self.cache)
+        return make_digits(self.cache, self.digits)
+
+    @property
+    def _reading(self) -> Reading:
+        lexicon = self.root / self.lexicon
+        lexicon = lexicon if lexicon.is_file() or not self.lexicon.is_file() else self.lexicon
+        return Reading(self.units, self.stack, self.cmvn, lexicon, self.guess, self.cache, self.absent)
+
+    @property
+    def per_epoch(self) -> int:
+        """Minibatches in one pass over the training utterances."""
+        return self._order.per_epoch
+
+    @property
+    def samples_per_epoch(self) -> float:
+        """Feature frames in one pass; a minibatch weighs what it holds of them."""
+        return float(self.data.train.frames)
+
+    def model(self) -> nn.Module:
+        """A fresh BLSTM, feats_NTF and lengths_N to logits_NUC."""
+        network: Network = Blstm(self.hidden, self.layers, self.dropout, self.stack)
+        inputs = next(iter(self.data.train.feats.values())).shape[1]
+        return network.build(inputs, self.data.units.columns)
+
+    def minibatch(self, n: int) -> Batch:
+        """Minibatch n with its SpecAugment masks: a pure function of the task's fields and n."""
+        rng = np.random.default_rng([self.seed, n])
+        names = [self.data.train.names[i] for i in self._order[n]]
+        feats = [self._augmented(name, rng) for name in names]
+        feats_NTF, lengths_N = pad(feats)
+        frames = sum(len(self.data.train.feats[name]) for name in names)
+        return Batch(feats_NTF, lengths_N, tuple(self.data.train.targets[name] for name in names), tuple(names), frames)
+
+    def loss(self, model: nn.Module, minibatch: Batch) -> Loss:
+        """-ln P(transcript | frames), summed over utterances; the samples are their frames."""
+        logits_NUC, frames_N = self._logits(model, minibatch)
+        return Loss(ctc_labels.loss(logits_NUC, frames_N, minibatch.targets), minibatch.frames)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """On dev: "loss" in nats per frame (of utterances whose text the units can write), "logprob", its negative.
+
+        With them the error rates of greedy decoding in percent: "wer" and "cer"; "per" where the units are phones.
+        """
+        found = outputs(model, self.data.dev, self.stack)
+        rates = greedy_rates(self.data, self.data.dev, found)
+        return {"loss": found.loss, "logprob": -found.loss, **{name: rate.percent for name, rate in rates.items()}}
+
+    def test(self, model: nn.Module) -> Score:
+        """Error rates on test, greedy and, where `decoding` names a grammar, with the graph, tuned on dev."""
+        return self.test_in(model, None)
+
+    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
+        """`test`; what is decoded is kept in a folder, and not decoded again."""
+        test = outputs(model, self.data.test, self.stack)
+        if self.decoding.grammar == GREEDY:
+            return greedy_score(self.data, test)
+        dev = outputs(model, self.data.dev, self.stack)
+        search = replace(self.search, kept=kept)
+        options = search.tune(dev.scores, self.data.dev.texts)
+        return graph_score(self.data, test, search.decode(test.scores, options).texts, options)
+
+    @cached_property
+    def search(self) -> CtcSearch:
+        """Graph decoding, by the grammar of `decoding`."""
+        return CtcSearch(self.data, self.root, self.decoding, self.cache, self.jobs, 100.0 / self.stack)
+
+    def outputs(self, model: nn.Module, split: Split) -> Outputs:
+        """The network's outputs on a split: log posteriors, best paths, loss."""
+        return outputs(model, split, self.stack)
+
+    def transcribe(self, model: nn.Module, split: Split) -> dict[str, str]:
+        """Best-path transcripts {utterance: text} of a split of `data`; phones where the units are phones."""
+        return outputs(model, split, self.stack).texts(self.data.units)
+
+    def read(self, corpus: Corpus) -> Split:
+        """Other speech, ready for `transcribe`.
+
+        Raises:
+            CorpusError: its audio or features cannot be used.
+        """
+        return read(corpus, self.data, self._reading)
+
+    def _augmented(self, name: str, rng: np.random.Generator) -> np.ndarray:
+        train = self.data.train
+        augment = self.augment if self.data.log_mel else replace(self.augment, warp=0.0)
+        changed = augment(train.feats[name], rng)
+        needed = train.targets[name].frames_needed * self.stack
+        return changed if len(changed) >= needed else train.feats[name]  # a fast tempo must not undo alignability
+
+    @cached_property
+    def _order(self) -> UtteranceBatches:
+        train = self.data.train
+        frames = tuple(len(train.feats[name]) for name in train.names)
+        return UtteranceBatches(frames, self.minibatch_size, self.seed)
+
+    def _logits(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        device = next(model.parameters()).device
+        logits_NUC = model(batch.feats.to(device), batch.lengths.to(device))
+        return logits_NUC, (batch.lengths + self.stack - 1) // self.stack

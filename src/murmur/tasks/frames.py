@@ -1,0 +1,129 @@
+"""A network on frames and classes that are already there: prepared corpora, from anywhere.
+
+    murmur prepare data/train --alignments exp/tri/pdfs --storage uint8 --out runs/train
+    murmur prepare data/dev --alignments exp/tri/pdfs_dev --out runs/dev
+    murmur train frames --set task.train=runs/train/frames-... --set task.dev=runs/dev/frames-...
+
+Features and alignments of an existing Kaldi system, or lhotse Shar shards, train without being extracted again. No
+lexicon, no decoding: the figures are frame accuracy and cross-entropy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from murmur.core.errors import SettingError
+from murmur.engine.task import Score
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.chunks import ChunkBatch, ChunkTable
+from murmur.speech.features.frame_store import FrameStore, open_store
+from murmur.speech.hmm import hybrid
+from murmur.speech.models import Network, Tdnn
+from murmur.tasks.chunk_learning import ChunkLearning, Precision
+from murmur.tasks.hybrid.config import Chunks
+
+
+@dataclass(frozen=True)
+class FramesTask(ChunkLearning):
+    """Frame classification on prepared corpora.
+
+    Attributes:
+        train: folder of the prepared training corpus.
+        dev: folder of the prepared held-out corpus.
+        classes: outputs of the network; None takes one more than the greatest class in either.
+        network: type and size of the network.
+        chunks: how utterances are cut.
+        augment: changes of every training chunk; without tempo, which would move frames away from their targets.
+        precision: number format of the network's matrix products in training.
+        seed: seed of the order of chunks and of the masks.
+    """
+
+    train: Path = Path("runs/train")
+    dev: Path = Path("runs/dev")
+    classes: int | None = None
+    network: Network = field(default_factory=Tdnn)
+    chunks: Chunks = field(default_factory=Chunks)
+    augment: SpecAugment = field(default_factory=SpecAugment)
+    precision: Precision = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.augment.tempo or self.network.stack != 1:
+            raise ValueError(
+                f"augment.tempo = {self.augment.tempo}, network.stack = {self.network.stack}: every frame has a target,"
+                " so they must be 0 and 1"
+            )
+
+    def __getstate__(self) -> dict[str, object]:
+        """The fields alone: every process opens the corpora itself."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def check(self) -> None:
+        """Check that both folders are there.
+
+        Raises:
+            SettingError: names the setting of the one that is missing.
+        """
+        for name in ("train", "dev"):
+            folder: Path = getattr(self, name)
+            if not folder.is_dir():
+                raise SettingError(
+                    f"task.{name}: there is no folder {folder}: make it with murmur prepare DATA --alignments, and name"
+                    " the folder that it prints"
+                )
+
+    @cached_property
+    def stores(self) -> tuple[FrameStore, FrameStore]:
+        """Train and dev, opened.
+
+        Raises:
+            CorpusError: a folder is no prepared corpus, or not whole.
+        """
+        return open_store(self.train), open_store(self.dev)
+
+    @cached_property
+    def outputs(self) -> int:
+        """Classes of the network."""
+        if self.classes is not None:
+            return self.classes
+        return 1 + max(int(store.targets(u).max()) for store in self.stores for u in range(len(store)))
+
+    @cached_property
+    def _table(self) -> ChunkTable:
+        return ChunkTable(self.stores[0].lengths, **asdict(self.chunks), seed=self.seed)
+
+    def prepare(self) -> None:
+        """Open the corpora, so that what is missing is told once."""
+        _ = self._table
+
+    def model(self) -> nn.Module:
+        """A fresh network, feats_NTF to logits_NTC."""
+        return self.network.build(self.stores[0].dims, self.outputs)
+
+    def minibatch(self, n: int) -> ChunkBatch:
+        """Minibatch n with its masks: a pure function of the task's fields and n."""
+        return self._table.batch(n, self.stores[0], self.augment)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """On dev, per frame: "loss" (cross-entropy, nats) and "frame accuracy"."""
+        found = hybrid.frame_figures(model, *self._dev)
+        return {"loss": found["loss"], "frame accuracy": found["accuracy"]}
+
+    def test(self, model: nn.Module) -> Score:
+        """The figures of dev once more: there is nothing else to look at."""
+        figures = self.evaluate(model)
+        return Score(figures, (f"frame accuracy {figures['frame accuracy']:.4f}, loss {figures['loss']:.4f} on dev",))
+
+    @cached_property
+    def _dev(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        dev = self.stores[1]
+        names = dev.names
+        return (
+            {name: dev.feats(u) for u, name in enumerate(names)},
+            {name: dev.targets(u) for u, name in enumerate(names)},
+        )

@@ -1,0 +1,1 @@
+"""Hybrid systems: Gaussian models align, a network learns their states, a graph decodes."""

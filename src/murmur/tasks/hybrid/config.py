@@ -1,0 +1,167 @@
+"""Settings of the hybrid recipe: front ends, HMM stages, chunks, decoding. All of them frozen, all of them settable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.features.cmvn import Scope
+from murmur.speech.features.frame_store import Storage
+from murmur.speech.features.noise import Noise
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.lda_mllt import LdaMlltConfig
+from murmur.speech.hmm.triphone import TriphoneConfig
+
+LOOP, ONE_WORD = "loop", "one word"
+Perturb = Literal["stored", "on_the_fly"]
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """Features of the HMMs and of the network, at 100 frames a second.
+
+    Attributes:
+        cepstra: MFCC of the Gaussian mixtures, with two orders of deltas; the mean of a speaker is taken off.
+        bins: log-mel bins of the network, normalised by mean and variance.
+        cmvn: whose mean and variance normalise the network's input.
+        speeds: the network also trains on copies played at these speeds (Ko et al. 2015); 1.0 must be among them.
+        perturb: "stored" keeps a copy for each speed on disk, and an epoch is one pass over all of them: disk times
+            speeds, no work in training. "on_the_fly" keeps speed 1 alone; chunks get a speed drawn by the number of
+            their minibatch, and are analysed from audio in the background: disk of one copy, some milliseconds of a
+            core for each chunk, an epoch is one pass at mixed speeds, and cmvn is that of speed 1.
+        noise: added to chunks "on_the_fly", such as noise.share=0.5; normalised as the speech without it.
+        storage: type of the network's training features on disk, 4, 2 or 1 bytes a value.
+
+    Sets that bring features along use those, with deltas, for both.
+    """
+
+    cepstra: int = 13
+    bins: int = 40
+    cmvn: Scope = "speaker"
+    speeds: tuple[float, ...] = (1.0,)
+    perturb: Perturb = "stored"
+    noise: Noise = field(default_factory=Noise)
+    storage: Storage = "float32"
+
+    def __post_init__(self) -> None:
+        if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
+            raise ValueError(f"speeds {self.speeds} must hold 1.0 and no speed twice: alignments are made at speed 1")
+        if self.perturb == "on_the_fly" and len(self.speeds) == 1 and not self.noise.share:
+            raise ValueError(
+                f"perturb = {self.perturb!r} has nothing to draw: give speeds, such as (0.9, 1.0, 1.1), or noise.share"
+            )
+
+    @property
+    def draws(self) -> bool:
+        """True if training chunks are changed as they are drawn.
+
+        Raises:
+            ValueError: they are not, but noise is asked for.
+        """
+        if self.perturb == "stored" and self.noise.share:
+            raise ValueError("noise is added on the fly alone: set task.front.perturb=on_the_fly, or noise.share=0")
+        return self.perturb == "on_the_fly"
+
+    @property
+    def stored(self) -> FrontEnd:
+        """The front end whose copies are on disk."""
+        return self if self.perturb == "stored" else replace(self, speeds=(1.0,), perturb="stored", noise=Noise())
+
+
+@dataclass(frozen=True)
+class HmmStages:
+    """The Gaussian systems that are trained one after the other; the last one gives the network its targets.
+
+    Attributes:
+        silence_probability: probability of a silence between words, in training.
+        monophone: first stage, monophones.
+        triphone: second stage, triphones; None stops before.
+        lda: third stage, on LDA+MLLT features; None stops before.
+    """
+
+    silence_probability: float = 0.5
+    monophone: EmConfig = field(default_factory=EmConfig)
+    triphone: TriphoneConfig | None = field(default_factory=TriphoneConfig)
+    lda: LdaMlltConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.lda is not None and self.triphone is None:
+            raise ValueError("LDA+MLLT starts from the alignments of triphones: give a triphone stage too")
+
+    @property
+    def names(self) -> list[str]:
+        """The systems in the order in which they are trained."""
+        return [name for name in ("monophone", "triphone", "lda") if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Options for cutting utterances into training chunks.
+
+    Attributes:
+        frames: longest chunk.
+        left_frames: context before it, not trained.
+        right_frames: context after it, not trained.
+        size: chunks per minibatch.
+        parts: with as many learners in step as parts, each trains on its own share of the chunks and on no other.
+    """
+
+    frames: int = 100
+    left_frames: int = 12
+    right_frames: int = 12
+    size: int = 24
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Search:
+    """Grammar and tuning of one kind of system.
+
+    Attributes:
+        grammar: "loop" (any number of words, all alike), "one word", or the name of a language model of the set.
+        scales: acoustic scales to try on dev.
+        insertion_penalties: costs of every word (natural log) to try on dev, each with all scales.
+        beams: (beam, most states) to try on dev, of which the fastest within 0.2 % of the widest is taken.
+    """
+
+    grammar: str = LOOP
+    scales: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14, 0.2)
+    insertion_penalties: tuple[float, ...] = (0.0,)
+    beams: tuple[tuple[float, int], ...] = ((13.0, 7000),)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """From scores to words.
+
+    Attributes:
+        gmm: grammar and tuning of the Gaussian systems.
+        network: grammar and tuning of the network.
+        tune_every: tuning looks at every so manyth dev utterance; figures are of all of them.
+        silence_probability: probability of a silence before the first word and behind each word, in the decoding
+            graph; None takes the share of such places that hold one in the alignments of train.
+        scored: Gaussian systems whose error rates are wanted: "last" is the one that aligned for the network.
+    """
+
+    gmm: Search = field(default_factory=Search)
+    network: Search = field(default_factory=lambda: Search(scales=(0.1, 0.14, 0.2, 0.3, 0.4, 0.6, 0.8)))
+    tune_every: int = 1
+    silence_probability: float | None = None
+    scored: Literal["all", "last", "none"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.tune_every < 1:
+            raise ValueError(f"tune_every = {self.tune_every}: at least every utterance, 1, can be looked at")
+
+
+TOLERANCE_PERCENT = 0.2
+
+
+def first_options(search: Search) -> DecodeOptions:
+    """The options that tuning of the scale starts from: the widest beam of the search."""
+    if not search.beams or not search.scales or not search.insertion_penalties:
+        raise ValueError("give at least one acoustic scale, insertion penalty and (beam, most states) to decode with")
+    beam, most = max(search.beams)
+    penalty = search.insertion_penalties[0]
+    return DecodeOptions(acoustic_scale=search.scales[0], beam=beam, max_active=most, insertion_penalty=penalty)

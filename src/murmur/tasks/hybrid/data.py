@@ -1,0 +1,193 @@
+"""Training data of the hybrid recipe's network: features at all speeds, and targets from alignments."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from murmur.execution.cores import cores_here
+from murmur.speech.corpus.corpus import Corpus, CorpusError
+from murmur.speech.features.analysis import deltas
+from murmur.speech.features.cmvn import normalise
+from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, Aligned, make
+from murmur.speech.features.frame_store import FORMAT, FrameStore, open_store
+from murmur.speech.features.shard_statistics import Normalisation, normalisation
+from murmur.speech.features.shards import Rows
+from murmur.speech.features.speed_chunks import SpeedChunks
+from murmur.speech.hmm import hybrid
+from murmur.speech.hmm.align import align_scores
+from murmur.speech.hmm.storage import load_alignments
+from murmur.speech.hmm.viterbi import AlignOptions
+from murmur.speech.lexicon.lexicon import split_known
+from murmur.tasks.hybrid.decode import Scorer
+from murmur.tasks.hybrid.hmm import HmmHalf, Stage, stored_alignment
+from murmur.tasks.hybrid.on_the_fly import audio_of, speed_chunks, write_normalisation
+from murmur.tasks.prepared import refuse_to_make
+
+log = logging.getLogger(__name__)
+NETWORK_SCALE = 0.3  # posteriors of a network are flatter than likelihoods of Gaussians
+SMALLEST_SHARE = 0.1  # of the mean prior: rarer pdfs are taken to be as frequent as this
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """The pdf of each frame of aligned utterances, and ln p(pdf) over train, (pdfs,)."""
+
+    train: Arrays
+    dev: Arrays
+    log_prior: Tensor
+
+    @property
+    def pdfs(self) -> int:
+        """Outputs of the network."""
+        return len(self.log_prior)
+
+
+def make_targets(half: HmmHalf, stage: Stage) -> Targets:
+    """Targets from the alignments of a Gaussian system."""
+    return _targets(stage, stage.tids, half.alignment(stage, half.material.dev))
+
+
+def stored_targets(half: HmmHalf, stage: Stage, realigned_by: str | None) -> Targets:
+    """Targets of train alone, of a Gaussian system or of the network of a digest, as they were stored for training.
+
+    Raises:
+        SettingError: the network's alignment is not there, or damaged.
+    """
+    if realigned_by is None:
+        return _targets(stage, stage.tids, {})
+    path = _realignment(half, stage, half.material.train, realigned_by)
+    try:
+        return _targets(stage, load_alignments(stage.model, path), {})
+    except (FileNotFoundError, ValueError) as error:
+        refuse_to_make(f"the alignment {path.name} ({error})", half.cache)
+
+
+def _realignment(half: HmmHalf, stage: Stage, part: Corpus, model_digest: str) -> Path:
+    key = hashlib.sha256(f"{stage.key} {part.digest()} {model_digest}".encode()).hexdigest()[:16]
+    return half.cache / f"network-{key}-alignment.npz"
+
+
+def realigned(half: HmmHalf, stage: Stage, scorers: Mapping[str, Scorer], model_digest: str) -> Targets:
+    """Targets from new alignments by a network; `scorers` give its scores of "train" and "dev"."""
+    found = {}
+    for name in ("train", "dev"):
+        part: Corpus = getattr(half.material, name)
+        texts = split_known(half.lang, part.texts).texts
+
+        def make(texts=texts, scorer=scorers[name]) -> Arrays:
+            scores = {u: scorer(u) for u in texts}
+            options = AlignOptions(acoustic_scale=NETWORK_SCALE)
+            return align_scores(stage.model, scores, texts, options, half.jobs).tids
+
+        found[name] = stored_alignment(stage.model, _realignment(half, stage, part, model_digest), make)
+    return _targets(stage, found["train"], found["dev"])
+
+
+def _targets(stage: Stage, train: Arrays, dev: Arrays) -> Targets:
+    pdfs = stage.model.pdf_ids(train)
+    prior = hybrid.log_prior(pdfs.values(), stage.model.num_pdfs)
+    return Targets(pdfs, stage.model.pdf_ids(dev), floored(prior))
+
+
+def floored(log_prior_C: Tensor) -> Tensor:
+    """ln p(pdf), none below a tenth of 1 / pdfs.
+
+    A pdf that train hardly holds (silence has states that may be skipped) would get the largest scores of all wherever
+    the network is not sure, since its tiny posterior is divided by a still tinier prior.
+    """
+    return log_prior_C.clamp(min=math.log(SMALLEST_SHARE / len(log_prior_C)))
+
+
+@dataclass(frozen=True, eq=False)
+class SpeedPart:
+    """A stretch of the training utterances at one speed: what a shard is made of. Names features, does not hold them.
+
+    Attributes:
+        feats: where the features lie, not normalised.
+        normal: what normalises them; None leaves them as they are.
+        delta_order: derivatives appended to them.
+        targets: pdfs at speed 1.
+        speed: of `feats`.
+    """
+
+    feats: Rows
+    normal: Normalisation | None
+    delta_order: int
+    targets: Arrays
+    speed: float
+
+    def utterances(self) -> Iterator[Aligned]:
+        """The copies in order."""
+        for name, raw_TF in self.feats.items():
+            feats_TF = raw_TF if self.normal is None else normalise(raw_TF, *self.normal.of(name))
+            yield hybrid.speed_copy(name, self.speed, deltas(feats_TF, self.delta_order), self.targets[name])
+
+
+def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]:
+    """The training utterances that have targets, at one speed, cut into shards."""
+    store, processes = half.network_store(half.material.train, speed), cores_here()
+    normal = normalisation(store, half.front.cmvn, processes, progress=True)
+    names = [name for name in store if name in targets]
+    parts = []
+    for first in range(0, len(names), UTTERANCES_PER_SHARD):
+        own = names[first : first + UTTERANCES_PER_SHARD]
+        here = None if normal is None else normal.part(own)
+        parts.append(SpeedPart(store.rows(own), here, half.delta_order, {n: targets[n] for n in own}, speed))
+    return parts
+
+
+@dataclass(frozen=True, eq=False)
+class HybridData:
+    """Frames and targets of train, mapped from disk, and of dev, of equally many frames each.
+
+    `versions` draws speeds for chunks of train; None where all speeds are on disk.
+    """
+
+    train: FrameStore
+    dev_feats: Arrays
+    dev_targets: Arrays
+    versions: SpeedChunks | None = None
+
+    @staticmethod
+    def prepare(half: HmmHalf, targets: Targets) -> HybridData:
+        """Make what is not there or damaged; utterances without an alignment are left out."""
+        front, folder = half.front, _folder(half, targets)
+        if front.draws:
+            audio_of(half.material.train)
+        parts = [part for speed in front.stored.speeds for part in speed_parts(half, targets.train, speed)]
+        make(folder, parts, front.storage, cores_here(), progress=True)
+        if front.draws:
+            write_normalisation(folder, {u: part.normal for part in parts for u in part.feats})
+        return HybridData.load(half, targets)
+
+    @staticmethod
+    def load(half: HmmHalf, targets: Targets) -> HybridData:
+        """Open what was prepared; where it was not, or a file has another size than it should, prepare it."""
+        try:
+            train = open_store(_folder(half, targets))
+            versions = speed_chunks(half, train) if half.front.draws else None
+        except CorpusError as error:
+            log.info("%s", error)
+            return HybridData.prepare(half, targets)
+        dev_feats = half.network_features(half.material.dev)
+        dev_targets = {u: hybrid.fit_targets(pdfs_T, len(dev_feats[u])) for u, pdfs_T in targets.dev.items()}
+        return HybridData(train, {u: dev_feats[u] for u in dev_targets}, dev_targets, versions)
+
+
+def _folder(half: HmmHalf, targets: Targets) -> Path:
+    """The folder of the frames of exactly these features and targets."""
+    content = hashlib.sha256(repr((FORMAT, half.front.stored, half.material.train.digest())).encode())
+    for name, pdfs_T in targets.train.items():
+        content.update(name.encode())
+        content.update(np.ascontiguousarray(pdfs_T, "<i4").data)
+    return half.cache / f"frames-{content.hexdigest()[:16]}"

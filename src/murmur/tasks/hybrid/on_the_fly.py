@@ -1,0 +1,92 @@
+"""Inputs of speeds and noise on the fly beside the stored frames: places of audio, and statistics of CMVN."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError
+from murmur.speech.corpus.file_errors import making_sense_of
+from murmur.speech.features.frame_store import FrameStore
+from murmur.speech.features.noise import NoiseSource
+from murmur.speech.features.shard_statistics import Normalisation
+from murmur.speech.features.shards import npy_header, write_then_rename
+from murmur.speech.features.speed_chunks import SpeedChunks
+from murmur.tasks.hybrid.hmm import HmmHalf
+
+log = logging.getLogger(__name__)
+OWNERS, PAIRS = "cmvn-owners.npy", "cmvn-pairs.npy"
+AGAIN = "delete it, and prepare again"
+
+
+def audio_of(corpus: Corpus) -> dict[str, Audio]:
+    """The place of each utterance's audio.
+
+    Raises:
+        ValueError: an utterance has none, or one that only a command gives.
+    """
+    found = {}
+    for utterance in corpus.utterances:
+        if utterance.audio is None or utterance.audio.command is not None:
+            what = "brings features alone" if utterance.audio is None else "gets its audio from a command"
+            raise ValueError(
+                f"task.front.perturb=on_the_fly reads audio files in training, but utterance {utterance.id} {what}: "
+                "extract the audio to files, or set task.front.perturb=stored"
+            )
+        found[utterance.id] = utterance.audio
+    return found
+
+
+def write_normalisation(folder: Path, normal: Mapping[str, Normalisation | None]) -> None:
+    """Beside the frames, for each of their utterances in order: whose mean and deviation normalise it, and those.
+
+    cmvn-owners.npy holds (utterances,) int32, cmvn-pairs.npy (owners, 2, F) float32; where features are not normalised,
+    no file is written.
+    """
+    numbers: dict[str, int] = {}
+    owners: list[int] = []
+    pairs: list[np.ndarray] = []
+    for utterance, found in normal.items():
+        if found is None:
+            return
+        group = found.group[utterance]
+        if group not in numbers:
+            numbers[group] = len(pairs)
+            pairs.append(np.stack(found.pairs[group]))
+        owners.append(numbers[group])
+    for name, array in ((OWNERS, np.array(owners, "<i4")), (PAIRS, np.stack(pairs).astype("<f4"))):
+        write_then_rename(folder / name, [npy_header(array.dtype.str, array.shape), array.data])
+
+
+def speed_chunks(half: HmmHalf, train: FrameStore) -> SpeedChunks:
+    """Speeds and noise for chunks of a store at speed 1; holds a reference to each utterance's audio, maps the rest.
+
+    Raises:
+        CorpusError: the statistics are missing or not of this store, or there are no recordings of noise.
+        ValueError: there is no audio.
+    """
+    corpus = half.material.train
+    audio = audio_of(corpus)
+    owners, pairs = np.empty(0, np.int32), np.empty((0, 2, train.dims), np.float32)
+    if half.front.cmvn != "none":
+        owners, pairs = _mapped(train.folder / OWNERS), _mapped(train.folder / PAIRS)
+        whole = owners.shape == (len(train),) and pairs.shape[1:] == (2, train.dims)
+        if not whole or owners.min() < 0 or owners.max() >= len(pairs):
+            raise CorpusError(f"{train.folder / OWNERS} is not of the {len(train)} utterances beside it: prepare again")
+    sources = tuple(audio[name] for name in train.names)
+    front = half.log_mel(corpus)
+    noise = NoiseSource(half.front.noise, front.rate_hz) if half.front.noise.share else None
+    if noise is not None and noise.noise.recordings is not None:
+        log.info("noise from %d recordings in %s", len(noise.files), noise.noise.recordings)
+    return SpeedChunks(train, train.lengths, sources, front, half.front.speeds, owners, pairs, noise)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise CorpusError(f"{path} is missing: prepare again")
+    with making_sense_of(path, AGAIN):
+        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return found

@@ -1,0 +1,304 @@
+"""Hybrid HMM and network, from audio to a word error rate: Gaussian systems align, a network learns their states.
+
+    murmur train digits_hybrid                               (digits spoken by espeak-ng)
+    murmur train librispeech --set task.corpus=FOLDER        (and yesno, fsdd, an4: see the recipes of these names)
+
+Any folder in Kaldi's layout with lexicon.txt works: `murmur train hybrid --set task.corpus=FOLDER`. Every stage is
+kept in `task.cache`: a run that was killed goes on where it was. Bourlard and Morgan, "Connectionist speech
+recognition" (1994); Hinton et al., "Deep neural networks for acoustic modeling in speech recognition" (2012).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from torch import nn
+
+from murmur.core.errors import SettingError
+from murmur.core.flat import Layout
+from murmur.engine.checkpoints.checkpoint import read_pair
+from murmur.engine.task import Score, Unmade
+from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.digits import Digits, digits_folder
+from murmur.speech.corpus.synth import check_installed
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.chunks import ChunkBatch, ChunkTable
+from murmur.speech.hmm import hybrid
+from murmur.speech.models import Network, Tdnn
+from murmur.tasks import corpora
+from murmur.tasks.chunk_learning import ChunkLearning, Precision
+from murmur.tasks.hybrid.config import (
+    LOOP,
+    ONE_WORD,
+    Chunks,
+    Decoding,
+    FrontEnd,
+    HmmStages,
+    Search,
+    first_options,
+)
+from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigned, stored_targets
+from murmur.tasks.hybrid.decode import DecodeHalf, Result, Scorer, System
+from murmur.tasks.hybrid.hmm import HmmHalf, Stage
+from murmur.tasks.prepared import Absent, refuse_to_make
+from murmur.tasks.pronouncing import Guess, completed_lexicon
+from murmur.tasks.unprepared import (
+    digits_to_make,
+    features_of,
+    frames_to_make,
+    speech_hours,
+    systems_to_make,
+)
+
+Loader = Literal["an4", "an4_all", "folder", "fsdd_official", "fsdd_unseen", "librispeech", "own", "yesno"]
+
+
+@dataclass(frozen=True)
+class HybridTask(ChunkLearning):
+    """Frame classification into the tied states of a Gaussian system, and decoding with HCLG.
+
+    Attributes:
+        corpus: folder of the set; None synthesises the digits corpus with espeak-ng.
+        loader: which set the folder holds, see `murmur.tasks.corpora`.
+        guess: what pronounces words of train that the lexicon lacks: espeak (espeak-ng, in CMUdict's phones),
+            graphemes, or none, which leaves such utterances out.
+        digits: size of the synthetic corpus.
+        front: features.
+        hmm: Gaussian systems, the last of which aligns.
+        network: type and size of the network.
+        chunks: how utterances are cut.
+        augment: changes of every training chunk; without tempo, which would move frames away from their targets.
+        precision: number format of the network's matrix products in training; decoding is in float32.
+        decoding: grammars and tuning.
+        realigned_by: a network of this task trained before (its folder's `model`), whose alignments take the place of
+            the Gaussian ones.
+        seed: seed of the order of chunks and of the masks.
+        jobs: processes for alignment and decoding; data is prepared by as many as there are cores.
+        cache: folder for everything that is made once.
+        absent: whether what was prepared for training and is not in the cache is made.
+    """
+
+    corpus: Path | None = None
+    loader: Loader = "folder"
+    guess: Guess = "none"
+    digits: Digits = field(default_factory=Digits)
+    front: FrontEnd = field(default_factory=FrontEnd)
+    hmm: HmmStages = field(default_factory=HmmStages)
+    network: Network = field(default_factory=Tdnn)
+    chunks: Chunks = field(default_factory=Chunks)
+    augment: SpecAugment = field(default_factory=SpecAugment)
+    precision: Precision = "float32"
+    decoding: Decoding = field(default_factory=Decoding)
+    realigned_by: Path | None = None
+    seed: int = 0
+    jobs: int = 1
+    cache: Path = Path("runs/cache")
+    absent: Absent = field(default="make", repr=False)
+
+    def __post_init__(self) -> None:
+        if self.augment.tempo:
+            raise ValueError(f"augment.tempo = {self.augment.tempo}: targets are per frame; use task.front.speeds")
+        if self.network.stack != 1:
+            raise ValueError(f"network.stack = {self.network.stack}: every frame has a target, so it must be 1")
+
+    def __getstate__(self) -> dict[str, object]:
+        """The fields alone: data already loaded stays out of pickles, every process reads its own."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def check(self) -> None:
+        """Find missing files, grammars that the set has not, and missing libraries, before anything is made.
+
+        Raises:
+            SettingError, CorpusError, SynthesisError: names what is missing.
+        """
+        if self.corpus is None:
+            corpora.check_digits(self.cache, self.digits)
+        else:
+            corpora.NEEDS[self.loader].check(Path(self.corpus))
+        if self.guess == "espeak":
+            check_installed()
+        for name in ("gmm", "network"):
+            search: Search = getattr(self.decoding, name)
+            self.check_grammar(search.grammar, f"task.decoding.{name}.grammar")
+            first_options(search)
+        if self.front.draws and self.front.noise.recordings is not None and not self.front.noise.recordings.is_dir():
+            raise SettingError(f"task.front.noise.recordings: there is no folder {self.front.noise.recordings}")
+        if self.realigned_by is not None and not self.realigned_by.with_suffix(".safetensors").is_file():
+            raise SettingError(f"task.realigned_by: there is no model {self.realigned_by}.safetensors")
+
+    def unprepared(self) -> list[Unmade]:
+        """Digits, features, Gaussian systems and frames that are not in the cache.
+
+        Words without a pronunciation are guessed for this where `guess` asks for it: the names of systems depend on it.
+        """
+        if self.corpus is None and not digits_folder(self.cache, self.digits).is_dir():
+            spoken, all_hours = digits_to_make(self.cache, self.digits)
+            hours = {part: all_hours[part] for part in ("train", "dev")}  # test is not looked at before the end
+            cepstra = features_of(hours, self.front.cepstra, self.cache, "cepstra")
+            bins = features_of(hours, self.front.bins, self.cache, "log-mel features")
+            missing, found = self.hmm.names, [spoken, *cepstra, *bins]
+        else:
+            parts = {"train": self.material.train, "dev": self.material.dev}
+            hours = {name: speech_hours(part) for name, part in parts.items()}
+            found = self.hmms.features_to_make(parts)
+            missing = self.hmms.untrained()
+        found += systems_to_make(self.hmm, missing, hours["train"], self.cache, self.jobs)
+        if missing or not any(self.cache.glob("frames-*")):
+            values = {"float32": 4, "float16": 2, "uint8": 1}[self.front.storage]
+            train = hours["train"] * len(self.front.stored.speeds)
+            found.append(frames_to_make(train, self.front.bins, values, self.cache))
+        return found
+
+    def check_grammar(self, name: str, option: str) -> None:
+        """Check that the set has a grammar; `option` is where the name comes from.
+
+        Raises:
+            SettingError: it has not.
+        """
+        models = () if self.corpus is None else corpora.NEEDS[self.loader].language_models
+        known = [LOOP, ONE_WORD, *models]
+        if name not in known:
+            raise SettingError(
+                f"{option}: this set has no grammar {name!r}; choose one of {', '.join(known)}, or give a file: JSGF "
+                "by --grammar, ARPA by --lm, words by --words"
+            )
+
+    @cached_property
+    def material(self) -> corpora.SpeechSet:
+        """The utterances, lexicon and language models.
+
+        Raises:
+            CorpusError: the folder cannot be used; the message says why.
+        """
+        if self.corpus is None:
+            if self.absent == "refuse" and not digits_folder(self.cache, self.digits).is_dir():
+                refuse_to_make("the synthetic corpus", self.cache)
+            return corpora.digits(self.cache, self.digits)
+        found = corpora.LOADERS[self.loader](Path(self.corpus))
+        return replace(found, lexicon=self._completed(found.lexicon, found.train))
+
+    def _completed(self, lexicon: Path, train: Corpus) -> Path:
+        if self.guess == "none":
+            return lexicon
+        return completed_lexicon(lexicon, train.texts.values(), self.guess, self.cache, self.absent)
+
+    @cached_property
+    def hmms(self) -> HmmHalf:
+        """The Gaussian half."""
+        own = None if self.corpus is None else Path(self.corpus) / "lexicon.txt"
+        lexicon = self.material.lexicon
+        if own is not None and own.is_file():
+            lexicon = self._completed(own, self.material.train)
+        return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs, self.absent)
+
+    def prepare(self) -> HybridData:
+        """Features, Gaussian systems and alignments, where they are not there yet.
+
+        Raises:
+            CorpusError, ValueError: data that cannot be used; the message names file and utterance.
+        """
+        return HybridData.prepare(self.hmms, self.targets)
+
+    @cached_property
+    def targets(self) -> Targets:
+        """The pdf of every frame, and how frequent each is."""
+        stage = self.hmms.trained[-1]
+        if self.absent == "refuse":
+            return stored_targets(
+                self.hmms, stage, None if self.realigned_by is None else read_pair(self.realigned_by)[1]["digest"]
+            )
+        if self.realigned_by is None:
+            return make_targets(self.hmms, stage)
+        first = make_targets(self.hmms, stage)
+        model = self._read_model(self.realigned_by, first)
+        scorers = {part: self._network_scorer(model, first, part) for part in ("train", "dev")}
+        _, facts = read_pair(self.realigned_by)
+        return realigned(self.hmms, stage, scorers, facts["digest"])
+
+    @cached_property
+    def data(self) -> HybridData:
+        """The data of training and evaluation."""
+        return HybridData.load(self.hmms, self.targets)
+
+    @cached_property
+    def _table(self) -> ChunkTable:
+        return ChunkTable(self.data.train.lengths, **asdict(self.chunks), seed=self.seed)
+
+    def model(self) -> nn.Module:
+        """A fresh network, feats_NTF to logits_NTC over the pdfs."""
+        return self._model(self.targets)
+
+    def minibatch(self, n: int) -> ChunkBatch:
+        """Minibatch n with its masks: a pure function of the task's fields and n."""
+        return self._table.batch(n, self.data.train, self.augment, self.data.versions)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """On dev, per frame: "loss" (cross-entropy, nats), "logprob" (its negative) and "frame accuracy"."""
+        found = hybrid.frame_figures(model, self.data.dev_feats, self.data.dev_targets)
+        return {"loss": found["loss"], "logprob": -found["loss"], "frame accuracy": found["accuracy"]}
+
+    def test(self, model: nn.Module) -> Score:
+        """Error rates of the Gaussian systems and of the network on dev and test, all settings tuned on dev."""
+        return self.test_in(model, None)
+
+    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
+        """`test`; what is decoded is kept in a folder, and not decoded again."""
+        decoder = replace(self._decoder, kept=kept)
+        others = self._gaussian_results(decoder)
+        results = others + self._network_results(decoder, model)
+        figures = {name: value for result in results for name, value in result.figures.items()}
+        return Score(figures, tuple(str(result) for result in results), results[-1].recognised, len(others))
+
+    def _gaussian_results(self, decoder: DecodeHalf) -> list[Result]:
+        """Error rates of the Gaussian systems that `decoding.scored` asks for."""
+        stages = {"all": self.hmms.trained, "last": self.hmms.trained[-1:], "none": ()}[self.decoding.scored]
+        return [result for stage in stages for result in decoder.evaluate(self._gaussians(stage), self._parts)]
+
+    def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[Result]:
+        """Error rates of a network."""
+        stage = self.hmms.trained[-1]
+        scorers = {part: self._network_scorer(model, self.targets, part) for part in self._parts}
+        system = System("network", stage.model, self.decoding.network, scorers)
+        return decoder.evaluate(system, self._parts)
+
+    @property
+    def _parts(self) -> dict[str, Corpus]:
+        return {"dev": self.material.dev, "test": self.material.test}
+
+    @cached_property
+    def _decoder(self) -> DecodeHalf:
+        silence = self.decoding.silence_probability
+        if silence is None:
+            silence = self.hmms.trained[-1].silence_share(self.material.train.texts)
+        return DecodeHalf(self.material, self.decoding, silence, self.cache, self.jobs)
+
+    def _gaussians(self, stage: Stage) -> System:
+        feats = {name: self.hmms.features(part) for name, part in self._parts.items()}
+        scorers = {part: partial(_gaussian_scores, stage, feats[part]) for part in feats}
+        return System(stage.name, stage.model, self.decoding.gmm, scorers)
+
+    def _network_scorer(self, model: nn.Module, targets: Targets, part: str) -> Scorer:
+        feats = self.hmms.network_features(getattr(self.material, part))
+        return partial(_network_scores, model, feats, targets)
+
+    def _model(self, targets: Targets) -> nn.Module:
+        return self.network.build(self.hmms.network_dims, targets.pdfs)
+
+    def _read_model(self, stem: Path, targets: Targets) -> nn.Module:
+        tensors, _ = read_pair(stem)
+        model = self._model(targets)
+        Layout.trainable(model).scatter(tensors["weights"])
+        return model
+
+
+def _gaussian_scores(stage: Stage, feats: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    return stage.model.loglikes(feats[name])
+
+
+def _network_scores(model: nn.Module, feats: Mapping[str, np.ndarray], targets: Targets, name: str) -> np.ndarray:
+    return hybrid.log_likelihoods(model, feats[name], targets.log_prior)

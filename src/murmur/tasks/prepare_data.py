@@ -1,0 +1,230 @@
+"""What `murmur prepare` makes of speech data: feature shards, their statistics, corpora of aligned frames."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import typer
+
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import file_to_read, folder_to_write
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
+from murmur.speech.corpus.lhotse_cuts import read_cuts
+from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, digest, read_stored, sample_rate_hz
+from murmur.speech.features.cmvn import Scope, statistics
+from murmur.speech.features.frame_parts import aligned_parts, is_shar, on_demand, read_targets, shar_parts
+from murmur.speech.features.frame_shards import make
+from murmur.speech.features.frame_store import FORMAT, FrameStore, Storage
+from murmur.speech.features.shards import FeatureStore
+from murmur.speech.features.shards import prepare as make_features
+
+MANIFESTS = (".jsonl", ".jsonl.gz")
+Kind = Literal["log-mel", "mfcc", "stored"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be made of the data: the features, whose statistics, with which classes, by running what it says."""
+
+    kind: Kind | None
+    bins: int | None
+    scope: Scope
+    alignments: Path | None
+    commands_allowed: bool = False
+
+
+@dataclass(frozen=True)
+class Making:
+    """Where a store goes, at how many bytes a value, and by how many processes."""
+
+    out: Path
+    storage: Storage
+    jobs: int
+
+
+def check(source: str, wanted: Wanted, out: Path) -> None:
+    """Check all paths, before anything is made.
+
+    Raises:
+        SettingError, CorpusError: names what is missing.
+    """
+    folder_to_write(out, "--out")
+    if wanted.alignments is not None and not wanted.alignments.exists():
+        raise SettingError(f"--alignments {wanted.alignments} does not exist: name an .npz, or a folder of ali.*.gz")
+    if not is_shar(Path(source)):
+        check_data(source)
+
+
+def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
+    """Make what is wanted of a directory, manifest or Shar folder, and say what there is."""
+    if is_shar(Path(source)):
+        if wanted != Wanted(None, None, wanted.scope, None):
+            raise SettingError(
+                "Shar shards bring features and targets: leave --kind, --bins, --alignments and --allow-commands out"
+            )
+        tell_store(make_from_shar(Path(source), wanted.scope, how))
+        return
+    corpus = read_corpus(source, wanted.commands_allowed)
+    front = front_of(corpus, wanted.kind, wanted.bins)
+    if wanted.alignments is not None:
+        tell_store(make_aligned(corpus, front, wanted.alignments, wanted.scope, how))
+        return
+    store = make_features(corpus, front, how.out, how.jobs, progress=True)
+    write_statistics(store, wanted.scope)
+    write_summary(store, source, wanted.scope)
+    typer.echo(f"{store.summary()}\n{store.folder}")
+
+
+def make_aligned(corpus: Corpus, front: Front, alignments: Path, scope: Scope, how: Making) -> FrameStore:
+    """Frames with classes. Stored features are read where they are; those of audio are computed first.
+
+    Raises:
+        CorpusError: alignments that cannot be read, or more than 1 % of the utterances without one that fits.
+    """
+    targets = read_targets(alignments)
+    feats: Mapping[str, np.ndarray] = on_demand(corpus, front)
+    jobs = how.jobs
+    if not isinstance(front, Ready):  # the work is in the features, and done by many; packing them is quick
+        feats, jobs = make_features(corpus, front, how.out, how.jobs, progress=True), 1
+    content = [corpus.digest(), digest(front), str(alignments.resolve()), *_stamps(alignments)]
+    folder = _frames_folder(how.out, *content, scope, how.storage)
+    return make(folder, aligned_parts(feats, corpus.speakers, targets, scope), how.storage, jobs, progress=True)
+
+
+def make_from_shar(source: Path, scope: Scope, how: Making) -> FrameStore:
+    """The frames and classes of Shar shards, a shard each.
+
+    Raises:
+        CorpusError: the shards lack something, or more than 1 % of the cuts cannot be used.
+    """
+    parts = shar_parts(source, scope)
+    stamps = [stamp for part in parts for _, path in part.files for stamp in _stamps(path)]
+    folder = _frames_folder(how.out, str(source.resolve()), *stamps, scope, how.storage)
+    return make(folder, parts, how.storage, how.jobs, progress=True)
+
+
+def tell_store(store: FrameStore) -> None:
+    """One line about a prepared corpus, one a problem, and its folder."""
+    size = sum(path.stat().st_size for path in store.folder.iterdir())
+    frames = int(store.lengths.sum())
+    typer.echo(
+        f"{frames} frames of {store.dims} values, {len(store)} utterances, {len(store.problems)} skipped, "
+        f"{store.storage}, {size / 1e6:.1f} MB"
+    )
+    for problem in store.problems:
+        typer.echo(f"skipped {problem}")
+    typer.echo(str(store.folder))
+
+
+def _frames_folder(out: Path, *content: str) -> Path:
+    """A folder whose name stands for what a prepared corpus is made from."""
+    return out / f"frames-{hashlib.sha256(json.dumps([FORMAT, *content]).encode()).hexdigest()[:16]}"
+
+
+def _stamps(source: Path) -> list[str]:
+    files = sorted(source.glob("ali.*.gz")) if source.is_dir() else [source]
+    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files if file.exists()]
+
+
+def read_corpus(source: str, commands_allowed: bool = False) -> Corpus:
+    """Utterances of a data directory or cut manifest; of a directory's commands only where they are allowed.
+
+    Raises:
+        SettingError: it is neither.
+        CorpusError: it cannot be used.
+    """
+    check_data(source)
+    path = Path(source)
+    if path.name.endswith(MANIFESTS):
+        return read_cuts(path)
+    return read_data_dir(path, commands_allowed=commands_allowed)
+
+
+def check_data(source: str) -> None:
+    """Check that there is a data directory or cut manifest with the files that it needs, without reading them.
+
+    Raises:
+        SettingError: it is neither.
+        CorpusError: a file is missing.
+    """
+    path = Path(source)
+    if path.name.endswith(MANIFESTS):
+        file_to_read(path, "manifest")
+    elif path.is_dir():
+        parts = sorted(str(p.parent) for p in path.glob("data/*/text"))
+        if parts and not (path / "text").is_file():
+            raise SettingError(f"{source} is a set, not a data directory: name one of {', '.join(parts)}")
+        check_data_dir(path)
+    else:
+        raise SettingError(
+            f"{source!r} is no folder, no manifest, no .py file and no recipe: murmur prepare lists both"
+        )
+
+
+def front_of(corpus: Corpus, kind: Kind | None, bins: int | None) -> Front:
+    """The analysis of a corpus; without a kind the corpus' own features, or log-mel of its audio.
+
+    Raises:
+        SettingError: features are asked for that the corpus does not bring.
+        CorpusError: the audio cannot be read.
+    """
+    first = corpus.utterances[0]
+    if kind is None:
+        kind = "stored" if first.features is not None else "log-mel"
+    if kind == "stored":
+        if first.features is None:
+            raise SettingError(f"utterance {first.id} brings no features (feats.scp): choose --kind log-mel or mfcc")
+        if bins is not None:
+            raise SettingError("--bins is for features computed here; stored ones have their own number")
+        return Ready(dims=read_stored(first.features).shape[1])
+    rate = sample_rate_hz(corpus)
+    front: LogMel | Mfcc = LogMel(rate_hz=rate) if kind == "log-mel" else Mfcc(rate_hz=rate)
+    return front if bins is None else replace(front, bins=bins)
+
+
+def write_statistics(store: FeatureStore, scope: Scope) -> None:
+    """cmvn-SCOPE.npz: `names` (speakers or utterances), `means` and `deviations` (names, F), over all their frames."""
+    if scope == "none":
+        return
+    members: dict[str, list[str]] = {}
+    for utterance, speaker in store.corpus.speakers.items():
+        members.setdefault(speaker if scope == "speaker" else utterance, []).append(utterance)
+    names = sorted(members, key=str.encode)
+    pairs = [statistics(store[u] for u in members[name]) for name in names]
+    path = store.folder / f"cmvn-{scope}.npz"
+    beside = path.with_name(f".{path.name}")
+    with beside.open("wb") as file:
+        np.savez(
+            file,
+            names=np.array(names),
+            means=np.stack([m for m, _ in pairs]),
+            deviations=np.stack([d for _, d in pairs]),
+        )
+    beside.replace(path)
+
+
+def write_summary(store: FeatureStore, source: str, scope: Scope) -> dict[str, Any]:
+    """summary.json: how much there is, of whom, and what was left out and why."""
+    problems = store.corpus.problems
+    facts = {
+        "source": source,
+        "front": {"type": type(store.front).__name__, **asdict(store.front)},
+        "cmvn": scope,
+        "hours": store.hours,
+        "frames": sum(store.frames(u) for u in store),
+        "utterances": len(store),
+        "speakers": len(set(store.corpus.speakers.values())),
+        "skipped": [asdict(problem) for problem in problems],
+        "reasons": dict(Counter(problem.what for problem in problems).most_common()),
+    }
+    write_whole(store.folder / "summary.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
+    return facts

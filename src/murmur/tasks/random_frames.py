@@ -1,0 +1,145 @@
+"""Single frames with their context, drawn at random, so that a minibatch has exactly B frames.
+
+Data, states, dev and test are those of a hybrid task with a sigmoid network on spliced frames; only the order differs:
+every pass over the training frames is a permutation of its own, cut into minibatches; frames that fill no minibatch are
+left out of that pass.
+
+Shapes: B frames, F values a frame, C states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from murmur.engine.seeds import seed_of
+from murmur.engine.task import Loss, Score, Unmade
+from murmur.speech.models import Dnn
+from murmur.speech.models.dnn import AcousticDnn
+from murmur.tasks.hybrid.task import HybridTask
+
+
+@dataclass(frozen=True)
+class FrameTask:
+    """Frame classification by a `Dnn`, B random frames a minibatch.
+
+    Attributes:
+        supervised: whose data, network and decoding.
+        frames: B.
+        seed: of the order of the frames.
+    """
+
+    supervised: HybridTask = field(default_factory=HybridTask)
+    frames: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.supervised.network, Dnn) or self.frames < 1:
+            raise ValueError(f"FrameTask needs a Dnn and at least one frame a minibatch, got {self}")
+
+    def __getstate__(self) -> dict[str, object]:
+        """The fields alone."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def _data(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All training frames behind each other, every utterance with repeated edges, (P, F); the places of the frames
+        that are trained, (M,); their states, (M,).
+        """
+        store, context = self.supervised.data.train, self._network.context
+        feats, places, states, begun = [], [], [], 0
+        for u in range(len(store)):
+            feats_TF = np.asarray(store.feats(u))
+            feats.append(np.pad(feats_TF, ((context, context), (0, 0)), mode="edge"))
+            places.append(begun + context + np.arange(len(feats_TF)))
+            states.append(np.asarray(store.targets(u)).astype(np.int64))
+            begun += len(feats[-1])
+        whole = (np.concatenate(parts) for parts in (feats, places, states))
+        x, at, y = (torch.from_numpy(part) for part in whole)
+        return x.float(), at, y
+
+    @property
+    def _network(self) -> Dnn:
+        assert isinstance(self.supervised.network, Dnn)
+        return self.supervised.network
+
+    @property
+    def per_epoch(self) -> int:
+        """Whole minibatches in one pass."""
+        return len(self._data[1]) // self.frames
+
+    @property
+    def samples_per_epoch(self) -> float:
+        """Frames in one pass, those left out not counted."""
+        return float(self.per_epoch * self.frames)
+
+    def check(self) -> None:
+        """As the supervised task does."""
+        self.supervised.check()
+
+    def unprepared(self) -> list[Unmade]:
+        """As the supervised task says."""
+        return self.supervised.unprepared()
+
+    def prepare(self) -> object:
+        """As the hybrid task does."""
+        return self.supervised.prepare()
+
+    def model(self) -> nn.Module:
+        """As the hybrid task does."""
+        return self.supervised.model()
+
+    def minibatch(self, n: int) -> tuple[Tensor, Tensor]:
+        """Spliced frames (B, (2 context + 1) F) and their states (B,)."""
+        x, at, y = self._data
+        epoch, within = divmod(n, self.per_epoch)
+        chosen = self._order(epoch)[within * self.frames : (within + 1) * self.frames]
+        offsets = torch.arange(-self._network.context, self._network.context + 1)
+        return x[at[chosen][:, None] + offsets].flatten(1), y[chosen]
+
+    def _order(self, epoch: int) -> Tensor:
+        """The permutation of a pass; the latest few are kept, since learners may be in different passes."""
+        if epoch not in self._orders:
+            while len(self._orders) > 1:
+                del self._orders[min(self._orders)]
+            draw = torch.Generator().manual_seed(seed_of(self.seed, "order of frames", epoch))
+            self._orders[epoch] = torch.randperm(len(self._data[1]), generator=draw)
+        return self._orders[epoch]
+
+    @cached_property
+    def _orders(self) -> dict[int, Tensor]:
+        return {}
+
+    def loss(self, model: nn.Module, minibatch: tuple[Tensor, Tensor]) -> Loss:
+        """Cross-entropy, summed over frames."""
+        assert isinstance(model, AcousticDnn)
+        x, y = minibatch
+        for number in range(len(model.maps)):
+            x = model.layer(number, x)
+        return Loss(functional.cross_entropy(model.output(x), y, reduction="sum"), float(len(y)))
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        """As the hybrid task does."""
+        return self.supervised.evaluate(model)
+
+    def test(self, model: nn.Module) -> Score:
+        """As the hybrid task does."""
+        return self.supervised.test(model)
+
+    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
+        """As the hybrid task does."""
+        return self.supervised.test_in(model, kept)
+
+    def loss_of_priors(self) -> float:
+        """Held-out cross-entropy of the states' frequencies alone, nats a frame."""
+        log_prior: Any = self.supervised.targets.log_prior
+        states = np.concatenate([np.asarray(s) for s in self.supervised.data.dev_targets.values()])
+        return -float(log_prior[torch.from_numpy(states.astype(np.int64))].mean())

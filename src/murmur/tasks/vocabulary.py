@@ -1,0 +1,213 @@
+"""Words and sentences of a user's own for a trained acoustic model: a grammar, a language model or a list of words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from murmur.core.errors import SettingError
+from murmur.speech.ctc import criterion as ctc
+from murmur.speech.language_model.arpa import read_arpa
+from murmur.speech.language_model.grammar import Grammar, acceptor_grammar, loop_grammar, ngram_grammar
+from murmur.speech.language_model.grammar_file import read_grammar, read_words
+from murmur.speech.lexicon.arpabet import PHONES
+from murmur.speech.lexicon.g2p import Phones
+from murmur.speech.lexicon.lexicon import EPSILON, NOISE, SILENCE, Entry, Lang, read_lexicon
+from murmur.speech.lexicon.pronounce import Completed, Guesser, Origin, complete
+from murmur.speech.lexicon.spelling import UnspeakableError, spell
+from murmur.tasks.pronouncing import Guess, guesser
+
+log = logging.getLogger(__name__)
+Kind = Literal["grammar", "lm", "words"]
+WhichGuess = Literal["auto", "none", "espeak", "graphemes"]
+LISTED = 40  # words in a message
+_COMPARED = 200  # words of a lexicon that tell whether it is spelled
+STRESSES = "012"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What is recognised in place of the words and sentences that a model was tested with.
+
+    Attributes:
+        kind: what `source` is: a grammar, a language model in ARPA format, or a list of words, of which any number may
+            follow each other.
+        source: the file.
+        lexicon: pronunciations that go before those of the model's lexicon.
+        guess: what pronounces words that neither has. "auto": the letters where the model's lexicon is spelled, else
+            espeak-ng where it is installed and the model has CMUdict's phones, else nothing.
+    """
+
+    kind: Kind
+    source: Path
+    lexicon: Path | None = None
+    guess: WhichGuess = "auto"
+
+    @cached_property
+    def content(self) -> tuple[Sequence[str], Callable[[Lang], Grammar]]:
+        """The words, and what makes the grammar over a lexicon that has them all.
+
+        Raises:
+            ValueError, FileNotFoundError: the file cannot be used; the message names it.
+        """
+        if self.kind == "words":
+            return read_words(self.source), loop_grammar
+        if self.kind == "grammar":
+            acceptor = read_grammar(self.source)
+            return acceptor.words, lambda lang: acceptor_grammar(lang, acceptor)
+        model = read_arpa(self.source)
+        words = [word for word in model.words if not is_mark(word)]
+        return words, lambda lang: ngram_grammar(lang, model)
+
+    def pronounced(self, words: Sequence[str], base: Sequence[Entry], phones: Collection[str]) -> list[Entry]:
+        """Pronunciations of the words: of the own lexicon, else of `base`, else guessed, which the log tells.
+
+        Raises:
+            SettingError: a word has no pronunciation, or one with a phone that is not among `phones`.
+        """
+        own = [] if self.lexicon is None else read_lexicon(self.lexicon)
+        given = {word for word, _ in own}
+        entries = [*own, *(entry for entry in base if entry[0] not in given)]
+        guess = self._guess(base, phones)
+        found = complete(words, entries, None if guess == "none" else _guesser(guess, phones))
+        self._check_phones(found, phones)
+        if found.refused:
+            raise SettingError(self._without(found, guess, phones))
+        _tell(found)
+        return found.entries
+
+    def spelled(self, words: Sequence[str], units: ctc.Units) -> list[Entry]:
+        """The words in the units of a CTC network that spells; in upper or lower case where it knows that one alone.
+
+        Raises:
+            SettingError: a word has letters that the network does not know, or a lexicon is given.
+        """
+        if self.lexicon is not None:
+            raise SettingError(f"--lexicon {self.lexicon}: this network writes {units.kind}s, words need no phones")
+        origins, refused = [], {}
+        for word in words:
+            ways = [way for way in (word, word.upper(), word.lower()) if writable(units, way)]
+            if ways:
+                pieces = tuple(ctc.pieces(ways[0], units.kind))
+                origins.append(Origin(word, pieces, "seen" if ways[0] == word else f"seen as {ways[0]}"))
+            else:
+                refused[word] = "unknown"
+        if refused:
+            raise SettingError(
+                f"{self.source}: the network's {units.kind}s write {len(refused)} of {len(words)} words in no case: "
+                f"{_listed(refused)}; leave them out, or spell them with what was seen in training"
+            )
+        found = Completed(tuple(origins), refused)
+        _tell(found)
+        return found.entries
+
+    def _guess(self, base: Sequence[Entry], phones: Collection[str]) -> Guess:
+        if self.guess != "auto":
+            return self.guess
+        if _is_spelled(base):
+            return "graphemes"
+        return "espeak" if _is_english(phones) and find_spec("espeakng_loader") is not None else "none"
+
+    def _check_phones(self, found: Completed, phones: Collection[str]) -> None:
+        unknown = {
+            phone: origin.word for origin in reversed(found.origins) for phone in origin.phones if phone not in phones
+        }
+        if unknown:
+            first = [f"{phone} (in {word})" for phone, word in sorted(unknown.items())]
+            stress = all(p[-1] in STRESSES and p[:-1] in phones for p in unknown)
+            hint = "; take the stress digits off (murmur lexicon --stress drop)" if stress else ""
+            raise SettingError(
+                f"{self.lexicon} has phones that the acoustic model lacks: {_listed(first)}; it knows "
+                f"{_listed(_spoken(phones))}{hint}"
+            )
+
+    def _without(self, found: Completed, guess: Guess, phones: Collection[str]) -> str:
+        """The message about words without a pronunciation, with what to do."""
+        words = f"{len(found.refused)} word{'s' if len(found.refused) > 1 else ''}"
+        own = f" nor in {self.lexicon}" if self.lexicon is not None else ""
+        known = " ".join(_spoken(phones)[:LISTED])
+        lines = f"give lines `word phone phone ...` of them by --lexicon FILE (phones: {known})"
+        if guess != "none":
+            return f"{self.source}: {words} can be neither looked up nor guessed: {found.reasons()}\n{lines}"
+        more = ""
+        if self.guess == "none":
+            more = ", or let them be guessed (--guess auto)"
+        elif _is_english(phones):
+            more = ", or install what guesses them: pip install 'murmur[synth]'"
+        return f"{self.source}: {words} not in the model's lexicon{own}: {_listed(list(found.refused))}; {lines}{more}"
+
+
+@dataclass(frozen=True)
+class _FittedGuess:
+    """A guess whose vowels take another stress where the acoustic model lacks the one that was guessed."""
+
+    guess: Guesser
+    phones: Collection[str]
+
+    @property
+    def how(self) -> str:
+        """The label of the guess in the list of origins."""
+        return self.guess.how
+
+    def __call__(self, word: str) -> Phones:
+        """The phones of a word."""
+        return tuple(map(self._fitted, self.guess(word)))
+
+    def _fitted(self, phone: str) -> str:
+        if phone in self.phones or phone[-1] not in STRESSES:
+            return phone
+        return next((other for s in STRESSES if (other := phone[:-1] + s) in self.phones), phone)
+
+
+def _guesser(guess: Guess, phones: Collection[str]) -> Guesser | None:
+    made = guesser(guess, [(phone, (phone,)) for phone in _spoken(phones)])
+    return None if made is None else _FittedGuess(made, phones)
+
+
+def is_mark(word: str) -> bool:
+    """True for a language model's symbols that are not words, such as <s> and <unk>."""
+    return word.startswith("<") and word.endswith(">")
+
+
+def writable(units: ctc.Units, word: str) -> bool:
+    """True if the units can write a word."""
+    return ctc.WORD_START not in word and units.covers(word)
+
+
+def _spoken(phones: Collection[str]) -> list[str]:
+    return sorted(set(phones).difference([EPSILON, SILENCE, NOISE]))
+
+
+def _is_english(phones: Collection[str]) -> bool:
+    """True if most phones are CMUdict's."""
+    spoken = _spoken(phones)
+    return 2 * sum(phone.rstrip(STRESSES) in PHONES for phone in spoken) > len(spoken)
+
+
+def _is_spelled(base: Sequence[Entry]) -> bool:
+    """True if the pronunciations of a lexicon are the letters of its words."""
+    try:
+        return bool(base) and all(spell(word, "read") == phones for word, phones in base[:_COMPARED])
+    except UnspeakableError:
+        return False
+
+
+def _listed(words: Collection[str]) -> str:
+    shown = list(words)[:LISTED]
+    more = len(words) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _tell(found: Completed) -> None:
+    """Log what was not in the lexicons under the same spelling, with its pronunciation."""
+    for how, title in (("seen as", "found in another case"), ("guessed", "guessed"), ("spelled", "spelled")):
+        alike = [origin for origin in found.guessed if origin.how.startswith(how)]
+        if alike:
+            shown = [f"{o.word} {' '.join(o.phones)}" for o in alike]
+            words = len({origin.word for origin in alike})
+            log.info("%d word%s %s: %s", words, "s" if words > 1 else "", title, _listed(shown))

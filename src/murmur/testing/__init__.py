@@ -1,0 +1,1 @@
+"""Conformance checks for worlds and strategies of a user."""

@@ -1,0 +1,293 @@
+"""What every world must do: run `check_group(make_world)` on a new one before any strategy runs in it.
+
+The checks are programs, as strategies are; each states one promise of `Group` or `Seat`. They use no test framework,
+so that anybody's world can be checked anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from murmur.core.group import Group, WorldMismatch
+from murmur.core.world import Program, Seat, World
+
+
+def check_group(make_world: Callable[[int], World], sizes: Sequence[int] = (1, 2, 3, 4)) -> None:
+    """Run every check in worlds of the given sizes.
+
+    Raises:
+        AssertionError: a promise is broken; says which, in a world of what size.
+    """
+    for size in sizes:
+        for check in CHECKS:
+            try:
+                results = make_world(size).run(check)
+            except AssertionError as error:
+                raise AssertionError(f"{check.__name__} in a world of {size}: {error}") from error
+            _expect(len(results), size, f"{check.__name__}: results of a world of {size}")
+    for refusal in REFUSALS:
+        _check_refusal(make_world, refusal)
+
+
+def _check_refusal(make_world: Callable[[int], World], refusal: Program[None]) -> None:
+    try:
+        make_world(2).run(refusal)
+    except (WorldMismatch, RuntimeError, ValueError):
+        return
+    raise AssertionError(f"{refusal.__name__}: the world should have raised an error")
+
+
+async def means_are_weighted(seat: Seat) -> None:
+    """sum w x / sum w, and the sum of the weights."""
+    group = seat.group
+    x = torch.full((5,), float(group.rank + 1))
+    weights = [float(r + 1) for r in range(group.size)]
+    mean = await group.mean(x, weight=weights[group.rank])
+    wanted = sum(w * (r + 1) for r, w in enumerate(weights)) / sum(weights)
+    _close(mean, torch.full((5,), wanted), "weighted mean")
+    _expect(group.total_weight, sum(weights), "total weight")
+
+
+async def equal_means_are_plain_sums(seat: Seat) -> None:
+    """With equal weights the mean of equal vectors of small integers is exact."""
+    mean = await seat.group.mean(torch.arange(7.0), weight=640.0)
+    _expect(mean.tolist(), list(range(7)), "mean of equal vectors")
+
+
+async def weight_zero_is_left_out(seat: Seat) -> None:
+    """A learner without samples takes part, whatever its vector holds."""
+    group = seat.group
+    idle = group.rank > 0
+    x = torch.full((3,), math.nan if idle else 2.5)
+    mean = await group.mean(x, weight=0.0 if idle else 3.0)
+    _expect(mean.tolist(), [2.5] * 3, "mean without the idle learners")
+
+
+async def no_weight_stops_everybody(seat: Seat) -> None:
+    """If nobody has samples all see total_weight 0 in the same round, and keep their vectors."""
+    x = torch.full((2,), float(seat.group.rank))
+    mean = await seat.group.mean(x, weight=0.0)
+    _expect(seat.group.total_weight, 0.0, "total weight")
+    _expect(mean.tolist(), x.tolist(), "vector of an empty mean")
+
+
+async def means_are_new_vectors(seat: Seat) -> None:
+    """Neither the argument nor anybody's result is shared."""
+    x = torch.ones(4)
+    mean = await seat.group.mean(x)
+    mean.add_(seat.group.rank)
+    _expect(x.tolist(), [1.0] * 4, "argument after the mean")
+    again = await seat.group.mean(mean)
+    _close(again, torch.full((4,), 1 + (seat.group.size - 1) / 2), "mean of changed results")
+
+
+async def broadcasts_reach_all(seat: Seat) -> None:
+    """Every member can be the root; integers survive."""
+    for root in range(seat.group.size):
+        got = await seat.group.broadcast(torch.tensor([seat.group.rank, 2**53 + seat.group.rank]), root)
+        _expect(got.tolist(), [root, 2**53 + root], f"broadcast from {root}")
+
+
+async def messages_keep_their_order(seat: Seat) -> None:
+    """From one learner under one tag: first posted, first received, large or small. Tags do not mix; posting copies."""
+    group = seat.group
+    to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    x = torch.zeros(3)
+    for i in range(5):
+        x.fill_(float(i))
+        group.post(x, to, "numbers")
+        group.post(-x, to, "negatives")
+    for size in (50_000, 1, 2):
+        group.post(torch.zeros(size), to, "sizes")
+    _expect([(await group.recv(source, "sizes")).x.numel() for _ in range(3)], [50_000, 1, 2], "sizes in order")
+    for i in range(5):
+        negative, _, _ = await group.recv(source, "negatives")
+        positive, who, _ = await group.recv(source, "numbers")
+        _expect((positive.tolist(), negative.tolist(), who), ([float(i)] * 3, [-float(i)] * 3, source), f"message {i}")
+
+
+async def anyone_can_be_heard(seat: Seat) -> None:
+    """A receiver that names nobody hears everybody, vectors of any length, empty ones too."""
+    group = seat.group
+    if group.rank > 0:
+        group.post(torch.full((group.rank - 1,), float(group.rank)), 0, "report")
+        return
+    heard = {}
+    for _ in range(group.size - 1):
+        x, who, _ = await group.recv(tag="report")
+        heard[who] = x.tolist()
+    _expect(heard, {r: [float(r)] * (r - 1) for r in range(1, group.size)}, "reports")
+
+
+async def letters_carry_notes(seat: Seat) -> None:
+    """The numbers beside a vector arrive as they were; one can write to oneself."""
+    group = seat.group
+    to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    group.post(torch.ones(2), to, "noted", (group.rank, 0.25, -1e9))
+    group.post(torch.empty(0), group.rank, "own", (7.0,))
+    letter = await group.recv(source, "noted")
+    _expect((letter.source, letter.note), (source, (float(source), 0.25, -1e9)), "letter with a note")
+    own = await group.recv(group.rank, "own")
+    _expect((own.x.numel(), own.note), (0, (7.0,)), "letter to oneself")
+
+
+async def hearing_has_a_deadline(seat: Seat) -> None:
+    """Whoever hears nothing goes on after the seconds it gave; what comes later is not lost."""
+    group = seat.group
+    came = seat.now
+    _expect(await group.hear("early", 0.05), None, "hearing nothing")
+    _expect(seat.now - came >= 0.05, True, "the deadline was waited for")
+    _expect(await group.hear("early", 0.0), None, "hearing nothing at once")
+    await group.mean(torch.zeros(1))
+    group.post(torch.ones(1), (group.rank + 1) % group.size, "early")
+    letter = await group.hear("early", float("inf"))
+    _expect(letter is not None and letter.source == (group.rank - 1) % group.size, True, "a letter heard")
+
+
+async def claims_cover_the_budget(seat: Seat) -> None:
+    """Every number is claimed by exactly one learner, whatever it claims at a time; spent: all came back for more."""
+    group, roll = seat.group, seat.group.roll
+    _expect(roll.view().live, tuple(range(group.size)), "everybody is alive")
+    mine: list[float] = []
+    while not roll.spent:
+        claim = roll.claim(5, 25, 1 + group.rank % 3)
+        mine.extend(map(float, claim or ()))
+        await seat.sleep(1e-4)
+    group.post(torch.tensor(mine), 0, "claims")
+    if group.rank == 0:
+        letters = [await group.recv(rank, "claims") for rank in range(group.size)]
+        _expect(sorted(n for x, _, _ in letters for n in x.tolist()), [float(n) for n in range(5, 25)], "all claims")
+
+
+async def stages_wait_for_all(seat: Seat) -> None:
+    """A stage is reached when every live learner has said so, and stays reached."""
+    group, roll = seat.group, seat.group.roll
+    await seat.sleep(1e-3 * group.rank)
+    group.count("came", 1)
+    while not roll.reach("here"):
+        await seat.sleep(1e-3)
+    _expect(group.count("came"), group.size, "learners at the stage")
+    _expect(roll.reach("here"), True, "a stage that was reached")
+
+
+async def splits_are_independent(seat: Seat) -> None:
+    """Parts have their own ranks, means and counters; who is in no part gets None."""
+    group = seat.group
+    parts = [list(range(0, group.size, 2)), list(range(1, group.size - 1, 2))]
+    part = group.split([p for p in parts if p])
+    mine = next((p for p in parts if group.rank in p), None)
+    if mine is None:
+        _expect(part, None, "group of a learner in no part")
+        return
+    if part is None:
+        raise AssertionError("a member got no group")
+    _expect((part.rank, part.size), (mine.index(group.rank), len(mine)), "rank and size")
+    mean = await part.mean(torch.tensor([float(group.rank)]))
+    _close(mean, torch.tensor([sum(mine) / len(mine)]), "mean of a part")
+    part.count("members", 1)
+    await part.mean(mean)
+    _expect(part.count("members"), len(mine), "counter of a part")
+
+
+async def counters_are_shared(seat: Seat) -> None:
+    """Every amount is added once, and nobody sees the same claim twice."""
+    group = seat.group
+    claims = [group.count("claims", 1) for _ in range(10)]
+    _expect(claims, sorted(set(claims)), "one learner's claims grow")
+    await group.mean(torch.zeros(1))
+    _expect(group.count("claims"), 10 * group.size, "all claims")
+    _expect(group.count("never used"), 0, "a new counter")
+
+
+async def sums_run_beside(seat: Seat) -> None:
+    """Several sums under way at once, in place, finish right."""
+    group = seat.group
+    xs = [torch.full((1000,), float(group.rank + i)) for i in range(4)]
+    pending = [group.start_sum(x) for x in xs]
+    for i, (x, total) in enumerate(zip(xs, pending, strict=True)):
+        got = await total
+        wanted = float(sum(r + i for r in range(group.size)))
+        _expect((got[0].item(), x[-1].item()), (wanted, wanted), f"sum {i}")
+
+
+async def activities_run_beside(seat: Seat) -> None:
+    """A background activity averages on its own group while the learner averages on another, and gives its value."""
+    everybody = [list(range(seat.group.size))]
+    own = seat.group.split(everybody)
+    if own is None:
+        raise AssertionError("a member got no group")
+    activity = seat.spawn(_rounds(own, 20), "averaging")
+    for k in range(20):
+        mean = await seat.group.mean(torch.tensor([float(seat.group.rank * k)]))
+        _close(mean, torch.tensor([(seat.group.size - 1) / 2 * k]), f"round {k}")
+        await seat.work(lambda: None)
+    _close(torch.tensor([await activity]), torch.tensor([20 * (seat.group.size - 1) / 2]), "value of the activity")
+
+
+async def _rounds(group: Group, count: int) -> float:
+    total = 0.0
+    for _ in range(count):
+        total += float(await group.mean(torch.tensor([float(group.rank)])))
+    return total
+
+
+async def different_lengths(seat: Seat) -> None:
+    """Vectors of different lengths in one mean."""
+    await seat.group.mean(torch.zeros(3 + seat.group.rank))
+
+
+async def negative_weight(seat: Seat) -> None:
+    """A weight below zero."""
+    await seat.group.mean(torch.zeros(3), weight=-1.0)
+
+
+async def failing_activity(seat: Seat) -> None:
+    """An activity that fails shows at the next gradient."""
+
+    async def fails() -> None:
+        raise ValueError("planted")
+
+    seat.spawn(fails(), "doomed")
+    for _ in range(100):
+        await seat.work(lambda: torch.randn(200, 200) @ torch.randn(200, 200))
+
+
+async def one_fails(seat: Seat) -> None:
+    """A learner that fails does not leave the others waiting."""
+    if seat.group.rank == 1:
+        raise ValueError("planted")
+    await seat.group.mean(torch.zeros(3))
+
+
+def _expect(got: object, wanted: object, what: str) -> None:
+    if got != wanted:
+        raise AssertionError(f"{what}: got {got}, expected {wanted}")
+
+
+def _close(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    if not torch.allclose(got, wanted, rtol=1e-6, atol=1e-7):
+        raise AssertionError(f"{what}: got {got.tolist()}, expected {wanted.tolist()}")
+
+
+CHECKS: tuple[Program[None], ...] = (
+    means_are_weighted,
+    equal_means_are_plain_sums,
+    weight_zero_is_left_out,
+    no_weight_stops_everybody,
+    means_are_new_vectors,
+    broadcasts_reach_all,
+    messages_keep_their_order,
+    anyone_can_be_heard,
+    letters_carry_notes,
+    hearing_has_a_deadline,
+    claims_cover_the_budget,
+    stages_wait_for_all,
+    splits_are_independent,
+    counters_are_shared,
+    sums_run_beside,
+    activities_run_beside,
+)
+REFUSALS: tuple[Program[None], ...] = (different_lengths, negative_weight, failing_activity, one_fails)

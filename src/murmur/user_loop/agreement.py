@@ -1,0 +1,102 @@
+"""Before the first step: do all learners run the same strategy on the same model with the same versions?"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor, nn
+
+from murmur.core.facts import Facts, FactsOfInner
+from murmur.core.group import Group, WorldMismatch
+from murmur.core.learner import Strategy
+from murmur.engine.experiment import describe
+from murmur.user_loop.source import Plan
+
+
+def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Whether the strategy leaves minibatches to the loop, and steps of the optimizer are steps of the model alone.
+
+    Raises:
+        ValueError: the strategy deals minibatches out, or the optimizer holds other parameters too, or calls the model
+            by itself.
+    """
+    if Facts.of(strategy).assigns_minibatches:
+        inner = f": join {strategy.inner}" if isinstance(strategy, FactsOfInner) else ""
+        raise ValueError(f"{strategy} assigns minibatches, but here every loop has its own loader{inner}")
+    own = {id(p) for p in model.parameters()}
+    strange = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    if strange:
+        raise ValueError(
+            f"the optimizer holds {strange} tensors that are not parameters of the model, and would not be averaged:"
+            " join an nn.ModuleList of all that is trained"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS calls the model by itself (a closure): it cannot be joined; use another optimizer")
+
+
+def terms(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> dict[str, str]:
+    """What has to be equal everywhere, a line each."""
+    tensors = [f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()]
+    tensors += [f"{n} {tuple(b.shape)} {b.dtype}" for n, b in model.named_buffers()]
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    return {
+        "murmur": _version(),
+        "torch": str(torch.__version__),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "strategy": str(describe(strategy)),
+        "plan": str((plan.total_steps, plan.samples_per_step)),
+        "optimizer": f"{type(optimizer).__qualname__} with parameter groups of {groups}",
+        "model": "; ".join(tensors),
+    }
+
+
+def _version() -> str:
+    try:
+        return version("murmur")
+    except PackageNotFoundError:
+        return "source"
+
+
+async def agree(group: Group, device: torch.device, mine: Mapping[str, str]) -> None:
+    """Compare the terms of all learners with those of learner 0.
+
+    Raises:
+        WorldMismatch: on every learner, if anyone's differ; says whose, in what, and how.
+    """
+    names = sorted(mine)
+    differs = torch.zeros(len(names), group.size, device=device)
+    for row, name in enumerate(names):
+        first = await _text_of_first(group, mine[name])
+        if first != mine[name]:
+            differs[row, group.rank] = 1
+            theirs = (name, first)
+    found = await group.mean(differs)
+    if bool(found.any()):
+        whose = {names[row]: found[row].nonzero().flatten().tolist() for row in range(len(names)) if found[row].any()}
+        said = "; ".join(f"the {name} of learners {who} differs from learner 0's" for name, who in whose.items())
+        if bool(differs.any()):
+            name, text = theirs
+            said += f" (here {_around(mine[name], text)!r}, there {_around(text, mine[name])!r})"
+        raise WorldMismatch(f"learner {group.rank}: {said}: start every learner with the same program and versions")
+
+
+async def _text_of_first(group: Group, text: str) -> str:
+    raw = _numbers(text)
+    length = int(await group.broadcast(torch.tensor([len(raw)])))
+    padded = torch.zeros(length, dtype=torch.long)
+    padded[: min(length, len(raw))] = raw[:length]
+    return bytes((await group.broadcast(padded)).tolist()).decode()
+
+
+def _numbers(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.long)
+
+
+def _around(text: str, other: str, width: int = 80) -> str:
+    """The part of a text where it first differs from another one."""
+    same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    start = max(0, same - width // 2)
+    return text[start : start + width]

@@ -1,0 +1,84 @@
+"""The mean of all learners' models in the middle of a run: each answers at once, from a thread of its own.
+
+Not a collective: any learner may ask, alone or not, after whatever number of steps, also while others have no data left
+and wait in the end of their block. Nobody waits for anybody's next step, so nothing can hang on an uneven loop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from murmur.core.flat import Layout
+from murmur.core.group import Group, PeerLost, weighted_mean
+from murmur.core.world import drive
+from murmur.user_loop.loop import Loop
+from murmur.user_loop.source import LoopSource
+
+ASK, ANSWER = "ask for the model", "the model"
+STOP, QUESTION = 0.0, 1.0
+POLL_SECONDS = 0.25
+
+
+class Answers:
+    """One learner's side."""
+
+    def __init__(self, group: Group, loop: Loop, buffers: Layout) -> None:
+        self.group, self.loop, self.buffers = group, loop, buffers
+        self._asked = 0
+
+    async def serve(self) -> None:
+        """Answer until `stop`; to be run beside the loop."""
+        while (letter := await self.group.hear(ASK, math.inf)) is not None and letter.note[0] != STOP:
+            for kind, x in enumerate(self._own()):
+                self.group.post(x, letter.source, ANSWER, (letter.note[1], kind))
+
+    def stop(self) -> None:
+        """Let `serve` end."""
+        self.group.post(torch.empty(0), self.group.rank, ASK, (STOP,))
+
+    def _own(self) -> tuple[Tensor, Tensor]:
+        return self.loop.weights.snapshot(), self.buffers.gather()
+
+    @contextmanager
+    def in_place(self, source: LoopSource, live: Callable[[], Sequence[int]], timeout_seconds: float) -> Iterator[None]:
+        """Inside, the model holds the mean weights and buffers of the learners that are `live`, as they are just now.
+
+        Raises:
+            PeerLost: not all told theirs in time.
+        """
+        weights = self.loop.weights
+        with weights.held():
+            weights.add_(torch.zeros_like(source.layout.gather()))  # the live weights now stand beside the model
+            own = source.layout.gather(), self.buffers.gather()
+            mean = own if self.group.size == 1 else drive(self._mean(live, timeout_seconds))
+            try:
+                source.layout.scatter(mean[0])
+                self.buffers.scatter(mean[1])
+                yield
+            finally:
+                source.layout.scatter(own[0])
+                self.buffers.scatter(own[1])
+
+    async def _mean(self, live: Callable[[], Sequence[int]], timeout_seconds: float) -> tuple[Tensor, Tensor]:
+        deadline = time.monotonic() + timeout_seconds
+        self._asked += 1
+        for rank in live():
+            if rank != self.group.rank:
+                self.group.post(torch.empty(0), rank, ASK, (QUESTION, self._asked))
+        given: list[dict[int, Tensor]] = [{self.group.rank: x} for x in self._own()]
+        while any(found.keys() < set(live()) for found in given):
+            letter = await self.group.hear(ANSWER, POLL_SECONDS)
+            if letter is not None and letter.note[0] == self._asked:
+                given[int(letter.note[1])][letter.source] = letter.x
+            elif letter is None and time.monotonic() > deadline:
+                missing = sorted(set(live()) - given[1].keys())
+                raise PeerLost(f"learners {missing} did not tell their weights within {timeout_seconds:g} s")
+        weights, buffers = ([found[rank] for rank in sorted(found)] for found in given)
+        equal = [1.0] * len(weights)
+        return weighted_mean(weights, equal), weighted_mean(buffers, equal[: len(buffers)])

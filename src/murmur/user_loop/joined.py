@@ -1,0 +1,299 @@
+"""Any strategy in anybody's training loop, in three changed lines.
+
+    with murmur.join(KAVG(K=8), model, optimizer) as me:
+        for x, y in loader:                              # each learner has its own part of the data
+            loss(model(x), y).backward()
+            me.step()                                    # in the place of optimizer.step() and zero_grad()
+
+Started by torchrun, srun or mpirun this process is one of several learners; started plainly it is the
+only one. At the end of the block the model holds the mean of all learners' weights, and of their BatchNorm statistics.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+
+from murmur.core.assignment import Deal
+from murmur.core.flat import Layout
+from murmur.core.learner import Learner, Progress, Strategy
+from murmur.core.membership import ENDED
+from murmur.core.weights import Weights
+from murmur.core.world import Seat, drive
+from murmur.user_loop.agreement import agree, check_joinable, terms
+from murmur.user_loop.answers import Answers
+from murmur.user_loop.ending import take_over
+from murmur.user_loop.group import JoinedGroup, Loops
+from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance
+from murmur.user_loop.source import LoopSource, Plan, positive
+from murmur.worlds.process.launch.environment import Place, place_of
+from murmur.worlds.process.world import TorchWorld
+
+__all__ = ["Joined", "Plan", "join"]
+log = logging.getLogger(__name__)
+NOBODY_ELSE = Place(0, 1, 0, "127.0.0.1", 0)
+
+
+def join(
+    strategy: Strategy,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan | None = None,
+    seat: Seat | Place | None = None,
+) -> Joined:
+    """A training loop as one of several learners.
+
+    Args:
+        strategy: how the learners work together, such as `KAVG(K=8)`.
+        model: on the device where it is trained, with what is frozen frozen.
+        optimizer: of parameters of the model; `me.step()` steps it, the loop no more.
+        plan: what a few strategies need to know; they say so.
+        seat: a place in a world that is already there, or in a launch (`murmur.take_place`); None: the one that the
+            launcher gave this process.
+
+    Raises:
+        ValueError: the optimizer holds parameters that the model does not, or needs a closure.
+    """
+    return Joined(strategy, model, optimizer, plan or Plan(), seat)
+
+
+class Joined:
+    """One learner of a joined loop; it may stand wherever an optimizer is expected (GradScaler).
+
+    Attributes:
+        rank, size: this learner's number and how many there are: for splitting the data.
+    """
+
+    # GradScaler then calls step() also where gradients overflowed, and says so: a skipped step still takes part.
+    _step_supports_amp_scaling = True
+    grad_scale: Tensor | None  # while GradScaler steps
+    found_inf: Tensor
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        seat: Seat | Place | None,
+    ) -> None:
+        check_joinable(strategy, model, optimizer)
+        self.strategy, self.model, self.optimizer, self.plan = strategy, model, optimizer, plan
+        self._place = seat if isinstance(seat, Place) else place_of() or NOBODY_ELSE
+        self._given = seat if isinstance(seat, Seat) else None
+        at = self._place if self._given is None else self._given.group
+        self.rank, self.size = at.rank, at.size
+        self._source = LoopSource(model, optimizer, plan)
+        self._ended = False
+        self._running: Coroutine[Any, Any, None] | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Joined:
+        with ExitStack() as stack:
+            seat = self._given or stack.enter_context(self._world().seated())
+            self._sit(seat)
+            drive(self._begin())
+            guard = self.optimizer.register_step_pre_hook(self._refuse)
+            stack.callback(guard.remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def _world(self) -> TorchWorld:
+        alone = HashStore() if self._place.size == 1 else None
+        device = str(self._source.layout.device)
+        return TorchWorld(self._place, device, self.plan.timeout_seconds, store=alone)
+
+    def _sit(self, seat: Seat) -> None:
+        source = self._source
+        self._all = JoinedGroup(seat.group, Loops(seat.group), range(seat.group.size))
+        weights = Weights(source.layout)
+        source.loop = self._loop = Loop(weights, self._all)
+        source.group, source.deals = self._all, Deal(tuple(range(self._all.size)))
+        self._seat = LoopSeat(seat, self._all, self._loop)
+        self._me = Learner(self._seat, weights, source)
+        self._answers = Answers(seat.group, self._loop, source.buffers)
+
+    async def _begin(self) -> None:
+        """All learners agree, and begin with learner 0's model."""
+        group = self._seat.inner.group
+        if group.size == 1:
+            return
+        if not self._seat.late:
+            await agree(group, self._source.layout.device, terms(self.strategy, self.model, self.optimizer, self.plan))
+            everything, integers = Layout.everything(self.model), self._source.integers
+            everything.scatter(await group.broadcast(everything.gather()))
+            if integers.tensors:
+                integers.scatter(await group.broadcast(integers.gather()))
+        self._answering = self._seat.spawn(self._answers.serve(), "answers about the model")
+
+    def _refuse(self, *_: object) -> None:
+        if not self._source.stepping:
+            raise RuntimeError("the optimizer was stepped past the strategy: call me.step() (scaler.step(me)) instead")
+
+    @contextmanager
+    def last_backward(self, samples: float = 1.0) -> Iterator[None]:
+        """Around the last backward pass of a step: gradients are averaged behind it, where the strategy averages any.
+
+            for part in parts[:-1]:
+                loss(part).backward()
+            with me.last_backward(samples=64):
+                loss(parts[-1]).backward()
+            me.step()
+
+        The result is that of a step without it, sooner. Gradients must not be changed between it and `step()`.
+
+        Args:
+            samples: of the step, as for `step()`, which need not be told again.
+
+        Raises:
+            PeerLost: a learner is gone.
+            RuntimeError: this step has had one already.
+        """
+        if self._running is None:
+            with self._loop.weights.held():  # the model has been through a forward pass: nothing may land in it now
+                self._advance()
+        start = None if self._ended else self._loop.before_backward
+        with self._source.behind.last(positive(samples), start):
+            yield
+
+    def step(self, samples: float | None = None, loss: float = float("nan")) -> None:
+        """Give the gradients of the model's .grad fields to the strategy; the model then has its next weights.
+
+        With a loss scaler: `scaler.unscale_(me)` before clipping, then `scaler.step(me)`; never with the optimizer, or
+        gradients are unscaled twice.
+
+        Args:
+            samples: that they are the mean of (1 if not told); a learner with more of them counts for more.
+            loss: mean loss of those samples, for strategies that adapt to it.
+
+        Raises:
+            PeerLost: a learner is gone.
+            RuntimeError: a parameter has become trainable since the start, an activity beside the loop has failed, or
+                gradients were changed after `last_backward`.
+        """
+        behind = self._source.behind
+        told = behind.samples if samples is None else positive(samples)
+        if behind.samples not in (None, told):
+            raise ValueError(f"last_backward was told {behind.samples:g} samples, step {samples:g}: tell one of them")
+        samples = 1.0 if told is None else told
+        self._source.check_trainable()
+        scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
+        behind.check(scaled=hasattr(self, "found_inf"))
+        self._loop.offer = Offer(
+            samples, float(loss), scale=1.0 if scale is None else float(scale), skipped=float(overflows) > 0
+        )
+        self._advance()
+        if self._ended and self._loop.take() is not None:
+            behind.take()
+        self._source.clear()
+
+    def _advance(self) -> None:
+        if self._ended:
+            return
+        if self._running is None:
+            self._running = self.strategy(self._me)
+        self._ended = advance(self._running)
+        if self._ended and not self._loop.over:
+            log.warning(
+                "learner %d: %s has ended here before the loop; further steps of it are not used",
+                self.rank,
+                type(self.strategy).__name__,
+            )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's."""
+        return self.optimizer.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's; `step` has already done it."""
+        self.optimizer.zero_grad(set_to_none)
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands: steps of all learners together."""
+        return self._me.progress
+
+    @contextmanager
+    def consensus(self) -> Iterator[nn.Module]:
+        """Inside, the model holds the mean of all learners' weights and buffers, for evaluation; then its own again.
+
+        Any learner may ask at any time, alone or not; the others do not wait.
+        """
+        with self._answers.in_place(self._source, self._live, self.plan.timeout_seconds):
+            yield self.model
+
+    def _live(self) -> Sequence[int]:
+        return range(self.size) if self._me.in_step else self._me.view
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this learner needs beside the model's own state to go on later: optimizer, strategy's vectors, steps."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "strategy": {name: vector.clone() for name, vector in self._me.outer.items()},
+            "steps": self._me.steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; before the first step, with the model's state loaded before the block.
+
+        Raises:
+            RuntimeError: steps have been taken already.
+        """
+        if self._running is not None:
+            raise RuntimeError("load_state_dict comes too late: call it before the first step")
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        self._me.outer.update({name: vector.clone() for name, vector in state["strategy"].items()})
+        self._me.steps = int(state["steps"])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            with self._stack:
+                self._finish()
+        else:
+            try:
+                self._abort()
+            finally:
+                self._stack.__exit__(kind, error, trace)
+
+    def _abort(self) -> None:
+        """Nothing is averaged any more; the others learn that this learner is gone."""
+        if self._running is not None:
+            self._running.close()
+        self._all.loops.give_up()
+        if self.size > 1:
+            self._answers.stop()
+        if not self._me.in_step:
+            self._me.group.roll.leave()
+
+    def _finish(self) -> None:
+        """Take part until the loops of all are over, then take over the consensus."""
+        self._loop.over = True
+        self._source.clear()  # what was computed without a step behind it belongs to none
+        try:
+            self._all.loops.announce([self.rank])
+            self._advance()
+            drive(self._settle())
+        except BaseException:
+            self._abort()
+            raise
+
+    async def _settle(self) -> None:
+        me = self._me
+        await take_over(me, self._seat.inner.group, self._source)
+        if me.follows:
+            self._seat.inner.waits = False
+        elif not me.in_step:
+            await me.flock.meet(ENDED)
+        if self.size > 1:
+            self._answers.stop()
+            await self._answering

@@ -1,0 +1,110 @@
+"""Somebody else's loop, as a strategy meets it: suspended until the next step is offered, or the loop is over.
+
+The strategy's coroutine runs in the thread of the loop, piece by piece: it stops where it needs a minibatch, and goes
+on when the loop calls `step()`. Autograd, autocast and streams, which belong to a thread, so stay what the loop made of
+them. In the pieces between, while the loop computes, the model keeps its weights whatever averaging does beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from murmur.core.group import Group
+from murmur.core.weights import Weights
+from murmur.core.world import Seat
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One step of the loop: its gradients stand in the model's .grad fields.
+
+    Attributes:
+        samples: that they are the mean of.
+        loss: per sample; nan if it was not told.
+        scale: what the gradients have to be divided by (a loss scaler's factor).
+        skipped: whether they are not finite and count for nothing.
+    """
+
+    samples: float
+    loss: float
+    scale: float = 1.0
+    skipped: bool = False
+
+
+class Loop:
+    """Where the loop stands.
+
+    Attributes:
+        offer: a step that the strategy has not taken yet.
+        over: whether the loop has ended.
+        weights: the live weights that the present gradient is taken at.
+        group: in which the strategy uses them.
+        before_backward: told the samples of a step before its last backward pass, lets gradients leave behind it; None
+            where the strategy does not average gradients.
+    """
+
+    def __init__(self, weights: Weights, group: Group) -> None:
+        self.offer: Offer | None = None
+        self.over = False
+        self.weights, self.group = weights, group
+        self.before_backward: Callable[[float], None] | None = None
+
+    def take(self) -> Offer | None:
+        """The step that is offered; it is taken once."""
+        offer, self.offer = self.offer, None
+        return offer
+
+
+class _Suspended:
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class LoopSeat(Seat):
+    """A seat whose gradients come from a loop; everything else is the seat's below."""
+
+    def __init__(self, inner: Seat, group: Group, loop: Loop) -> None:
+        self.inner, self.group, self.loop = inner, group, loop
+        self.trace, self.device, self.late = inner.trace, inner.device, inner.late
+
+    async def ready(
+        self, weights: Weights, group: Group, before_backward: Callable[[float], None] | None = None
+    ) -> None:
+        self.loop.weights, self.loop.group, self.loop.before_backward = weights, group, before_backward
+        while self.loop.offer is None and not self.loop.over:
+            with weights.held():
+                await _Suspended()
+
+    @property
+    def now(self) -> float:
+        return self.inner.now
+
+    async def work(self, job: Callable[[], T]) -> T:
+        return await self.inner.work(job)
+
+    async def sleep(self, seconds: float) -> None:
+        await self.inner.sleep(seconds)
+
+    def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
+        return self.inner.spawn(activity, what)
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        return self.inner.exclusive()
+
+    @property
+    def overlaps(self) -> bool:
+        return self.inner.overlaps
+
+
+def advance(coroutine: Coroutine[Any, Any, None]) -> bool:
+    """Let a coroutine go on to the next minibatch that it needs; whether it has ended instead."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return True
+    return False

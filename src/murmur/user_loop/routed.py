@@ -1,0 +1,40 @@
+"""Loops that are hidden in a framework: the framework calls `optimizer.step()`, the strategy takes the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from murmur.user_loop.joined import Joined
+
+Closure = Callable[[], Any]
+
+
+@contextmanager
+def routed(me: Joined, samples: float = 1.0) -> Iterator[None]:
+    """Inside, every `step()` of the joined optimizer is a `me.step(samples)`, whoever calls it.
+
+    A closure is called first, once: frameworks compute the gradient in it.
+    """
+    optimizer = me.optimizer
+    plain = optimizer.step
+    inside = False
+
+    def step(closure: Closure | None = None) -> Any:
+        nonlocal inside
+        if inside:
+            return plain()
+        loss = None if closure is None else closure()
+        inside = True
+        try:
+            me.step(samples)
+        finally:
+            inside = False
+        return loss
+
+    optimizer.step = step  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        optimizer.step = plain  # type: ignore[method-assign]

@@ -1,0 +1,222 @@
+"""A loop's .grad fields as gradients g_i, and its optimizer as what takes the steps."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from murmur.core.assignment import Deal
+from murmur.core.flat import Layout
+from murmur.core.group import Group
+from murmur.core.learner import Gradient, Learner, Progress
+from murmur.core.membership import NOTHING, Preparation
+from murmur.core.source import SKIPPED_SAMPLES
+from murmur.core.world import drive
+from murmur.user_loop.group import JoinedGroup
+from murmur.user_loop.last_backward import Behind
+from murmur.user_loop.loop import Loop, Offer
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What some strategies ask for and a loop cannot show; most need nothing of it.
+
+    Attributes:
+        total_steps: of all learners together; for strategies that follow the share of the run that is behind.
+        samples_per_step: how many samples a step of one learner is made of, on average.
+        evaluate: held-out figures of a model in evaluation mode, "loss" among them.
+        timeout_seconds: how long learners wait for one that is busy (an evaluation of its own) before they give up.
+    """
+
+    total_steps: int | None = None
+    samples_per_step: float = 1.0
+    evaluate: Evaluate | None = None
+    timeout_seconds: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.total_steps is not None and self.total_steps < 1:
+            raise ValueError(f"total_steps must be at least 1 or None, got {self.total_steps}")
+        if not (self.samples_per_step > 0 and 0 < self.timeout_seconds < math.inf):
+            raise ValueError(f"samples_per_step and timeout_seconds must be positive and finite, got {self}")
+
+
+def positive(samples: float) -> float:
+    """A number of samples that a gradient can be the mean of.
+
+    Raises:
+        ValueError: it is not positive, or not finite.
+    """
+    if not 0 < samples < math.inf:
+        raise ValueError(f"samples must be positive and finite, got {samples}")
+    return float(samples)
+
+
+class LoopSource:
+    """What stands behind `me` in somebody else's loop.
+
+    Attributes:
+        stepping: whether the optimizer is being stepped by the strategy just now.
+        behind: where the step's last backward pass stands.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+        self.model, self.optimizer, self.plan = model, optimizer, plan
+        self.layout, self.buffers, self.integers = (
+            Layout.trainable(model),
+            Layout.buffers(model),
+            Layout.integers(model),
+        )
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self.behind = Behind(self.layout)
+        self.times = 1.0
+        self.stepping = False
+        self.loop: Loop
+        self.deals: Deal
+        self.group: JoinedGroup
+        self._g = self.layout.empty()
+        self._turn = self._claimed = 0
+        self._loss = math.nan
+        self._probe: Any = None
+        self._together: dict[str, Group] = {}
+
+    def check_trainable(self) -> None:
+        """Whether only those parameters have gradients that had to be trained at the start.
+
+        Raises:
+            RuntimeError: another one has; names it.
+        """
+        for name, p in self._frozen:
+            if p.grad is not None:
+                raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: unfreeze it before")
+
+    def next_index(self, steps: int) -> int | None:
+        self._turn = steps
+        return None if self.loop.over else self.deals.number(steps, self.group.rank)
+
+    def reached(self, steps: int) -> int:
+        return self.deals.reached(steps)
+
+    def over(self, steps: int) -> bool:  # noqa: ARG002 - the loops say it themselves
+        """Whether all loops are over; all learners of the strategy's group ask it together."""
+        group = self.loop.group.plain
+        if group.name not in self._together:
+            twin = group.split([range(group.size)])
+            assert twin is not None
+            self._together[group.name] = twin
+        twin = self._together[group.name]
+        more = not (isinstance(twin, JoinedGroup) and self.loop.over and twin.over_for(twin.rank))
+        drive(twin.mean(self._g.new_zeros(1), weight=float(more)))
+        return twin.total_weight == 0
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return 0, sys.maxsize
+
+    def claimed(self, claim: range, steps: int) -> None:
+        self._turn = steps
+        self._claimed = max(self._claimed, claim.stop)
+
+    @property
+    def preparation(self) -> Preparation:
+        return NOTHING  # the loop brings its own data
+
+    def heard(self, loss: float) -> None:
+        self._loss = loss
+
+    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:  # noqa: ARG002
+        """The gradient that the loop offers; none to speak of where it is over or was skipped.
+
+        With `before_backward` it stays in the .grad fields, from where it is carried away, or has been already.
+        """
+        offer = self.loop.take()
+        if offer is None or offer.skipped:
+            self.optimizer.zero_grad(set_to_none=True)
+            offer = Offer(SKIPPED_SAMPLES, self._loss)
+        self._loss = offer.loss
+        begun = self.behind.take()
+        present = [t.grad is not None for t in self.layout.tensors]
+        if before_backward is None:
+            self.layout.gather_gradients(self._g)
+            if offer.scale != 1.0:
+                self._g.div_(offer.scale)
+        elif not begun:
+            if offer.scale != 1.0:
+                for tensor in self.layout.tensors:
+                    if tensor.grad is not None:
+                        tensor.grad.div_(offer.scale)
+            before_backward(offer.samples)
+        return Gradient(self._g, present, offer.samples, offer.loss)
+
+    def nothing(self) -> Gradient:
+        return Gradient(torch.zeros_like(self._g), [False] * len(self.layout.tensors), 0.0, math.nan)
+
+    def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:  # noqa: ARG002 - nothing is recorded
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.layout.hand_gradients(g, present)
+        self.stepping = True
+        try:
+            if self.times != 1.0:
+                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * self.times
+            self.optimizer.step()
+        finally:
+            self.stepping = False
+            if self.times != 1.0:  # the rates are the loop's, and its scheduler's
+                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate
+        self.clear()
+
+    def clear(self) -> None:
+        """The next step starts without gradients."""
+        for tensor in self.layout.tensors:
+            tensor.grad = None
+
+    def restart(self) -> None:
+        self.optimizer.state.clear()
+
+    def progress(self) -> Progress:
+        return self._progress(self._claimed or self.reached(self._turn))
+
+    def progress_at(self, minibatches: int) -> Progress:
+        """Where the run stands after so many steps of all learners together.
+
+        Raises:
+            ValueError: the plan does not say how many there will be.
+        """
+        if self.plan.total_steps is None:
+            raise ValueError(
+                "this strategy follows the share of the run that is behind, which a loop does not show: tell"
+                " join(..., plan=Plan(total_steps=...)), the steps of all learners together"
+            )
+        return self._progress(minibatches)
+
+    def _progress(self, steps: int) -> Progress:
+        fraction = math.nan if self.plan.total_steps is None else min(1.0, steps / self.plan.total_steps)
+        rate = float(self.optimizer.param_groups[0]["lr"]) * self.times
+        return Progress(steps, steps * self.plan.samples_per_step, fraction, fraction, self._loss, rate)
+
+    def evaluate(self, w: Tensor) -> Mapping[str, float]:
+        """Held-out figures of weights w (P,) with this learner's buffers, on a model of its own."""
+        if self.plan.evaluate is None:
+            raise ValueError(
+                "this strategy looks at held-out figures: tell join(..., plan=Plan(evaluate=...)), a function of the"
+                ' model that returns {"loss": ...}'
+            )
+        with torch.no_grad():
+            if self._probe is None:
+                self._probe = deepcopy(self.model)
+            Layout.trainable(self._probe).scatter(w)
+            Layout.buffers(self._probe).scatter(self.buffers.gather())
+            return self.plan.evaluate(self._probe.eval())
+
+    async def boundary(self, me: Learner) -> None:
+        """Evaluation and checkpoints are the loop's own."""

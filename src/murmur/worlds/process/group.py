@@ -1,0 +1,321 @@
+"""A group of learner processes: collectives by gloo or NCCL, messages by mail, counters in the store."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+from weakref import WeakSet, finalize
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from murmur.core.group import Group, Letter, PeerLost, WorldMismatch
+from murmur.core.membership import Roll
+from murmur.core.trace import COMMUNICATING, WAITING, Trace
+from murmur.worlds.mailbox import PostOffice
+from murmur.worlds.process.launch.environment import Backend, backend_of
+from murmur.worlds.process.membership.client import WORLD, CountedRoll, NetRoll
+from murmur.worlds.process.membership.failure_detector import LOOK_SECONDS, Presence
+from murmur.worlds.process.membership.stalls import Waits, ranks
+from murmur.worlds.process.store.torch_store import NetStore, clone
+from murmur.worlds.process.transport.backends import address_of, ended, make_gloo, make_nccl
+from murmur.worlds.process.transport.gloo_sockets import Connection, Connections, Device, connections, drop
+from murmur.worlds.process.transport.traffic import Flow
+
+Work = Any  # torch._C._distributed_c10d.Work
+FORMING_SECONDS = 10.0  # one of those that are to form a new group may die on the way to it
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What all groups of one learner share.
+
+    Attributes:
+        store: keys of this launch.
+        rank: the learner's position in the world.
+        device: gloo's device, one for all groups; None where nothing travels by gloo.
+        mail: its post office.
+        told: host and device of a learner, by rank.
+        timeout_seconds: how long a collective may take before its group is given up. Never infinite: not every store
+            tells of a learner that has stopped.
+        trace: where this learner's seconds go.
+        lease_seconds: silence after which a learner counts as dead.
+        late: whether the others have begun without this learner.
+        presence: who is still here, where the store knows it.
+        waits: what this learner waits for.
+        rolls: lines to registers that groups of this learner have opened.
+        groups: that this learner is a member of.
+    """
+
+    store: c10d.Store
+    rank: int
+    device: Device | None
+    mail: PostOffice
+    told: Callable[[int], tuple[str, str]]
+    timeout_seconds: float
+    trace: Trace
+    lease_seconds: float = 10.0
+    late: bool = False
+    presence: Presence | None = None
+    waits: Waits = field(default_factory=Waits)
+    rolls: list[Roll] = field(default_factory=list)
+    groups: WeakSet[TorchGroup] = field(default_factory=WeakSet)
+
+
+class Pending:
+    """A collective under way; awaiting it blocks until it is done."""
+
+    def __init__(self, work: Work, x: Tensor, finish: Callable[[Work, Tensor], Tensor]) -> None:
+        self._work, self._x, self._finish = work, x, finish
+
+    def __await__(self) -> Generator[Any, None, Tensor]:
+        return self._finish(self._work, self._x)
+        yield  # type: ignore[unreachable]  # what makes this a generator
+
+
+class TorchGroup(Group):
+    """Processes that work together; `members` are their positions in the world.
+
+    A group lives no longer than each of its members: when one is lost, every collective under way or begun later raises
+    PeerLost with its name within about `LOOK_SECONDS`, and the group is closed. Survivors may make another one.
+    """
+
+    def __init__(self, wiring: Wiring, name: str, members: Sequence[int], patience: float | None = None) -> None:
+        self.wiring, self.name, self.members = wiring, name, list(members)
+        self.outlives = wiring.presence is not None
+        self._patience = wiring.timeout_seconds if patience is None else patience  # until all members must be here
+        self.rank, self.size = self._place_of(wiring.rank), len(members)
+        self._store = clone(wiring.store)  # kept: a store written in Python must outlive what C++ makes of it
+        if isinstance(self._store, NetStore):
+            finalize(self, self._store.close)  # the connection ends with the group
+        self._prefix = c10d.PrefixStore(name, self._store)
+        self._splits, self._closed = 0, False
+        self._fastest: dict[int, float] = defaultdict(lambda: float("inf"))
+        hosts, devices = zip(*(wiring.told(m) for m in members), strict=True)
+        self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
+        self._connections: Connections | None = None
+        self._who = f"{name} with learners {ranks(self.members)}"
+        self._born = {} if wiring.presence is None else wiring.presence.incarnations(self.members)
+        wiring.groups.add(self)
+        if not wiring.late:
+            # All members are here. Two groups that two threads join in different orders would wait for each other.
+            _ = self._group, self._nccl
+
+    @cached_property
+    def _group(self) -> Any:
+        """gloo's group; a learner that comes late joins it with its first collective, and may never need one."""
+        if self.size == 1:
+            return None
+        if self._closed:
+            raise PeerLost(f"{self.name} has been closed")
+        devices = [address_of(self.wiring.store, member) for member in self.members]
+        before = connections()
+        assert self.wiring.device is not None
+        check = None if self.wiring.presence is None else self._check
+        try:
+            made = make_gloo(self._prefix, self.rank, self.size, self.wiring.device, self._patience, check)
+        except PeerLost as lost:
+            if isinstance(self._store, NetStore):
+                self._store.close()  # what gloo still asks for ends
+            if lost.learner is None:
+                self._blame("forming")
+            raise
+        made.set_timeout(timedelta(seconds=self.wiring.timeout_seconds))
+        self._connections = Connections(devices, before)
+        return made
+
+    @cached_property
+    def _nccl(self) -> Any:
+        nccl = self.backend == "nccl" and not self._closed
+        return make_nccl(self._prefix, self.rank, self.size) if nccl else None
+
+    def flows(self) -> dict[Connection, Flow]:
+        """How much has gone over each of gloo's connections, where the system tells."""
+        return {} if self._connections is None else self._connections.flows()
+
+    def close(self) -> None:
+        """Cut the connections, so that members who still wait learn of it at once, as do threads of this one."""
+        self._closed = True
+        if self._connections is not None:
+            self._connections.cut()
+        drop([self.__dict__.pop(name, None) for name in ("_group", "_nccl")])
+
+    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+        if self._group is None:
+            return [tuple(words)]
+        # So small a message is nothing but waiting for the slowest learner.
+        with self.wiring.trace.span(WAITING, f"mean of {self.name}"):
+            return self._compare(x, words, "mean")
+
+    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        mine, positive = weights[self.rank], [w for w in weights if w > 0]
+        equal = len(set(positive)) == 1
+        scaled = x * (mine if not equal else 1.0) if mine > 0 else torch.zeros_like(x)
+        with self.wiring.trace.span(COMMUNICATING, f"mean of {self.name}"):
+            total = self._sum(scaled)
+        return total.div_(len(positive) if equal else sum(positive))
+
+    def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
+        if self._group is None:
+            return Pending(None, x, lambda _, x: x)
+        if x.device.type == "cuda" and self._nccl is None:
+            return Pending(None, x, lambda _, x: x.copy_(self._sum(x)))
+        work = (self._nccl or self._group).allreduce([x])
+        return Pending(work, x, self._finish_sum)
+
+    def _finish_sum(self, work: Work, x: Tensor) -> Tensor:
+        start = self.wiring.trace.now()
+        self._wait(work, "sum")
+        end = self.wiring.trace.now()
+        # The fastest sum of this size ever seen had nobody to wait for; what others take longer is waiting.
+        self._fastest[x.numel()] = min(self._fastest[x.numel()], end - start)
+        moving = start + self._fastest[x.numel()]
+        self.wiring.trace.add(COMMUNICATING, start, moving, f"sum of {self.name}")
+        self.wiring.trace.add(WAITING, moving, end, f"sum of {self.name}")
+        return x
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """The members' sum, in place where the backend can reach the device."""
+        if self._group is None:
+            return x
+        if x.device.type == "cpu" or self._nccl is not None:
+            self._wait((self._nccl or self._group).allreduce([x]), "sum")
+            return x
+        there = x.cpu()
+        self._wait(self._group.allreduce([there]), "sum")
+        return there.to(x.device)
+
+    async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        if self._group is None:
+            return x.clone()
+        there = x.cpu().clone()
+        options = c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        self._compare(x, (), "broadcast")
+        with self.wiring.trace.span(COMMUNICATING, f"broadcast of {self.name}"):
+            self._wait(self._group.broadcast([there], options), "broadcast")
+        return there.to(x.device)
+
+    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+        self.wiring.mail.post(x, self._learner(to), f"{self.name} {tag}", note)
+
+    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+        whom = "anyone" if source is None else f"learner {self._learner(source)}"
+        # A member that serves others may let this one wait for a whole run; its death would be known.
+        known = source is not None and isinstance(self.wiring.store, NetStore)
+        seconds = float("inf") if known else self.wiring.timeout_seconds
+        missing = PeerLost(f"no message {tag!r} from {whom} in {self.name} within {seconds} s")
+        sender = None if source is None else self._learner(source)
+        try:
+            what = f"a message {tag!r} from {whom}"
+            with self.wiring.trace.span(WAITING, what), self.wiring.waits.on(f"{what} in {self.name}"):
+                letter = self.wiring.mail.box.take(sender, f"{self.name} {tag}", seconds, lambda: missing)
+        except PeerLost:
+            self._blame(f"message {tag!r}")
+            raise
+        return self._known(letter)
+
+    async def hear(self, tag: str, seconds: float) -> Letter | None:
+        letter = self.wiring.mail.box.wait(f"{self.name} {tag}", seconds)
+        return None if letter is None else self._known(letter)
+
+    def _known(self, letter: Letter) -> Letter:
+        """A letter with its vector on this learner's device and its sender's rank in this group."""
+        x = letter.x.to(self.wiring.told(self.wiring.rank)[1])
+        return Letter(x, self._place_of(letter.source), letter.note)
+
+    def _place_of(self, learner: int) -> int:
+        """The rank here of a learner of the world; learners that were added later keep theirs in the group of all."""
+        return learner if self.name == WORLD else self.members.index(learner)
+
+    def _learner(self, rank: int) -> int:
+        return rank if self.name == WORLD else self.members[rank]
+
+    @cached_property
+    def roll(self) -> Roll:
+        store, presence = self.wiring.store, self.wiring.presence
+        if presence is not None and self.name == WORLD:
+            return presence.roll
+        if isinstance(store, NetStore):
+            line = NetRoll(store.line, store.name_of(self.name), self.rank, self.size, self.wiring.lease_seconds)
+            opened: Roll = line if presence is None else presence.adopted(line)
+        else:
+            opened = CountedRoll(self.count, self.rank, self.size)
+        self.wiring.rolls.append(opened)
+        return opened
+
+    def split(self, parts: Sequence[Sequence[int]]) -> TorchGroup | None:
+        self._splits += 1
+        for number, part in enumerate(parts):
+            if self.rank in part:
+                return type(self)(self.wiring, f"{self.name}/{self._splits}.{number}", [self.members[r] for r in part])
+        return None
+
+    def among(self, ranks: Sequence[int], name: str) -> TorchGroup:
+        if not self.outlives:
+            raise PeerLost(f"{self.name} cannot go on with {list(ranks)} alone: its store does not notice deaths")
+        members = [self._learner(r) for r in ranks]
+        patience = min(FORMING_SECONDS, self.wiring.timeout_seconds)
+        return type(self)(self.wiring, f"{self.name}/{name}", members, patience)
+
+    def count(self, counter: str, amount: int = 0) -> int:
+        return int(self._prefix.add(f"count/{counter}", amount))
+
+    def _compare(self, x: Tensor, words: Sequence[float], verb: str) -> list[tuple[float, ...]]:
+        """The members' words; their vectors must be alike, or gloo would read past the end of the shorter one."""
+        assert self._group is not None
+        mine = torch.tensor([x.numel(), x.element_size(), *words], dtype=torch.float64)
+        all_ = [torch.empty_like(mine) for _ in range(self.size)]
+        self._wait(self._group.allgather([all_], [mine]), verb)
+        if any(not torch.equal(other[:2], mine[:2]) for other in all_):
+            given = ", ".join(f"learner {m}: {int(n[0])}" for m, n in zip(self.members, all_, strict=True))
+            raise WorldMismatch(f"the members of {self.name} gave vectors that differ ({given} elements): same model?")
+        return [tuple(other[2:].tolist()) for other in all_]
+
+    def _wait(self, work: Work, verb: str) -> None:
+        """Wait until a collective has ended, or until a member is known to be lost."""
+        presence = self.wiring.presence
+        # NCCL's work ends for the CPU when it has been queued; to wait for more would end the overlap.
+        with self.wiring.waits.on(f"the {verb} of {self._who}") as wait:
+            while presence is not None and self._nccl is None and not ended(work, LOOK_SECONDS):
+                self._give_up(presence.missing(self.members, self._born), verb)
+                if wait.is_long():
+                    presence.tell_stalls()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self._blame(verb)
+            reason = str(error).splitlines()[0]
+            raise PeerLost(
+                f"{verb} of {self.name}: a learner of {self.members} is gone or too late ({reason})"
+            ) from error
+
+    def _check(self) -> None:
+        """Whether all members are still here, while the group is made.
+
+        Raises:
+            PeerLost: one is not.
+        """
+        assert self.wiring.presence is not None
+        lost = self.wiring.presence.missing(self.members, self._born)
+        if lost is not None:
+            raise PeerLost(f"{self.name} cannot be formed: {lost}", lost.learner)
+
+    def _blame(self, verb: str) -> None:
+        """A connection has broken: raise PeerLost with the name of a member that the register has lost, if there is."""
+        presence = self.wiring.presence
+        if presence is not None:
+            self._give_up(presence.await_missing(self.members, self._born), verb)
+
+    def _give_up(self, lost: PeerLost | None, verb: str) -> None:
+        if lost is not None:
+            self.close()
+            if self.wiring.presence is not None:
+                self.wiring.presence.tell_stalls()
+            raise PeerLost(f"{verb} of {self.name} cannot be finished: {lost}", lost.learner)

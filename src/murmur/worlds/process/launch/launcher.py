@@ -1,0 +1,427 @@
+"""Starts learners on this host, one process and one restart budget each, beside a store process of its own.
+
+Every process started here dies with the launcher, also when the launcher is killed without a chance to clean up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import IO, Any
+
+from murmur.worlds.process.launch.environment import BEGUN_KEY, COME_KEY, ENDED_KEY, Place, child_variables
+from murmur.worlds.process.launch.secret import draw, unnamed_file
+from murmur.worlds.process.launch.signals import HALTED_STATUS, StopSignals, ignore_until_ready
+from murmur.worlds.process.membership.client import WORLD, stalls_of
+from murmur.worlds.process.store.server import KeyValueClient
+from murmur.worlds.process.transport.listener import listen
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 5.0  # between asking a process to end and ending it
+POLL_SECONDS = 0.05
+ASK_AGAIN_SECONDS = 0.5
+ASK_SECONDS = 30.0  # the store process of a busy host may take its time to answer
+PEER_LOST_STATUS = 75  # of a learner that gave up because another one is lost: a temporary failure
+Command = Callable[[Place, bool], Sequence[str]]  # (place, whether to resume) -> the learner's command line
+
+
+class Restart(Enum):
+    """What happens when a learner fails and has restarts left."""
+
+    TOGETHER = "all learners start again from the newest checkpoint (lock-step strategies cannot go on without one)"
+    ALONE = "only the learner that failed starts again; the others go on, also without it"
+
+
+@dataclass
+class Unit:
+    """One learner's process and its remaining restarts."""
+
+    rank: int
+    restarts_left: int
+    process: subprocess.Popen[bytes] | None = None
+    code: int | None = None
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far the learners of a generation have come.
+
+    Attributes:
+        come: ranks that have reached the store.
+        begun: ranks that have begun to train, and so hold the model.
+        ended: ranks whose training has come to its end.
+    """
+
+    come: frozenset[int]
+    begun: frozenset[int]
+    ended: frozenset[int]
+
+    def trains(self, unit: Unit) -> bool:
+        """Whether a learner holds the model and goes on with it."""
+        running = unit.code is None and not _is_stopped(unit.process)
+        return running and unit.rank in self.begun - self.ended
+
+    def has_ended(self, unit: Unit) -> bool:
+        """Whether a learner has come to the end of training."""
+        return unit.code in (0, HALTED_STATUS) or (unit.code is None and unit.rank in self.ended)
+
+
+@contextmanager
+def _quit_is_a_question() -> Iterator[None]:
+    """Inside, SIGQUIT (Ctrl-backslash) ends neither this process nor its children; it stays pending to be asked for."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGQUIT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass
+class Launch:
+    """A run of `learners` processes on this host.
+
+    Attributes:
+        command: makes a learner's command line.
+        learners: how many.
+        restarts: how often each may be started again.
+        restart: who is started again.
+        host: the interface the store listens on.
+        threads: compute threads of each learner.
+        secret: what the processes of this run prove to have; drawn for each launch if none is given.
+        stop_signal: what asks a learner to save and end; None: learners know no such request and are ended.
+        missing: names what a whole run would have left and this one has not; empty for a whole run.
+        units: the learners of the present generation: fewer than `learners` if some were lost before training began.
+        inherited: descriptors of open files that learners inherit, such as a lock that they hold.
+    """
+
+    command: Command
+    learners: int
+    restarts: int = 0
+    restart: Restart = Restart.TOGETHER
+    host: str = "127.0.0.1"
+    threads: int = 1
+    secret: bytes = field(default_factory=draw, repr=False)
+    stop_signal: signal.Signals | None = None
+    missing: Callable[[], str] = str
+    inherited: Sequence[int] = ()
+    units: list[Unit] = field(default_factory=list)
+    generation: int = 0
+    _port: int = 0
+    _training: bool = False  # whether all learners of this generation have begun to train
+    _ever_began: bool = False  # whether any learner of any generation has
+    _secret_file: IO[bytes] = field(init=False, repr=False)
+    _asked: StopSignals = field(default_factory=StopSignals, repr=False)
+    _asked_at: float = 0.0
+
+    @_quit_is_a_question()
+    def run(self) -> int:
+        """Start everything and wait for the end.
+
+        Returns:
+            0 if the run is whole, `HALTED_STATUS` where the learners have saved and ended because they were asked to,
+            `PEER_LOST_STATUS` where a learner or the store was lost, or the exit status of the learner whose failure
+            ended the run.
+        """
+        with self._asked:
+            return self._run()
+
+    def _run(self) -> int:
+        listener = listen(self.host)
+        self._port = listener.getsockname()[1]
+        self._secret_file = unnamed_file(self.secret)
+        store = self._start_store(listener)
+        self.units = [Unit(rank, self.restarts) for rank in range(self.learners)]
+        try:
+            for unit in self.units:
+                self._start(unit, resume=False)
+            return self._watch(store)
+        finally:
+            self._end([u.process for u in self.units if u.process])
+            assert store.stdin is not None
+            store.stdin.close()  # it ends by itself
+            end_all([store])
+            self._secret_file.close()
+
+    def stop(self) -> None:
+        """Go on, or not, behind a launch that has ended.
+
+        Raises:
+            Stopped: a signal had asked this process.
+        """
+        self._asked.stop()
+
+    def _start_store(self, listener: socket.socket) -> subprocess.Popen[bytes]:
+        with listener:
+            passed = [listener.fileno(), self._secret_file.fileno()]
+            return subprocess.Popen(
+                [sys.executable, "-m", "murmur.worlds.process.store.server", *map(str, passed)],
+                stdin=subprocess.PIPE,
+                pass_fds=passed,
+                preexec_fn=_begin_store,  # noqa: PLW1509 - the other thread here only waits for signals
+            )
+
+    def _start(self, unit: Unit, resume: bool) -> None:
+        size = len(self.units)
+        place = Place(unit.rank, size, unit.rank, self.host, self._port, self.generation, size)
+        unit.code = None
+        secret = self._secret_file.fileno()
+        unit.process = subprocess.Popen(
+            list(self.command(place, resume)),
+            env=child_variables(place, self.threads, secret),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[secret, *self.inherited],
+            preexec_fn=self._begin_learner,  # noqa: PLW1509 - the other thread here only waits for signals
+        )
+
+    def _begin_learner(self) -> None:
+        die = die_with_parent()
+        if die is not None:
+            die()
+        if self.stop_signal is not None:
+            ignore_until_ready()
+
+    def _pass_on(self) -> None:
+        """Ask the learners too, if this process has been asked; again and again, for one may not be ready yet."""
+        if not self._asked() or time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
+            return
+        if self.stop_signal is None:
+            raise SystemExit(128 + self._asked.number)
+        self._asked_at = time.monotonic()
+        for unit in self.units:
+            unit.restarts_left = 0
+            if self._ended(unit) is None and unit.process is not None:
+                unit.process.send_signal(self.stop_signal)
+
+    def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        """End learners; to those that take a request to end for one to save, it is of no use any more."""
+        if self.stop_signal is not None:
+            for process in processes:
+                process.kill()
+        end_all(processes)
+
+    def _watch(self, store: subprocess.Popen[bytes]) -> int:
+        while True:
+            time.sleep(POLL_SECONDS)
+            self._pass_on()
+            if store.poll() is not None:
+                log.error("the store process %s: the run cannot go on", _how(store.returncode))
+                return PEER_LOST_STATUS
+            failed = [unit for unit in self.units if not unit.lost and self._ended(unit) not in self._well()]
+            self._end_the_stopped()
+            self._answer()
+            code = None
+            if failed:
+                code = self._recover(failed)
+            elif all(unit.code is not None or unit.lost for unit in self.units):
+                code = self._conclude()
+            if code is not None:
+                return code
+
+    def _well(self) -> tuple[int | None, ...]:
+        """Statuses that are no failure; one that stops before it trains leaves the others alone, who then stop too."""
+        stopped = self._asked() and any(unit.code == HALTED_STATUS for unit in self.units)
+        return (None, 0, HALTED_STATUS, PEER_LOST_STATUS) if stopped else (None, 0, HALTED_STATUS)
+
+    def _conclude(self) -> int:
+        """The exit status when no learner runs any more: 0 only if the run is whole."""
+        codes = {_status(unit.code) for unit in self.units}
+        missing = self.missing()
+        if 0 in codes and not missing:
+            return 0
+        if HALTED_STATUS in codes:
+            return HALTED_STATUS
+        log.error("all learners have ended, but the run is not whole: %s is missing; --resume finishes it", missing)
+        return max(codes - {0, PEER_LOST_STATUS}, default=PEER_LOST_STATUS)
+
+    def _answer(self) -> None:
+        """Print who waits for what, if SIGQUIT has asked for it."""
+        if signal.SIGQUIT not in signal.sigpending():
+            return
+        signal.sigwait([signal.SIGQUIT])
+        try:
+            with closing(KeyValueClient(self.host, self._port, GRACE_SECONDS, self.secret)) as line:
+                log.warning("%s", stalls_of(line, self._prefix))
+        except ConnectionError:
+            log.warning("no learner waits for another one yet")
+
+    def _ended(self, unit: Unit) -> int | None:
+        if unit.code is None and unit.process is not None:
+            unit.code = unit.process.poll()
+        return unit.code
+
+    def _cause(self, failed: Sequence[Unit], standing: Standing) -> Unit:
+        """The learner whose failure made the others fail.
+
+        It ended in another way than they, is stopped, or has never come to the store.
+        """
+        running = [unit for unit in self.units if unit.code is None]
+        stopped = [unit for unit in running if _is_stopped(unit.process)]
+        absent = [unit for unit in running if unit.rank not in standing.come]
+        own = [unit for unit in failed if unit.code != PEER_LOST_STATUS]
+        return [*own, *stopped, *absent, *failed][0]
+
+    def _end_the_stopped(self) -> None:
+        """Nobody waits for a stopped learner once all others have come to the end of the run without it."""
+        others = [unit for unit in self.units if unit.code != 0 and not unit.lost]
+        if len(others) < len(self.units) and all(_is_stopped(unit.process) for unit in others):
+            for unit in others:
+                log.error("learner %d is stopped, and the others have ended without it", unit.rank)
+                unit.lost = True
+
+    def _recover(self, failed: Sequence[Unit]) -> int | None:
+        """Go on after a failure, with restarts or without the learner; the exit status if that is not possible."""
+        try:
+            with closing(KeyValueClient(self.host, self._port, ASK_SECONDS, self.secret)) as line:
+                standing = self._standing(line)
+                self._training |= len(standing.begun) == len(self.units)
+                self._ever_began |= bool(standing.begun)
+                unit = self._cause(failed, standing)
+                how, unit.code = _how(unit.code), PEER_LOST_STATUS if unit.code is None else unit.code
+                self._tell(line, unit, how)
+        except ConnectionError as error:
+            log.error("the store process does not answer (%s): the run cannot go on", error)
+            return PEER_LOST_STATUS
+        others = [u for u in self.units if u is not unit and not u.lost]
+        alone = self.restart is Restart.ALONE and self._training
+        left = self._left_at_start(unit, failed)
+        if alone and any(map(standing.trains, others)):
+            self._go_on_alone(unit, how)
+        elif alone and any(map(standing.has_ended, others)) and not (self.missing() and unit.restarts_left):
+            unit.lost = True
+            log.error("learner %d %s; the others have ended without it", unit.rank, how)
+        elif unit.restarts_left > 0:
+            unit.restarts_left -= 1
+            log.warning("learner %d %s; all start again together (%d left)", unit.rank, how, unit.restarts_left)
+            self._start_together(self.units)
+        elif left:
+            log.error("learner %d %s before training began and has no restart left", unit.rank, how)
+            log.warning("the other %d start again without it, as learners 0 to %d", len(left), len(left) - 1)
+            self._start_together([Unit(rank, u.restarts_left) for rank, u in enumerate(left)])
+        else:
+            log.error("learner %d %s and has no restart left", unit.rank, how)
+            return _status(unit.code)
+        return None
+
+    def _go_on_alone(self, unit: Unit, how: str) -> None:
+        """Start a learner again while the others train, or go on without it."""
+        if unit.restarts_left == 0:
+            unit.lost = True
+            log.error("learner %d %s and has no restart left; the others go on", unit.rank, how)
+            return
+        unit.restarts_left -= 1
+        log.warning("learner %d %s; restarting (%d left)", unit.rank, how, unit.restarts_left)
+        self._end_at_once([unit])
+        self._start(unit, resume=True)
+
+    def _left_at_start(self, unit: Unit, failed: Sequence[Unit]) -> list[Unit]:
+        """Those that can begin without a learner that was lost before training began; nobody where none can.
+
+        A learner that ended with an error of its own would do so again, and so would the others.
+        """
+        own = [u for u in failed if u.code is not None and u.code > 0 and u.code != PEER_LOST_STATUS]
+        gone = [u for u in failed if u.code is not None and u.code < 0 and u.restarts_left == 0]
+        if own or self._training or self.restart is not Restart.ALONE or self._asked():
+            return []
+        return [u for u in self.units if u is not unit and u not in gone]
+
+    def _start_together(self, units: list[Unit]) -> None:
+        """Begin a new generation of these learners.
+
+        It resumes if any learner has trained: before that, checkpoints in the folder may be those of another run.
+        """
+        # At once: none can do anything useful any more, and checkpoints are whole or not there at all.
+        self._end_at_once(self.units)
+        self.units, self.generation, self._training = units, self.generation + 1, False
+        for unit in units:
+            unit.lost = False
+            self._start(unit, resume=self._ever_began)
+
+    def _end_at_once(self, units: Sequence[Unit]) -> None:
+        end_all([u.process for u in units if u.process], grace_seconds=0.0)
+
+    def _standing(self, line: KeyValueClient) -> Standing:
+        def with_key(name: str) -> frozenset[int]:
+            keys = {u.rank: f"{self._prefix}{name}/{u.rank}" for u in self.units}
+            return frozenset(r for r, key in keys.items() if line.call({"do": "check", "keys": [key]})[0]["there"])
+
+        return Standing(with_key(COME_KEY), with_key(BEGUN_KEY), with_key(ENDED_KEY))
+
+    def _tell(self, line: KeyValueClient, unit: Unit, how: str) -> None:
+        """Tell the others through their membership that a learner is gone, so that nothing waits for it."""
+        line.call({"do": "gone", "roll": self._prefix + WORLD, "rank": unit.rank, "why": f"its process {how}"})
+        line.call({"do": "delete", "key": f"{self._prefix}{BEGUN_KEY}/{unit.rank}"})
+
+    @property
+    def _prefix(self) -> str:
+        return Place(0, 1, 0, self.host, 0, self.generation).prefix
+
+
+def _begin_store() -> None:
+    """The store ends with the launcher, not by a signal that the whole process group gets: learners still save."""
+    die = die_with_parent()
+    if die is not None:
+        die()
+    ignore_until_ready()
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What a child runs before it becomes the program: it is killed when its parent ends, however that happens."""
+    if not sys.platform.startswith("linux"):
+        return None  # elsewhere the launcher's own clean-up has to do
+    prctl: Any = ctypes.CDLL(None).prctl
+    set_parent_death_signal = 1
+    return partial(prctl, set_parent_death_signal, int(signal.SIGKILL))
+
+
+def end_all(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS) -> None:
+    """End processes: ask, wait a little, insist."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+            process.send_signal(signal.SIGCONT)  # one that is stopped would not hear
+    deadline = time.monotonic() + grace_seconds
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _status(code: int | None) -> int:
+    """The exit status that a learner's end stands for: one that a signal has ended is a lost one."""
+    return PEER_LOST_STATUS if code is None or code < 0 else code
+
+
+def _how(code: int | None) -> str:
+    """A failure in words; None: it has not ended, and the others have given it up."""
+    if code is None:
+        return "is stopped (the others have given it up)"
+    if code < 0:
+        return f"ended with signal {-code}"
+    return f"ended with status {code}" + (" (it has lost another one)" if code == PEER_LOST_STATUS else "")
+
+
+def _is_stopped(process: subprocess.Popen[bytes] | None) -> bool:
+    """Whether a child is stopped by a signal (SIGSTOP, a debugger); what it reports stays to be waited for."""
+    if process is None or process.returncode is not None:
+        return False
+    look = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    try:
+        found = os.waitid(os.P_PID, process.pid, look)
+    except ChildProcessError:
+        return False  # it has ended, and another thread of this program has waited for it in between
+    return found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)

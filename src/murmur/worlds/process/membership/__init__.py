@@ -1,0 +1,1 @@
+"""Membership among processes: client, server, claims, failure detector."""

@@ -1,0 +1,197 @@
+"""Minibatches asked for before they are due, so that no gradient waits for the server. Standard library only."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from typing import Any, NamedTuple, Protocol
+
+from murmur.core.membership import NOTHING, Preparation
+
+TRIPS = 5  # round trips that are remembered; the slowest of them counts
+WORTH = 0.01  # of a gradient: where a round trip takes less, the learner asks when it needs to
+MOST_AHEAD = 16
+
+
+Standing = tuple[int, int | None]
+
+
+class Limits(NamedTuple):
+    """The numbers that claims are made of: `first` to `total` - 1, at most `size` of them a claim."""
+
+    first: int
+    total: int
+    size: int = 1
+
+
+def claims_in(answer: Mapping[str, Any]) -> list[range]:
+    """The claims that an answer of the server gives."""
+    return [range(start, stop) for start, stop in answer["claims"]]
+
+
+class Line(Protocol):
+    """A connection to the server."""
+
+    def call(self, head: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """One request and its answer."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+@dataclass
+class Holdings:
+    """What one learner has from the server, and when it needs more. Times are of the monotonic clock.
+
+    Attributes:
+        doing: the claim whose gradient is under way.
+        held: asked for ahead and not begun.
+        done: numbers, not yet told to the server.
+        due: when the next claim is needed; None while no gradient is under way.
+        pace_seconds: between claims.
+        preparing_seconds: what a learner does for a claim before it is due takes so long.
+        trips: latest round trips, seconds.
+        none_left: the server had fewer than were asked for.
+    """
+
+    doing: range | None = None
+    held: deque[range] = field(default_factory=deque)
+    done: list[int] = field(default_factory=list)
+    due: float | None = None
+    pace_seconds: float = 0.0
+    preparing_seconds: float = 0.0
+    trips: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=TRIPS))
+    none_left: bool = False
+
+    @property
+    def seconds_ahead(self) -> float:
+        """How long before it is due a claim is asked for: no longer than needed, since what is held waits."""
+        return 2 * (max(self.trips) + self.preparing_seconds)
+
+    def wanted(self, now: float) -> int:
+        """How many claims are to be asked for at present."""
+        if self.due is None or self.none_left or now + self.seconds_ahead < self.due:
+            return 0
+        needed = 1 + math.floor((now + self.seconds_ahead - self.due) / self.pace_seconds)
+        return max(0, min(needed, MOST_AHEAD) - len(self.held))
+
+    def seconds_until_wanted(self, now: float) -> float | None:
+        """None: not before something else happens."""
+        if self.due is None or self.none_left or len(self.held) >= MOST_AHEAD:
+            return None
+        return max(0.0, self.due + len(self.held) * self.pace_seconds - self.seconds_ahead - now)
+
+
+class ClaimsAhead:
+    """Asks in a thread and on a line of its own.
+
+    Args:
+        connect: opens a line; it is opened when it is first needed.
+        head: of every request, to which {"first", "total", "size", "doing", "done", "count"} are added.
+        standing: number of the latest view that is known, and this learner's incarnation in it (None: it counts as
+            lost): what an earlier one held is another's by now. An answer may know of a later view.
+    """
+
+    def __init__(self, connect: Callable[[], Line], head: dict[str, Any], standing: Callable[[], Standing]) -> None:
+        self._connect, self._head, self._standing = connect, head, standing
+        self._has, self._of = Holdings(), standing()
+        self._limits = Limits(0, 0)
+        self._preparation = NOTHING
+        self._changed = Condition()
+        self._asking = self._closed = False
+        self._failure: Exception | None = None
+        self._thread: Thread | None = None
+
+    def expect(self, claim: range, limits: Limits, seconds: float, preparation: Preparation = NOTHING) -> None:
+        """The gradient of `claim` has begun; it will take about so long. What comes ahead is prepared at once."""
+        with self._changed:
+            if max(*self._has.trips, preparation.seconds) < WORTH * seconds or seconds <= 0:
+                return
+            self._preparation, self._has.preparing_seconds = preparation, preparation.seconds
+            self._has.doing, self._limits, self._has.none_left = claim, limits, False
+            self._has.due, self._has.pace_seconds = time.monotonic() + seconds, seconds
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="claims ahead", daemon=True)
+            self._thread.start()
+
+    def took(self, seconds: float) -> None:
+        """A round trip took so long."""
+        with self._changed:
+            self._has.trips.append(seconds)
+
+    def take(self) -> range | None:
+        """The next claim that is held, once what has been asked for is here; None: ask the server.
+
+        Raises:
+            ConnectionError: the server is gone.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._has.held or not self._asking)
+            if self._failure is not None:
+                raise ConnectionError(f"the line for claims is broken: {self._failure}") from self._failure
+            self._stand(self._standing())
+            has = self._has
+            has.due = None
+            if not has.held:
+                return None
+            if has.doing is not None:
+                has.done.extend(has.doing)
+            has.doing = has.held.popleft()
+            self._changed.notify_all()
+            return has.doing
+
+    def _stand(self, now: Standing) -> None:
+        """What an earlier incarnation held is another's; an older view than the latest tells nothing."""
+        if now[0] < self._of[0]:
+            return
+        if now[1] != self._of[1]:
+            self._has.held.clear()
+            self._has.done.clear()
+        self._of = now
+
+    def close(self) -> None:
+        """Ask no more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            line = self._connect()
+            while (request := self._next()) is not None:
+                began = time.monotonic()
+                answer = line.call({**self._head, **request})[0]
+                claims = claims_in(answer)
+                with self._changed:
+                    self._stand((answer["number"], dict(answer["live"]).get(self._head["rank"])))
+                    self._has.trips.append(time.monotonic() - began)
+                    self._has.held.extend(claims)
+                    self._has.none_left |= len(claims) < request["count"]
+                    self._asking = False
+                    self._changed.notify_all()
+                for claim in claims:
+                    self._preparation.begin(claim)
+            line.close()
+        except (ConnectionError, KeyError) as error:
+            with self._changed:
+                self._failure, self._asking = error, False
+                self._changed.notify_all()
+
+    def _next(self) -> dict[str, Any] | None:
+        """The next request, when it is time for it; None at the end."""
+        with self._changed:
+            has = self._has
+            while not self._closed:
+                count = has.wanted(time.monotonic())
+                if count or has.done:
+                    done, has.done = has.done, []
+                    self._asking = count > 0
+                    doing = [n for claim in (has.doing, *has.held) if claim is not None for n in claim]
+                    return {**self._limits._asdict(), "doing": doing, "done": done, "count": count}
+                self._changed.wait(has.seconds_until_wanted(time.monotonic()))
+            return None

@@ -1,0 +1,221 @@
+"""A learner's line to the register of its group, and what stands for one where the store can only count."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from threading import Event, Lock, Thread
+from typing import Any
+
+from murmur.core.membership import NOTHING, Preparation, Roll, View
+from murmur.worlds.process.membership.claims import ClaimsAhead, Limits, Line, claims_in
+from murmur.worlds.process.membership.server import ENTRY_SECONDS
+from murmur.worlds.process.membership.stalls import read_table
+
+log = logging.getLogger(__name__)
+BEAT_SECONDS = 0.25
+REACHABLE_SECONDS = 2.0  # since its latest answer the server is taken for one that will answer again
+WORLD = "world"  # the roll, and the group, of all learners
+
+
+def stalls_of(line: Line, prefix: str) -> str:
+    """Who waits for what in the world whose keys have this prefix, as a table for people.
+
+    Raises:
+        ConnectionError: the server is gone, or no learner has entered yet.
+    """
+    return read_table(line.call({"do": "roll", "act": "waits", "roll": prefix + WORLD, "rank": 0})[0])
+
+
+class NetRoll(Roll):
+    """A learner's line to the register of its group on the server.
+
+    Attributes:
+        lease_seconds: so long may this learner be silent from its next sign of life on.
+        lost: why members are gone that had not ended well, in the order of their losses.
+        when_gone: called with the rank of a member that is gone, or that is another process now, and why; before this
+            line's view shows it.
+        waiting: asked what this learner waits for and for how many seconds, which its signs of life tell.
+
+    Args:
+        connect: opens a connection to the server.
+        name: of the register.
+        rank, size: this learner's and their number.
+        lease_seconds: see above.
+        entry_seconds: after the first one has entered, so long until those that have not are lost.
+
+    Raises:
+        ConnectionError: the server is gone (from every method).
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Line],
+        name: str,
+        rank: int,
+        size: int,
+        lease_seconds: float,
+        entry_seconds: float = ENTRY_SECONDS,
+    ) -> None:
+        self.name, self.rank, self.lease_seconds = name, rank, lease_seconds
+        self._line, self._pulse = connect(), connect()
+        self._left = Event()
+        self._failure: Exception | None = None
+        self.lost: Mapping[int, str] = {}
+        self.when_gone: Callable[[int, str], None] = lambda _rank, _why: None
+        self.waiting: Callable[[], tuple[str, float]] = lambda: ("", 0.0)
+        self._heard = time.monotonic()
+        self._seeing = Lock()
+        self._view = _view(self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds))
+        self._latest: tuple[range, Limits] | None = None
+        head = {"do": "roll", "act": "claim", "roll": name, "rank": rank}
+        self._ahead = ClaimsAhead(connect, head, lambda: (self._view.number, self._view.incarnations.get(rank)))
+        self._thread = Thread(target=self._beat, name=f"signs of life in {name}", daemon=True)
+        self._thread.start()
+
+    def view(self, fresh: bool = False) -> View:
+        if self._failure is not None:
+            raise ConnectionError(f"learner {self.rank} cannot reach the store: {self._failure}") from self._failure
+        if fresh:
+            self._see(self._ask("view"))
+        return self._view
+
+    def claim(self, first: int, total: int, size: int = 1) -> range | None:
+        claim = self._ahead.take()
+        if claim is None:
+            began = time.monotonic()
+            answer = self._ask("claim", first=first, total=total, size=size, doing=[], done=[], count=1)
+            self._ahead.took(time.monotonic() - began)
+            claim = next(iter(claims_in(answer)), None)
+        self._latest = None if claim is None else (claim, Limits(first, total, size))
+        return claim
+
+    def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:
+        if self._latest is not None:
+            self._ahead.expect(*self._latest, seconds, preparation)
+
+    def unfinished(self) -> Collection[int]:
+        return list(self._ask("unfinished")["numbers"])
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._ask("complete")["complete"])
+
+    @property
+    def spent(self) -> bool:
+        return bool(self._ask("spent")["spent"])
+
+    def reach(self, stage: str) -> bool:
+        return bool(self._ask("reach", stage=stage)["all"])
+
+    def leave(self) -> None:
+        if not self._left.is_set():
+            self._left.set()
+            self._ahead.close()
+            self._ask("leave")
+            self._line.close()
+            self._pulse.close()
+
+    @property
+    def unheard_seconds(self) -> float:
+        """Since the server answered this learner's latest sign of life, which it does several times a second."""
+        return time.monotonic() - self._heard
+
+    def stalls(self) -> str:
+        """Who waits for what, as a table for people; nothing where the server may be out of reach."""
+        return read_table(self._ask("waits")) if self.unheard_seconds < REACHABLE_SECONDS else ""
+
+    def fail(self, why: str) -> None:
+        """This learner ends before the others, who are told why."""
+        if not self._left.is_set():
+            self._left.set()
+            self._ahead.close()
+            if self.unheard_seconds < REACHABLE_SECONDS:
+                self._ask("fail", why=why)
+            self._line.close()
+            self._pulse.close()
+
+    def _ask(self, act: str, **more: object) -> dict[str, Any]:
+        return self._line.call({"do": "roll", "act": act, "roll": self.name, "rank": self.rank, **more})[0]
+
+    def _see(self, answer: dict[str, Any]) -> None:
+        with self._seeing:
+            view, before = _view(answer), self._view.incarnations
+            if view.number <= self._view.number:
+                return
+            self.lost = {int(rank): str(why) for rank, why in answer["lost"]}
+            for rank in before.keys() - {self.rank}:
+                if view.incarnations.get(rank) != before[rank]:
+                    again = "it was started again" if rank in view.incarnations else "it has ended"
+                    self.when_gone(rank, self.lost.get(rank, again))
+            own = view.incarnations.get(self.rank)
+            if own is not None and own != before.get(self.rank, own):
+                log.warning(
+                    "learner %d was silent for longer than %.2f s: the others took it for lost (--lease-seconds)",
+                    *(self.rank, self.lease_seconds),
+                )
+            self._view = view
+
+    def _beat(self) -> None:
+        head = {"do": "roll", "act": "beat", "roll": self.name, "rank": self.rank}
+        try:
+            while not self._left.is_set():
+                lease = self.lease_seconds
+                waits, waited = self.waiting()
+                now = {
+                    "waits": waits,
+                    "waited": waited,
+                    "known": self._view.number,
+                    "lease": lease,
+                    "seconds": min(BEAT_SECONDS, lease / 4),
+                }
+                self._see(self._pulse.call({**head, **now})[0])
+                self._heard = time.monotonic()
+        except (ConnectionError, KeyError) as error:
+            self._failure = None if self._left.is_set() else error
+        finally:
+            self._pulse.close()
+
+
+class CountedRoll(Roll):
+    """A register made of shared counters, for stores that only count: claims work, deaths are not noticed."""
+
+    def __init__(self, count: Callable[[str, int], int], rank: int, size: int) -> None:
+        self._count, self.rank, self.size = count, rank, size
+        self._limits = (0, 0)
+        self._doing = 0
+        self._reached: set[str] = set()
+
+    def view(self, fresh: bool = False) -> View:  # noqa: ARG002 - nothing ever changes
+        return View(0, dict.fromkeys(range(self.size), 0))
+
+    def claim(self, first: int, total: int, size: int = 1) -> range | None:
+        self._limits = (first, total)
+        if self._doing:
+            self._count("done", self._doing)
+        end = first + self._count("claimed", size)
+        claim = range(end - size, min(end, total))
+        self._doing = len(claim)
+        return claim or None
+
+    @property
+    def complete(self) -> bool:
+        return True  # as far as it can know
+
+    @property
+    def spent(self) -> bool:
+        first, total = self._limits
+        return self._count("done", 0) >= total - first
+
+    def reach(self, stage: str) -> bool:
+        fresh = 0 if stage in self._reached else 1
+        self._reached.add(stage)
+        return self._count(f"reached {stage}", fresh) >= self.size
+
+    def leave(self) -> None:
+        """Nobody else would notice."""
+
+
+def _view(answer: dict[str, Any]) -> View:
+    return View(answer["number"], {int(rank): int(incarnation) for rank, incarnation in answer["live"]}, answer["left"])

@@ -1,0 +1,213 @@
+"""A key-value server through which learners find each other: a process of its own, hosted by no learner.
+
+Own, and not PyTorch's TCPStore, because that listens on all interfaces, looks every caller's name up in the DNS
+(seconds where that is slow), lets one waiting thread block all others of the same client, and asks nobody who it is.
+Standard library only, so that the process starts at once.
+
+A connection begins with a handshake; then a request is one frame, and so is its answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable
+from threading import Condition, Lock
+from typing import Any
+
+from murmur.worlds.process.launch import secret as secrets_
+from murmur.worlds.process.launch.signals import ignore_until_ready
+from murmur.worlds.process.membership.server import Rollcall
+from murmur.worlds.process.transport.handshake import Refused
+from murmur.worlds.process.transport.listener import Door, dial
+from murmur.worlds.process.transport.wire_format import receive_frame, seconds, send_frame, text, texts, whole
+
+log = logging.getLogger(__name__)
+PURPOSE = "store"
+LARGEST = 1 << 62  # of what counters count
+TELL_SECONDS = 10.0  # between two lines about something that is waited for
+
+
+def clock_time(seconds: float) -> str:
+    """The time of day in so many seconds, for messages."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+class Missing(TimeoutError):
+    """A key did not appear in time."""
+
+
+class KeyValueServer:
+    """Serves keys on a listening socket, one thread a connection, until it is closed.
+
+    Args:
+        listener: from `listen`.
+        secret: of the run; who does not have it gets no answer. Empty: whoever speaks our language has it.
+    """
+
+    def __init__(self, listener: socket.socket, secret: bytes = b"") -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = Condition()
+        self._rollcall = Rollcall(self._changed)
+        self._door = Door(listener, secret, PURPOSE, self._serve)
+        self.address: tuple[str, int] = self._door.address
+
+    def close(self) -> None:
+        """Stop taking connections."""
+        self._door.close()
+
+    def _serve(self, line: socket.socket, _: int) -> None:
+        # Incarnations of the learners that have entered, or given signs of life, over this line.
+        living: dict[tuple[str, int], int] = {}
+        with line:
+            while True:
+                try:
+                    head, value = receive_frame(line)
+                    answer, value = self._answer(head, value)
+                    if head.get("act") in ("enter", "beat"):
+                        living[head["roll"], head["rank"]] = dict(answer["live"]).get(head["rank"], -1)
+                    send_frame(line, answer, value)
+                except (OSError, EOFError, ValueError):
+                    break  # a caller that hung up, or who asks for what cannot be
+        with self._changed:
+            for (roll, rank), incarnation in living.items():
+                self._rollcall.hung_up(roll, rank, incarnation)
+
+    def _answer(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
+        verbs: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
+            "set": self._set,
+            "add": self._add,
+            "wait": self._wait,
+            "swap": self._swap,
+            "check": lambda h, _: ({"there": all(k in self._values for k in texts(h, "keys"))}, b""),
+            "delete": lambda h, _: ({"there": self._values.pop(text(h, "key"), None) is not None}, b""),
+            "roll": lambda h, _: (self._rollcall.answer(h), b""),
+            "gone": lambda h, _: (self._rollcall.gone(h), b""),
+            "size": lambda _, __: ({"total": len(self._values)}, b""),
+        }
+        verb = verbs.get(text(head, "do"))
+        if verb is None:
+            raise ValueError(f"nothing here does {head['do']!r}")
+        with self._changed:
+            return verb(head, value)
+
+    def _set(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
+        self._put(text(head, "key"), value)
+        return {}, b""
+
+    def _add(self, head: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+        key, amount = text(head, "key"), whole(head, "amount", -LARGEST, LARGEST)
+        total = int(self._values.get(key, b"0")) + amount
+        self._put(key, str(total).encode())
+        return {"total": total}, b""
+
+    def _swap(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
+        key, expected = text(head, "key"), bytes.fromhex(text(head, "expected"))
+        if self._values.get(key, b"") == expected:
+            self._put(key, value)
+        return {}, self._values.get(key, expected)
+
+    def _wait(self, head: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+        keys, deadline = texts(head, "keys"), time.monotonic() + seconds(head, "seconds")
+        while missing := [k for k in keys if k not in self._values]:
+            if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                return {"missing": missing}, b""
+        return {"missing": []}, self._values[keys[0]]
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        self._changed.notify_all()
+
+
+class KeyValueClient:
+    """One connection. Calls from several threads take turns; a thread that waits long should have its own.
+
+    Args:
+        host, port: where the server listens.
+        timeout_seconds: how long it is looked for.
+        secret: of the run.
+
+    Raises:
+        ConnectionError: nobody answers there, or somebody without the run's secret, or the server is gone (from every
+            method).
+    """
+
+    def __init__(self, host: str, port: int, timeout_seconds: float = 60.0, secret: bytes = b"") -> None:
+        self.host, self.port, self.timeout_seconds, self._secret = host, port, timeout_seconds, secret
+        self._lock = Lock()
+        self._line = self._connect()
+
+    def _connect(self) -> socket.socket:
+        began = time.monotonic()
+        deadline, tell_at = began + self.timeout_seconds, began + TELL_SECONDS
+        until = clock_time(self.timeout_seconds)
+        where = f"{self.host}:{self.port}"
+        while True:
+            try:
+                return dial((self.host, self.port), self._secret, PURPOSE, 0, deadline - time.monotonic())
+            except Refused as error:
+                raise Refused(f"{where} is not this run's store: {error}") from error
+            except OSError as error:
+                now = time.monotonic()
+                named = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
+                if now > deadline or named:
+                    raise ConnectionError(f"no store answers at {where}: {error}") from error
+                if now > tell_at:
+                    tell_at = now + TELL_SECONDS
+                    log.warning(
+                        "no store answers at %s yet (%s): tried for %.0f s, until %s", where, error, now - began, until
+                    )
+                time.sleep(0.05)
+
+    def again(self, timeout_seconds: float) -> KeyValueClient:
+        """Another connection to the same server."""
+        return KeyValueClient(self.host, self.port, timeout_seconds, self._secret)
+
+    def call(
+        self, head: dict[str, Any], value: bytes = b"", seconds: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """One request and its answer, which may take so many seconds; `timeout_seconds` if none are given."""
+        with self._lock:
+            try:
+                self._line.settimeout(self.timeout_seconds if seconds is None else seconds)
+                send_frame(self._line, head, value)
+                return receive_frame(self._line)
+            except TimeoutError as error:
+                self._line.close()  # a late answer would be taken for that to the next request
+                raise ConnectionError(f"the store at {self.host}:{self.port} does not answer") from error
+            except (OSError, EOFError) as error:
+                raise ConnectionError(f"the store at {self.host}:{self.port} is gone: {error}") from error
+
+    def wait(self, keys: list[str], seconds: float) -> bytes:
+        """Wait until all keys are there; the value of the first.
+
+        Raises:
+            Missing: some are still not there; names them.
+        """
+        request = {"do": "wait", "keys": keys, "seconds": seconds}
+        head, value = self.call(request, seconds=seconds + self.timeout_seconds)
+        if head["missing"]:
+            raise Missing(f"after {seconds:.1f} s the store still has no {', '.join(head['missing'])}")
+        return value
+
+    def close(self) -> None:
+        """Hang up; a call that another thread has under way ends."""
+        with contextlib.suppress(OSError):  # the server may have been faster
+            self._line.shutdown(socket.SHUT_RDWR)
+        self._line.close()
+
+
+def main() -> None:
+    """Serve until standard input closes with the launcher. Arguments: descriptors of the listening socket and of the
+    file with the secret."""
+    ignore_until_ready()  # a scheduler asks every process to end; the learners need the store until they have saved
+    server = KeyValueServer(socket.socket(fileno=int(sys.argv[1])), secrets_.from_descriptor(int(sys.argv[2])))
+    sys.stdin.buffer.read()
+    server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Messages and vectors between processes: wire format, connections, mail, groups of gloo and NCCL."""

@@ -1,0 +1,281 @@
+"""A world of processes on torch.distributed: this process holds one learner, the store brings them together."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TypeVar
+from weakref import WeakSet
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from murmur.core.group import PeerLost
+from murmur.core.membership import ENDED, Roll
+from murmur.core.trace import Span
+from murmur.core.world import Program, drive
+from murmur.worlds.process.group import TorchGroup, Wiring
+from murmur.worlds.process.launch.arrival import Arrival
+from murmur.worlds.process.launch.environment import (
+    BEGUN_KEY,
+    COME_KEY,
+    ENDED_KEY,
+    READY_KEY,
+    Place,
+    address_towards,
+    check_meeting_point,
+)
+from murmur.worlds.process.membership.client import WORLD, NetRoll
+from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS, Presence
+from murmur.worlds.process.membership.stalls import Waits
+from murmur.worlds.process.store.torch_store import NetStore, connect, secret_of
+from murmur.worlds.process.transport.gloo_sockets import Device
+from murmur.worlds.process.transport.mail import Mail
+from murmur.worlds.process.transport.traffic import Flow, Traffic
+from murmur.worlds.real import RealSeat
+
+T = TypeVar("T")
+TIMEOUT_SECONDS = START_SECONDS = 300.0
+STARTING_LEASE_SECONDS = 10.0  # until it is known how long rounds take
+POLL_SECONDS = 0.02
+LAST_WORDS_SECONDS = 5.0
+
+
+class TorchSeat(RealSeat):
+    """This process's learner.
+
+    Attributes:
+        wiring: what its groups share; None where it has none of this kind.
+        traffic: what it sends.
+    """
+
+    _begun = False
+    wiring: Wiring | None = None
+    traffic: Traffic | None = None
+
+    def sending(self) -> tuple[float, float]:
+        return (math.nan, math.nan) if self.traffic is None else self.traffic.since_last()
+
+    @property
+    def presence(self) -> Presence | None:
+        """Who of the others is still here, where the store knows it."""
+        return None if self.wiring is None else self.wiring.presence
+
+    def host_of(self, learner: int) -> str:
+        return "" if self.wiring is None else self.wiring.told(learner)[0]
+
+    @property
+    def overlaps(self) -> bool:
+        return self.group.size > 1
+
+    def begin(self) -> None:
+        if not self._begun and self.wiring is not None:
+            self._begun = True
+            self.wiring.store.set(f"{BEGUN_KEY}/{self.rank}", "")
+
+    async def work(self, job: Callable[[], T]) -> T:
+        self.surface()
+        began = self.now
+        result = self.compute(job)
+        if self.presence is not None:
+            self.presence.took(self.now - began)
+        self.surface()
+        return result
+
+
+class Told:
+    """What learners have told of themselves: (host, device) by rank; asked once."""
+
+    def __init__(self, store: c10d.Store) -> None:
+        self._store = store
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def __call__(self, rank: int) -> tuple[str, str]:
+        if rank not in self._known:
+            host, device = self._store.get(f"{COME_KEY}/{rank}").decode().split()
+            self._known[rank] = host, device
+        return self._known[rank]
+
+
+class TorchWorld:
+    """All learners of a launch, one a process.
+
+    Args:
+        place: this process's place (see `place_of`).
+        device: where this learner's model lives, "cpu" or "cuda:0".
+        timeout_seconds: how long a collective may take before it is given up; must be finite.
+        lease_seconds: silence after which the others go on without a learner, where the strategy can; ten median rounds
+            where they last longer.
+        sink: receives the spans of the trace.
+        store: an open store of this launch; None connects to the one that `place` names.
+        start_seconds: how long the learners wait at start until all have come.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        device: str = "cpu",
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        sink: Callable[[Span], None] | None = None,
+        store: c10d.Store | None = None,
+        lease_seconds: float = LEAST_SECONDS,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        if not 0 < timeout_seconds < float("inf"):
+            raise ValueError(f"timeout_seconds must be positive and finite, got {timeout_seconds}")
+        if not 0 < lease_seconds < float("inf"):
+            raise ValueError(f"lease_seconds must be positive and finite, got {lease_seconds}")
+        self.place, self.device, self.timeout_seconds, self.sink = place, device, timeout_seconds, sink
+        self.store, self.lease_seconds, self.start_seconds = store, lease_seconds, start_seconds
+
+    @property
+    def size(self) -> int:
+        return self.place.size
+
+    def run(self, program: Program[T]) -> list[T]:
+        """Run the program at this process's seat; ends together with the other learners.
+
+        Raises:
+            PeerLost: a learner is gone, or took longer than `timeout_seconds`.
+            ConnectionError: there is no store.
+        """
+        with self.seated() as seat:
+            return [drive(program(seat))]
+
+    @contextmanager
+    def seated(self) -> Iterator[TorchSeat]:
+        """This process's seat, for whoever runs a program piece by piece; the end is together with the others.
+
+        Raises:
+            PeerLost, ConnectionError: as `run`.
+        """
+        store = self.store
+        if store is None:
+            check_meeting_point(self.place)
+            store = connect(self.place, self.start_seconds)
+        store.set_timeout(timedelta(seconds=self.timeout_seconds))
+        address = address_towards(self.place.host)
+        seat = TorchSeat(self.place.rank, time.monotonic(), self.sink)
+        seat.device = self.device
+        # An earlier process of this learner was here, or it is one more than there were.
+        seat.late = self.place.rank >= self.size or bool(store.check([f"{READY_KEY}/{self.place.rank}"]))
+        roll = self._enter(store)
+        store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
+        groups = WeakSet[TorchGroup]()
+        try:
+            mail = Mail(store, self.place.rank, address, self.timeout_seconds, secret_of(self.place, store))
+            try:
+                wiring = seat.wiring = self._wire(store, mail, address, seat, roll, groups)
+                seat.traffic = Traffic(lambda: _flows(mail, wiring))
+                seat.group = TorchGroup(wiring, WORLD, range(self.size))
+                yield seat
+                self._part(seat, wiring.rolls, store)
+            finally:
+                mail.close()
+        except BaseException as error:
+            _abandon(roll, groups, error)
+            raise
+        finally:
+            if isinstance(store, NetStore) and store is not self.store:
+                store.close()
+
+    def _enter(self, store: c10d.Store) -> NetRoll | None:
+        """Enter the membership, so that the others know at once, from now on, when this learner is lost."""
+        if not isinstance(store, NetStore) or self.size == 1:
+            return None
+        lease = max(STARTING_LEASE_SECONDS, self.lease_seconds)
+        entry = self.start_seconds + STARTING_LEASE_SECONDS  # learners say by themselves who has not come in time
+        return NetRoll(store.line, store.name_of(WORLD), self.place.rank, self.size, lease, entry)
+
+    def _wire(
+        self,
+        store: c10d.Store,
+        mail: Mail,
+        address: str,
+        seat: TorchSeat,
+        roll: NetRoll | None,
+        groups: WeakSet[TorchGroup],
+    ) -> Wiring:
+        rank = self.place.rank
+        device, told = Device.at(address), Told(store)
+        store.set(f"gloo/{rank}", "{}:{}".format(*device.address))
+        store.set(f"{READY_KEY}/{rank}", "")
+        if not seat.late:
+            Arrival(store, rank, self.size, self.start_seconds, lambda: {} if roll is None else _lost(roll)).wait()
+        presence = None
+        if roll is not None:
+            presence = Presence(roll, lambda r: told(r)[0], mail, self.lease_seconds)
+        waits = Waits()
+        if roll is not None:
+            roll.waiting = waits.longest
+        return Wiring(
+            store=store,
+            rank=rank,
+            device=device,
+            mail=mail,
+            told=told,
+            timeout_seconds=self.timeout_seconds,
+            trace=seat.trace,
+            late=seat.late,
+            lease_seconds=max(STARTING_LEASE_SECONDS, self.lease_seconds),
+            presence=presence,
+            waits=waits,
+            rolls=[] if roll is None else [roll],
+            groups=groups,
+        )
+
+    def _part(self, seat: TorchSeat, rolls: Sequence[Roll], store: c10d.Store) -> None:
+        """Nobody closes its connections while another learner still reads from them; the lost are not waited for."""
+        store.set(f"{ENDED_KEY}/{self.place.rank}", "")
+        for roll in rolls:
+            while seat.waits and not roll.reach(ENDED):
+                time.sleep(POLL_SECONDS)
+            roll.leave()
+        if int(store.add("ended", 1)) == self.size:
+            store.set("all ended", "")
+        if seat.waits and not rolls:
+            store.wait(["all ended"], timedelta(seconds=self.timeout_seconds))
+        if rolls and self.place.store == "learner 0" and self.place.rank == 0:
+            # The store ends with this process, and who is alive has a few words left for it; the lost have none.
+            deadline = time.monotonic() + LAST_WORDS_SECONDS
+            while int(store.add("ended", 0)) < self.size and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+
+
+def _flows(mail: Mail, wiring: Wiring) -> dict[Hashable, Flow]:
+    """What goes by mail and in all groups."""
+    found: dict[Hashable, Flow] = {f"mail to {to}": flow for to, flow in mail.flows().items()}
+    for group in list(wiring.groups):
+        for connection, flow in group.flows().items():
+            found[connection] = flow
+    return found
+
+
+def _lost(roll: NetRoll) -> Mapping[int, str]:
+    """Why learners are lost, by rank, once this learner's view shows it."""
+    live = roll.view().live
+    return {r: why for r, why in dict(roll.lost).items() if r not in live}
+
+
+def _abandon(roll: NetRoll | None, groups: Iterable[TorchGroup], error: BaseException) -> None:
+    """End before the others: tell them why, and let nobody wait."""
+    if roll is not None:
+        known = isinstance(error, PeerLost) and error.learner is not None
+        with suppress(ConnectionError):  # there is nobody left to tell
+            roll.fail(f"it gave up after the loss of learner {error.learner}" if known else _words_of(error))  # type: ignore[attr-defined]
+    for group in list(groups):
+        group.close()
+
+
+def _words_of(error: BaseException) -> str:
+    return f"it gave up: {error}" if isinstance(error, PeerLost) else f"{type(error).__name__}: {error}"
+
+
+def device_of(place: Place) -> str:
+    """The device of a learner: its own GPU where the host has one for it, else the CPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return f"cuda:{place.local_rank % count}" if count else "cpu"
