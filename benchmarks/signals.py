@@ -38,8 +38,9 @@ from measure import bar, close
 from murmur.cli import main as program
 from murmur.core.stop_signals import HALTED_STATUS
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from plateaus import make_experiment
+from tones import HYBRID, make_tones
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 END_SECONDS = 5.0
@@ -58,14 +59,19 @@ class Case:
         words: of the command; {file}, {out}, {done} and {text} are filled in.
         made: files below {out}, as patterns; none: what the command prints.
         resumed: whether --resume is needed to go on.
+        moments: at most; a command of minutes gets a few.
+        needs: a folder without which the case is left out.
     """
 
     name: str
     words: str
     made: tuple[str, ...] = ()
     resumed: bool = False
+    moments: int = 1000
+    needs: Path | None = None
 
 
+AN4 = Path(__file__).resolve().parents[2] / "shared/corpora/an4_mfcc"
 TRAIN = "train {file} --set task.cache={out}/cache --threads 1 --out {out}/run"
 RUN = ("run/*.safetensors", "run/score.json", "run/recognised.jsonl")
 CASES = (
@@ -97,6 +103,16 @@ CASES = (
     Case("plan", "plan --step-seconds 0.07 --model-bytes 1e6 --corpus-hours 10 --frames-per-minibatch 2688"),
     Case("lm", "lm train {text} --order 3 --out {out}/lm.arpa", ("lm.arpa",)),
     Case("lexicon", "lexicon {text} --guess graphemes --out {out}/lexicon", ("lexicon/*",)),
+    Case("transcribe", "transcribe {done}/tones {speech} --format json --out {out}/text", ("text/*",)),
+    Case("export", "export {done}/tones --out {out}/exported", ("exported/*",)),
+    Case(
+        "papers",
+        f"papers asgd --corpus {AN4} --cache {{done}}/an4 --rows {{out}}/rows.jsonl --out {{out}}/papers",
+        ("papers/papers.md",),
+        moments=4,
+        needs=AN4,
+    ),
+    Case("demo", "demo --out {out}/demo", ("demo/*/model.safetensors", "demo/*/recognised.jsonl"), moments=3),
     Case("report", "report {done}/run --out {out}/report.html", ("report.html",)),
 )
 
@@ -121,17 +137,27 @@ class Bench:
         work.mkdir(parents=True, exist_ok=True)
         self.file = make_experiment(work)
         (work / "text.txt").write_text(SENTENCES)
+        self.tones = work / "tones.py"
+        if not (work / "tones/lexicon.txt").exists():
+            make_tones(work / "tones", {"train": 60, "dev": 8, "test": 8})
+        self.tones.write_text(HYBRID.format(corpus=str(work / "tones"), cache=str(self.done / "tones_cache")))
 
     def words(self, case: Case, go_on: bool = False, out: Path | None = None) -> list[str]:
         """The words of a case's command."""
         places = {"file": self.file, "out": out or self.out, "done": self.done, "text": self.work / "text.txt"}
-        words = [word.format(**places) for word in shlex.split(case.words)]
+        speech = sorted(map(str, (self.work / "tones/wav").glob("test*.wav")))
+        found = ([*speech] if word == "{speech}" else [word.format(**places)] for word in shlex.split(case.words))
+        words = [word for words in found for word in words]
         return [*words, "--resume"] if go_on and case.resumed else words
 
     def prepared(self) -> None:
         """A trained run for the commands that need one."""
         if not (self.done / "run" / "score.json").exists():
             ended = run(self.words(CASES[2], out=self.done), self.work, fresh=False)
+            assert ended.status == 0, ended.errors
+        if not (self.done / "tones" / "score.json").exists():
+            words = ["train", str(self.tones), "--threads", "1", "--out", str(self.done / "tones")]
+            ended = run(words, self.work, fresh=False)
             assert ended.status == 0, ended.errors
 
     def result(self, case: Case, ended: Ended) -> str:
@@ -311,8 +337,12 @@ def main() -> None:
     bench.prepared()
     wholes: dict[str, dict[str, Any]] = {}
     chosen = [case for case in CASES if not asked.case or case.name in asked.case]
+    for case in chosen:
+        if case.needs is not None and not case.needs.exists():
+            print(f"{case.name} is left out: {case.needs} is absent")
+    chosen = [case for case in chosen if case.needs is None or case.needs.exists()]
     for trial, case in product(range(asked.moments), chosen):
-        if (case.name, trial) in known:
+        if (case.name, trial) in known or trial >= case.moments:
             continue
         whole = wholes[case.name] = wholes.get(case.name) or undisturbed(bench, case)
         rows.append(moment(bench, case, trial, whole))

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import corpus_layouts
 from murmur.cli import app
 
 pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 import soundfile
 
-import layouts
 from murmur.commands.prepare_corpus import From, chosen_parts
 from murmur.speech.corpus.kaldi_dir import read_data_dir, read_table
 from murmur.speech.corpus.published import catalogue, fetch
@@ -53,7 +53,7 @@ def test_the_list_names_size_licence_and_parts() -> None:
 
 @pytest.mark.parametrize("inner", ["", "LibriSpeech"])
 def test_mini_librispeech(tmp_path: Path, inner: str) -> None:
-    root = layouts.librispeech(tmp_path / "from", MINI, utterances=3, speakers=9)
+    root = corpus_layouts.librispeech(tmp_path / "from", MINI, utterances=3, speakers=9)
     code, said = run("mini-librispeech", "--from", root / inner, "--out", tmp_path / "set")
     assert code == 0, said
     assert f"{tmp_path}/set/data/train: 27 utterances, 9 speakers, 0.01 h, 0 skipped" in said
@@ -73,7 +73,7 @@ def test_mini_librispeech(tmp_path: Path, inner: str) -> None:
 
 @pytest.mark.processes
 def test_training_runs_on_a_prepared_set(tmp_path: Path) -> None:
-    root = layouts.librispeech(tmp_path / "from", MINI, utterances=3, speakers=9)
+    root = corpus_layouts.librispeech(tmp_path / "from", MINI, utterances=3, speakers=9)
     assert run("mini-librispeech", "--from", root, "--out", tmp_path / "set")[0] == 0
     settings = {"corpus": tmp_path / "set", "units": "char", "hidden": 8, "layers": 1, "cache": tmp_path / "cache"}
     words = [f"--set=task.{name}={value}" for name, value in settings.items()]
@@ -85,7 +85,7 @@ def test_training_runs_on_a_prepared_set(tmp_path: Path) -> None:
 
 def test_parts_of_librispeech_become_splits_and_the_absent_are_named(tmp_path: Path) -> None:
     there = ("train-clean-100", "train-clean-360", "dev-clean", "test-clean", "test-other")
-    root = layouts.librispeech(tmp_path / "from", there)
+    root = corpus_layouts.librispeech(tmp_path / "from", there)
     code, said = run("librispeech", "--from", root, "--out", tmp_path / "set")
     assert code == 0, said
     assert {p.name for p in (tmp_path / "set/data").iterdir()} == {"train", "dev", "test", "test_other"}
@@ -107,20 +107,20 @@ def test_parts_of_librispeech_become_splits_and_the_absent_are_named(tmp_path: P
 
 
 def test_yesno_has_kaldis_split_and_its_recipe_reads_it(tmp_path: Path) -> None:
-    code, said = run("yesno", "--from", layouts.yesno(tmp_path / "from"), "--out", tmp_path / "set")
+    code, said = run("yesno", "--from", corpus_layouts.yesno(tmp_path / "from"), "--out", tmp_path / "set")
     assert code == 0, said
     assert {name[:8] for name in texts(tmp_path / "set", "train")} == {"global-0"}
     assert {text.split()[0] for text in texts(tmp_path / "set", "test").values()} == {"YES"}
     found = sets.LOADERS["yesno"](tmp_path / "set")
     assert [len(part) for part in (found.train, found.dev, found.test)] == [27, 3, 30]
     assert f"next: murmur train yesno --set task.corpus={tmp_path / 'set'}" in said
-    code, said = run("yesno", "--from", layouts.yesno(tmp_path / "fewer", 59), "--out", tmp_path / "y")
+    code, said = run("yesno", "--from", corpus_layouts.yesno(tmp_path / "fewer", 59), "--out", tmp_path / "y")
     assert code == 1
     assert "waves_yesno holds 59 of 60 recordings" in said
 
 
 def test_an4_from_sphere_files(tmp_path: Path) -> None:
-    root = layouts.an4(tmp_path / "from")
+    root = corpus_layouts.an4(tmp_path / "from")
     code, said = run("an4", "--from", root, "--out", tmp_path / "set")
     assert code == 0, said
     assert texts(tmp_path / "set", "train") == {
@@ -137,13 +137,13 @@ def test_an4_from_sphere_files(tmp_path: Path) -> None:
 
 
 def test_digits_and_mandarin(tmp_path: Path) -> None:
-    code, said = run("fsdd", "--from", layouts.fsdd(tmp_path / "f"), "--out", tmp_path / "fsdd")
+    code, said = run("fsdd", "--from", corpus_layouts.fsdd(tmp_path / "f"), "--out", tmp_path / "fsdd")
     assert code == 0, said
     for name, sizes in (("fsdd_unseen", (15, 15, 15)), ("fsdd_official", (9, 18, 18))):
         found = sets.LOADERS[name](tmp_path / "fsdd")
         assert (len(found.train), len(found.dev), len(found.test)) == sizes
     assert texts(tmp_path / "fsdd", "test")["theo-2-03"] == "TWO"
-    code, said = run("aishell", "--from", layouts.aishell(tmp_path / "a"), "--out", tmp_path / "aishell")
+    code, said = run("aishell", "--from", corpus_layouts.aishell(tmp_path / "a"), "--out", tmp_path / "aishell")
     assert code == 0, said
     assert texts(tmp_path / "aishell", "dev") == {f"BAC009S0724W000{n}": "而对楼市TV成交" for n in range(2)}
 
@@ -152,7 +152,7 @@ def test_recordings_of_ones_own(tmp_path: Path) -> None:
     root = tmp_path / "recordings"
     for n in range(12):
         for take in ("a", "b c"):
-            layouts.noise(root / f"speaker {n:02}" / f"{take}.flac", 0.5)
+            corpus_layouts.noise(root / f"speaker {n:02}" / f"{take}.flac", 0.5)
             (root / f"speaker {n:02}" / f"{take}.txt").write_text("Grüße,\nBob!\n")
     code, said = run("own", "--from", root, "--out", tmp_path / "set")
     assert code == 0, said
@@ -180,7 +180,7 @@ def test_recordings_of_ones_own(tmp_path: Path) -> None:
 
 def test_the_next_commands_make_what_the_recipe_needs(tmp_path: Path) -> None:
     for n in range(9):
-        layouts.noise(tmp_path / f"recordings/speaker{n}/a.flac", 0.5)
+        corpus_layouts.noise(tmp_path / f"recordings/speaker{n}/a.flac", 0.5)
         (tmp_path / f"recordings/speaker{n}/a.txt").write_text("go on")
     out = tmp_path / "my set"
     told = []
@@ -199,7 +199,7 @@ def own_recordings(root: Path, speakers: int, takes: int = 2) -> Path:
     """SPEAKER/NAME.wav of noise with a transcript of one word beside each."""
     for n in range(speakers):
         for take in range(takes):
-            layouts.noise(root / f"s{n:02}" / f"{take}.wav", 0.5)
+            corpus_layouts.noise(root / f"s{n:02}" / f"{take}.wav", 0.5)
             (root / f"s{n:02}" / f"{take}.txt").write_text("yes")
     return root
 
@@ -240,7 +240,7 @@ def test_too_few_speakers_for_training_are_told(tmp_path: Path) -> None:
 
 
 def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:
-    root = layouts.librispeech(tmp_path / "from", MINI, utterances=60)
+    root = corpus_layouts.librispeech(tmp_path / "from", MINI, utterances=60)
     gone = root / "LibriSpeech/train-clean-5/100/2000/100-2000-0007.flac"
     gone.unlink()
     code, said = run("mini-librispeech", "--from", root, "--out", tmp_path / "set")
@@ -284,13 +284,13 @@ def test_mistakes(words: list[str], says: str, tmp_path: Path) -> None:
 
 
 def test_data_of_others_is_not_written_over(tmp_path: Path) -> None:
-    root = layouts.yesno(tmp_path / "from")
+    root = corpus_layouts.yesno(tmp_path / "from")
     (tmp_path / "mine/data/train").mkdir(parents=True)
     code, said = run("yesno", "--from", root, "--out", tmp_path / "mine")
     assert code == 1
     assert "holds data without manifest.json, so it came from elsewhere" in said
     assert run("yesno", "--from", root, "--out", tmp_path / "set")[0] == 0
-    code, said = run("fsdd", "--from", layouts.fsdd(tmp_path / "f"), "--out", tmp_path / "set")
+    code, said = run("fsdd", "--from", corpus_layouts.fsdd(tmp_path / "f"), "--out", tmp_path / "set")
     assert code == 1
     assert "holds the corpus 'yesno'" in said
     # An interrupted one is its own, and names in a manifest are no way out of the folder.
@@ -349,9 +349,11 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def archives(tmp_path: Path, server: Server) -> Server:
-    root = layouts.librispeech(tmp_path / "original", MINI)
+    root = corpus_layouts.librispeech(tmp_path / "original", MINI)
     for part in MINI:
-        server.files[f"/{part}.tar.gz"] = layouts.archive(tmp_path / f"{part}.tar.gz", root, f"LibriSpeech/{part}")
+        server.files[f"/{part}.tar.gz"] = corpus_layouts.archive(
+            tmp_path / f"{part}.tar.gz", root, f"LibriSpeech/{part}"
+        )
     return server
 
 
@@ -409,7 +411,7 @@ def test_nobody_there_and_nothing_there(tmp_path: Path, server: Server) -> None:
 def test_an_archive_of_another_digest_is_refused_and_removed(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = layouts.archive(tmp_path / "a.tar.gz", layouts.yesno(tmp_path / "original"), "waves_yesno")
+    content = corpus_layouts.archive(tmp_path / "a.tar.gz", corpus_layouts.yesno(tmp_path / "original"), "waves_yesno")
     server.files["/waves_yesno.tar.gz"] = content
     words = ("yesno", "--download", tmp_path / "d", "--mirror", server.address, "--out", tmp_path / "set")
     code, said = run(*words)
@@ -432,12 +434,12 @@ def test_what_is_no_archive_at_all(tmp_path: Path, server: Server) -> None:
 
 
 def test_archives_of_archives(tmp_path: Path, server: Server) -> None:
-    root = layouts.aishell(tmp_path / "original")
+    root = corpus_layouts.aishell(tmp_path / "original")
     wav = root / "data_aishell/wav"
     for split, speaker in (("train", "S0002"), ("dev", "S0724"), ("test", "S0764")):
-        layouts.archive(wav / f"{speaker}.tar.gz", wav, f"{split}/{speaker}")
+        corpus_layouts.archive(wav / f"{speaker}.tar.gz", wav, f"{split}/{speaker}")
     names = ["data_aishell/transcript", *(f"data_aishell/wav/{p.name}" for p in wav.glob("*.tar.gz"))]
-    server.files["/data_aishell.tgz"] = layouts.archive(tmp_path / "a.tgz", root, *names)
+    server.files["/data_aishell.tgz"] = corpus_layouts.archive(tmp_path / "a.tgz", root, *names)
     code, said = run("aishell", "--download", tmp_path / "d", "--mirror", server.address, "--out", tmp_path / "set")
     assert code == 0, said
     assert len(texts(tmp_path / "set", "train")) == 2
@@ -445,7 +447,7 @@ def test_archives_of_archives(tmp_path: Path, server: Server) -> None:
 
 @pytest.mark.parametrize("name", ["../outside.txt", "/tmp/../{}/outside.txt", "a/../../outside.txt"])
 def test_an_archive_writes_nothing_outside(name: str, tmp_path: Path) -> None:
-    layouts.hostile(tmp_path / "bad.tar.gz", **{name.format(tmp_path): b"x"})
+    corpus_layouts.hostile(tmp_path / "bad.tar.gz", **{name.format(tmp_path): b"x"})
     (tmp_path / "in").mkdir()
     with pytest.raises(ValueError, match="leads out of"):
         fetch.unpack(tmp_path / "bad.tar.gz", tmp_path / "in")
@@ -453,7 +455,7 @@ def test_an_archive_writes_nothing_outside(name: str, tmp_path: Path) -> None:
 
 
 def test_links_of_an_archive_are_not_made_nor_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    layouts.hostile(tmp_path / "bad.tar.gz", way=str(tmp_path), **{"way/outside.txt": b"x", "plain.txt": b"y"})
+    corpus_layouts.hostile(tmp_path / "bad.tar.gz", way=str(tmp_path), **{"way/outside.txt": b"x", "plain.txt": b"y"})
     (tmp_path / "in").mkdir()
     fetch.unpack(tmp_path / "bad.tar.gz", tmp_path / "in")
     assert not (tmp_path / "outside.txt").exists()

@@ -28,6 +28,7 @@ from murmur.strategies import ALL, BMUF, KAVG, DelayByOne, Exchanged, ParameterA
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from tasks import weights_of
 
 LEARNERS, MINIBATCHES = 3, 60
@@ -109,7 +110,7 @@ def run(strategy: Strategy, task: Bad, world: World, poison: Poison) -> None:
     assert math.isfinite(leading.figures["loss"])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 def test_it_stays_where_it_is(strategy: Strategy) -> None:
     @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
     @given(
@@ -127,7 +128,7 @@ def test_it_stays_where_it_is(strategy: Strategy) -> None:
     check()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 @pytest.mark.timeout(60)
 def test_it_stays_where_it_is_in_threads(strategy: Strategy) -> None:
     world = ThreadWorld(LEARNERS, timeout_seconds=20, delay=lambda learner: 1e-3 * learner)

@@ -30,6 +30,7 @@ from murmur.recipes.toy import ToyTask
 from murmur.run.configuration import configure
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from tasks import Quadratic
 
 
@@ -108,7 +109,7 @@ class Told(Quadratic):
         return {"loss": next(self.losses)}
 
 
-@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2)], ids=repr)
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2)], ids=named)
 def test_all_learners_follow_the_held_out_loss_alike_and_after_resuming(strategy: Strategy, tmp_path: Path) -> None:
     schedule = TimesLearners(NewBob(0.1))
     experiment = Experiment(Told(per_epoch=6), strategy, Budget(minibatches=30), SGD(0.1), schedule, averaged_marks=0)

@@ -16,6 +16,7 @@ from murmur.recipes.toy import ToyTask
 from murmur.strategies import KAVG, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Constant
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 
 TOY = ToyTask(samples=8, hidden=16, per_epoch=48)
 
@@ -36,7 +37,7 @@ def seconds_of(experiment: Experiment) -> dict[int, tuple[float, float, float]]:
     }
 
 
-@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4)], ids=repr)
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4)], ids=named)
 def test_marks_take_no_seconds_away_from_the_records(strategy: Strategy) -> None:
     once = Experiment(TOY, strategy, Budget(epochs=1), SGD(0.1), evaluate_every_epochs=1.0)
     often = seconds_of(replace(once, evaluate_every_epochs=1 / 6))

@@ -23,6 +23,7 @@ from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, KAVG, OwnShares, SyncSGD
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.worlds.threads import ThreadWorld
+from named import named
 from tasks import fit
 
 TOY = ToyTask(samples=8, hidden=16, dropout=0.2, per_epoch=20)
@@ -165,7 +166,7 @@ def test_copies_begin_in_the_background_and_are_received_by_the_learner() -> Non
     prefetch.close()
 
 
-@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(3), ParameterAveraging(frames_per_iteration=24)], ids=repr)
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(3), ParameterAveraging(frames_per_iteration=24)], ids=named)
 @pytest.mark.parametrize("learners", [1, 3])
 def test_bits_do_not_depend_on_what_is_prepared_ahead(strategy: Strategy, learners: int) -> None:
     experiment = Experiment(TOY, strategy, Budget(minibatches=25), SGD(0.1))

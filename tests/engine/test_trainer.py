@@ -25,6 +25,7 @@ from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from tasks import Groups, OddToy, Quadratic, fit, weights_of
 
 TOY = ToyTask(samples=8, hidden=16, dropout=0.2, per_epoch=40)
@@ -54,9 +55,9 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     assert best == min(losses)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), BMUF(4)], ids=repr)
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), BMUF(4)], ids=named)
 @pytest.mark.parametrize("task", [TOY, OddToy(samples=4, hidden=16, per_epoch=40)], ids=["toy", "odd"])
-@pytest.mark.parametrize("optimizer", [Groups(), Adam(0.01)], ids=repr)
+@pytest.mark.parametrize("optimizer", [Groups(), Adam(0.01)], ids=named)
 def test_resumed_runs_end_with_the_same_bits(
     strategy: Strategy, task: ToyTask, optimizer: Groups, tmp_path: Path
 ) -> None:
@@ -186,7 +187,7 @@ class Explodes(ToyTask):
         return (x * math.inf if n in self.bad else x), y
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), NaturalGradientSGD(0.1)], ids=repr)
+@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), NaturalGradientSGD(0.1)], ids=named)
 def test_losses_that_are_no_numbers_stop_training_with_advice(optimizer: SGD | NaturalGradientSGD) -> None:
     with pytest.raises(
         FloatingPointError, match=r"minibatch 9: the loss is nan, as it was of the 9 .* rate, warm it up"
@@ -194,7 +195,7 @@ def test_losses_that_are_no_numbers_stop_training_with_advice(optimizer: SGD | N
         fit(Experiment(Explodes(samples=4), SyncSGD(), optimizer=optimizer), VirtualWorld(1))
 
 
-@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), ADPSGD()], ids=repr)
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), ADPSGD()], ids=named)
 @pytest.mark.parametrize("world", [VirtualWorld(2), ThreadWorld(2, timeout_seconds=20)], ids=["virtual", "threads"])
 def test_minibatches_without_a_finite_loss_are_skipped_and_counted(
     strategy: Strategy, world: VirtualWorld, tmp_path: Path

@@ -12,6 +12,7 @@ from fuzz import campaign
 from fuzz.harness import Target, judge, mutant, valid_files
 from fuzz.mutation import Mutator
 from fuzz.worker import targets
+from named import named
 
 CASES = 22  # of every target
 MENDED = Path(__file__).parent / "mended.json"
@@ -66,7 +67,7 @@ def test_structure_is_kept_where_it_is_meant_to_be() -> None:
         (RecursionError("too deep"), "fault"),
         (MemoryError(), "fault"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_errors_are_judged(error: Exception, kind: str) -> None:
     def read(folder: Path) -> None:

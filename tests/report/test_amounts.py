@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from folders import random_rows, tables, write_run
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from folders import charts, random_rows, tables, write_run
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")

@@ -8,9 +8,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from folders import charts, random_rows, write_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from folders import charts, random_rows, write_run
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
 pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from browsing import browser, opened
 from folders import random_rows, write_run
 

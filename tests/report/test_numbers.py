@@ -8,9 +8,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from folders import KINDS, charts, random_rows, tables, write_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from folders import KINDS, charts, random_rows, tables, write_run
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
 pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")

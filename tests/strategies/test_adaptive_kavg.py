@@ -24,6 +24,7 @@ from murmur.strategies.kavg import KAVG
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from pool import Pool
 from tasks import Groups, Quadratic, fit, fit_in_process, plain_loop, weights_of
 
@@ -82,7 +83,7 @@ def experiment(strategy: AdaptiveKAVG, minibatches: int = BUDGET) -> Experiment:
     return Experiment(Far(ragged=True), strategy, Budget(minibatches=minibatches), SGD(ALPHA))
 
 
-@pytest.mark.parametrize("strategy", ADAPTIVE, ids=repr)
+@pytest.mark.parametrize("strategy", ADAPTIVE, ids=named)
 @pytest.mark.parametrize("learners", [1, 3])
 @pytest.mark.parametrize("minibatches", [BUDGET, 13])
 def test_equation(strategy: AdaptiveKAVG, learners: int, minibatches: int) -> None:
@@ -125,7 +126,7 @@ def test_processes(pool: Pool) -> None:
             assert torch.allclose(torch.tensor(weights, dtype=torch.float64), oracle(strategy, learners)[0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("strategy", ADAPTIVE, ids=repr)
+@pytest.mark.parametrize("strategy", ADAPTIVE, ids=named)
 def test_a_run_goes_on_where_it_stopped(strategy: AdaptiveKAVG, tmp_path: Path) -> None:
     """F_0 and the latest loss are in the checkpoint: the same K as if nothing had happened."""
     run = replace(experiment(strategy), evaluate_every_epochs=0.1)

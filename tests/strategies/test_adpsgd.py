@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flocks import Averaging
+from averaging_only import Averaging
 from murmur.core.learner import Learner
 from murmur.core.mixing import ALL as MIXINGS
 from murmur.core.mixing import Mixing, matrix, randomized_ring, ring

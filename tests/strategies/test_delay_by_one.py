@@ -22,6 +22,7 @@ from murmur.strategies.kavg import KAVG
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from pool import Pool
 from tasks import Groups, OddToy, Point, Quadratic, fit, fit_in_process, plain_loop, weights_of
 
@@ -92,7 +93,7 @@ def test_processes(mixing: Mixing, pool: Pool) -> None:
             assert torch.allclose(torch.tensor(weights, dtype=torch.float64), wanted, rtol=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), Adam(0.01, weight_decay=0.1), Groups()], ids=repr)
+@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), Adam(0.01, weight_decay=0.1), Groups()], ids=named)
 def test_one_learner_is_the_plain_loop_to_the_bit(optimizer: OptimizerFactory) -> None:
     for task in (ToyTask(samples=8, ragged=True, hidden=16, dropout=0.2), OddToy(samples=4, hidden=16)):
         run = Experiment(task, DelayByOne(), Budget(minibatches=50), optimizer, evaluate_every_epochs=0.1)

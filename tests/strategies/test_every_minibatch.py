@@ -34,6 +34,7 @@ from murmur.strategies import (
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from tasks import Point, fit
 
 BUDGET = 61  # no multiple of any number of learners or of members
@@ -96,13 +97,13 @@ def test_the_grid_knows_every_strategy() -> None:
 
 
 @pytest.mark.parametrize("learners", [1, 2, 3, 5, 9])
-@pytest.mark.parametrize("strategy", BASIC + AROUND, ids=repr)
+@pytest.mark.parametrize("strategy", BASIC + AROUND, ids=named)
 def test_every_minibatch_is_applied_once(strategy: Strategy, learners: int) -> None:
     check_cover(strategy, learners)
 
 
 @pytest.mark.parametrize(("learners", "node_size"), [(3, 2), (5, 2), (5, 4), (7, 2), (7, 3), (8, 5), (9, 4), (9, 8)])
-@pytest.mark.parametrize("outer", BASIC, ids=repr)
+@pytest.mark.parametrize("outer", BASIC, ids=named)
 def test_every_minibatch_is_applied_once_by_nodes_of_different_sizes(
     outer: Strategy, learners: int, node_size: int
 ) -> None:
@@ -120,7 +121,7 @@ def test_every_minibatch_is_applied_once_in_the_whole_grid(learners: int) -> Non
 
 
 @pytest.mark.parametrize(("learners", "node_size"), [(3, 2), (5, 4), (7, 2), (9, 4)])
-@pytest.mark.parametrize("outer", [ADPSGD(), OwnShares()], ids=repr)
+@pytest.mark.parametrize("outer", [ADPSGD(), OwnShares()], ids=named)
 def test_the_gradient_of_a_claim_is_a_mean_over_the_members_of_its_node(
     outer: Strategy, learners: int, node_size: int
 ) -> None:
@@ -132,7 +133,7 @@ def test_the_gradient_of_a_claim_is_a_mean_over_the_members_of_its_node(
     assert {node_size, learners % node_size} <= set(sizes) <= set(range(1, node_size + 1))
 
 
-@pytest.mark.parametrize("strategy", [SuperLearners(ADPSGD(), 2), SuperLearners(ASGD(), 2), OwnShares()], ids=repr)
+@pytest.mark.parametrize("strategy", [SuperLearners(ADPSGD(), 2), SuperLearners(ASGD(), 2), OwnShares()], ids=named)
 def test_threads_apply_every_minibatch_once(strategy: Strategy) -> None:
     task = Counted()
     fit(Experiment(task, strategy, Budget(minibatches=BUDGET), SGD(1.0)), ThreadWorld(5, timeout_seconds=60))

@@ -23,6 +23,7 @@ from murmur.strategies.sync_sgd import SyncSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from pool import Pool
 from tasks import OddToy, Quadratic, fit, fit_in_process, plain_loop
 
@@ -53,7 +54,7 @@ def test_delay_by_one_mixes_what_arrives(form: str) -> None:
 @pytest.mark.parametrize(
     ("task", "form"), [(TOY, "int8"), (OddToy(samples=4, hidden=16), "bfloat16")], ids=["toy", "odd"]
 )
-@pytest.mark.parametrize("strategy", INNER, ids=repr)
+@pytest.mark.parametrize("strategy", INNER, ids=named)
 def test_worlds_agree_and_repeat(strategy: Strategy, form: str, task: ToyTask) -> None:
     run = Experiment(task, Exchanged(strategy, form), Budget(minibatches=61), SGD(0.05), evaluate_every_epochs=0.3)
     first = fit(run, VirtualWorld(3))
@@ -63,7 +64,7 @@ def test_worlds_agree_and_repeat(strategy: Strategy, form: str, task: ToyTask) -
 
 @pytest.mark.processes
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("strategy", INNER, ids=repr)
+@pytest.mark.parametrize("strategy", INNER, ids=named)
 def test_processes_agree(strategy: Strategy, pool: Pool) -> None:
     """To rounding, where a number may just fall on the other side."""
     run = Experiment(TOY, Exchanged(strategy, "bfloat16"), Budget(minibatches=61), SGD(0.05))
@@ -76,13 +77,13 @@ def test_processes_agree(strategy: Strategy, pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), DelayByOne()], ids=repr)
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), DelayByOne()], ids=named)
 def test_one_learner_rounds_nothing(strategy: Strategy, form: str) -> None:
     run = Experiment(TOY, Exchanged(strategy, form), Budget(minibatches=50), SGD(0.1, momentum=0.9))
     assert torch.equal(fit(run, VirtualWorld(1)), plain_loop(run))
 
 
-@pytest.mark.parametrize("strategy", INNER, ids=repr)
+@pytest.mark.parametrize("strategy", INNER, ids=named)
 def test_seconds_fall_as_bytes_do_and_learning_does_not_suffer(strategy: Strategy) -> None:
     """On a slow link the time of a run is that of its bytes; the held-out loss stays within a few hundredths."""
     cluster = Cluster(learners=4, compute=Constant(1e-6), link=Link(0.0, 2e4))

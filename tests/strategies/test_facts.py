@@ -31,6 +31,7 @@ from murmur.strategies.super_learners import SuperLearners
 from murmur.strategies.sync_sgd import SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from tasks import fit, plain_loop
 
 LARGE = AdaptiveKAVG(Stages((4,)), Stages((2,)))
@@ -61,7 +62,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("learners", [2, 5])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
     facts = Facts.of(strategy)
     sent, seen = [], list[Record]()
@@ -81,7 +82,7 @@ def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
 
 
 @pytest.mark.parametrize("learners", [6, 12])
-@pytest.mark.parametrize("strategy", LOOSE, ids=repr)
+@pytest.mark.parametrize("strategy", LOOSE, ids=named)
 def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> None:
     facts = Facts.of(strategy)
     sent = []
@@ -97,7 +98,7 @@ def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> N
     assert vectors == pytest.approx(vectors_of(strategy, learners, TASK.samples), rel=0.03)
 
 
-@pytest.mark.parametrize("strategy", [s for s in [*STRATEGIES, *LOOSE] if s != LARGE], ids=repr)
+@pytest.mark.parametrize("strategy", [s for s in [*STRATEGIES, *LOOSE] if s != LARGE], ids=named)
 def test_alone(strategy: Strategy) -> None:
     run = Experiment(replace(TASK, dropout=0.2), strategy, Budget(minibatches=40), SGD(0.1, momentum=0.9))
     assert torch.equal(fit(run, VirtualWorld(1)), plain_loop(run)) == Facts.of(strategy).bitwise_alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flocks import Averaging
+from averaging_only import Averaging
 from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.core.mixing import pairwise, randomized_ring, ring
@@ -28,6 +28,7 @@ from murmur.strategies import (
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from pool import Pool
 from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, plain_loop, weights_of
 
@@ -47,7 +48,7 @@ def test_same_seed_same_bits(strategy: Strategy) -> None:
     assert torch.equal(fit(experiment, VirtualWorld(cluster)), fit(experiment, VirtualWorld(cluster)))
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), Adam(0.01, weight_decay=0.1), Groups()], ids=repr)
+@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), Adam(0.01, weight_decay=0.1), Groups()], ids=named)
 @pytest.mark.parametrize("task", [TOY, OddToy(samples=4, hidden=16)], ids=["toy", "odd"])
 @pytest.mark.parametrize("strategy", EXACT_ALONE)
 def test_one_learner_is_the_plain_loop_to_the_bit(
@@ -185,7 +186,7 @@ def test_kavg_of_one_step_is_sync_sgd() -> None:
         *(KAVG(4), AdaptiveKAVG(), DelayByOne(), DelayByOne(ring), ADPSGD(), ADPSGD(randomized_ring)),
         *(SuperLearners(ADPSGD(pairwise), 1), Exchanged(ADPSGD(), "int8"), Exchanged(DelayByOne(ring), "bfloat16")),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_averaging_leaves_the_mean_where_it_was(strategy: Strategy) -> None:
     """Without gradients, over 1,000 gradients' time at random delays."""
@@ -204,7 +205,7 @@ class Relabelled(Quadratic):
         return super().minibatch(4 * turn + (rank + 2) % 4)
 
 
-@pytest.mark.parametrize("strategy", [m for n, m in MADE.items() if n not in ("ParameterAveraging", "ASGD")], ids=repr)
+@pytest.mark.parametrize("strategy", [m for n, m in MADE.items() if n not in ("ParameterAveraging", "ASGD")], ids=named)
 def test_relabelling_learners_changes_nothing(strategy: Strategy) -> None:
     """A ramp of learners and a server know their ranks; all others work alike for every numbering."""
 

@@ -31,6 +31,7 @@ from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from pool import Pool
 from tasks import Groups, Point, Quadratic, fit, fit_in_process, plain_loop, weights_of
 
@@ -111,7 +112,7 @@ def oracle(strategy: ParameterAveraging, learners: int, minibatches: int = 250) 
     return strategy.combine(newest, loss_of), facts
 
 
-@pytest.mark.parametrize("strategy", AVERAGING, ids=repr)
+@pytest.mark.parametrize("strategy", AVERAGING, ids=named)
 @pytest.mark.parametrize(("learners", "minibatches"), [(1, 100), (4, 3), (4, 250)])
 def test_equation(strategy: ParameterAveraging, learners: int, minibatches: int) -> None:
     wanted, _ = oracle(strategy, learners, minibatches)
@@ -128,7 +129,7 @@ def test_the_oracle_uses_every_rule() -> None:
     assert all(total[f"width {J}"] > 0 for J in (1, 2, 3, 4))
 
 
-@pytest.mark.parametrize("strategy", AVERAGING[1:3], ids=repr)
+@pytest.mark.parametrize("strategy", AVERAGING[1:3], ids=named)
 @pytest.mark.parametrize(("minibatches", "learners"), [(401, 1), (401, 2), (402, 3), (401, 4), (403, 4)])
 def test_every_budget_ends_and_every_minibatch_is_used_once(
     strategy: ParameterAveraging, minibatches: int, learners: int
@@ -167,7 +168,7 @@ def test_rate_zero_moves_nothing() -> None:
     assert not fit(run, VirtualWorld(4)).any()
 
 
-@pytest.mark.parametrize("strategy", AVERAGING[:3], ids=repr)
+@pytest.mark.parametrize("strategy", AVERAGING[:3], ids=named)
 def test_a_run_goes_on_where_it_stopped(strategy: ParameterAveraging, tmp_path: Path) -> None:
     """Iteration, ramp, and the models to be combined are those of a run that was not interrupted."""
     run = replace(experiment(strategy), evaluate_every_epochs=0.05)

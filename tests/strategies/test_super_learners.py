@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flocks import Averaging
+from averaging_only import Averaging
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
 from murmur.engine.budget import Budget
@@ -27,6 +27,7 @@ from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from pool import Pool
 from tasks import Point, Quadratic, fit, fit_in_process, plain_loop, weights_of
 
@@ -126,7 +127,7 @@ def test_averaging_among_nodes_keeps_the_mean() -> None:
     assert all(torch.equal(row, rows[0]) for row in rows)
 
 
-@pytest.mark.parametrize("outer", [ADPSGD(), KAVG(3), ASGD()], ids=repr)
+@pytest.mark.parametrize("outer", [ADPSGD(), KAVG(3), ASGD()], ids=named)
 @pytest.mark.parametrize("learners", [1, 2, 3, 4, 5])
 @pytest.mark.timeout(60)
 def test_every_budget_ends(outer: Strategy, learners: int) -> None:

@@ -1,0 +1,164 @@
+"""Letters that do not fit: of learners that are gone, to learners that were thought dead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+
+import pytest
+import torch
+from torch import Tensor
+
+from averaging_only import Still
+from murmur.core import learner as learner_module
+from murmur.core.flat import Layout
+from murmur.core.learner import Learner
+from murmur.core.pairwise import GOSSIP, SWAP, Flock
+from murmur.core.weights import Weights
+from murmur.core.world import Seat
+from murmur.worlds.threads import ThreadWorld
+from murmur.worlds.virtual.group import VirtualGroup
+from murmur.worlds.virtual.world import VirtualWorld
+from tasks import Point
+
+
+def flock_of(seat: Seat) -> Flock:
+    return Flock(seat.group, Weights(Layout.trainable(Point(2))), lambda: seat.now)
+
+
+async def letters_to_somebody_thought_dead(seat: Seat) -> tuple[int, int]:
+    """Learner 0 is lost to the register while a snapshot is on its way to it."""
+    flock = flock_of(seat)
+    if seat.group.rank == 1:
+        seat.group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, 0.0, 0.0, 0.5))
+        await seat.sleep(5.0)  # the sender stays in the view all along
+        return 0, 0
+    letter = await seat.group.hear(GOSSIP, 1.0)
+    assert letter is not None
+    assert isinstance(seat.group, VirtualGroup)
+    seat.group.hub.register.lose(0)
+    flock._take(letter)  # after the register has been asked, nothing is known of this learner itself
+    flock.gossip({0: 0.5, 1: 0.5})
+    flock._take(letter)
+    return flock.dropped, flock.exchanges
+
+
+def test_a_learner_that_was_thought_dead_drops_letters_and_lives() -> None:
+    dropped, exchanges = VirtualWorld(2).run(letters_to_somebody_thought_dead)[0]
+    assert (dropped, exchanges) == (1, 1)
+
+
+async def letters_of_an_earlier_incarnation(seat: Seat) -> tuple[int, list[float]]:
+    flock = flock_of(seat)
+    if seat.group.rank == 1:
+        for incarnation in (0.0, 5.0):
+            seat.group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, incarnation, 0.0, 0.5))
+        return 0, []
+    assert isinstance(seat.group, VirtualGroup)
+    seat.group.hub.register.join(1)  # the second incarnation is number 1: neither of the letters is of it
+    assert flock.live == (0, 1)  # what every round looks at first
+    for _ in range(2):
+        letter = await seat.group.hear(GOSSIP, 1.0)
+        assert letter is not None
+        flock._take(letter)
+    return flock.dropped, flock.weights.snapshot().tolist()
+
+
+def test_letters_of_other_incarnations_change_nothing() -> None:
+    assert VirtualWorld(2).run(letters_of_an_earlier_incarnation)[0] == (2, [0.0, 0.0])
+
+
+async def a_neighbour_is_lost_while_it_is_answered(seat: Seat) -> tuple[int, int]:
+    """Beside the averaging that answers learner 1, another thread of learner 0 notices that learner 1 is gone."""
+    flock = flock_of(seat)
+    group = seat.group
+    assert isinstance(group, VirtualGroup)
+    if group.rank == 1:
+        group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, 0.0, 0.0, 0.5))
+        return 0, 0
+    letter = await group.hear(GOSSIP, 1.0)
+    assert letter is not None
+    looks: list[Thread] = []
+    really = group.post
+
+    def post(x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+        really(x, to, tag, note)
+        group.hub.register.lose(1)
+        looks.append(Thread(target=lambda: flock.live))
+        looks[0].start()
+        looks[0].join(0.2)
+
+    group.post = post  # type: ignore[method-assign]
+    flock._take(letter)
+    looks[0].join(5.0)
+    return flock.exchanges, len(flock._begun)
+
+
+def test_an_exchange_is_not_torn_apart_by_who_looks_at_the_view() -> None:
+    assert VirtualWorld(2).run(a_neighbour_is_lost_while_it_is_answered)[0] == (1, 0)
+
+
+async def letters_that_a_broken_line_takes_along(seat: Seat, lost: int, late: bool) -> tuple[list[float], float]:
+    """Learner 1 is asked by learner 0 for its weights; the first letters of one of the ways are lost."""
+    flock = flock_of(seat)
+    group = seat.group
+    assert isinstance(group, VirtualGroup)
+    if group.rank == 1:
+        flock.weights.set_(torch.ones(2, dtype=torch.float64))
+    really, left = group.post, [lost]
+
+    def post(x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+        if left[0] > 0 and to != group.rank:
+            left[0] -= 1
+        else:
+            really(x, to, tag, note)
+
+    group.post = post  # type: ignore[method-assign]
+    if group.rank == 0 and late:
+        await flock.catch_up()
+        return flock.weights.snapshot().tolist(), seat.now
+    if group.rank == 0:
+        return (await flock.snapshots())[1].tolist(), seat.now
+    while seat.now < 60.0:
+        letter = await group.hear(GOSSIP, 0.1)
+        if letter is not None:
+            flock._take(letter)
+    return [], seat.now
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize(("lost", "seconds"), [(0, 0.0), (1, 5.0), (2, 15.0), (3, 35.0)])
+def test_weights_are_asked_for_again_where_letters_are_lost(late: bool, lost: int, seconds: float) -> None:
+    """Asked again after 5, 15 and 35 seconds; learner 1 loses its first answers as learner 0 its first requests."""
+    for asks, answers in ((lost, 0), (0, lost)):
+
+        async def program(seat: Seat, asks: int = asks, answers: int = answers) -> tuple[list[float], float]:
+            return await letters_that_a_broken_line_takes_along(seat, answers if seat.group.rank else asks, late)
+
+        weights, at = VirtualWorld(2).run(program)[0]
+        assert weights == [1.0, 1.0]
+        assert seconds <= at <= seconds + 1.0
+
+
+def test_gradients_and_averaging_that_begin_together_share_one_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Slow(Flock):
+        def __init__(self, *around: object) -> None:
+            time.sleep(0.05)
+            made.append(self)
+            super().__init__(*around)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(learner_module, "Flock", Slow)
+
+    async def program(seat: Seat) -> list[Flock]:
+        layout = Layout.trainable(Point(2))
+        me = Learner(seat, Weights(layout), Still(layout, 1))  # type: ignore[arg-type]
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda _: me.flock, range(4)))
+
+    (found,) = ThreadWorld(1).run(program)
+    assert found == [made[0]] * 4
+    assert len(made) == 1

@@ -1,0 +1,61 @@
+"""What becomes of a collective that some of its members have ended, and others have not, when one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from murmur.core.assignment import Deal
+from murmur.core.flat import Layout
+from murmur.core.group import Group, PeerLost
+from murmur.core.world import Seat
+from murmur.elastic.elastic_group import Regrouping
+from murmur.worlds.virtual.cluster import Cluster, Kill
+from murmur.worlds.virtual.world import VirtualWorld
+from named import named
+
+LOST = 3
+
+
+@pytest.mark.parametrize("ended", [{0}, {1}, {0, 2}, {1, 2}, {0, 1, 2}, set()], ids=named)
+def test_a_result_that_some_have_is_handed_on_and_nobody_computes_it_twice(ended: set[int]) -> None:
+    """The first collective ends for some before a learner is lost; the second one is held by those that are left."""
+
+    async def program(seat: Seat) -> tuple[list[float], list[float], int]:
+        rank = seat.group.rank
+        if rank == LOST:
+            await seat.group.recv(0, "until it is killed")
+        me = SimpleNamespace(steps=0, weights=None, outer={}, source=SimpleNamespace(deals=Deal((0, 1, 2, LOST))))
+        left = Regrouping(seat.group, me, Layout([]))
+        tried = {"first": 0, "second": 0}
+
+        async def held(name: str, whole: bool, group: Group) -> Tensor:
+            tried[name] += 1
+            if group is seat.group:
+                await seat.sleep(1.0)  # until after the loss
+                if not whole:
+                    raise PeerLost(f"learner {LOST} is lost")
+                return torch.full((2,), 40.0)
+            return await group.start_sum(torch.ones(2))
+
+        def first(group: Group) -> Awaitable[Tensor]:
+            return held("first", rank in ended, group)
+
+        def second(group: Group) -> Awaitable[Tensor]:
+            return held("second", False, group)
+
+        found = [await left._hold(act, torch.zeros(2)) for act in (first, second)]
+        assert left.live == (0, 1, 2)
+        return found[0].tolist(), found[1].tolist(), tried["first"]
+
+    survivors = VirtualWorld(Cluster(learners=4, faults=(Kill(LOST, 0.5),), lease_seconds=1.0)).run(program)
+    expected = [40.0, 40.0] if ended else [3.0, 3.0]
+    for rank, (handed, summed, times) in enumerate(survivors):
+        assert handed == expected
+        assert summed == [3.0, 3.0]
+        assert times == (1 if ended or rank in ended else 2)
+    assert len(survivors) == 3

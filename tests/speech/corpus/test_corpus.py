@@ -1,0 +1,172 @@
+"""Corpora and Kaldi data directories: order, normal form, refusals, the counting of losses."""
+
+import unicodedata
+from pathlib import Path
+
+import kaldi_native_io as kio
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
+from murmur.speech.corpus.kaldi_dir import read_alignments, read_data_dir, read_table, write_alignments, write_table
+
+CORPORA = Path(__file__).resolve().parents[3] / "../shared/corpora"
+
+
+def make_set(root: Path, count: int = 3, **tables: dict[str, str]) -> Path:
+    folder = root / "data" / "train"
+    (root / "wav").mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        soundfile.write(root / f"wav/u{i}.flac", np.full(1600, 0.1), 16000)
+    names = [f"u{i}" for i in range(count)]
+    defaults = {
+        "text": dict.fromkeys(names, "YES NO"),
+        "utt2spk": {name: f"s{i % 2}" for i, name in enumerate(names)},
+        "wav.scp": {name: f"wav/{name}.flac" for name in names},
+    }
+    for file, table in (defaults | {k.replace("wav_scp", "wav.scp"): v for k, v in tables.items()}).items():
+        write_table(folder / file, table)
+    return folder
+
+
+def test_relative_paths_resolve_against_the_set_and_the_data_directory(tmp_path):
+    folder = make_set(tmp_path)
+    assert [u.audio.path.resolve() for u in read_data_dir(folder).utterances] == [
+        (tmp_path / f"wav/u{i}.flac").resolve() for i in range(3)
+    ]
+    (folder / "wav").mkdir()
+    soundfile.write(folder / "wav/u0.flac", np.zeros(160), 16000)
+    assert read_data_dir(folder).utterances[0].audio.path == folder / "wav/u0.flac"
+
+
+def test_absolute_paths_and_missing_utt2spk(tmp_path):
+    folder = make_set(tmp_path, wav_scp={f"u{i}": str(tmp_path / f"wav/u{i}.flac") for i in range(3)})
+    (folder / "utt2spk").unlink()
+    corpus = read_data_dir(folder)
+    assert corpus.speakers == {"u0": "u0", "u1": "u1", "u2": "u2"}
+    assert corpus.utterances[0].audio.path.is_absolute()
+
+
+def test_segments_cut_recordings_and_minus_one_means_the_end(tmp_path):
+    folder = make_set(tmp_path, text={"a": "YES", "b": "NO"}, utt2spk={"a": "s", "b": "s"})
+    write_table(folder / "segments", {"a": "u0 0.01 0.05", "b": "u0 0.05 -1"})
+    assert [(u.audio.start_seconds, u.audio.end_seconds) for u in read_data_dir(folder).utterances] == [
+        (0.01, 0.05),
+        (0.05, None),
+    ]
+
+
+@pytest.mark.parametrize("row", ["u0 0.5 0.1", "u0 -1 2", "nowhere 0 1", "u0 zero 1", "u0 0"])
+def test_bad_segments_are_refused_with_their_name(tmp_path, row):
+    folder = make_set(tmp_path, text={"a": "YES"}, utt2spk={"a": "s"})
+    write_table(folder / "segments", {"a": row})
+    with pytest.raises(CorpusError, match="'a'"):
+        read_data_dir(folder)
+
+
+def test_commands_are_refused_unless_allowed(tmp_path):
+    folder = make_set(tmp_path, wav_scp={f"u{i}": "touch /tmp/never |" for i in range(3)})
+    with pytest.raises(CorpusError, match="touch /tmp/never"):
+        read_data_dir(folder)
+    allowed = read_data_dir(folder, commands_allowed=True)
+    assert allowed.utterances[0].audio.command == "touch /tmp/never"
+
+
+def test_text_is_nfc_and_spaces_are_single(tmp_path):
+    decomposed = unicodedata.normalize("NFD", "CAFÉ  ÜBER")
+    folder = make_set(tmp_path, count=1)
+    (folder / "text").write_text(f"u0 {decomposed}\n", encoding="utf-8")
+    assert read_data_dir(folder).utterances[0].text == "CAFÉ ÜBER"
+
+
+@given(st.lists(st.text(st.characters(categories=("L", "N")), min_size=1), min_size=1, unique=True))
+def test_utterances_are_in_byte_order(names):
+    corpus = Corpus(tuple(Utterance(name, "s", "YES", Audio(Path("x"))) for name in names))
+    ids = [u.id.encode() for u in corpus.utterances]
+    assert ids == sorted(ids)
+
+
+def test_equal_identifiers_are_refused():
+    twice = Utterance("u", "s", "YES", Audio(Path("x")))
+    with pytest.raises(CorpusError, match="'u' appears twice"):
+        Corpus((twice, twice))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"a x\na y\n", ":2: 'a' stands there twice"), (b"a\n", "'a' has no value"), (b"a \xff\n", "not UTF-8")],
+)
+def test_malformed_tables_are_refused(tmp_path, content, message):
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(CorpusError, match=message):
+        read_table(tmp_path / "t")
+
+
+def test_one_percent_may_be_lost_and_no_more(tmp_path):
+    texts = {f"u{i}": "YES" for i in range(3)} | {f"v{i:03}": "NO" for i in range(200)}
+    wavs = {name: "wav/u0.flac" for name in texts}
+    corpus = read_data_dir(make_set(tmp_path, text=texts | {"u1": "", "v000": "NO"}, utt2spk={}, wav_scp=wavs))
+    assert [(p.utterance, p.what) for p in corpus.problems] == [("u1", "its transcript is empty")]
+    with pytest.raises(CorpusError, match=r"3 of 203 .*more than 1 %"):
+        read_data_dir(make_set(tmp_path, text=texts | {"u1": "", "u2": "", "v000": ""}, utt2spk={}, wav_scp=wavs))
+
+
+@given(st.integers(0, 400), st.integers(0, 10))
+@example(99, 1)
+@example(98, 1)
+@settings(deadline=None)
+def test_check_losses_is_the_stated_fraction(kept, lost):
+    problems = [Problem(f"u{i}", "f", "gone") for i in range(lost)]
+    if kept and lost * 100 <= kept + lost:
+        check_losses(kept, problems)
+    else:
+        with pytest.raises(CorpusError, match=f"{lost} of {kept + lost}"):
+            check_losses(kept, problems)
+
+
+def test_missing_wav_is_named(tmp_path):
+    folder = make_set(tmp_path)
+    (tmp_path / "wav/u1.flac").unlink()
+    with pytest.raises(CorpusError, match=r"u1 .*wav/u1.flac is missing"):
+        read_data_dir(folder)
+
+
+def test_alignments_round_trip_and_are_plain_kaldi_archives(tmp_path):
+    alignments = {"b": np.array([3, 3, 7]), "a": np.array([1]), "é": np.arange(500)}
+    write_alignments(tmp_path / "ali.1.gz", alignments)
+    back = read_alignments(tmp_path)
+    assert list(back) == ["a", "b", "é"]
+    assert all((back[name] == alignments[name]).all() for name in alignments)
+    with kio.SequentialInt32VectorReader(f"ark:gunzip -c {tmp_path}/ali.1.gz |") as reader:
+        assert {name: list(v) for name, v in reader} == {name: list(v) for name, v in alignments.items()}
+
+
+def test_damaged_or_double_alignments_are_refused(tmp_path):
+    with pytest.raises(CorpusError, match=r"no ali"):
+        read_alignments(tmp_path)
+    write_alignments(tmp_path / "ali.1.gz", {"a": np.arange(1000)})
+    whole = (tmp_path / "ali.1.gz").read_bytes()
+    (tmp_path / "ali.2.gz").write_bytes(whole)
+    with pytest.raises(CorpusError, match="two archives"):
+        read_alignments(tmp_path)
+    (tmp_path / "ali.2.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CorpusError, match=r"ali.2.gz is damaged"):
+        read_alignments(tmp_path)
+
+
+@pytest.mark.skipif(not CORPORA.is_dir(), reason="the recorded corpora are not beside this checkout")
+@pytest.mark.parametrize(
+    ("split", "utterances", "speakers"),
+    [
+        ("yesno/data/train", 31, 1),
+        ("fsdd/data/test_official", 300, 6),
+        ("an4_mfcc/data/train", 948, 74),
+        ("librispeech_mini_s/data/dev", 76, 2),
+    ],
+)
+def test_real_data_directories(split, utterances, speakers):
+    corpus = read_data_dir(CORPORA / split)
+    assert (len(corpus), len(set(corpus.speakers.values())), corpus.problems) == (utterances, speakers, ())

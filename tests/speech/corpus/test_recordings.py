@@ -1,0 +1,131 @@
+"""Recordings from files and streams: formats, channels, rates, damage; cuts in silence."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("soundfile", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+import soundfile
+
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.recordings import cut_at_silences, read_recording, read_stream
+
+RATE = 8000
+CORPORA = Path(__file__).parents[4] / "shared" / "corpora"
+
+
+def tone(seconds, hz=440.0, rate=RATE):
+    return (0.4 * np.sin(2 * np.pi * hz * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
+def test_files_are_read_whole(tmp_path, suffix):
+    path = tmp_path / f"a b.{suffix}"
+    soundfile.write(path, tone(0.5), RATE)
+    got = read_recording(path, RATE)
+    assert (got.native_hz, got.channels, got.changes) == (RATE, 1, "")
+    assert got.seconds == pytest.approx(0.5, abs=0.01)
+    assert np.abs(got.samples - tone(0.5)[: len(got.samples)]).max() < (0.1 if suffix == "ogg" else 1e-3)
+
+
+def test_channels_are_averaged_and_rates_changed(tmp_path):
+    path = tmp_path / "stereo.wav"
+    left = tone(1.0, rate=16000)
+    soundfile.write(path, np.stack([left, np.zeros_like(left)], 1), 16000)
+    got = read_recording(path, RATE)
+    assert got.changes == "2 channels averaged, resampled from 16000 to 8000 Hz"
+    inside = slice(400, -400)
+    np.testing.assert_allclose(got.samples[inside], tone(1.0)[inside] / 2, atol=0.01)
+
+
+def test_streams_with_and_without_header():
+    wav = io.BytesIO()
+    soundfile.write(wav, tone(0.3), RATE, format="WAV")
+    content = wav.getvalue()
+    assert len(read_stream(content, RATE, None).samples) == 2400
+    endless = content[:4] + b"\xff" * 4 + content[8:40] + b"\xff" * 4 + content[44:]  # as ffmpeg writes to a pipe
+    np.testing.assert_allclose(read_stream(endless, RATE, None).samples, tone(0.3), atol=1e-3)
+    raw = (tone(0.3) * 32767).astype("<i2").tobytes()
+    np.testing.assert_allclose(read_stream(raw, RATE, RATE).samples, tone(0.3), atol=1e-3)
+    assert read_stream(raw, 2 * RATE, RATE).seconds == pytest.approx(0.3, abs=1e-3)
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    good = tmp_path / "good.flac"
+    soundfile.write(good, tone(2.0), RATE)
+    cases = {
+        "no such file": tmp_path / "missing.wav",
+        "is no file": tmp_path,
+        "cannot be read as audio": tmp_path / "text.wav",
+        "cut short": tmp_path / "short.wav",
+        "no number at 0.500 s": tmp_path / "nan.wav",
+    }
+    cases["cannot be read as audio"].write_text("hello")
+    soundfile.write(cases["cut short"], tone(2.0), RATE)
+    cases["cut short"].write_bytes(cases["cut short"].read_bytes()[:9000])
+    wrong = tone(1.0)
+    wrong[RATE // 2] = np.nan
+    soundfile.write(cases["no number at 0.500 s"], wrong, RATE, subtype="FLOAT")
+    for said, path in cases.items():
+        with pytest.raises(CorpusError, match=said):
+            read_recording(path, RATE)
+    (tmp_path / "cut.flac").write_bytes(good.read_bytes()[:4000])
+    with pytest.raises(CorpusError):
+        read_recording(tmp_path / "cut.flac", RATE)
+    with pytest.raises(CorpusError, match="give --rate"):
+        read_stream(b"\x01\x02", RATE, None)
+    with pytest.raises(CorpusError, match="no whole number"):
+        read_stream(b"\x01\x02\x03", RATE, RATE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.2, 2.5), st.floats(0.0, 0.6)), max_size=8), st.floats(1.0, 4.0))
+def test_pieces_cover_everything_and_none_is_too_long(parts, longest):
+    pieces = [np.concatenate([tone(loud), np.zeros(int(quiet * RATE), np.float32)]) for loud, quiet in parts]
+    samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+    found = cut_at_silences(samples, RATE, longest)
+    assert found[0][0] == 0
+    assert found[-1][1] == len(samples)
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    assert all(0 < end - first <= longest * RATE for first, end in found if len(samples))
+
+
+def test_cuts_are_in_the_middle_of_pauses():
+    samples = np.concatenate([tone(3.0), np.zeros(RATE // 2, np.float32), tone(3.0)])
+    (first, second) = cut_at_silences(samples, RATE, 4.0)
+    assert first[1] == second[0]
+    assert 3.05 * RATE < first[1] < 3.45 * RATE
+    with pytest.raises(ValueError, match="at least 1 s"):
+        cut_at_silences(samples, RATE, 0.5)
+
+
+@pytest.mark.skipif(not CORPORA.is_dir(), reason="the recorded corpora are not beside this checkout")
+def test_real_speech_is_cut_where_it_is_quiet():
+    files = sorted((CORPORA / "librispeech_mini_s" / "wav").glob("4680/*.flac"))[:6]
+    recordings = [read_recording(path, 16000) for path in files]
+    samples = np.concatenate([r.samples for r in recordings])
+    found = cut_at_silences(samples, 16000, 20.0)
+    assert len(found) > 2
+    whole = np.sqrt(np.square(samples).mean())
+    for _, end in found[:-1]:
+        assert np.sqrt(np.square(samples[end - 800 : end + 800]).mean()) < 0.25 * whole
+
+
+def test_pieces_of_any_length_are_one():
+    samples_S = tone(3.0)
+    assert cut_at_silences(samples_S, RATE, float("inf")) == [(0, len(samples_S))]
+    assert cut_at_silences(samples_S[:0], RATE, float("inf")) == [(0, 0)]
+
+
+@pytest.mark.parametrize("raw_hz", [None, 8000])
+def test_an_empty_stream_is_no_silence(raw_hz):
+    with pytest.raises(CorpusError, match="standard input is empty"):
+        read_stream(b"", RATE, raw_hz, "standard input")

@@ -1,0 +1,21 @@
+"""Commands of learners: Python given as text, and one that meets the others in the store."""
+
+from __future__ import annotations
+
+import sys
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+TRAINS = """
+import sys, time
+from murmur.worlds.process.launch.environment import take_place
+from murmur.worlds.process.store.server import KeyValueClient
+
+place = take_place()
+line = KeyValueClient(place.host, place.port, 30, place.secret)
+line.call({"do": "set", "key": f"{place.prefix}begun/{place.rank}"})
+line.wait([f"{place.prefix}begun/{r}" for r in range(place.size)], 60)
+"""

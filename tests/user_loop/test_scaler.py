@@ -1,0 +1,90 @@
+"""Loss scalers around a joined loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import murmur
+from murmur.core.learner import Strategy
+from murmur.core.world import Seat
+from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
+from murmur.worlds.threads import ThreadSeat, ThreadWorld
+from named import named
+from user_loops import Words, loss_of, moved, net, optimizer_of, state
+
+
+@pytest.fixture(params=[False, True], ids=["after", "beside"])
+def sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether gradients are added up beside the steps, as processes do."""
+    monkeypatch.setattr(ThreadSeat, "overlaps", request.param)
+    return bool(request.param)
+
+
+def ran(body: object) -> list[object]:
+    return ThreadWorld(2, 20.0).run(Words(body))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2), BMUF(2), ADPSGD()], ids=named)
+def test_an_overflow_skips_the_step_and_takes_part(strategy: Strategy, sums: bool) -> None:
+    """At first everybody overflows, as loss scalers make it happen, later one learner alone."""
+
+    def body(seat: Seat) -> Tensor:
+        model = net(0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with murmur.join(strategy, model, optimizer_of(model), seat=seat) as me:
+            for n in range(20):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = loss_of(model, n)
+                overflows = n < 5 or (n == 8 and me.rank == 1)
+                scaler.scale(loss * torch.inf if overflows else loss).backward()
+                scaler.unscale_(me)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(me)
+                scaler.update()
+                if n < 5 and not isinstance(strategy, ADPSGD):
+                    assert torch.equal(model.inner.weight, net(0).inner.weight)
+        assert scaler.get_scale() == 1024.0 / 2 ** (5 + me.rank)
+        return state(model)
+
+    first, second = ran(body)
+    assert torch.equal(first, second)  # type: ignore[arg-type]
+    assert torch.isfinite(first).all()  # type: ignore[arg-type]
+    assert moved(first)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clips", [False, True], ids=["as they are", "clipped"])
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2)], ids=named)
+def test_scaling_changes_nothing(strategy: Strategy, clips: bool, sums: bool) -> None:
+    """Gradients are unscaled once: by the loop where it clips, else by the step."""
+
+    def scaled(seat: Seat) -> Tensor:
+        model = net(0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with murmur.join(strategy, model, optimizer_of(model), seat=seat) as me:
+            for n in range(5):
+                scaler.scale(loss_of(model, 2 * n + me.rank)).backward()
+                if clips:
+                    scaler.unscale_(me)
+                    assert float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)) < 10.0
+                    with pytest.raises(RuntimeError, match="already been called"):
+                        scaler.unscale_(me)
+                scaler.step(me)
+                scaler.update()
+        assert scaler.get_scale() == 1024.0
+        return state(model)
+
+    def plain(seat: Seat) -> Tensor:
+        model = net(0)
+        with murmur.join(strategy, model, optimizer_of(model), seat=seat) as me:
+            for n in range(5):
+                loss_of(model, 2 * n + me.rank).backward()
+                if clips:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                me.step()
+        return state(model)
+
+    end = ran(scaled)[0]
+    assert moved(end)  # type: ignore[arg-type]
+    assert torch.allclose(end, ran(plain)[0], atol=1e-6)  # type: ignore[arg-type]

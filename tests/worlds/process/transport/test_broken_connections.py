@@ -1,0 +1,150 @@
+"""Connections that are cut while both their learners live: no letter is lost, none comes twice, the mean stays."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from averaging_only import Averaging, Still
+from murmur.core.flat import Layout
+from murmur.core.learner import Gradient, Learner
+from murmur.core.weights import Weights
+from murmur.core.world import Seat
+from murmur.strategies import ADPSGD, SuperLearners
+from murmur.worlds.process.group import TorchGroup
+from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.torch_store import NetStore, connect
+from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.transport.mail import Mail
+from murmur.worlds.process.world import TorchWorld
+from pool import Pool
+from tasks import Point
+
+SECRET = b"0123456789abcdef"
+
+
+@contextmanager
+def cutting(mail: Mail, seed: int, every_seconds: float) -> Iterator[Callable[[], int]]:
+    """Shut down connections that a learner has opened, one after another at random moments; how many so far."""
+    draw, over, cut = random.Random(seed), threading.Event(), [0]
+
+    def run() -> None:
+        while not over.wait(draw.uniform(0.0, 2 * every_seconds)):
+            with mail._lock:
+                lines = [line for line in mail._lines.values() if line.fileno() >= 0]
+                if lines:
+                    with contextlib.suppress(OSError):  # it is not connected any more
+                        draw.choice(lines).shutdown(socket.SHUT_RDWR)
+                        cut[0] += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield lambda: cut[0]
+    finally:
+        over.set()
+        thread.join()
+
+
+def post_all(mail: Mail, to: int, letters: int, seed: int) -> None:
+    draw = random.Random(seed)
+    for n in range(letters):
+        mail.post(torch.full((draw.choice([0, 1, 1000, 300_000]),), float(n)), to, "a", (float(n),))
+        time.sleep(draw.uniform(0.0, 0.004))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_letters_survive_their_connections(seed: int) -> None:
+    server, letters = KeyValueServer(listen(), SECRET), 300
+    mails = [
+        Mail(NetStore(KeyValueClient(*server.address, 5, SECRET), ""), rank, "127.0.0.1", 60, SECRET) for rank in (0, 1)
+    ]
+    with cutting(mails[0], seed, 0.03) as first, cutting(mails[1], seed + 100, 0.03) as second:
+        posts = [threading.Thread(target=post_all, args=(mails[r], 1 - r, letters, seed + r)) for r in (0, 1)]
+        for post in posts:
+            post.start()
+        for rank in (0, 1):
+            for n in range(letters):
+                letter = mails[rank].box.take(1 - rank, "a", 60.0, lambda: TimeoutError("a letter was lost"))
+                assert letter.note == (float(n),)
+                assert bool((letter.x == n).all())
+        for post in posts:
+            post.join()
+        assert first() >= 5
+        assert second() >= 5
+    assert all(mail.box.wait("a", 0.1) is None for mail in mails), "a letter came twice"
+    for mail in mails:
+        mail.close()
+    server.close()
+
+
+def test_a_broken_connection_is_opened_again_though_nothing_is_to_be_sent() -> None:
+    """A learner that waits for a silent one is not told that it is lost."""
+    server = KeyValueServer(listen(), SECRET)
+    first, second = (
+        Mail(NetStore(KeyValueClient(*server.address, 5, SECRET), ""), rank, "127.0.0.1", 60, SECRET) for rank in (0, 1)
+    )
+    first.post(torch.zeros(1), 1, "a")
+    second.box.take(0, "a", 30.0, lambda: TimeoutError("nothing came"))
+    before = first._lines[1]
+    before.shutdown(socket.SHUT_RDWR)
+    deadline = time.monotonic() + 30.0
+    while first._lines.get(1) in (before, None) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert first._lines[1] is not before
+    first.post(torch.ones(1), 1, "a")
+    assert second.box.take(0, "a", 30.0, lambda: TimeoutError("nothing came")).x.tolist() == [1.0]
+    for mail in (first, second):
+        mail.close()
+    server.close()
+
+
+class Slow(Still):
+    """Gradients of zero that take two milliseconds."""
+
+    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
+        time.sleep(0.002)
+        return super().draw(n, before_backward)
+
+
+@dataclass(frozen=True)
+class CutAveraging(Averaging):
+    """Averages while this learner's connections are cut; gives its weights and the number of cuts."""
+
+    async def __call__(self, seat: Seat) -> tuple[list[float], int]:  # type: ignore[override]
+        assert isinstance(seat.group, TorchGroup)
+        layout = Layout.trainable(Point(self.start.shape[1]))
+        layout.scatter(self.start[seat.group.rank])
+        me = Learner(seat, Weights(layout), Slow(layout, self.minibatches))  # type: ignore[arg-type]
+        with cutting(seat.group.wiring.mail, seat.group.rank, 0.05) as cuts:
+            await self.strategy(me)
+        return me.weights.snapshot().tolist(), cuts()
+
+
+def averaged_in_process(place: Place, program: CutAveraging) -> tuple[list[float], int]:
+    torch.set_num_threads(1)
+    (found,) = TorchWorld(place, timeout_seconds=60, store=connect(place, 60), lease_seconds=30).run(program)
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", [ADPSGD(), SuperLearners(ADPSGD(), 2)], ids=["learners", "nodes"])
+def test_the_mean_stays_and_every_exchange_ends_when_connections_are_cut(strategy: object, pool: Pool) -> None:
+    start = torch.randn(4, 2000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    if isinstance(strategy, SuperLearners):
+        start = start[::2].repeat_interleave(2, 0)  # the members of a node begin alike
+    program = CutAveraging(strategy, start, 2000)  # type: ignore[arg-type]
+    ends = pool.call(averaged_in_process, 4, program)
+    assert sum(cuts for _, cuts in ends) >= 10
+    for weights, _ in ends:
+        assert torch.allclose(torch.tensor(weights, dtype=torch.float64), start.mean(0), rtol=0, atol=1e-10)

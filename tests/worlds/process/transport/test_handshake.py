@@ -1,0 +1,388 @@
+"""Who has the run's secret gets in; who has not learns nothing, blocks nobody and makes nobody allocate memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+
+from murmur.core.group import PeerLost
+from murmur.worlds.process.launch.secret import draw, from_descriptor, from_file, unnamed_file
+from murmur.worlds.process.store.server import PURPOSE, KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.torch_store import NetStore
+from murmur.worlds.process.transport import handshake
+from murmur.worlds.process.transport.handshake import ANSWER, GREETING, SPOKEN, Refused
+from murmur.worlds.process.transport.listener import MOST_STRANGERS, Door, dial, listen
+from murmur.worlds.process.transport.mail import Mail
+from murmur.worlds.process.transport.stream import NUMBER, OPENING
+from murmur.worlds.process.transport.wire_format import (
+    HEAD_BYTES,
+    LENGTHS,
+    VALUE_BYTES,
+    exactly,
+    receive_frame,
+    send_frame,
+)
+from named import named
+
+SECRET = b"what only this run's learners know"
+
+
+@pytest.fixture
+def server() -> Iterator[KeyValueServer]:
+    running = KeyValueServer(listen(), SECRET)
+    yield running
+    running.close()
+
+
+def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return what()
+
+
+def hung_up(line: socket.socket, seconds: float = 5.0) -> bool:
+    """Whether the other side closes without another byte."""
+    line.settimeout(seconds)
+    try:
+        return line.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def test_with_the_secret_all_is_as_ever(server: KeyValueServer) -> None:
+    store = NetStore(KeyValueClient(*server.address, 5, SECRET), "")
+    store.set("a", "b")
+    assert store.clone().get("a") == b"b"
+
+
+@pytest.mark.parametrize("other", [b"", b"another run's", SECRET + b"."])
+def test_without_the_secret_nothing_is_served(server: KeyValueServer, other: bytes) -> None:
+    began = time.monotonic()
+    with pytest.raises(Refused, match="is not this run's store"):
+        KeyValueClient(*server.address, 60, other)
+    assert time.monotonic() - began < 30, "it is known at once"
+
+
+def test_requests_instead_of_a_proof_are_not_answered(server: KeyValueServer) -> None:
+    NetStore(KeyValueClient(*server.address, 5, SECRET), "").set("key", "value")
+    for head in ({"do": "wait", "keys": ["key"], "seconds": 0}, {"do": "roll", "act": "view", "roll": "world"}):
+        with socket.create_connection(server.address) as line:
+            send_frame(line, head, b"")
+            assert hung_up(line)
+        with socket.create_connection(server.address) as line:  # after a greeting too
+            line.sendall(GREETING.pack(SPOKEN, 0, bytes(32)))
+            assert len(line.recv(ANSWER.size, socket.MSG_WAITALL)) == ANSWER.size
+            send_frame(line, head, b"")
+            assert hung_up(line)
+
+
+def test_a_proof_is_good_for_one_connection_one_purpose_and_one_caller(server: KeyValueServer) -> None:
+    """A host that asks a learner the store's question, to answer it there, gets nothing to use."""
+    nonce = bytes(range(32))
+
+    def tried(role: str, purpose: str, number: int, ours: bytes) -> bool:
+        with socket.create_connection(server.address) as line:
+            line.sendall(GREETING.pack(SPOKEN, 0, ours))
+            theirs, proof = ANSWER.unpack(line.recv(ANSWER.size, socket.MSG_WAITALL))
+            mine = proof if role == "echo" else handshake._proof(SECRET, role, purpose, number, nonce + theirs)
+            line.sendall(mine)
+            with contextlib.suppress(ConnectionError):
+                send_frame(line, {"do": "size"}, b"")
+            return not hung_up(line)
+
+    assert tried("caller", PURPOSE, 0, nonce)
+    assert not tried("host", PURPOSE, 0, nonce)
+    assert not tried("echo", PURPOSE, 0, nonce)
+    assert not tried("caller", "mail to 0", 0, nonce)
+    assert not tried("caller", PURPOSE, 1, nonce)
+    assert not tried("caller", PURPOSE, 0, bytes(32))
+
+
+def test_two_greetings_get_two_nonces(server: KeyValueServer) -> None:
+    answers = set()
+    for _ in range(2):
+        with socket.create_connection(server.address) as line:
+            line.sendall(GREETING.pack(SPOKEN, 0, bytes(32)))
+            answers.add(line.recv(ANSWER.size, socket.MSG_WAITALL))
+    assert len(answers) == 2
+
+
+@pytest.mark.parametrize("dripping", [b"", SPOKEN[:3]])
+def test_who_says_nothing_is_hung_up_on(dripping: bytes) -> None:
+    let_in: list[int] = []
+    door = Door(listen(), SECRET, "test", lambda line, number: let_in.append(number), stranger_seconds=0.3)
+    with socket.create_connection(door.address) as line:
+        began = time.monotonic()
+        line.sendall(dripping)
+        assert hung_up(line)
+        assert time.monotonic() - began > 0.2
+    assert not let_in
+    door.close()
+
+
+def test_who_drips_is_hung_up_on_as_well() -> None:
+    door = Door(listen(), SECRET, "test", lambda line, number: None, stranger_seconds=0.4)
+    greeting = GREETING.pack(SPOKEN, 0, bytes(32))
+    with socket.create_connection(door.address) as line:
+        sent = 0
+        with contextlib.suppress(OSError):  # reset or broken pipe, in the middle of the greeting
+            for byte in greeting:
+                line.sendall(bytes([byte]))
+                sent += 1
+                time.sleep(0.05)
+        assert sent < len(greeting)
+    door.close()
+
+
+def test_silent_strangers_keep_no_learner_out(server: KeyValueServer) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(server.address)) for _ in range(MOST_STRANGERS + 50)]
+        began = time.monotonic()
+        assert KeyValueClient(*server.address, 60, SECRET).call({"do": "size"})[0] == {"total": 0}
+        assert time.monotonic() - began < 30
+        assert hung_up(silent[0], 2), "the first had to make room"
+        assert eventually(lambda: len(server._door._strangers) <= MOST_STRANGERS)
+
+
+def test_a_door_outlives_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = listen()
+    failures = [OSError(24, "too many open files"), OSError(103, "aborted")]
+
+    class Short:
+        def __getattr__(self, name: str) -> object:
+            return getattr(listener, name)
+
+        def accept(self) -> object:
+            if failures:
+                raise failures.pop()
+            return listener.accept()
+
+    door = Door(Short(), SECRET, "test", lambda line, number: line.close())  # type: ignore[arg-type]
+    dial(door.address, SECRET, "test", 0, 5).close()
+    assert not failures
+    door.close()
+
+
+def test_what_strangers_promise_takes_no_memory(server: KeyValueServer) -> None:
+    with socket.create_connection(server.address) as line:
+        line.sendall(LENGTHS.pack(HEAD_BYTES, VALUE_BYTES) * 8)
+        assert hung_up(line)
+
+
+HOSTILE = {
+    "too long a header": LENGTHS.pack(HEAD_BYTES + 1, 0),
+    "too long a value": LENGTHS.pack(2, VALUE_BYTES + 1) + b"{}",
+    "brackets": LENGTHS.pack(200_000, 0) + b"[" * 200_000,
+    "no object": LENGTHS.pack(2, 0) + b"[]",
+    "bad UTF-8": LENGTHS.pack(2, 0) + b"\xff\xfe",
+}
+REQUESTS = [
+    {},
+    {"do": 1},
+    {"do": "fly"},
+    {"do": "set"},
+    {"do": "set", "key": 7},
+    {"do": "add", "key": "n", "amount": 1e300},
+    {"do": "add", "key": "text", "amount": 1},
+    {"do": "wait", "keys": [], "seconds": 1},
+    {"do": "wait", "keys": "key", "seconds": 1},
+    {"do": "wait", "keys": ["never"], "seconds": float("nan")},
+    {"do": "wait", "keys": ["never"], "seconds": "soon"},
+    {"do": "check", "keys": None},
+    {"do": "swap", "key": "a", "expected": "zz"},
+    {"do": "roll", "act": "enter", "roll": "flock", "rank": 0, "size": 10**9, "lease": 1},
+    {"do": "roll", "act": "enter", "roll": "flock", "rank": 70000, "size": 2, "lease": 1},
+    {"do": "roll", "act": "claim", "roll": "unknown", "rank": 0},
+    {"do": "roll", "act": "claim", "roll": "known", "rank": 0, "first": 0, "total": 10**12, "doing": [],
+     "done": [], "size": 1, "count": 10**9},
+    {"do": "roll", "act": "claim", "roll": "known", "rank": 0, "first": 0, "total": 10**12, "doing": [],
+     "done": [], "size": 10**4, "count": 10**4},
+    {"do": "roll", "act": "beat", "roll": "known", "rank": 0, "lease": 1e999, "known": 0, "seconds": 1},
+    {"do": "roll", "act": "dance", "roll": "known", "rank": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("frame", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_frames_of_learners_are_refused(server: KeyValueServer, frame: bytes) -> None:
+    with dial(server.address, SECRET, PURPOSE, 0, 5) as line:
+        line.sendall(frame)
+        assert hung_up(line)
+    assert KeyValueClient(*server.address, 5, SECRET).call({"do": "size"})[0]["total"] == 0
+
+
+@pytest.mark.parametrize("head", REQUESTS, ids=named)
+def test_hostile_requests_of_learners_are_refused(server: KeyValueServer, head: dict[str, object]) -> None:
+    good = KeyValueClient(*server.address, 5, SECRET)
+    good.call({"do": "set", "key": "text"}, b"letters")
+    good.call({"do": "roll", "act": "enter", "roll": "known", "rank": 0, "size": 2, "lease": 60})
+    with pytest.raises(ConnectionError, match="is gone"):
+        KeyValueClient(*server.address, 5, SECRET).call(head)
+    assert good.call({"do": "size"})[0]["total"] == 1
+    assert good.call({"do": "roll", "act": "view", "roll": "known", "rank": 0})[0]["live"] == [[0, 0], [1, 0]]
+
+
+class Offices:
+    """Two learners' mail, the second perhaps with a secret of its own."""
+
+    def __init__(self, server: KeyValueServer, theirs: bytes = SECRET) -> None:
+        self.store = NetStore(KeyValueClient(*server.address, 5, SECRET), "")
+        self.first = Mail(self.store, 0, "127.0.0.1", 3, SECRET)
+        self.second = Mail(self.store, 1, "127.0.0.1", 3, theirs)
+
+    def __enter__(self) -> Offices:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.first.close()
+        self.second.close()
+
+
+def lost() -> Exception:
+    return PeerLost("nothing came", 0)
+
+
+def test_mail_goes_both_ways_with_the_secret(server: KeyValueServer) -> None:
+    with Offices(server) as both:
+        both.first.post(torch.arange(5.0), 1, "tag", [2.5, float("nan")])
+        letter = both.second.box.take(0, "tag", 5, lost)
+        assert letter.x.tolist() == [0, 1, 2, 3, 4]
+        assert letter.note[0] == 2.5
+        both.second.post(torch.zeros(0), 0, "empty")
+        assert both.first.box.take(1, "empty", 5, lost).x.numel() == 0
+
+
+def test_mail_goes_nowhere_without_it(server: KeyValueServer) -> None:
+    with Offices(server, theirs=b"another run's secret") as both:
+        both.first.post(torch.ones(3), 1, "tag")
+        with pytest.raises(PeerLost, match="does not have this run's secret"):
+            both.first.box.take(1, "tag", 5, lost)
+        assert both.first.sent_bytes == 0, "no weights to whom we do not know"
+        assert both.second.box.wait("tag", 0.1) is None
+
+
+def begin_stream(line: socket.socket) -> None:
+    line.sendall(OPENING.pack(7, 0))
+    assert NUMBER.unpack(exactly(line, NUMBER.size)) == (0,)
+
+
+LETTERS = {
+    "no type": b'{"tag": "t", "type": "torch.object", "numel": 1, "note": []}',
+    "negative": b'{"tag": "t", "type": "torch.float32", "numel": -1, "note": []}',
+    "endless": b'{"tag": "t", "type": "torch.float32", "numel": 1e99, "note": []}',
+    "too long": b'{"tag": "t", "type": "torch.float32", "numel": 99999999999999, "note": []}',
+    "tag is a list": b'{"tag": [], "type": "torch.float32", "numel": 0, "note": []}',
+    "note is text": b'{"tag": "t", "type": "torch.float32", "numel": 0, "note": "abc"}',
+    "note beyond measure": b'{"tag": "t", "type": "torch.float32", "numel": 0, "note": [1' + b"0" * 400 + b"]}",
+    "a list": b"[1, 2]",
+    "brackets": b"[" * 60_000,
+}
+
+
+@pytest.mark.parametrize("head", LETTERS.values(), ids=LETTERS)
+def test_hostile_letters_break_their_own_line_only(server: KeyValueServer, head: bytes) -> None:
+    with Offices(server) as both:
+        with dial(both.second._door.address, SECRET, "mail to 1", 0, 5) as line:
+            begin_stream(line)
+            line.sendall(struct.pack("<I", len(head)) + head)
+            assert hung_up(line)
+        with pytest.raises(PeerLost, match="the line from learner 0 closed"):
+            both.second.box.take(0, "t", 5, lost)
+        both.first.post(torch.ones(1), 1, "good")
+        assert both.second.box.wait("good", 5) is not None
+
+
+def test_a_promised_vector_takes_no_memory_until_it_comes(server: KeyValueServer) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    head = b'{"tag": "t", "type": "torch.uint8", "numel": 1073741824, "note": []}'
+    with Offices(server) as both, dial(both.second._door.address, SECRET, "mail to 1", 0, 5) as line:
+        begin_stream(line)
+        before = resident()
+        line.sendall(struct.pack("<I", len(head)) + head + bytes(100))
+        time.sleep(0.3)
+        assert resident() - before < 2**26
+
+
+def test_connecting_takes_one_round_trip_more() -> None:
+    """On a slow line: greeting and answer, then the proof together with the first request."""
+    trip = 0.1
+
+    def slowly(from_: socket.socket, to: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := from_.recv(1 << 16):
+                time.sleep(trip / 2)
+                to.sendall(piece)
+
+    def relay(line: socket.socket, server: tuple[str, int]) -> None:
+        other = socket.create_connection(server)
+        Thread(target=slowly, args=(line, other), daemon=True).start()
+        Thread(target=slowly, args=(other, line), daemon=True).start()
+
+    server = KeyValueServer(listen(), SECRET)
+    with listen() as far:
+        Thread(target=lambda: relay(far.accept()[0], server.address), daemon=True).start()
+        began = time.monotonic()
+        client = KeyValueClient(*far.getsockname(), 5, SECRET)
+        client.call({"do": "size"})
+        took = time.monotonic() - began
+        began = time.monotonic()
+        client.call({"do": "size"})
+        once = time.monotonic() - began
+    assert once >= 0.9 * trip
+    assert took < once + 1.6 * trip, "one more, not two"
+    server.close()
+
+
+def test_frames_come_back_as_they_went() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        send_frame(here, {"do": "ä"}, b"\0\xff" * 1000)
+        assert receive_frame(there) == ({"do": "ä"}, b"\0\xff" * 1000)
+
+
+def test_an_inherited_secret_can_be_read_again_and_is_not_passed_on() -> None:
+    secret = draw()
+    with unnamed_file(secret) as file:
+        os.set_inheritable(file.fileno(), True)
+        assert from_descriptor(file.fileno()) == from_descriptor(file.fileno()) == secret
+        assert not os.get_inheritable(file.fileno())
+        assert os.fstat(file.fileno()).st_nlink == 0, "nobody finds it by a name"
+    assert len(draw()) == 64
+    assert draw() != secret
+
+
+def test_descriptors_without_a_secret_are_refused() -> None:
+    with pytest.raises(ValueError, match="did not inherit the run's secret in descriptor 777"):
+        from_descriptor(777)
+    with unnamed_file(b"short") as file, pytest.raises(ValueError, match="has 5 bytes, 16 to 1024 are needed"):
+        from_descriptor(file.fileno())
+
+
+def test_a_secret_file_is_its_users_own(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"  sixteen bytes at least\n")
+    file.chmod(0o640)
+    with pytest.raises(ValueError, match=r"may be read or written by others: chmod 600"):
+        from_file(file)
+    file.chmod(0o600)
+    assert from_file(file) == b"sixteen bytes at least"
+    file.write_bytes(b"x" * 5000)
+    with pytest.raises(ValueError, match="16 to 1024 are needed"):
+        from_file(file)
+    with pytest.raises(ValueError, match="is no file"):
+        from_file(Path("/dev/null"))
+    with pytest.raises(FileNotFoundError):
+        from_file(tmp_path / "none")
