@@ -40,7 +40,7 @@ from murmur.engine.record import Record
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
 from murmur.speech.features.chunks import ChunkBatch, ChunkTable
-from murmur.speech.features.frame_shards import Aligned, make
+from murmur.speech.features.frame_shards import AlignedFrames, make
 from murmur.speech.features.frame_store import FrameStore, open_store
 from murmur.strategies import KAVG
 from murmur.tasks.hybrid.config import Chunks
@@ -306,7 +306,7 @@ class Synthetic:
         rng = np.random.default_rng(self.seed)
         for n in range(200):
             feats = rng.standard_normal((1000, BINS), dtype=np.float32)
-            yield Aligned(f"u{self.seed}-{n:03}", feats, rng.integers(0, 500, 1000))
+            yield AlignedFrames(f"u{self.seed}-{n:03}", feats, rng.integers(0, 500, 1000))
 
 
 SIDES: dict[str, Callable[[Path, int, int], Took]] = {

@@ -41,7 +41,7 @@ from murmur.strategies.adaptive_rules import Geometric
 from murmur.studies.comparison.intervals import difference
 from murmur.studies.comparison.rows import Rows, digest_of
 from murmur.studies.comparison.virtual import train as follow
-from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 
 SEEDS = (0, 1, 2)
 KEPT = Path(__file__).parents[1] / "results" / "equal_samples.jsonl"
@@ -99,7 +99,7 @@ def cells(base: Experiment, learners: list[int], scaling: Scaling) -> Iterator[t
 
 def train(experiment: Experiment, learners: int) -> dict[str, Any]:
     """One cell's figures."""
-    course = follow(experiment, Cluster(learners=learners, compute=Lognormal(0.1, 0.1)))
+    course = follow(experiment, Cluster(learners=learners, compute=LognormalSeconds(0.1, 0.1)))
     if course.model is None:
         raise FloatingPointError(course.ended)
     score = experiment.task.test(course.model)

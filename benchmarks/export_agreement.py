@@ -28,7 +28,7 @@ from murmur.recognition.trained_run import TrainedRun, graph_folder, open_run
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.decoder import Decoder
 from murmur.speech.decoding.graph_store import load_graph
-from murmur.speech.decoding.recogniser import BestPath
+from murmur.speech.decoding.recogniser import CtcBestPath
 from murmur.speech.features.analysis import LogMel, analyse, read_audio
 from murmur.speech.features.cmvn import normalise, statistics
 from murmur.tasks.corpora import splits
@@ -111,7 +111,7 @@ class Ours:
         scores_UC = self.run.scores(normal)
         if self.decoder is None:
             assert isinstance(self.run.task, CtcTask)
-            return [heard.word for heard in BestPath(self.run.task.data.units)(scores_UC)[0]], True
+            return [heard.word for heard in CtcBestPath(self.run.task.data.units)(scores_UC)[0]], True
         found = self.decoder.decode(scores_UC)
         return list(found.words), found.complete
 

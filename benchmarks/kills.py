@@ -46,7 +46,7 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.seeds import seed_of
 from murmur.engine.task import Loss, Score
 from murmur.run import training
-from murmur.run.training import Request, train
+from murmur.run.training import RunRequest, train
 from murmur.strategies import ADPSGD
 from murmur.worlds.process.launch.environment import Place, child_variables
 from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Unit, die_with_parent
@@ -163,7 +163,7 @@ class Forked:
 class ForkLaunch(Launch):
     """A launch whose learners are forked; each leaves its process number in `born`."""
 
-    request: Request = field(kw_only=True)
+    request: RunRequest = field(kw_only=True)
     born: Path = field(kw_only=True)
 
     def _start(self, unit: Unit, resume: bool) -> None:
@@ -234,9 +234,9 @@ class Ended:
     said: str
 
 
-def request_of(plan: Plan, folder: Path, resume: bool) -> Request:
+def request_of(plan: Plan, folder: Path, resume: bool) -> RunRequest:
     """What `murmur train` would be asked for."""
-    return Request(
+    return RunRequest(
         str(Path(__file__).resolve()),
         (f"task.folder={folder / 'log'}",),
         plan.strategy,

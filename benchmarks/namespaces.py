@@ -28,7 +28,7 @@ import torch
 from murmur.core.world import Seat
 from murmur.worlds.process.launch.environment import Place, child_variables
 from murmur.worlds.process.launch.launcher import die_with_parent, end_all
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer, Missing
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer, MissingKey
 from murmur.worlds.process.store.torch_store import connect
 from murmur.worlds.process.transport.listener import listen
 from murmur.worlds.process.world import TorchWorld
@@ -200,7 +200,7 @@ class Flock:
         while True:
             try:
                 return json.loads(self.store.wait([f"generation-0/{key}"], 0.5))
-            except Missing as error:
+            except MissingKey as error:
                 failed = [rank for rank, p in enumerate(self.processes) if p.poll() not in (None, 0)]
                 if failed or time.monotonic() > deadline:
                     raise RuntimeError(f"no {key!r} in {seconds} s; learners that failed: {failed}") from error

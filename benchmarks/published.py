@@ -20,7 +20,7 @@ import numpy as np
 
 from measure import bar, close
 from murmur.core.mixing import randomized_ring
-from murmur.simulation.planner.forms import Setting, form_of
+from murmur.simulation.planner.forms import ClusterSetting, form_of
 from murmur.strategies import ADPSGD, ASGD, KAVG, SuperLearners
 from murmur.worlds.virtual.cluster import Cluster, Link
 
@@ -45,7 +45,7 @@ def cluster(draw: Draw, learners: int, model_bytes: float, per_node: int = 1, ki
 def seconds(strategy: Any, where: Cluster, step: float, sigma: float) -> float:
     """Seconds of the cluster for one minibatch of one learner."""
     draws = np.random.default_rng(0).lognormal(0.0, sigma, (ROWS, where.learners))
-    return form_of(strategy, Setting(where, step * draws)).seconds
+    return form_of(strategy, ClusterSetting(where, step * draws)).seconds
 
 
 def swb2000(learners: int, device: str, batch: float, nodes: bool) -> Callable[[Draw], float]:

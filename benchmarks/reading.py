@@ -37,7 +37,7 @@ from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.chunks import Chunk, ChunkTable, Frames
-from murmur.speech.features.frame_shards import Aligned, make
+from murmur.speech.features.frame_shards import AlignedFrames, make
 from murmur.speech.features.frame_store import FORMAT, MANIFEST, FrameStore, open_store
 from murmur.speech.features.shards import npy_header
 from murmur.speech.models import Lstm
@@ -60,12 +60,12 @@ class Synthetic:
 
     seed: int
 
-    def utterances(self) -> Iterator[Aligned]:
+    def utterances(self) -> Iterator[AlignedFrames]:
         rng = np.random.default_rng(self.seed)
         for n in range(UTTERANCES_PER_SHARD):
             frames = int(rng.integers(400, 2000))
             feats = rng.standard_normal((frames, BINS), dtype=np.float32)
-            yield Aligned(f"u{self.seed:04}-{n:03}", feats, rng.integers(0, CLASSES, frames))
+            yield AlignedFrames(f"u{self.seed:04}-{n:03}", feats, rng.integers(0, CLASSES, frames))
 
 
 def table_of(store: FrameStore) -> ChunkTable:

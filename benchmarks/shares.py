@@ -21,7 +21,7 @@ from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, OwnShares
-from murmur.worlds.virtual.cluster import Cluster, Link, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 
 NAME = "shares"
@@ -37,7 +37,9 @@ def run(strategy: Strategy, slowness: float) -> tuple[float, int, float]:
     def note(record: Record) -> None:
         steps[record.learner] += record.kind == "step"
 
-    cluster = Cluster(LEARNERS, Lognormal(SECONDS, 0.2, seed=1, factors={5: slowness}), Link(), message_bytes=8e6)
+    cluster = Cluster(
+        LEARNERS, LognormalSeconds(SECONDS, 0.2, seed=1, factors={5: slowness}), Link(), message_bytes=8e6
+    )
     world = VirtualWorld(cluster)
     task = ToyTask(samples=16, hidden=32)
     experiment = Experiment(task, strategy, Budget(minibatches=MINIBATCHES), SGD(0.1), evaluate_every_epochs=100.0)

@@ -33,7 +33,7 @@ from murmur.simulation.planner.timing import Idle, NoWeights
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.worlds.process.launch.environment import Place, place_of
-from murmur.worlds.virtual.cluster import Cluster, Constant, Link
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.world import VirtualWorld
 from namespaces import Flock, Network, Pair, exchanges, hosts, learners, obey, refusal
 from paced import Others, Paced, train
@@ -136,7 +136,7 @@ class Told:
         """The virtual cluster's answer."""
         cluster = Cluster(
             learners=cell.learners,
-            compute=Constant(self.seconds, {SLOW: self.factors[cell.slowness]}),
+            compute=ConstantSeconds(self.seconds, {SLOW: self.factors[cell.slowness]}),
             link=self.links[cell.network],
             message_bytes=4.0 * NUMEL,
             reduce_bytes_per_second=self.reduce_bytes_per_second,

@@ -28,7 +28,7 @@ from murmur.core.learner import Strategy
 from murmur.core.mixing import randomized_ring, ring
 from murmur.simulation.planner.timing import Timing, time_strategy
 from murmur.strategies import ADPSGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
-from murmur.worlds.virtual.cluster import Lognormal
+from murmur.worlds.virtual.cluster import LognormalSeconds
 from murmur.worlds.virtual.presets import preset
 
 LEARNERS, SLOW, FACTOR = 128, 0, 10.0
@@ -75,7 +75,7 @@ class Cell:
 
 def run(strategy: Strategy, factors: Mapping[int, float], gradients: int) -> Cell:
     """One cell of the study: so many gradients a learner, on average."""
-    cluster = preset(KIND).cluster(LEARNERS, Lognormal(SECONDS, JITTER, factors=factors), MODEL_BYTES)
+    cluster = preset(KIND).cluster(LEARNERS, LognormalSeconds(SECONDS, JITTER, factors=factors), MODEL_BYTES)
     began = time.process_time()
     timing = time_strategy(strategy, cluster, LEARNERS * gradients)
     return Cell(timing, time.process_time() - began)

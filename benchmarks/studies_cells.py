@@ -29,7 +29,7 @@ from murmur.studies.comparison.rows import Row, Rows, digest_of
 from murmur.studies.comparison.virtual import train
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.random_frames import FrameTask
-from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 
 KEPT = Path(__file__).parents[1] / "results" / "studies.jsonl"
@@ -156,7 +156,7 @@ def run(cell: Cell, cache: Path, decoded: bool) -> Row:
         return known
     experiment = cell.experiment(cache)
     began = time.process_time()
-    course = train(experiment, Cluster(learners=cell.learners, compute=Lognormal(0.1, 0.1)))
+    course = train(experiment, Cluster(learners=cell.learners, compute=LognormalSeconds(0.1, 0.1)))
     curve = [(samples, loss) for samples, loss, _ in course.curve]
     content: Row = {"kind": "run", "cell": asdict(cell), "loss": None, "curve": curve}
     if course.model is None:

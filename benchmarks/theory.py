@@ -25,12 +25,19 @@ from murmur.core.learner import Strategy
 from murmur.core.mixing import ALL, contraction, matrix, pairwise, randomized_ring, ring, spectral_gap
 from murmur.simulation.planner.course import Course, Even, Walk, cosine, follow, quadratic
 from murmur.simulation.theory.consensus import NoisyQuadratic, randomized_ring_contraction, ring_eigenvalues, ring_gap
-from murmur.simulation.theory.convergence import Flock, Problem, best_rate, bound, leading_term, rounds_for_speedup
+from murmur.simulation.theory.convergence import (
+    DecentralisedLearners,
+    SmoothProblem,
+    best_rate,
+    bound,
+    leading_term,
+    rounds_for_speedup,
+)
 from murmur.simulation.theory.effective import effective_cosine_rate
 from murmur.simulation.theory.stability import largest_mixed_step, largest_randomized_step, largest_step
 from murmur.strategies import ADPSGD, ASGD, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.virtual.cluster import Cluster, ComputeTime, Constant, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ComputeTime, ConstantSeconds, LognormalSeconds
 
 PICTURES = Path(__file__).parents[1] / "docs"
 SEEDS = 3
@@ -129,7 +136,7 @@ def distances(by_size: Axes, by_rate: Axes) -> dict[str, float]:
                 f"{kind}, L={L}, alpha={rate}": s.middle / theory(kind, L, rate)
                 for (L, rate), s in zip(cells, seen, strict=True)
             }
-    jittered = [at_rest(ADPSGD(ring), L, 0.1, Lognormal(0.1, 0.2)) for L in sizes]
+    jittered = [at_rest(ADPSGD(ring), L, 0.1, LognormalSeconds(0.1, 0.2)) for L in sizes]
     points(by_size, sizes, jittered, "ring, uneven speeds", color="C0", mfc="white")
     ratios |= {f"uneven ring, L={L}": s.middle / theory("ring", L, 0.1) for L, s in zip(sizes, jittered, strict=True)}
     by_size.set(xlabel="learners", ylabel="D^2 a coordinate", title="distance at rest, alpha = 0.1")
@@ -187,7 +194,7 @@ def stability(by_delay: Axes, by_size: Axes) -> dict[str, float]:
 
 START = (torch.rand(P, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1) * math.pi
 HILLS = cosine(START, 1.0)
-PROBLEM = Problem(1.0, HILLS.variance, float(HILLS.loss(START)))
+PROBLEM = SmoothProblem(1.0, HILLS.variance, float(HILLS.loss(START)))
 MOST = 0.5  # of a rate in practice; `best_rate` leaves the bound's reach for few rounds
 
 
@@ -215,7 +222,7 @@ def convergence(by_gradients: Axes, by_trouble: Axes) -> dict[str, Any]:
         rates = [min(MOST, best_rate(PROBLEM, L, N / L)) for N in counts]
         seen = [norm(ADPSGD(randomized_ring), L, N, rate) for N, rate in zip(counts, rates, strict=True)]
         points(by_gradients, [N * (0.92 + 0.04 * i) for N in counts], seen, f"{L} learners", color=f"C{i}")
-        flock = Flock(L, contraction(randomized_ring, L, 100) if L > 1 else 0.0)
+        flock = DecentralisedLearners(L, contraction(randomized_ring, L, 100) if L > 1 else 0.0)
         limits = [bound(PROBLEM, flock, N / L, rate) / P for N, rate in zip(counts, rates, strict=True)]
         found["bounds"][L] = draw_bounds(by_gradients, counts, limits, f"C{i}--", f"bound, {L}")
         found["norms"][L] = [s.middle for s in seen]
@@ -232,13 +239,13 @@ def convergence(by_gradients: Axes, by_trouble: Axes) -> dict[str, Any]:
 def trouble(axes: Axes) -> dict[str, Sequence[float | None]]:
     """What one slow learner of eight costs, by its slowness; the bound with tau rounds of staleness beside it."""
     slownesses, L, N = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 8, 2048
-    speeds: list[ComputeTime] = [Even(), *(Constant(0.1, {3: slowness}) for slowness in slownesses[1:])]
+    speeds: list[ComputeTime] = [Even(), *(ConstantSeconds(0.1, {3: slowness}) for slowness in slownesses[1:])]
     found: dict[str, Sequence[float | None]] = {}
     for color, mixing, rate in (("C0", ring, 0.02), ("C1", ring, 0.2), ("C2", randomized_ring, 0.2)):
         name = f"{mixing.__name__}, alpha = {rate:g}"
         seen = [norm(ADPSGD(mixing), L, N, rate, speed) for speed in speeds]
         points(axes, slownesses, seen, name, color=color)
-        flocks = [Flock(L, contraction(mixing, L, 100), slowness - 1) for slowness in slownesses]
+        flocks = [DecentralisedLearners(L, contraction(mixing, L, 100), slowness - 1) for slowness in slownesses]
         limits = [bound(PROBLEM, flock, N / L, rate) / P for flock in flocks]
         found[f"bound, {name}"] = draw_bounds(axes, slownesses, limits, f"{color}--", f"bound, {name}")
         found[name] = [s.middle for s in seen]

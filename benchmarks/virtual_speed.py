@@ -22,7 +22,7 @@ from measure import bar, close
 from murmur.core.mixing import randomized_ring, ring
 from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD
-from murmur.worlds.virtual.cluster import Cluster, Link, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, Link, LognormalSeconds
 
 HEAP = 500  # entries, about as many as the simulation keeps
 MIXINGS = {"ring": ring, "randomized_ring": randomized_ring}
@@ -31,7 +31,7 @@ MIXINGS = {"ring": ring, "randomized_ring": randomized_ring}
 def simulate(learners: int, gradients: int, mixing: str) -> tuple[float, int, float]:
     """One run: (CPU seconds, events, virtual seconds)."""
 
-    cluster = Cluster(learners, Lognormal(0.1, 0.1), Link(50e-6, 12.5e9), message_bytes=165e6)
+    cluster = Cluster(learners, LognormalSeconds(0.1, 0.1), Link(50e-6, 12.5e9), message_bytes=165e6)
     begin = time.process_time()
     timing = time_strategy(ADPSGD(MIXINGS[mixing]), cluster, learners * gradients)
     return time.process_time() - begin, timing.events, timing.seconds

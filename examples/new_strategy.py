@@ -20,7 +20,7 @@ from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import KAVG
-from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 
 
@@ -54,7 +54,7 @@ def simulate(learners: int = 16) -> Sequence[tuple[str, float, float]]:
     rows = []
     for strategy in (KAVG(8), Elastic()):
         seen: list[Record] = []
-        world = VirtualWorld(Cluster(learners=learners, compute=Lognormal(sigma=0.3)))
+        world = VirtualWorld(Cluster(learners=learners, compute=LognormalSeconds(sigma=0.3)))
         run = replace(experiment(), strategy=strategy)
         outcome = Trainer(run, world, observers=lambda _, see=seen.append: (see,)).fit()  # type: ignore[misc]
         rows.append((type(strategy).__name__, outcome.figures["loss"], max(record.seconds for record in seen)))

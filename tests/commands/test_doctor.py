@@ -19,7 +19,7 @@ from murmur.run.host_checks import (
     CORE,
     OPENFST,
     SPEECH,
-    Finding,
+    HostFinding,
     check_cores,
     check_disk,
     check_imports,
@@ -33,7 +33,7 @@ from murmur.worlds.threads import ThreadWorld
 PINS = {name: "1.0" for name in (*CORE, *SPEECH)}
 
 
-def levels(findings: list[Finding]) -> dict[str, str]:
+def levels(findings: list[HostFinding]) -> dict[str, str]:
     return {each.what: each.level for each in findings}
 
 
@@ -85,8 +85,8 @@ def test_cores_memory_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 HOSTS = [
-    Learned("a", "3.11.7", "2.13.0", "d1", (Finding("ok", "disk", "much"),)),
-    Learned("b", "3.11.7", "2.13.0", "d1", (Finding("warn", "disk", "little", "buy one"),)),
+    Learned("a", "3.11.7", "2.13.0", "d1", (HostFinding("ok", "disk", "much"),)),
+    Learned("b", "3.11.7", "2.13.0", "d1", (HostFinding("warn", "disk", "little", "buy one"),)),
 ]
 
 
@@ -98,7 +98,7 @@ def test_learners_that_differ_are_named() -> None:
 
 
 def test_learners_of_two_hosts_examine_each_other() -> None:
-    async def program(seat: Seat) -> list[Finding]:
+    async def program(seat: Seat) -> list[HostFinding]:
         return await examine(seat, HOSTS[seat.group.rank])
 
     first, second = ThreadWorld(2, timeout_seconds=30).run(program)
@@ -122,9 +122,9 @@ def test_two_processes_meet() -> None:
 
 def test_a_bad_finding_is_status_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for level, status in (("bad", 1), ("warn", 0)):
-        monkeypatch.setattr("murmur.commands.doctor.launch", lambda *_: [Finding("ok", "store", "met")])
+        monkeypatch.setattr("murmur.commands.doctor.launch", lambda *_: [HostFinding("ok", "store", "met")])
         monkeypatch.setattr(
-            "murmur.commands.doctor.check_host", lambda *_, level=level: [Finding(level, "disk", "none", "buy one")]
+            "murmur.commands.doctor.check_host", lambda *_, level=level: [HostFinding(level, "disk", "none", "buy one")]
         )
         done = CliRunner().invoke(app, ["doctor", "--out", str(tmp_path)])
         assert done.exit_code == status

@@ -26,7 +26,7 @@ from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ALL, BMUF, KAVG, DelayByOne, Exchanged, ParameterAveraging, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from tasks import weights_of
@@ -121,7 +121,7 @@ def test_it_stays_where_it_is(strategy: Strategy) -> None:
     )
     def check(what: str, at: int, learner: int, factors: list[float]) -> None:
         task = Bad(samples=8, per_epoch=20, at=at if what != "weights" else -1, what=what)
-        world = VirtualWorld(Cluster(LEARNERS, Constant(0.1, dict(enumerate(factors)))))
+        world = VirtualWorld(Cluster(LEARNERS, ConstantSeconds(0.1, dict(enumerate(factors)))))
         after = 1 + at // (2 * LEARNERS) if what == "weights" else 0
         run(strategy, task, world, Poison(learner, after))
 

@@ -14,7 +14,7 @@ from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import KAVG, SyncSGD
-from murmur.worlds.virtual.cluster import Cluster, Constant
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 
@@ -24,7 +24,7 @@ TOY = ToyTask(samples=8, hidden=16, per_epoch=48)
 def seconds_of(experiment: Experiment) -> dict[int, tuple[float, float, float]]:
     """(compute, waiting, communicating) seconds of each learner's records."""
     records: list[Record] = []
-    cluster = Cluster(2, Constant(0.1, {1: 3.0}), message_bytes=5e6)
+    cluster = Cluster(2, ConstantSeconds(0.1, {1: 3.0}), message_bytes=5e6)
     Trainer(experiment, VirtualWorld(cluster), observers=lambda _: (records.append,)).fit()
     steps = [r for r in records if r.kind == "step"]
     return {

@@ -18,7 +18,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.strategies import ADPSGD, KAVG, SuperLearners
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Rejoin
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Quadratic, fit
 
@@ -67,11 +67,11 @@ def test_a_minibatch_that_takes_the_place_of_another_is_found(world: type[World]
 def test_what_is_computed_again_after_a_loss_is_no_error(strategy: Strategy) -> None:
     faults = (Kill(2, 0.55), Kill(3, 0.55), Rejoin(2, 1.5), Rejoin(3, 1.5))
     for some in (faults[:2], faults):
-        fit(experiment(strategy, 90), VirtualWorld(Cluster(5, Constant(0.1), faults=some, lease_seconds=0.3)))
+        fit(experiment(strategy, 90), VirtualWorld(Cluster(5, ConstantSeconds(0.1), faults=some, lease_seconds=0.3)))
 
 
 def test_a_learner_that_is_lost_from_lock_step_is_no_error() -> None:
-    cluster = Cluster(4, Constant(0.1), faults=(Kill(2, 0.75),), lease_seconds=0.3)
+    cluster = Cluster(4, ConstantSeconds(0.1), faults=(Kill(2, 0.75),), lease_seconds=0.3)
     fit(experiment(KAVG(3), 90), VirtualWorld(cluster))
 
 

@@ -31,7 +31,7 @@ from murmur.strategies import (
     SyncSGD,
 )
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from tally import LEARNERS, Tally, alone, expected
@@ -56,7 +56,7 @@ def after(seconds: float, world: Callable[[], VirtualWorld]) -> Callable[[], boo
 def test_all_stop_at_the_same_boundary(strategy: Strategy, tmp_path: Path) -> None:
     task = ToyTask(samples=8, hidden=8, dropout=0.2, per_epoch=16)
     experiment = Experiment(task, strategy, Budget(minibatches=90), SGD(0.1, momentum=0.9), NewBob())
-    cluster = Cluster(LEARNERS, Constant(0.1, {1: 3.0}))
+    cluster = Cluster(LEARNERS, ConstantSeconds(0.1, {1: 3.0}))
     wanted = fit(experiment, VirtualWorld(cluster))
     for launch, seconds in enumerate((0.3, 0.5, 0.05)):
         world = VirtualWorld(cluster)
@@ -71,7 +71,7 @@ def test_all_stop_at_the_same_boundary(strategy: Strategy, tmp_path: Path) -> No
 @pytest.mark.parametrize("strategy", [ADPSGD(alone), ASGD(), SuperLearners(ADPSGD(alone)), OwnShares(ADPSGD(alone))])
 def test_without_lock_step_each_stops_by_itself_and_nothing_is_lost(strategy: Strategy, tmp_path: Path) -> None:
     experiment = Experiment(Tally(cut={"left": 1000}), strategy, Budget(minibatches=60), SGD(1.0))
-    cluster = Cluster(LEARNERS, Constant(0.1, {1: 3.0, 2: 0.6}))
+    cluster = Cluster(LEARNERS, ConstantSeconds(0.1, {1: 3.0, 2: 0.6}))
     for launch, seconds in enumerate((0.35, 0.8)):
         world = VirtualWorld(cluster)
         with pytest.raises(Halted):

@@ -23,11 +23,11 @@ from murmur.speech.features.chunks import IGNORED, ChunkBatch
 from murmur.speech.models import Dnn, Tdnn
 from murmur.strategies import ADPSGD, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.tasks.frames import FramesTask
-from murmur.worlds.virtual.cluster import Cluster, Kill, Link, Lognormal, Rejoin
+from murmur.worlds.virtual.cluster import Cluster, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Quadratic, weights_of
 
-CLUSTER = Cluster(8, Lognormal(0.1, 0.3), Link(1e-4, 1e8), lease_seconds=0.3)
+CLUSTER = Cluster(8, LognormalSeconds(0.1, 0.3), Link(1e-4, 1e8), lease_seconds=0.3)
 STRATEGIES = [SyncSGD(), KAVG(4), ADPSGD(), DelayByOne(), SuperLearners(ADPSGD(), 2)]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.engine.stragglers import LASTING, Estimate, Link, Straggler, Stragglers, Window, slowness
+from murmur.engine.stragglers import LASTING, Estimate, LinkEstimate, Straggler, Stragglers, Window, slowness
 
 STEPS = 20  # of a window
 
@@ -22,8 +22,8 @@ def window(learner: int, draw: random.Random, compute: float, noise: float = 0.2
     return Window(learner, Estimate.of(steps), Estimate.of(waits))
 
 
-def exact(learner: int, compute: float, data: float = 0.0, link: Link | None = None) -> Window:
-    return Window(learner, Estimate(compute), Estimate(data), link or Link())
+def exact(learner: int, compute: float, data: float = 0.0, link: LinkEstimate | None = None) -> Window:
+    return Window(learner, Estimate(compute), Estimate(data), link or LinkEstimate())
 
 
 def watch(rounds: Sequence[Sequence[Window]]) -> list[tuple[int, Straggler]]:
@@ -64,11 +64,11 @@ def test_waiting_for_data_is_told_from_computing() -> None:
 
 
 def test_a_slow_link_counts_where_it_costs_something() -> None:
-    usual = [exact(i, 0.1, link=Link(1e-8 * (4 + i), 0.01)) for i in range(3)]
-    assert slowness(exact(3, 0.1, link=Link(1e-6, 0.05)), usual) == ("network", pytest.approx(20))
-    assert slowness(exact(3, 0.1, link=Link(1e-6, 0.01)), usual) is None, "20x, but little of a step"
-    assert slowness(exact(3, 0.1, link=Link(1e-7, 0.05)), usual) is None, "it may be chance"
-    assert slowness(exact(3, 0.1, link=Link(1e-6, 0.05)), usual[:1]) is None, "of one link both ends are slow"
+    usual = [exact(i, 0.1, link=LinkEstimate(1e-8 * (4 + i), 0.01)) for i in range(3)]
+    assert slowness(exact(3, 0.1, link=LinkEstimate(1e-6, 0.05)), usual) == ("network", pytest.approx(20))
+    assert slowness(exact(3, 0.1, link=LinkEstimate(1e-6, 0.01)), usual) is None, "20x, but little of a step"
+    assert slowness(exact(3, 0.1, link=LinkEstimate(1e-7, 0.05)), usual) is None, "it may be chance"
+    assert slowness(exact(3, 0.1, link=LinkEstimate(1e-6, 0.05)), usual[:1]) is None, "of one link both ends are slow"
     assert slowness(exact(3, 0.1), usual) is None
 
 
@@ -133,6 +133,6 @@ def test_an_estimate_lies_among_its_values(values: list[float]) -> None:
     estimate = Estimate.of(values)
     assert min(values) <= estimate.seconds <= max(values)
     assert 0 <= estimate.error <= 1.9 * (max(values) - min(values))
-    assert Window.from_note(3, Window(3, estimate, estimate, Link(1.0, 2.0)).note()) == Window(
-        3, estimate, estimate, Link(1.0, 2.0)
+    assert Window.from_note(3, Window(3, estimate, estimate, LinkEstimate(1.0, 2.0)).note()) == Window(
+        3, estimate, estimate, LinkEstimate(1.0, 2.0)
     )

@@ -23,7 +23,7 @@ from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from tasks import Groups, OddToy, Quadratic, fit, weights_of
@@ -37,7 +37,7 @@ def records_of(folder: Path) -> list[dict[str, object]]:
 
 def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     experiment = Experiment(TOY, KAVG(4), Budget(epochs=2), SGD(0.1))
-    outcome = Trainer(experiment, VirtualWorld(Cluster(2, Constant(0.1, {1: 2.0}))), tmp_path).fit()
+    outcome = Trainer(experiment, VirtualWorld(Cluster(2, ConstantSeconds(0.1, {1: 2.0}))), tmp_path).fit()
     records = records_of(tmp_path)
     steps = [r for r in records if r["kind"] == "step"]
     assert len(steps) == 80
@@ -164,7 +164,7 @@ def test_schedules_count_all_learners() -> None:
 
 
 def test_evaluation_is_off_the_time_axis(tmp_path: Path) -> None:
-    cluster = Cluster(2, Constant(0.1))
+    cluster = Cluster(2, ConstantSeconds(0.1))
     times = []
     for every in (0.1, 10.0):
         experiment = Experiment(TOY, SyncSGD(), Budget(epochs=1), evaluate_every_epochs=every)

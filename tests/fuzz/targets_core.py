@@ -28,7 +28,7 @@ from murmur.worlds.process.membership.server import Rollcall
 from murmur.worlds.process.store.server import KeyValueServer
 from murmur.worlds.process.transport.mail import receive_letter
 from murmur.worlds.process.transport.wire_format import receive_frame, send_frame
-from murmur.worlds.virtual.cluster import Recorded
+from murmur.worlds.virtual.cluster import RecordedSeconds
 
 DIGEST = "0" * 16
 
@@ -131,7 +131,7 @@ def _write_trace(folder: Path) -> None:
 
 def _read_traces(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
-        times = Recorded.read(path)
+        times = RecordedSeconds.read(path)
         assert all(times(learner, step) > 0 for learner in range(3) for step in range(5))
 
 

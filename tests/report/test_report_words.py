@@ -18,7 +18,7 @@ pytest.importorskip("jinja2", reason="the drawing libraries are not installed (p
 
 from murmur.report import recognised, write_report
 from murmur.report.read import read_run
-from murmur.report.recognised import Utterance, align, embed, find_audio, read_recognised, worst
+from murmur.report.recognised import RecognisedUtterance, align, embed, find_audio, read_recognised, worst
 from murmur.report.verdict import difference, headline, ranking
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=7)
@@ -49,8 +49,8 @@ def test_alignments_have_the_fewest_errors(said: list[str], heard: list[str]) ->
         assert (pair.kind == "") == (pair.said == pair.heard)
 
 
-def utterances(errors: list[int], words: int = 10, speakers: int = 20) -> list[Utterance]:
-    return [Utterance(f"u{i:03d}", f"s{i % speakers}", f"r{i}", "h", n, words) for i, n in enumerate(errors)]
+def utterances(errors: list[int], words: int = 10, speakers: int = 20) -> list[RecognisedUtterance]:
+    return [RecognisedUtterance(f"u{i:03d}", f"s{i % speakers}", f"r{i}", "h", n, words) for i, n in enumerate(errors)]
 
 
 def test_a_difference_is_certain_where_every_speaker_shows_it() -> None:
@@ -71,7 +71,7 @@ def test_a_difference_is_certain_where_every_speaker_shows_it() -> None:
 def test_differences_need_the_same_utterances() -> None:
     some = utterances([1, 2, 3])
     assert difference(some, some[:2]) is None
-    assert difference(some, [*some[:2], Utterance("u002", "s2", "another text", "h", 1, 10)]) is None
+    assert difference(some, [*some[:2], RecognisedUtterance("u002", "s2", "another text", "h", 1, 10)]) is None
     assert difference([], []) is None
     assert difference(utterances([0], words=0), utterances([0], words=0)) is None
 

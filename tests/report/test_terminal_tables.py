@@ -23,11 +23,11 @@ from murmur.run import dry_run
 from murmur.simulation import tables
 from murmur.simulation.account import Account, Mark
 from murmur.simulation.planner.forms import Form
-from murmur.simulation.planner.table import Row
+from murmur.simulation.planner.table import PlanRow
 from murmur.simulation.scenario import Scenario
 from murmur.studies.comparison import output
 from murmur.studies.comparison.grid import Grid
-from murmur.studies.comparison.table import Line
+from murmur.studies.comparison.table import TableLine
 from murmur.studies.papers.study import Finding, Study
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +63,8 @@ def account(strategy: str, learners: int = 3) -> Account:
     )
 
 
-def learnt(strategy: str, learners: int, kind: str) -> Line:
-    return Line(
+def learnt(strategy: str, learners: int, kind: str) -> TableLine:
+    return TableLine(
         strategy,
         learners,
         kind,
@@ -114,7 +114,7 @@ def print_estimate() -> None:
 
 def print_plan() -> None:
     form = Form(0.1, "the slowest learner", 3.0, ("formula",), rounds=12.5)
-    plan.show([Row(each, 1024, 1234.5, 1000.12, 0.97, 1.5e9, 12345.67, form) for each in STRATEGIES], NESTED, False)
+    plan.show([PlanRow(each, 1024, 1234.5, 1000.12, 0.97, 1.5e9, 12345.67, form) for each in STRATEGIES], NESTED, False)
 
 
 def print_model() -> None:

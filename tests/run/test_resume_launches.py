@@ -20,7 +20,7 @@ import torch
 from murmur.engine.checkpoints.checkpoint import read_pair
 from murmur.recipes import toy
 from murmur.run.configuration import configure
-from murmur.run.training import Request, run_learner
+from murmur.run.training import RunRequest, run_learner
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.launch.signals import HALTED_STATUS
 from pool import Pool
@@ -75,7 +75,7 @@ def go_through(strategy: str, ways: Sequence[signal.Signals], seed: int, out: Pa
 
 def learn(place: Place, strategy: str, out: Path, resume: bool) -> None:
     """What a learner's process does once Python has started."""
-    sys.exit(run_learner(Request(toy.__file__, SETTINGS, strategy, 2, out, resume, threads=1), place))
+    sys.exit(run_learner(RunRequest(toy.__file__, SETTINGS, strategy, 2, out, resume, threads=1), place))
 
 
 def launch_forked(strategy: str, out: Path, resume: bool, pool: Pool) -> list[Any]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from murmur.core.errors import SettingError
 from murmur.simulation.parse import compute_times, factors_of, faults_of, kind_of
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal, Rejoin, Stop
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, LognormalSeconds, Rejoin, Stop
 
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "": 1.0}
 TIMES = st.tuples(st.integers(0, 9999), st.sampled_from(sorted(SECONDS)))
@@ -70,7 +70,7 @@ def test_an_unknown_cluster_is_answered_with_the_nearest() -> None:
 
 
 def test_jitter_makes_times_random() -> None:
-    assert compute_times(0.5, 0.0, ["1=3x"], 2) == Constant(0.5, {1: 3.0})
-    assert compute_times(0.5, 0.2, ["1=3x"], 2) == Lognormal(0.5, 0.2, factors={1: 3.0})
+    assert compute_times(0.5, 0.0, ["1=3x"], 2) == ConstantSeconds(0.5, {1: 3.0})
+    assert compute_times(0.5, 0.2, ["1=3x"], 2) == LognormalSeconds(0.5, 0.2, factors={1: 3.0})
     with pytest.raises(ValueError, match=r"Constant.seconds must be positive and finite, got -0.5"):
         compute_times(-0.5, 0.0, [], 2)

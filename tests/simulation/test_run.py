@@ -21,7 +21,7 @@ from murmur.simulation.planner.timing import time_strategy
 from murmur.simulation.run import Failure, behind, side_by_side, simulate, with_message
 from murmur.simulation.scenario import Scenario, Simulation
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
-from murmur.worlds.virtual.cluster import Cluster, Constant, Link
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.world import VirtualWorld
 
 SMALL = ("budget.minibatches=24", "task.hidden=8", "task.per_epoch=12")
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2), BMUF(2), DelayByOne()])
 def test_idle_shares_by_hand(strategy: Strategy) -> None:
     """In lock-step on a network that takes no time everybody waits for a learner ten times slower: 9 of 10 seconds."""
-    cluster = Cluster(4, Constant(0.1, {2: 10.0}), Link(0.0, 1e15), message_bytes=1.0)
+    cluster = Cluster(4, ConstantSeconds(0.1, {2: 10.0}), Link(0.0, 1e15), message_bytes=1.0)
     timing = time_strategy(strategy, cluster, 40)
     idle = [1 - busy / timing.seconds for busy in timing.compute_seconds]
     assert timing.seconds == pytest.approx(10.0)
@@ -108,7 +108,9 @@ def test_what_bound_a_run_is_the_network_where_it_is_slow(tmp_path: Path) -> Non
 )
 def test_bytes_of_links_are_the_ledgers(nodes: int, width: int, strategy: Strategy, allreduce: str) -> None:
     """What left through cards and what stayed inside nodes is what learners sent; alone on a node, all of it left."""
-    cluster = Cluster(nodes * width, Constant(0.1), learners_per_node=width, allreduce=allreduce, message_bytes=1000.0)
+    cluster = Cluster(
+        nodes * width, ConstantSeconds(0.1), learners_per_node=width, allreduce=allreduce, message_bytes=1000.0
+    )
     timing = time_strategy(strategy, cluster, 3 * nodes * width)
     assert len(timing.card_bytes) == nodes
     sent = [sum(timing.sent_bytes[n * width : (n + 1) * width]) for n in range(nodes)]
@@ -122,7 +124,7 @@ def test_bytes_of_links_are_the_ledgers(nodes: int, width: int, strategy: Strate
 
 def test_bytes_of_a_mean_by_hand() -> None:
     """Rings of b bytes through 2 nodes of 2: 2 (L - 1) / L b cross each card; hierarchical: 2 (N - 1) / N b."""
-    cluster = Cluster(4, Constant(0.1), learners_per_node=2, message_bytes=1000.0)
+    cluster = Cluster(4, ConstantSeconds(0.1), learners_per_node=2, message_bytes=1000.0)
     assert time_strategy(KAVG(1), cluster, 4).card_bytes == pytest.approx((1500.0, 1500.0))
     for allreduce in ("ring", "tree", "hierarchical"):
         alone = replace(cluster, learners_per_node=4, allreduce=allreduce)

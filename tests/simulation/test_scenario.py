@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 from murmur.core.errors import SettingError
 from murmur.recipes import toy
 from murmur.simulation.scenario import Scenario, Simulation, continued
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Recorded, Rejoin, Stop
+from murmur.worlds.virtual.cluster import (
+    Cluster,
+    ConstantSeconds,
+    Kill,
+    Link,
+    LognormalSeconds,
+    RecordedSeconds,
+    Rejoin,
+    Stop,
+)
 from murmur.worlds.virtual.presets import preset
 
 TOY = toy.experiment()
-OWN = replace(TOY, cluster=Cluster(6, Constant(2.0), Link(0.25, 1e6), learners_per_node=3))
+OWN = replace(TOY, cluster=Cluster(6, ConstantSeconds(2.0), Link(0.25, 1e6), learners_per_node=3))
 
 
 def test_a_preset_with_a_straggler_and_a_kill() -> None:
@@ -23,7 +32,7 @@ def test_a_preset_with_a_straggler_and_a_kill() -> None:
     cluster = scenario.cluster(TOY)
     kind = preset("v100-ethernet")
     assert (cluster.learners, cluster.link, cluster.learners_per_node) == (16, kind.link, kind.learners_per_node)
-    assert cluster.compute == Constant(0.5, {3: 10.0})
+    assert cluster.compute == ConstantSeconds(0.5, {3: 10.0})
     assert cluster.faults == (Kill(5, 30.0),)
     assert cluster.message_bytes is None  # the real vectors are sent
     assert replace(scenario, model_bytes=165e6).cluster(TOY).message_bytes == 165e6
@@ -33,7 +42,7 @@ def test_the_experiments_own_cluster_stays_where_nothing_else_is_said() -> None:
     assert Scenario().cluster(OWN) == OWN.cluster
     assert not Scenario().unknown_step(OWN)
     changed = Scenario(4, stragglers=("1=2x",), lease_seconds=3.0).cluster(OWN)
-    assert changed == replace(OWN.cluster, learners=4, compute=Constant(2.0, {1: 2.0}), lease_seconds=3.0)
+    assert changed == replace(OWN.cluster, learners=4, compute=ConstantSeconds(2.0, {1: 2.0}), lease_seconds=3.0)
     assert Scenario(kind="ethernet-1g", step_seconds=1.0).cluster(OWN).link == preset("ethernet-1g").link
 
 
@@ -59,7 +68,7 @@ def test_a_real_runs_trace_is_replayed(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text(json.dumps(spans))
     for path in (tmp_path, tmp_path / "trace.json"):
         compute = Scenario(2, trace=path, stragglers=("1=10x",)).cluster(TOY).compute
-        assert isinstance(compute, Recorded)
+        assert isinstance(compute, RecordedSeconds)
         assert [compute(0, 0), compute(1, 0)] == [1.0, 20.0]
     facts = Simulation("toy", scenario=Scenario(2, trace=tmp_path)).facts(Scenario(2, trace=tmp_path).cluster(TOY))
     assert facts["compute"] == {"trace": str(tmp_path), "factors": {}}
@@ -70,7 +79,7 @@ def test_a_real_runs_trace_is_replayed(tmp_path: Path) -> None:
 def test_a_continued_run_meets_what_is_still_to_come(behind: float, steps: int) -> None:
     """Every fault after the checkpoint happens at the same moment of the whole run; compute times go on."""
     faults = (Kill(1, 20.0), Rejoin(1, 40.0), Stop(2, 50.0, 30.0), Kill(3, 90.0))
-    cluster = Cluster(4, Lognormal(0.1, 0.5), faults=faults)
+    cluster = Cluster(4, LognormalSeconds(0.1, 0.5), faults=faults)
     now = continued(cluster, behind, {2: steps})
     for fault in now.faults:
         if isinstance(fault, Stop):

@@ -22,7 +22,7 @@ from murmur.strategies.adaptive_kavg import AdaptiveKAVG
 from murmur.strategies.adaptive_rules import AdaComm, Geometric, Stages, Standing
 from murmur.strategies.kavg import KAVG
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
@@ -88,7 +88,7 @@ def experiment(strategy: AdaptiveKAVG, minibatches: int = BUDGET) -> Experiment:
 @pytest.mark.parametrize("minibatches", [BUDGET, 13])
 def test_equation(strategy: AdaptiveKAVG, learners: int, minibatches: int) -> None:
     wanted, _ = oracle(strategy, learners, minibatches)
-    world = VirtualWorld(Cluster(learners=learners, compute=Lognormal(sigma=0.8)))
+    world = VirtualWorld(Cluster(learners=learners, compute=LognormalSeconds(sigma=0.8)))
     got = fit(experiment(strategy, minibatches), world)
     assert torch.allclose(got, wanted, rtol=1e-11, atol=1e-12)
     assert torch.equal(got, fit(experiment(strategy, minibatches), ThreadWorld(learners, timeout_seconds=20)))
@@ -111,7 +111,7 @@ def test_one_learner_is_the_plain_loop_to_the_bit() -> None:
 
 @pytest.mark.parametrize(("minibatches", "learners"), [(401, 2), (401, 4), (403, 4)])
 def test_every_budget_ends(minibatches: int, learners: int) -> None:
-    cluster = Cluster(learners=learners, compute=Constant(0.01, {i: 1.0 + i for i in range(learners)}))
+    cluster = Cluster(learners=learners, compute=ConstantSeconds(0.01, {i: 1.0 + i for i in range(learners)}))
     for strategy in ADAPTIVE[3:]:
         virtual = fit(experiment(strategy, minibatches), VirtualWorld(cluster))
         uneven = ThreadWorld(learners, timeout_seconds=20, delay=lambda learner: 2e-4 * learner)

@@ -23,7 +23,7 @@ from murmur.engine.task import Loss
 from murmur.engine.trainer import Outcome, Trainer
 from murmur.strategies import ADPSGD
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Rejoin, Stop
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Quadratic, fit, weights_of
 
@@ -66,7 +66,7 @@ def check_papers_equation(mixing: Mixing, cluster: Cluster, rounds: int) -> None
 @pytest.mark.parametrize("mixing", SOME_MIXINGS)
 @pytest.mark.parametrize("learners", [1, 2, 3, 4, 7])
 def test_equal_speeds_are_the_papers_equation(mixing: Mixing, learners: int) -> None:
-    check_papers_equation(mixing, Cluster(learners, Constant(0.25), AT_ONCE), rounds=15)
+    check_papers_equation(mixing, Cluster(learners, ConstantSeconds(0.25), AT_ONCE), rounds=15)
 
 
 @pytest.mark.parametrize("mixing", SOME_MIXINGS)
@@ -76,7 +76,7 @@ def test_equal_speeds_are_the_papers_equation_on_the_default_cluster(
     mixing: Mixing, learners: int, seconds: float
 ) -> None:
     """Rounds and gradients end at the same moments, sums of numbers that binary fractions cannot hold."""
-    check_papers_equation(mixing, Cluster(learners, Constant(seconds)), rounds=40)
+    check_papers_equation(mixing, Cluster(learners, ConstantSeconds(seconds)), rounds=40)
 
 
 @dataclass
@@ -103,7 +103,7 @@ def test_the_mean_never_moves_and_the_spread_shrinks(mixing: Mixing, learners: i
     draw = torch.Generator().manual_seed(1)
     start = torch.randn(learners, 6, dtype=torch.float64, generator=draw)
     links = {i: Link(1e-3 * (i + 1), 100.0 * 10.0**i) for i in range(min(3, learners))}
-    cluster = Cluster(learners=learners, compute=Lognormal(0.1, 1.0, seed=3), links=links)
+    cluster = Cluster(learners=learners, compute=LognormalSeconds(0.1, 1.0, seed=3), links=links)
     ended = VirtualWorld(cluster).run(Averaging(Watched(mixing), start, 1000))
     rows = torch.stack([me.weights.snapshot() for me in ended])
     assert torch.allclose(rows.mean(0), start.mean(0), rtol=0, atol=1e-13)
@@ -115,7 +115,7 @@ def test_rounds_of_equal_learners_are_products_of_the_matrices() -> None:
     learners, rounds = 8, 6
     draw = torch.Generator().manual_seed(2)
     start = torch.randn(learners, 20, dtype=torch.float64, generator=draw)
-    world = VirtualWorld(Cluster(learners=learners, compute=Constant(1.0), link=AT_ONCE))
+    world = VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(1.0), link=AT_ONCE))
     ended = world.run(Averaging(Watched(randomized_ring), start, learners * rounds))
     rows = torch.stack([me.weights.snapshot() for me in ended])
     wanted = start
@@ -128,7 +128,7 @@ def test_rounds_of_equal_learners_are_products_of_the_matrices() -> None:
 @pytest.mark.parametrize("learners", [2, 3, 5])
 def test_equal_learners_are_a_fixed_point_to_the_bit(learners: int) -> None:
     start = torch.randn(1, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).repeat(learners, 1)
-    ended = VirtualWorld(Cluster(learners=learners, compute=Lognormal(0.1, 0.7))).run(
+    ended = VirtualWorld(Cluster(learners=learners, compute=LognormalSeconds(0.1, 0.7))).run(
         Averaging(Watched(randomized_ring), start, 100)
     )
     assert all(torch.equal(me.weights.snapshot(), start[0]) for me in ended)
@@ -145,7 +145,7 @@ def test_threads_keep_the_mean_too() -> None:
 
 def exchanges(links: dict[int, Link], mixing: Mixing) -> tuple[list[int], float]:
     """Completed exchanges of 16 learners and the seconds of the run; a vector of 40 bytes a millisecond on the wire."""
-    cluster = Cluster(learners=16, compute=Lognormal(0.01, 0.3), link=Link(0.0, 40 / 1e-3), links=links)
+    cluster = Cluster(learners=16, compute=LognormalSeconds(0.01, 0.3), link=Link(0.0, 40 / 1e-3), links=links)
     world = VirtualWorld(cluster)
     ended = world.run(Averaging(Watched(mixing), torch.zeros(16, 5, dtype=torch.float64), 16 * 200))
     return [me.flock.exchanges for me in ended], world.clock.now
@@ -165,8 +165,8 @@ def test_a_slow_edge_delays_nobody_else(mixing: Mixing, owing: int) -> None:
 def test_a_straggler_takes_few_minibatches_and_holds_nobody() -> None:
     """Samples a second >= 0.9 (L - 1 + 1/s) / L of equal learners; the run ends one slow gradient after the budget."""
     learners, slow, budget = 4, 10.0, 400
-    equal = VirtualWorld(Cluster(learners=learners, compute=Constant(0.1)))
-    uneven = VirtualWorld(Cluster(learners=learners, compute=Constant(0.1, {2: slow})))
+    equal = VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(0.1)))
+    uneven = VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(0.1, {2: slow})))
     experiment = Experiment(Quadratic(), ADPSGD(), Budget(minibatches=budget), SGD(0.01))
     fit(experiment, equal)
     fit(experiment, uneven)
@@ -200,7 +200,7 @@ def random_cluster(seed: int) -> Cluster:
                 faults.append(Rejoin(learner, at + draw.choice([0.0, 0.2, 1.5, 8.0])))
     return Cluster(
         learners=learners,
-        compute=Lognormal(0.1, draw.choice([0.0, 0.5, 1.5]), seed, {0: draw.choice([1.0, 10.0])}),
+        compute=LognormalSeconds(0.1, draw.choice([0.0, 0.5, 1.5]), seed, {0: draw.choice([1.0, 10.0])}),
         links={draw.randrange(learners): Link(draw.choice([0.0, 0.01]), draw.choice([1000.0, 1e9]))},
         faults=tuple(faults),
         lease_seconds=draw.choice([0.3, 1.0, 5.0]),

@@ -15,7 +15,7 @@ from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
 from murmur.strategies import ASGD
 from murmur.strategies.asgd import by_age, undamped
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Rejoin
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Quadratic, fit, plain_loop
 
@@ -32,7 +32,7 @@ def test_one_learner_and_a_server_are_the_plain_loop() -> None:
 @pytest.mark.parametrize("learners", [2, 3, 5])
 def test_the_server_takes_gradients_in_order_of_arrival(damping: Callable[[int], float], learners: int) -> None:
     """Replayed event by event: who arrives when, at what age, made at which weights."""
-    task, compute = Quadratic(), Lognormal(0.1, 0.8, seed=7)
+    task, compute = Quadratic(), LognormalSeconds(0.1, 0.8, seed=7)
     minibatches = 60
     w, version, claimed = torch.zeros(task.size, dtype=torch.float64), 0, 0
     under_way: list[tuple[float, int, int, torch.Tensor, int]] = []  # (arrival, learner, n, weights, version)
@@ -61,7 +61,7 @@ def test_the_server_takes_gradients_in_order_of_arrival(damping: Callable[[int],
 def test_the_age_is_what_is_recorded() -> None:
     """With L equally fast learners every gradient is L - 1 updates old, after the first round."""
     records: list[Record] = []
-    world = VirtualWorld(Cluster(learners=5, compute=Constant(0.1), link=AT_ONCE))
+    world = VirtualWorld(Cluster(learners=5, compute=ConstantSeconds(0.1), link=AT_ONCE))
     experiment = Experiment(Quadratic(), ASGD(), Budget(minibatches=40), SGD(0.01))
     Trainer(experiment, world, observers=lambda _: (records.append,)).fit()
     ages = [r.staleness for r in records if r.kind == "step"]
@@ -71,14 +71,14 @@ def test_the_age_is_what_is_recorded() -> None:
 
 def test_learners_may_die_and_come_back() -> None:
     faults = (Kill(2, 1.05), Kill(3, 1.5), Rejoin(3, 2.2))
-    cluster = Cluster(learners=4, compute=Constant(0.1), faults=faults, lease_seconds=0.5)
+    cluster = Cluster(learners=4, compute=ConstantSeconds(0.1), faults=faults, lease_seconds=0.5)
     experiment = Experiment(Quadratic(), ASGD(), Budget(minibatches=200), SGD(0.05), evaluate_every_epochs=0.03)
     got = fit(experiment, VirtualWorld(cluster))
     assert float((got**2).sum()) < 1.0
 
 
 def test_without_its_server_the_run_ends_with_an_error() -> None:
-    cluster = Cluster(learners=3, compute=Constant(0.1), faults=(Kill(0, 1.0),), lease_seconds=0.5)
+    cluster = Cluster(learners=3, compute=ConstantSeconds(0.1), faults=(Kill(0, 1.0),), lease_seconds=0.5)
     experiment = Experiment(Quadratic(), ASGD(), Budget(minibatches=200), SGD(0.05))
     with pytest.raises(PeerLost, match="learner 0 was killed"):
         fit(experiment, VirtualWorld(cluster))

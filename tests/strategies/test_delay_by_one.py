@@ -20,7 +20,7 @@ from murmur.recipes.toy import ToyTask
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.strategies.kavg import KAVG
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
@@ -54,7 +54,7 @@ def oracle(mixing: Mixing, learners: int, minibatches: int) -> Tensor:
 
 
 def unequal(learners: int) -> VirtualWorld:
-    return VirtualWorld(Cluster(learners=learners, compute=Lognormal(sigma=1.0), link=Link(0.03, 1e4)))
+    return VirtualWorld(Cluster(learners=learners, compute=LognormalSeconds(sigma=1.0), link=Link(0.03, 1e4)))
 
 
 def experiment(mixing: Mixing, minibatches: int) -> Experiment:
@@ -77,7 +77,7 @@ def test_the_oracle_tells_mixings_apart() -> None:
 @pytest.mark.parametrize("mixing", [uniform, randomized_ring])
 @pytest.mark.parametrize(("minibatches", "learners"), [(401, 2), (402, 3), (401, 4), (402, 4), (403, 4)])
 def test_every_budget_ends(mixing: Mixing, minibatches: int, learners: int) -> None:
-    cluster = Cluster(learners=learners, compute=Constant(0.01, {i: 1.0 + i for i in range(learners)}))
+    cluster = Cluster(learners=learners, compute=ConstantSeconds(0.01, {i: 1.0 + i for i in range(learners)}))
     virtual = fit(experiment(mixing, minibatches), VirtualWorld(cluster))
     uneven = ThreadWorld(learners, timeout_seconds=20, delay=lambda learner: 2e-4 * learner)
     assert torch.equal(fit(experiment(mixing, minibatches), uneven), virtual)
@@ -129,7 +129,7 @@ def test_rate_zero_keeps_equal_learners_to_the_bit(mixing: Mixing) -> None:
 
 def test_staleness_is_one_and_averaging_is_hidden() -> None:
     """A turn takes max(gradient, averaging), not their sum."""
-    cluster = Cluster(learners=4, compute=Constant(0.1), link=Link(0.0, 1e6), message_bytes=0.08e6 / 1.5)
+    cluster = Cluster(learners=4, compute=ConstantSeconds(0.1), link=Link(0.0, 1e6), message_bytes=0.08e6 / 1.5)
     seconds = {}
     stale: list[int] = []
     for strategy in (DelayByOne(), KAVG(1)):

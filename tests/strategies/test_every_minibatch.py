@@ -32,7 +32,7 @@ from murmur.strategies import (
     SyncSGD,
 )
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from tasks import Point, fit
@@ -83,7 +83,7 @@ class Counted:
 def check_cover(strategy: Strategy, learners: int, budget: int = BUDGET, uneven: bool = True) -> Tensor:
     """Each minibatch is computed once and moves the consensus; returns the consensus."""
     task = Counted(budget)
-    compute = Lognormal(0.1, 0.7, seed=learners) if uneven else Constant(0.1)
+    compute = LognormalSeconds(0.1, 0.7, seed=learners) if uneven else ConstantSeconds(0.1)
     experiment = Experiment(task, strategy, Budget(minibatches=budget), SGD(1.0))
     w = fit(experiment, VirtualWorld(Cluster(learners, compute)))
     missing = [n for n in range(budget) if task.taken[n] == 0]

@@ -21,7 +21,7 @@ from murmur.strategies.exchanged import Exchanged
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.sync_sgd import SyncSGD
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Link
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
@@ -86,7 +86,7 @@ def test_one_learner_rounds_nothing(strategy: Strategy, form: str) -> None:
 @pytest.mark.parametrize("strategy", INNER, ids=named)
 def test_seconds_fall_as_bytes_do_and_learning_does_not_suffer(strategy: Strategy) -> None:
     """On a slow link the time of a run is that of its bytes; the held-out loss stays within a few hundredths."""
-    cluster = Cluster(learners=4, compute=Constant(1e-6), link=Link(0.0, 2e4))
+    cluster = Cluster(learners=4, compute=ConstantSeconds(1e-6), link=Link(0.0, 2e4))
     seconds, sent, loss = {}, {}, {}
     run = Experiment(ToyTask(samples=16, hidden=64), strategy, SHORT, SGD(0.2), evaluate_every_epochs=100)
     for form in ("plain", *FORMATS):

@@ -29,7 +29,7 @@ from murmur.strategies.kavg import KAVG
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.strategies.super_learners import SuperLearners
 from murmur.strategies.sync_sgd import SyncSGD
-from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from tasks import fit, plain_loop
@@ -68,7 +68,7 @@ def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
     sent, seen = [], list[Record]()
     for turns in (8, 8 + 80):  # whole periods of every K and of every mixing
         watched, budget = Watched(strategy), Budget(minibatches=turns * learners)
-        world = VirtualWorld(Cluster(learners=learners, compute=Lognormal(sigma=0.5)))
+        world = VirtualWorld(Cluster(learners=learners, compute=LognormalSeconds(sigma=0.5)))
         run = Experiment(TASK, watched, budget, SGD(0.05), evaluate_every_epochs=1000)
         Trainer(run, world, observers=lambda _: (seen.append,)).fit()
         sent.append(sum(world.network.sent_bytes.values()))
@@ -88,7 +88,7 @@ def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> N
     sent = []
     for turns in (8, 8 + 80):
         watched, budget = Watched(strategy), Budget(minibatches=turns * learners)
-        cluster = Cluster(learners=learners, compute=Constant(0.1), link=Link(0.0, 1e12))
+        cluster = Cluster(learners=learners, compute=ConstantSeconds(0.1), link=Link(0.0, 1e12))
         world = VirtualWorld(cluster)
         Trainer(Experiment(TASK, watched, budget, SGD(0.05), evaluate_every_epochs=1000), world).fit()
         sent.append(sum(world.network.sent_bytes.values()))

@@ -26,7 +26,7 @@ from murmur.strategies import (
     SyncSGD,
 )
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
@@ -44,7 +44,7 @@ TOY = ToyTask(samples=8, ragged=True, hidden=16, dropout=0.2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_same_seed_same_bits(strategy: Strategy) -> None:
     experiment = Experiment(TOY, strategy, Budget(minibatches=60), SGD(0.1, momentum=0.9))
-    cluster = Cluster(learners=3, compute=Lognormal(sigma=1.0, seed=4))
+    cluster = Cluster(learners=3, compute=LognormalSeconds(sigma=1.0, seed=4))
     assert torch.equal(fit(experiment, VirtualWorld(cluster)), fit(experiment, VirtualWorld(cluster)))
 
 
@@ -91,7 +91,7 @@ def test_processes_agree_to_rounding(strategy: Strategy, task: ToyTask, pool: Po
 @pytest.mark.timeout(30)
 def test_every_budget_ends(strategy: Strategy, minibatches: int, learners: int) -> None:
     factors = {i: 1.0 + i for i in range(learners)}
-    virtual = VirtualWorld(Cluster(learners=learners, compute=Constant(0.01, factors)))
+    virtual = VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(0.01, factors)))
     experiment = Experiment(Quadratic(), strategy, Budget(minibatches=minibatches), SGD(0.1))
     wanted = fit(experiment, virtual)
     uneven = ThreadWorld(learners, timeout_seconds=20, delay=lambda learner: 2e-4 * learner)
@@ -119,7 +119,7 @@ def test_every_budget_ends_in_processes(strategy: Strategy, learners: int, pool:
 def test_every_budget_ends_at_every_pace(strategy: Strategy, minibatches: int, learners: int) -> None:
     experiment = Experiment(Quadratic(), strategy, Budget(minibatches=minibatches), SGD(0.1), evaluate_every_epochs=0.1)
     factors = {i: 1.0 + i for i in range(learners)}
-    fit(experiment, VirtualWorld(Cluster(learners=learners, compute=Constant(0.01, factors))))
+    fit(experiment, VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(0.01, factors))))
     world = ThreadWorld(learners, timeout_seconds=20, delay=lambda learner: 2e-4 * learner)
     ends = [weights_of(o.model) for o in world.run(Trainer(experiment, world)._train)]
     assert all(torch.equal(end, ends[0]) for end in ends)
@@ -191,7 +191,7 @@ def test_kavg_of_one_step_is_sync_sgd() -> None:
 def test_averaging_leaves_the_mean_where_it_was(strategy: Strategy) -> None:
     """Without gradients, over 1,000 gradients' time at random delays."""
     start = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
-    world = VirtualWorld(Cluster(learners=4, compute=Lognormal(0.1, 0.8, seed=2)))
+    world = VirtualWorld(Cluster(learners=4, compute=LognormalSeconds(0.1, 0.8, seed=2)))
     ended = world.run(Averaging(strategy, start, 1000))
     for me in ended:
         assert torch.allclose(me.weights.snapshot(), start.mean(0), rtol=0, atol=1e-10)
@@ -210,7 +210,7 @@ def test_relabelling_learners_changes_nothing(strategy: Strategy) -> None:
     """A ramp of learners and a server know their ranks; all others work alike for every numbering."""
 
     def consensus(task: Quadratic) -> torch.Tensor:
-        world = VirtualWorld(Cluster(learners=4, compute=Constant(0.1), link=Link(0.0, 1e18)))
+        world = VirtualWorld(Cluster(learners=4, compute=ConstantSeconds(0.1), link=Link(0.0, 1e18)))
         return fit(Experiment(task, strategy, Budget(minibatches=80), SGD(0.05)), world)
 
     bits = 8 if isinstance(strategy, Exchanged) else 40

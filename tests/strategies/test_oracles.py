@@ -10,7 +10,7 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.strategies import BMUF, KAVG, SyncSGD
-from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Quadratic, fit
 
@@ -22,7 +22,7 @@ def gradient(task: Quadratic, w: Tensor, n: int) -> Tensor:
 
 
 def world(learners: int) -> VirtualWorld:
-    return VirtualWorld(Cluster(learners=learners, compute=Lognormal(sigma=0.8)))
+    return VirtualWorld(Cluster(learners=learners, compute=LognormalSeconds(sigma=0.8)))
 
 
 @pytest.mark.parametrize("learners", [1, 2, 3, 5])

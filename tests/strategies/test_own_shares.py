@@ -19,7 +19,7 @@ from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, ASGD, OwnShares
 from murmur.strategies.own_shares import SharesGroup
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import fit, plain_loop
 
@@ -53,7 +53,7 @@ def taken_by(strategy: Strategy, world: World, minibatches: int) -> tuple[dict[i
 
 
 @pytest.mark.parametrize(
-    "world", [VirtualWorld(Cluster(4, Lognormal(0.1, 0.5))), ThreadWorld(3)], ids=["virtual", "threads"]
+    "world", [VirtualWorld(Cluster(4, LognormalSeconds(0.1, 0.5))), ThreadWorld(3)], ids=["virtual", "threads"]
 )
 def test_every_minibatch_once_and_as_many_for_each(world: World) -> None:
     steps, taken = taken_by(OwnShares(), world, 62)
@@ -62,7 +62,7 @@ def test_every_minibatch_once_and_as_many_for_each(world: World) -> None:
 
 
 def test_a_straggler_keeps_its_share_and_everybody_waits() -> None:
-    worlds = [VirtualWorld(Cluster(4, Constant(0.1, {1: 5.0}))) for _ in range(2)]
+    worlds = [VirtualWorld(Cluster(4, ConstantSeconds(0.1, {1: 5.0}))) for _ in range(2)]
     shares, claims = (taken_by(s, w, 80)[0] for s, w in zip((OwnShares(), ADPSGD()), worlds, strict=True))
     assert shares == dict.fromkeys(range(4), 20)
     assert claims[1] < 8
@@ -76,7 +76,7 @@ def test_one_learner_is_the_plain_loop() -> None:
 
 
 def test_what_a_lost_learner_had_left_is_never_done() -> None:
-    world = VirtualWorld(Cluster(3, Constant(0.1), faults=(Kill(2, 0.55),), lease_seconds=1.0))
+    world = VirtualWorld(Cluster(3, ConstantSeconds(0.1), faults=(Kill(2, 0.55),), lease_seconds=1.0))
     _, taken = taken_by(OwnShares(), world, 60)
     assert world.killed == [2]
     assert set(range(60)) - set(taken) == set(range(2, 60, 3)) - set(taken)

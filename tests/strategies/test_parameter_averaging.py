@@ -29,7 +29,7 @@ from murmur.strategies.averaging_rules import (
 )
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
@@ -116,7 +116,7 @@ def oracle(strategy: ParameterAveraging, learners: int, minibatches: int = 250) 
 @pytest.mark.parametrize(("learners", "minibatches"), [(1, 100), (4, 3), (4, 250)])
 def test_equation(strategy: ParameterAveraging, learners: int, minibatches: int) -> None:
     wanted, _ = oracle(strategy, learners, minibatches)
-    world = VirtualWorld(Cluster(learners=learners, compute=Lognormal(sigma=0.8)))
+    world = VirtualWorld(Cluster(learners=learners, compute=LognormalSeconds(sigma=0.8)))
     got = fit(experiment(strategy, minibatches), world)
     assert torch.allclose(got, wanted, rtol=1e-11, atol=1e-12)
     assert torch.equal(got, fit(experiment(strategy, minibatches), ThreadWorld(learners, timeout_seconds=20)))
@@ -134,7 +134,7 @@ def test_the_oracle_uses_every_rule() -> None:
 def test_every_budget_ends_and_every_minibatch_is_used_once(
     strategy: ParameterAveraging, minibatches: int, learners: int
 ) -> None:
-    cluster = Cluster(learners=learners, compute=Constant(0.01, {i: 1.0 + i for i in range(learners)}))
+    cluster = Cluster(learners=learners, compute=ConstantSeconds(0.01, {i: 1.0 + i for i in range(learners)}))
     run = experiment(strategy, minibatches)
     fit(run, VirtualWorld(cluster))
     assert isinstance(run.task, Far)

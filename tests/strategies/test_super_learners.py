@@ -25,7 +25,7 @@ from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, ParameterAveraging, SuperLearners, SyncSGD
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Rejoin
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
@@ -64,7 +64,7 @@ def test_k_averaging_among_nodes(minibatches: int) -> None:
             samples.append(used)
         consensus = sum((s * w for s, w in zip(samples, ends, strict=True)), torch.zeros_like(consensus)) / sum(samples)
     experiment = Experiment(task, SuperLearners(KAVG(K), size), Budget(minibatches=minibatches), SGD(ALPHA))
-    got = fit(experiment, VirtualWorld(Cluster(learners=4, compute=Lognormal(0.1, 1.0))))
+    got = fit(experiment, VirtualWorld(Cluster(learners=4, compute=LognormalSeconds(0.1, 1.0))))
     assert torch.allclose(got, consensus, rtol=1e-12, atol=1e-12)
 
 
@@ -105,7 +105,7 @@ OUTER = [ADPSGD(), KAVG(3), BMUF(2), SyncSGD(), ASGD(), AddsAndSets(), Parameter
 def test_members_are_replicas_to_the_bit(outer: Strategy) -> None:
     """All minibatches of a gradient of a node are looked at with the same weights: momentum, falling rates and all."""
     task, size = Noted(), 3
-    cluster = Cluster(learners=9, compute=Lognormal(0.1, 0.8), link=Link(0.01, 1e4))
+    cluster = Cluster(learners=9, compute=LognormalSeconds(0.1, 0.8), link=Link(0.01, 1e4))
     experiment = Experiment(
         *(task, SuperLearners(outer, size), Budget(minibatches=180), SGD(0.03, momentum=0.9)), schedule=Cosine()
     )
@@ -120,7 +120,7 @@ def test_members_are_replicas_to_the_bit(outer: Strategy) -> None:
 def test_averaging_among_nodes_keeps_the_mean() -> None:
     """Without gradients the mean of the nodes stays, and every member ends where its leader does."""
     start = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).repeat_interleave(2, 0)
-    cluster = Cluster(learners=8, compute=Lognormal(0.1, 0.9), link=Link(0.02, 1e5))
+    cluster = Cluster(learners=8, compute=LognormalSeconds(0.1, 0.9), link=Link(0.02, 1e5))
     ended = VirtualWorld(cluster).run(Averaging(SuperLearners(ADPSGD(), 2), start, 400))
     rows = torch.stack([me.weights.snapshot() for me in ended])
     assert torch.allclose(rows, start.mean(0).expand_as(rows), rtol=0, atol=1e-12)
@@ -133,7 +133,7 @@ def test_averaging_among_nodes_keeps_the_mean() -> None:
 def test_every_budget_ends(outer: Strategy, learners: int) -> None:
     for minibatches in (1, 101, 102, 103):
         experiment = Experiment(Quadratic(), SuperLearners(outer, 2), Budget(minibatches=minibatches), SGD(0.1))
-        compute = Constant(0.01, {i: 1.0 + i for i in range(learners)})
+        compute = ConstantSeconds(0.01, {i: 1.0 + i for i in range(learners)})
         fit(experiment, VirtualWorld(Cluster(learners=learners, compute=compute)))
         world = ThreadWorld(learners, timeout_seconds=20, delay=lambda learner: 2e-4 * learner)
         ends = [weights_of(o.model) for o in world.run(Trainer(experiment, world)._train)]
@@ -198,7 +198,7 @@ def test_a_node_alone_is_the_large_minibatch() -> None:
 
 def test_a_lost_member_takes_its_node_and_no_other() -> None:
     task = Noted()
-    cluster = Cluster(learners=6, compute=Constant(0.1), faults=(Kill(3, 1.05),), lease_seconds=0.5)
+    cluster = Cluster(learners=6, compute=ConstantSeconds(0.1), faults=(Kill(3, 1.05),), lease_seconds=0.5)
     world = VirtualWorld(cluster)
     got = fit(Experiment(task, SuperLearners(ADPSGD(), 2), Budget(minibatches=120), SGD(0.05)), world)
     assert sorted(world.killed) == [2, 3]
@@ -207,7 +207,7 @@ def test_a_lost_member_takes_its_node_and_no_other() -> None:
 
 
 def test_lock_step_nodes_end_with_an_error() -> None:
-    cluster = Cluster(learners=4, compute=Constant(0.1), faults=(Kill(3, 1.05),), lease_seconds=0.5)
+    cluster = Cluster(learners=4, compute=ConstantSeconds(0.1), faults=(Kill(3, 1.05),), lease_seconds=0.5)
     with pytest.raises(PeerLost, match="learner 3 was killed"):
         fit(
             Experiment(Quadratic(), SuperLearners(KAVG(2), 2), Budget(minibatches=120), SGD(0.05)),
@@ -225,7 +225,7 @@ def check_schedule(seed: int) -> None:
         faults += [Kill(2 * node + i, at) for i in (0, 1)]
         if draw.random() < 0.6:
             faults += [Rejoin(2 * node + i, at + later) for i in (0, 1)]
-    compute = Lognormal(0.1, draw.choice([0.0, 1.0]), seed, {0: draw.choice([1.0, 8.0])})
+    compute = LognormalSeconds(0.1, draw.choice([0.0, 1.0]), seed, {0: draw.choice([1.0, 8.0])})
     lease = draw.choice([0.3, 1.0, 5.0])
     cluster = Cluster(learners=2 * nodes, compute=compute, faults=tuple(faults), lease_seconds=lease)
     task, world = Noted(), VirtualWorld(cluster)

@@ -41,7 +41,7 @@ from murmur.strategies import (
     SyncSGD,
 )
 from murmur.strategies.averaging_rules import Jobs
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Lognormal, Rejoin, Stop
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 
@@ -68,7 +68,7 @@ class Logged(ToyTask):
 
 
 def train(strategy: Any, faults: Sequence[Fault], learners: int = 4, jitter: bool = True) -> tuple[Outcome, list[int]]:
-    compute = Lognormal(0.1, 0.2) if jitter else Constant(0.1)
+    compute = LognormalSeconds(0.1, 0.2) if jitter else ConstantSeconds(0.1)
     cluster = Cluster(learners=learners, compute=compute, faults=tuple(faults), lease_seconds=LEASE)
     task = Logged(hidden=4, per_epoch=TOTAL)
     experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.05), evaluate_every_epochs=0.3)
@@ -104,7 +104,7 @@ def test_a_learner_that_comes_late_takes_part(strategy: Any) -> None:
 def test_who_comes_late_takes_work_off_the_others(strategy: Any) -> None:
     """Three learners would need 3.2 s for the gradients alone."""
     faults = (Kill(1, 0.3), Rejoin(1, 0.5))
-    world = VirtualWorld(Cluster(learners=4, compute=Constant(0.1), faults=faults, lease_seconds=LEASE))
+    world = VirtualWorld(Cluster(learners=4, compute=ConstantSeconds(0.1), faults=faults, lease_seconds=LEASE))
     Trainer(Experiment(ToyTask(hidden=4, per_epoch=TOTAL), strategy, Budget(epochs=1), SGD(0.05)), world).fit()
     assert world.clock.now < TOTAL / 3 * 0.1
 
@@ -146,7 +146,9 @@ def test_the_end_is_written_whenever_who_leads_is_killed(strategy: Any, tmp_path
     experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.05))
     ends = []
     for step in range(40):
-        cluster = Cluster(learners=3, compute=Constant(0.1), faults=(Kill(0, 0.75 + 0.01 * step),), lease_seconds=LEASE)
+        cluster = Cluster(
+            learners=3, compute=ConstantSeconds(0.1), faults=(Kill(0, 0.75 + 0.01 * step),), lease_seconds=LEASE
+        )
         out = tmp_path / str(step)
         outcome = Trainer(experiment, VirtualWorld(cluster), out).fit()
         assert outcome.leads

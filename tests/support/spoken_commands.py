@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from murmur.speech.corpus.render import Line, render
+from murmur.speech.corpus.render import ScriptLine, render
 from murmur.speech.corpus.synth import Voice
 
 ACCENTS, VARIANTS = ("en-us", "en-gb-x-rp"), ("m1", "m3", "m7", "f1", "f2", "f4")
@@ -22,7 +22,7 @@ def record(folder: Path, each: int) -> None:
             words = f"{draw.choice(DOES)} the {draw.choice(ROOMS)} {draw.choice(THINGS)}".split()
             words += ["please"] if draw.random() < 0.3 else []
             snr_db, seed = draw.uniform(15, 30), draw.randrange(10**6)
-            lines.append(Line(f"{take:03}", tuple(words), voice, snr_db, 1.0, 0.0, -6.0, (0.15, 0.25), seed))
+            lines.append(ScriptLine(f"{take:03}", tuple(words), voice, snr_db, 1.0, 0.0, -6.0, (0.15, 0.25), seed))
         speaker = folder / f"speaker{number:02}"
         render(lines, speaker, processes=1)
         for line in lines:

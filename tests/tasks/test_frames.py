@@ -17,14 +17,14 @@ from murmur.recipes.frames import experiment
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.kaldi_dir import write_alignments, write_table
 from murmur.speech.features.augment import SpecAugment
-from murmur.speech.features.frame_shards import Aligned, make
+from murmur.speech.features.frame_shards import AlignedFrames, make
 from murmur.speech.features.frame_store import open_store
 from murmur.speech.models import Tdnn
 from murmur.strategies import ADPSGD, KAVG
 from murmur.tasks.frames import FramesTask
 from murmur.tasks.hybrid.config import Chunks
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 
 CLASSES, DIMS = 5, 6
@@ -43,7 +43,7 @@ class Drawn:
         for n in range(self.count):
             classes = np.repeat(rng.integers(0, CLASSES, 8), 5)[: 30 + n % 9]
             feats = shown[classes] + 0.3 * rng.standard_normal((len(classes), DIMS))
-            yield Aligned(f"u{self.seed}-{n:03}", feats.astype(np.float32), classes)
+            yield AlignedFrames(f"u{self.seed}-{n:03}", feats.astype(np.float32), classes)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def logged(task, **changes):
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize(
     "world",
-    [VirtualWorld(1), VirtualWorld(Cluster(3, Lognormal(0.1, 0.8))), VirtualWorld(7), ThreadWorld(2)],
+    [VirtualWorld(1), VirtualWorld(Cluster(3, LognormalSeconds(0.1, 0.8))), VirtualWorld(7), ThreadWorld(2)],
     ids=["1", "3 uneven", "7", "2 threads"],
 )
 @pytest.mark.parametrize("strategy", [KAVG(3), ADPSGD()], ids=["KAVG", "ADPSGD"])

@@ -4,7 +4,7 @@ import pytest
 
 from murmur.testing.worlds import check_group
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from pool import Pool, PooledWorld
 
@@ -16,7 +16,7 @@ def test_virtual_world() -> None:
 
 @pytest.mark.timeout(60)
 def test_virtual_world_with_unequal_learners() -> None:
-    check_group(lambda size: VirtualWorld(Cluster(learners=size, compute=Lognormal(sigma=1.0))))
+    check_group(lambda size: VirtualWorld(Cluster(learners=size, compute=LognormalSeconds(sigma=1.0))))
 
 
 @pytest.mark.timeout(60)

@@ -32,7 +32,7 @@ from murmur.simulation.scenario import KIND, Scenario
 from murmur.studies.comparison import output
 from murmur.studies.comparison.grid import Cell, Grid, numbers, split_strategies
 from murmur.studies.comparison.rows import Row, Rows
-from murmur.studies.comparison.runs import Place, locked, run
+from murmur.studies.comparison.runs import CellPlace, locked, run
 from murmur.studies.comparison.table import table
 
 app = typer.Typer(add_completion=False)
@@ -103,7 +103,7 @@ def compare_command(
     before = told(out, grid)
     grid, measured = timed_grid(grid, before, dry)
     if dry:
-        Console().print(estimate(grid, Rows(Place(out).cells).read(), measured))
+        Console().print(estimate(grid, Rows(CellPlace(out).cells).read(), measured))
         return
     with locked(out) as place:
         write_whole(out / "compare.json", json.dumps(asked(grid, measured), indent=1).encode())
@@ -183,7 +183,7 @@ def estimate(grid: Grid, rows: Mapping[str, Row], step_seconds: float | None) ->
     return shown
 
 
-def compare(grid: Grid, place: Place, threads: int | None, retry: bool) -> int:
+def compare(grid: Grid, place: CellPlace, threads: int | None, retry: bool) -> int:
     """Run what is missing, write and show the table.
 
     Returns:
@@ -205,7 +205,7 @@ def _to_do(row: Row | None, retry: bool) -> bool:
     return row is None or (retry and row["status"] == "failed")
 
 
-def run_all(grid: Grid, cells: Sequence[Cell], place: Place, threads: int | None, console: Console) -> None:
+def run_all(grid: Grid, cells: Sequence[Cell], place: CellPlace, threads: int | None, console: Console) -> None:
     """One cell after the other, each row written as soon as it is there."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
@@ -220,7 +220,7 @@ def run_all(grid: Grid, cells: Sequence[Cell], place: Place, threads: int | None
             console.print(f"{cell.name}: {end}", highlight=False, markup=False, soft_wrap=True)
 
 
-def show(grid: Grid, place: Place) -> int:
+def show(grid: Grid, place: CellPlace) -> int:
     """The table, on the terminal and in files.
 
     Returns:

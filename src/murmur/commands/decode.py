@@ -68,7 +68,7 @@ MaxActive = Annotated[int | None, typer.Option(help="Most states a frame; as tun
 
 
 @dataclass(frozen=True)
-class Request:
+class DecodeRequest:
     """One decoding: the data, the folder for results, the search, the settings that the run tuned, its weights."""
 
     data: str
@@ -112,7 +112,7 @@ def decode(
     task = trained_task(folder, source, settings or (), jobs)
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
     search = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-    request = Request(data, out, search, scales_of(folder))
+    request = DecodeRequest(data, out, search, scales_of(folder))
     stem = check(task, model, weights, request)
     network, told = load(task, stem, weights)
     request = replace(request, weights=told)
@@ -133,7 +133,7 @@ def trained_task(folder: Path, source: str, settings: Sequence[str], jobs: int |
     return replace(task, absent="refuse")
 
 
-def check(task: HybridTask | CtcTask, model: Path, weights: Choice | None, request: Request) -> Path:
+def check(task: HybridTask | CtcTask, model: Path, weights: Choice | None, request: DecodeRequest) -> Path:
     """Check the model, the data, the folders and the search of a decoding, before anything is prepared.
 
     Returns:
@@ -152,7 +152,7 @@ def check(task: HybridTask | CtcTask, model: Path, weights: Choice | None, reque
     return stem
 
 
-def check_search(task: HybridTask | CtcTask, request: Request) -> None:
+def check_search(task: HybridTask | CtcTask, request: DecodeRequest) -> None:
     """Check that the settings of the search are known, and fit its kind.
 
     Raises:
@@ -183,7 +183,7 @@ def load(task: Task, stem: Path, weights: Choice | None) -> tuple[nn.Module, str
     return network.eval(), told_choice(stem, weights, facts)
 
 
-def decode_hybrid(task: HybridTask, network: nn.Module, request: Request) -> dict[str, Any]:
+def decode_hybrid(task: HybridTask, network: nn.Module, request: DecodeRequest) -> dict[str, Any]:
     """Decode with HCLG."""
     search = HybridSearch(task, network, request.search.grammar, request.out / KEPT)
     changes = settings_of_search(task, network, search, request.search)
@@ -200,7 +200,7 @@ def decode_hybrid(task: HybridTask, network: nn.Module, request: Request) -> dic
     return {**facts, "wer": told(corpus.texts, found.texts, request.weights)}
 
 
-def decode_ctc(task: CtcTask, network: nn.Module, request: Request) -> dict[str, Any]:
+def decode_ctc(task: CtcTask, network: nn.Module, request: DecodeRequest) -> dict[str, Any]:
     """Decode by the best path of CTC, or with a graph."""
     split = split_of(task, request.data)
     search = search_of(task, request.search.grammar)
@@ -229,7 +229,9 @@ def search_of(task: CtcTask, grammar: str | Vocabulary | None) -> CtcSearch | No
     return None if name == GREEDY else replace(task.search, decoding=replace(task.decoding, grammar=name))
 
 
-def facts_of(found: Decoded, options: DecodeOptions, request: Request, frames_per_second: float) -> dict[str, Any]:
+def facts_of(
+    found: Decoded, options: DecodeOptions, request: DecodeRequest, frames_per_second: float
+) -> dict[str, Any]:
     """Settings and speed of a search, and the utterances that it did not get through."""
     speed = found.real_time_factor(frames_per_second)
     own = {} if request.search.named is None else {"grammar": request.search.named}

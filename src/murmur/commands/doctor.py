@@ -20,7 +20,7 @@ from murmur.core.path_checks import file_to_write
 from murmur.core.world import Seat
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.run.configuration import resolved
-from murmur.run.host_checks import Finding, check_host
+from murmur.run.host_checks import HostFinding, check_host
 from murmur.run.network_checks import Learned, examine, host_name
 from murmur.run.timed import timed
 from murmur.worlds.process.launch.environment import Place, place_of
@@ -68,7 +68,7 @@ def doctor(
     raise typer.Exit(tell(found, findings))
 
 
-def launch(source: str | None, settings: Sequence[str], learners: int) -> list[Finding]:
+def launch(source: str | None, settings: Sequence[str], learners: int) -> list[HostFinding]:
     """Start learners on this host that examine the network between them."""
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch) / "found.json"
@@ -81,8 +81,8 @@ def launch(source: str | None, settings: Sequence[str], learners: int) -> list[F
         status = Launch(command, learners).run()
         if not answer.is_file():
             remedy = "look at the messages above; is a firewall between processes of this host?"
-            return [Finding("bad", "learners", f"ended with status {status} before they had met", remedy)]
-        return [Finding(**each) for each in json.loads(answer.read_text(encoding="utf-8"))]
+            return [HostFinding("bad", "learners", f"ended with status {status} before they had met", remedy)]
+        return [HostFinding(**each) for each in json.loads(answer.read_text(encoding="utf-8"))]
 
 
 def be_learner(place: Place, digest: str, out: Path, findings: Path | None) -> int:
@@ -91,14 +91,14 @@ def be_learner(place: Place, digest: str, out: Path, findings: Path | None) -> i
     own = () if ours or place.local_rank > 0 else tuple(check_host(out, place.local_size))
     mine = Learned(host_name(), platform.python_version(), torch.__version__, digest, own)
 
-    async def program(seat: Seat) -> list[Finding]:
+    async def program(seat: Seat) -> list[HostFinding]:
         return await examine(seat, mine)
 
     try:
         found = TorchWorld(place, timeout_seconds=TIMEOUT_SECONDS).run(program)[0]
     except (PeerLost, ConnectionError) as error:
         remedy = "is the store's host reachable from here, and its port open?"
-        found = [Finding("bad", "store", f"learner {place.rank}: {error}", remedy)]
+        found = [HostFinding("bad", "store", f"learner {place.rank}: {error}", remedy)]
         return tell(found, None)
     if place.rank > 0:
         return int(any(each.level == "bad" for each in found))
@@ -109,7 +109,7 @@ def be_learner(place: Place, digest: str, out: Path, findings: Path | None) -> i
     return 0
 
 
-def tell(found: Sequence[Finding], findings: Path | None) -> int:
+def tell(found: Sequence[HostFinding], findings: Path | None) -> int:
     """Print the findings, worst last, where they are seen; 1 if one is bad."""
     order = ("ok", "warn", "bad")
     for finding in sorted(found, key=lambda each: order.index(each.level)):
@@ -119,6 +119,6 @@ def tell(found: Sequence[Finding], findings: Path | None) -> int:
     return int(any(each.level == "bad" for each in found))
 
 
-def save(found: Sequence[Finding], path: Path) -> None:
+def save(found: Sequence[HostFinding], path: Path) -> None:
     """The findings as JSON."""
     write_whole(path, json.dumps([asdict(each) for each in found], indent=1).encode())

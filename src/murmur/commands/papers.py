@@ -18,9 +18,9 @@ from murmur.run.folder.lock import LOCK, locked
 from murmur.run.task_checks import task_to_do
 from murmur.studies.comparison.rows import Row, Rows
 from murmur.studies.papers.all import STUDIES
-from murmur.studies.papers.cell import Cell, Material
+from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.page import HEAD, PAGE, write
-from murmur.studies.papers.run import Missing, Runner
+from murmur.studies.papers.run import MissingRun, Runner
 from murmur.studies.papers.study import Study
 
 app = typer.Typer(add_completion=False)
@@ -63,7 +63,7 @@ def papers_command(
     file_to_write(kept, "--rows")
     refuse_other_page(out)
     if corpus is not None:
-        task_to_do(Material(corpus, cache).supervised)
+        task_to_do(StudyMaterial(corpus, cache).supervised)
     with ExitStack() as locks:
         for path in {out / LOCK, kept.parent / LOCK}:
             locks.enter_context(locked(path))
@@ -75,19 +75,19 @@ def make(chosen: Sequence[Study], corpus: Path | None, cache: Path, kept: Path, 
     """Run what is missing, where there is a corpus, and write the page; whether all runs are there."""
     torch.set_num_threads(1)
     console = Console()
-    material = None if corpus is None else Material(corpus, cache)
+    material = None if corpus is None else StudyMaterial(corpus, cache)
     if material is not None:
         with console.status("preparing the data"):
             material.supervised.prepare()
 
-    def tell(cell: Cell, row: Row) -> None:
+    def tell(cell: StudyCell, row: Row) -> None:
         console.print(line(cell, row), highlight=False, soft_wrap=True)
 
     run, whole = Runner(Rows(kept), material, tell), True
     for study in chosen:
         try:
             console.print(findings_table(study, run))
-        except Missing as error:
+        except MissingRun as error:
             whole = False
             console.print(f"{study.name}: {error}; give --corpus to make it", highlight=False, soft_wrap=True)
     page = write(Runner(Rows(kept)), out)
@@ -118,7 +118,7 @@ def studies(names: Sequence[str]) -> list[Study]:
     return [STUDIES[name] for name in names]
 
 
-def line(cell: Cell, row: Row) -> str:
+def line(cell: StudyCell, row: Row) -> str:
     """A run that has ended."""
     loss = row["heldout"].get("loss")
     end = "diverged" if loss is None else f"held-out loss {loss:.4f}"

@@ -26,7 +26,7 @@ from murmur.run.timed import timed
 from murmur.simulation.parse import compute_times, kind_of
 from murmur.simulation.planner.figure import draw_scaling
 from murmur.simulation.planner.measure import measure_machine
-from murmur.simulation.planner.table import Row, ranked, scaled, shown
+from murmur.simulation.planner.table import PlanRow, ranked, scaled, shown
 from murmur.simulation.planner.work import FRAMES_PER_SECOND, Work, step_seconds
 from murmur.strategies import SyncSGD
 from murmur.worlds.virtual.cluster import ComputeTime, Link
@@ -167,7 +167,7 @@ def measured(
     return {**found, **{k: v for k, v in given.items() if v is not None}}, first.step_seconds, slower
 
 
-def show(rows: Sequence[Row], title: str, explain: bool) -> None:
+def show(rows: Sequence[PlanRow], title: str, explain: bool) -> None:
     """Print the ranked table, and each formula where asked for."""
     heads = ("strategy", "hours", "speed-up", "efficiency", "binds", "rounds", "memory, MB", "cost")
     table = TerminalTable(heads, title)
@@ -190,7 +190,7 @@ def show(rows: Sequence[Row], title: str, explain: bool) -> None:
 def draw(path: Path, wanted: Sequence[Strategy], hardware: Preset, compute: ComputeTime, work: Work) -> None:
     """The picture of the speed-up over numbers of learners."""
     with timed("speed-up at 1 to 1024 learners"):
-        curves: Mapping[str, Sequence[Row]] = {
+        curves: Mapping[str, Sequence[PlanRow]] = {
             shown(strategy): scaled(strategy, lambda count: hardware.cluster(count, compute, work.model_bytes), work)
             for strategy in wanted
         }

@@ -12,7 +12,7 @@ import typer
 
 from murmur.core.errors import SettingError, nearest
 from murmur.run.timed import timed
-from murmur.speech.corpus.published.catalogue import CORPORA, Part, Published
+from murmur.speech.corpus.published.catalogue import CORPORA, CorpusPart, Published
 from murmur.speech.corpus.published.dataset_writer import write_set
 from murmur.speech.corpus.published.fetch import fetch
 from murmur.tasks.corpora import HELD_OUT
@@ -68,7 +68,7 @@ def prepare_corpus(name: str, places: From, out: Path, jobs: int) -> None:
     tell(corpus, out, write_set(out, name, corpus, read))
 
 
-def chosen_parts(name: str, corpus: Published, places: From) -> tuple[Part, ...]:
+def chosen_parts(name: str, corpus: Published, places: From) -> tuple[CorpusPart, ...]:
     """The parts that are asked for; otherwise all that a folder may hold, or the usual ones of a download.
 
     Raises:

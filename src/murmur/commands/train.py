@@ -15,7 +15,7 @@ from murmur.run.dry_run import dry_run
 from murmur.run.folder.opened import LATEST
 from murmur.run.preparation import tell_preparation
 from murmur.run.task_checks import model_to_read, task_to_do, tested_model
-from murmur.run.training import RECOGNISED, Request, train
+from murmur.run.training import RECOGNISED, RunRequest, train
 from murmur.worlds.process.launch.environment import place_of
 from murmur.worlds.process.launch.secret import from_file
 
@@ -123,7 +123,7 @@ def train_command(
     lease_seconds: LeaseSeconds = None,
     start_seconds: StartSeconds = None,
 ) -> None:
-    request = Request(
+    request = RunRequest(
         source,
         tuple(settings or ()),
         strategy,
@@ -143,7 +143,7 @@ def train_command(
     raise typer.Exit(run(request, dry, prepare))
 
 
-def run(request: Request, dry: bool, prepare: bool) -> int:
+def run(request: RunRequest, dry: bool, prepare: bool) -> int:
     """Train, or only look, after all paths and names have been checked.
 
     Returns:
@@ -177,7 +177,7 @@ def next_commands(source: str, out: Path) -> list[str]:
     return ["next:", *(f"  {command}" for command in commands)]
 
 
-def check(request: Request, dry: bool) -> None:
+def check(request: RunRequest, dry: bool) -> None:
     """Check paths and names of a training, before anything is prepared.
 
     Raises:

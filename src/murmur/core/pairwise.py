@@ -23,7 +23,7 @@ from torch import Tensor
 from murmur.core.flat import is_finite
 from murmur.core.group import Group, Letter, PeerLost, weighted_mean
 from murmur.core.membership import RunOver, View
-from murmur.core.weight_request import ASK, GOSSIP, SNAPSHOT, Request
+from murmur.core.weight_request import ASK, GOSSIP, SNAPSHOT, WeightRequest
 from murmur.core.weights import Weights
 
 SWAP, WAKE, DONE = 0.0, 2.0, 3.0  # what a letter is for, if not to ask
@@ -66,7 +66,7 @@ class Flock:
         self._took: deque[float] = deque(maxlen=15)
         self.pace_seconds = 0.0
         self._closing = False
-        self._request = Request(group, now)
+        self._request = WeightRequest(group, now)
 
     @property
     def leads(self) -> bool:

@@ -13,7 +13,7 @@ GOSSIP, SNAPSHOT = "gossip", "snapshot"  # tags of requests and of answers
 ANSWER_SECONDS = 5.0  # who has not answered by then is asked again, and after twice as long once more
 
 
-class Request:
+class WeightRequest:
     """A learner's requests, one after the other; who is silent is asked again: letters to a lost learner are dropped.
 
     Attributes:

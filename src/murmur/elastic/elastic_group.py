@@ -32,7 +32,7 @@ from murmur.core.membership import View
 from murmur.core.source import SKIPPED_SAMPLES, Source
 from murmur.core.weights import Weights
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind, Named, Reunion, ThoughtLost
-from murmur.elastic.state_transfer import State, hand_over
+from murmur.elastic.state_transfer import LearnerState, hand_over
 
 NEVER = -1  # the incarnation of a member that was lost before this learner saw it
 DEATH_SECONDS = 60.0  # a collective has failed: so long until the register must know who was lost
@@ -263,7 +263,7 @@ class Regrouping(GroupAround):
         """Give latecomers, or take over as one of them, all that a learner knows between two rounds."""
         me = self.me
         seen = (me.steps, self._completed, self.size)
-        state = State(*seen, me.source.deals, me.weights.snapshot(), me.outer, self.buffers)
+        state = LearnerState(*seen, me.source.deals, me.weights.snapshot(), me.outer, self.buffers)
         given = await hand_over(self._now, state, root, entering)
         if entering:
             me.weights.set_(given.weights)

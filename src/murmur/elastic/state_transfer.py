@@ -15,7 +15,7 @@ from murmur.core.group import Group
 
 
 @dataclass(frozen=True)
-class State:
+class LearnerState:
     """A learner between two rounds.
 
     Attributes:
@@ -37,7 +37,7 @@ class State:
     buffers: Layout
 
 
-async def hand_over(group: Group, mine: State, root: int, entering: bool) -> State:
+async def hand_over(group: Group, mine: LearnerState, root: int, entering: bool) -> LearnerState:
     """The state of member `root`, to those that enter; the others keep theirs, which is the same. All members call it.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 from murmur.core.learner import Learner
 from murmur.core.trace import COMPUTE, DATA
 from murmur.engine.record import Record, StragglerRecord
-from murmur.engine.stragglers import Estimate, Link, Straggler, Stragglers, Window
+from murmur.engine.stragglers import Estimate, LinkEstimate, Straggler, Stragglers, Window
 from murmur.engine.task_source import TaskSource
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Pace:
         if now - self._began < self._every or len(self._compute) < FEWEST_STEPS:
             return
         byte_seconds, sending_seconds = self._seat.sending()
-        link = Link(byte_seconds, sending_seconds / len(self._compute))
+        link = LinkEstimate(byte_seconds, sending_seconds / len(self._compute))
         window = Window(self._rank, Estimate.of(self._compute), Estimate.of(self._data), link)
         self._began, self._compute, self._data = now, [], []
         self._seat.group.post(torch.empty(0), self._leader, PACE, window.note())

@@ -38,7 +38,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkEstimate:
     """A learner's way to the others: seconds a byte takes on its fastest connection, and those of a step; nan: unknown.
 
     A slow link need not make steps longer: strategies that do not wait send less over it.
@@ -62,7 +62,7 @@ class Window:
     learner: int
     compute: Estimate
     data: Estimate
-    link: Link = Link()
+    link: LinkEstimate = LinkEstimate()
 
     @property
     def step(self) -> Estimate:
@@ -80,7 +80,7 @@ class Window:
     def from_note(cls, learner: int, note: Sequence[float]) -> Window:
         """What `note` has made numbers of."""
         compute, compute_error, data, data_error, byte_seconds, sending_seconds = note
-        link = Link(byte_seconds, sending_seconds)
+        link = LinkEstimate(byte_seconds, sending_seconds)
         return cls(learner, Estimate(compute, compute_error), Estimate(data, data_error), link)
 
 

@@ -30,7 +30,7 @@ from murmur.report.terminal_table import TerminalTable
 from murmur.run.folder.contents import read_facts, refuse_work
 from murmur.run.folder.lock import LOCK, locked
 from murmur.run.folder.opened import opened
-from murmur.run.training import Request, missing_from, write_run
+from murmur.run.training import RunRequest, missing_from, write_run
 from murmur.speech.corpus.synth import SynthesisError
 from murmur.speech.features.shards import UTTERANCES_PER_SHARD
 from murmur.tasks.hybrid.task import HybridTask
@@ -100,11 +100,11 @@ class Demo:
         self.say(f"{time.monotonic() - began:.0f} s in all; the report: {escape(str(page))}")
         return 0
 
-    def request(self, learners: int) -> Request:
+    def request(self, learners: int) -> RunRequest:
         """What `murmur train` would be asked for."""
         settings = (f"task.cache={self.out / 'cache'}", *self.settings, *self.learners[learners])
         name = NAMES.get(learners, f"{learners}-learners")
-        return Request(self.recipe, settings, learners=learners, out=self.out / name, threads=1, resume=True)
+        return RunRequest(self.recipe, settings, learners=learners, out=self.out / name, threads=1, resume=True)
 
     def prepare(self) -> None:
         """Corpus, features and alignment, with two processes where there are two cores."""
@@ -132,7 +132,7 @@ class Demo:
             states = task.targets.pdfs
         self.say(f"    {states} states")
 
-    def train(self, request: Request) -> int:
+    def train(self, request: RunRequest) -> int:
         """Train, decode and score in processes of their own.
 
         Returns:
@@ -170,14 +170,14 @@ class Demo:
         return self.out / "phases.json"
 
     @contextmanager
-    def phase(self, name: str, what: str) -> Iterator[Watch]:
+    def phase(self, name: str, what: str) -> Iterator[PhaseClock]:
         """Announce a phase, show how far it is, tell and keep how long it took.
 
         Of several launches that one counts which worked on the phase for the longest: the others found it done.
         """
         self.say(f"[bold]{name}[/] {what}")
         began = time.monotonic()
-        with Watch() as watch:
+        with PhaseClock() as watch:
             yield watch
         seconds = time.monotonic() - began
         self.say(f"    {seconds:.1f} s")
@@ -186,7 +186,7 @@ class Demo:
         write_whole(self._phases, json.dumps(phases, indent=1).encode())
 
 
-class Watch:
+class PhaseClock:
     """Shows on standard error, every now and then, how long something has been going on and how far it is."""
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class Watch:
         self._thread = threading.Thread(target=self._show, daemon=True)
         self._began = time.monotonic()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> PhaseClock:
         self._thread.start()
         return self
 
@@ -214,7 +214,7 @@ class Watch:
             self._stream.write("\r\033[K")
 
 
-def finished(request: Request) -> bool:
+def finished(request: RunRequest) -> bool:
     """Whether the folder of a request holds the score of the same experiment."""
     try:
         json.loads((request.out / "score.json").read_bytes())

@@ -22,11 +22,11 @@ from murmur.speech.corpus.file_errors import read_object
 from murmur.speech.ctc.criterion import Units
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.deployable import (
-    Chunks,
     FixedCmvn,
     NoCmvn,
     Readout,
-    Scores,
+    ScoreNetwork,
+    StreamedChunks,
     UtteranceCmvn,
     WholeUtterances,
     outputs_of,
@@ -63,7 +63,7 @@ class Wish:
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class ExportedSearch:
     """What stands beside the network: the graph and its words, or neither; the names of the output columns.
 
     `times` is what makes words with times of them, as plain values.
@@ -94,8 +94,11 @@ def export_run(
     search = _search(run, found_by, options)
     # Without a graph nothing is weighed against the scores: they stay log posteriors.
     scale = options.acoustic_scale if search.graph is not None else 1.0
-    scores = Scores(Readout(run.log_prior, search.columns, scale), outputs_of(run.network))
-    form: dict[Kind, type[WholeUtterances] | type[Chunks]] = {"whole": WholeUtterances, "stream": Chunks}
+    scores = ScoreNetwork(Readout(run.log_prior, search.columns, scale), outputs_of(run.network))
+    form: dict[Kind, type[WholeUtterances] | type[StreamedChunks]] = {
+        "whole": WholeUtterances,
+        "stream": StreamedChunks,
+    }
     module = form[wish.kind](cmvn, run.network, scores)
     facts = _facts(run, wish, front, normalised_by)
     facts |= {"acoustic_scale": f"{scale:g}", "vocab_size": str(scores.width), "graph": _of(search)}
@@ -131,11 +134,11 @@ def token_names(units: Units) -> list[str]:
     return ["<blk>", *(SPACE if symbol == " " else symbol for symbol in units.symbols)]
 
 
-def _search(run: TrainedRun, search: HybridSearch | CtcSearch | None, options: DecodeOptions) -> Search:
+def _search(run: TrainedRun, search: HybridSearch | CtcSearch | None, options: DecodeOptions) -> ExportedSearch:
     if search is None:
         assert isinstance(run.task, CtcTask)
         units = run.task.data.units
-        return Search(token_names(units), {"units": units.kind, "symbols": list(units.symbols)})
+        return ExportedSearch(token_names(units), {"units": units.kind, "symbols": list(units.symbols)})
     graph = StoredGraph.of(graph_folder(search)).read()
     if options.insertion_penalty:
         graph = with_insertion_penalty(graph, options.insertion_penalty)
@@ -143,10 +146,10 @@ def _search(run: TrainedRun, search: HybridSearch | CtcSearch | None, options: D
         names = token_names(run.task.data.units)
     else:
         names = ["<blk>", *(f"t{label}" for label in range(2, len(graph.columns) + 1))]
-    return Search(names, spans_in(search, graph).to_json(), graph.columns, graph, move_words(graph.fst))
+    return ExportedSearch(names, spans_in(search, graph).to_json(), graph.columns, graph, move_words(graph.fst))
 
 
-def _of(search: Search) -> str:
+def _of(search: ExportedSearch) -> str:
     if search.graph is None:
         return "none: the best path of CTC"
     return "graph.fst: input label k reads column k - 1 of log_probs, output labels are those of words.txt"
@@ -174,7 +177,7 @@ def _facts(run: TrainedRun, wish: Wish, front: LogMel, normalised_by: str) -> di
     }
 
 
-def _write_tables(folder: Path, search: Search) -> list[str]:
+def _write_tables(folder: Path, search: ExportedSearch) -> list[str]:
     """tokens.txt, times.json, and graph.fst with words.txt and graph.json."""
     write_symbols({name: label for label, name in enumerate(search.tokens)}, folder / "tokens.txt")
     (folder / TIMES).write_text(json.dumps(search.times, ensure_ascii=False), encoding="utf-8")
@@ -192,7 +195,7 @@ def _write_tables(folder: Path, search: Search) -> list[str]:
 
 
 def _write_metadata(
-    folder: Path, facts: Mapping[str, str], search: Search, options: DecodeOptions, worst: float
+    folder: Path, facts: Mapping[str, str], search: ExportedSearch, options: DecodeOptions, worst: float
 ) -> None:
     content = {
         "format": MARK,

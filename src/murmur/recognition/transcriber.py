@@ -14,7 +14,7 @@ from murmur.speech.corpus.recordings import Recording, cut_at_silences
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph import DecodingGraph
 from murmur.speech.decoding.graph_store import StoredGraph
-from murmur.speech.decoding.recogniser import BestPath, GraphSearch, Heard, Listener, PhoneSpans, Spans, UnitSpans
+from murmur.speech.decoding.recogniser import CtcBestPath, GraphSearch, Heard, Listener, PhoneSpans, Spans, UnitSpans
 from murmur.speech.decoding.transcript import Transcript, Word
 from murmur.speech.features.analysis import LogMel, analyse
 from murmur.speech.features.cmvn import Scope, normalise, statistics
@@ -102,7 +102,7 @@ def transcriber(
     """
     if search is None:
         assert isinstance(run.task, CtcTask)
-        return Transcriber(run, BestPath(run.task.data.units), longest_seconds)
+        return Transcriber(run, CtcBestPath(run.task.data.units), longest_seconds)
     decoder = Decoder(StoredGraph.of(graph_folder(search)).read(), options)
     return Transcriber(run, GraphSearch(decoder, spans_in(search, decoder.graph)), longest_seconds)
 

@@ -16,7 +16,7 @@ from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.language_model.grammar import sayable_words
-from murmur.tasks.ctc.data import Split
+from murmur.tasks.ctc.data import SplitData
 from murmur.tasks.ctc.decode import GREEDY, CtcSearch
 from murmur.tasks.ctc.task import CtcTask
 from murmur.tasks.hybrid.task import HybridTask
@@ -116,7 +116,7 @@ def corpus_of(task: HybridTask, data: str) -> Corpus:
     return getattr(task.material, data) if data in PARTS else read_corpus(data)
 
 
-def split_of(task: CtcTask, data: str) -> Split:
+def split_of(task: CtcTask, data: str) -> SplitData:
     """A part of the set, or other data."""
     return getattr(task.data, data) if data in PARTS else task.read(read_corpus(data))
 

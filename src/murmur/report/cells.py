@@ -18,7 +18,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Grid:
+class ComparedCells:
     """A comparison: rows of its table, finished cells' names and seconds, and what could not be read."""
 
     folder: Path
@@ -38,7 +38,7 @@ def is_grid(folder: Path) -> bool:
     return (folder / "cells.jsonl").is_file()
 
 
-def read_grid(folder: Path) -> Grid:
+def read_grid(folder: Path) -> ComparedCells:
     """Read cells.jsonl: of two lines with one digest the later one counts, damaged lines are left out and noted."""
     cells: dict[str, Mapping[str, Any]] = {}
     problems, damaged = [], []
@@ -60,7 +60,7 @@ def read_grid(folder: Path) -> Grid:
     runs = {str(cell["name"]): float(cell["seconds"]) if is_number(cell.get("seconds")) else None for cell in finished}
     problems += [f"{folder / 'runs' / name} is missing: there are no curves of this cell"
                  for name in runs if not (folder / "runs" / name).is_dir()]  # fmt: skip
-    return Grid(folder, tuple(row(cell) for cell in finished), failed, runs, tuple(problems))
+    return ComparedCells(folder, tuple(row(cell) for cell in finished), failed, runs, tuple(problems))
 
 
 def row(cell: Mapping[str, Any]) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def number(value: Any, form: str) -> str:
     return format(value, form) if is_number(value) else NOTHING
 
 
-def seconds_disagree(grids: Sequence[Grid], name: str, seconds: float) -> bool:
+def seconds_disagree(grids: Sequence[ComparedCells], name: str, seconds: float) -> bool:
     """Whether a comparison tells of a run of this name another number of seconds than its records."""
     told = [grid.runs[name] for grid in grids if name in grid.runs]
     return any(other is not None and abs(other - seconds) > 1e-6 * max(1.0, seconds) for other in told)

@@ -61,7 +61,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class Figure:
     """An SVG element with the heading over it and what it shows in words.
 
     Attributes:
@@ -152,7 +152,7 @@ def short(name: str) -> str:
     return f"{line[:half]}…{line[-half:]}"
 
 
-def bars(title: str, names: Sequence[str], parts: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> Drawing:
+def bars(title: str, names: Sequence[str], parts: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> Figure:
     """Stacked horizontal bars of seconds."""
 
     def draw(axes: Axes) -> None:
@@ -174,4 +174,4 @@ def bars(title: str, names: Sequence[str], parts: Mapping[str, Sequence[float]],
     words = "; ".join(f"{name}: {text}" for name, text in zip(names, told, strict=True))
     rows = tuple((name, *(f"{s[i]:.4g}" for s in parts.values())) for i, name in enumerate(names))
     table = (("", *(f"{part}, s" for part in parts)), rows)
-    return Drawing(title, drawn(title, words, draw, 1.3 + BAR_INCHES * len(names)), words, table=table)
+    return Figure(title, drawn(title, words, draw, 1.3 + BAR_INCHES * len(names)), words, table=table)

@@ -14,7 +14,7 @@ from murmur.report.drawn import (
     GRID,
     HEIGHT_INCHES,
     Curves,
-    Drawing,
+    Figure,
     Series,
     Table,
     colour_of,
@@ -36,28 +36,28 @@ MOST_IN_LEGEND = 6
 MOST_ROWS = 60
 
 
-def drawings(runs: Sequence[Run]) -> list[Drawing]:
+def drawings(runs: Sequence[Run]) -> list[Figure]:
     """All figures of this file for which the runs hold something."""
     return [*learning(runs), *averaging(runs)]
 
 
-def learning(runs: Sequence[Run]) -> list[Drawing]:
+def learning(runs: Sequence[Run]) -> list[Figure]:
     """Held-out and training curves."""
     made = [error_rates(runs), heldout(runs, "samples"), heldout(runs, "seconds"), training(runs), accuracy(runs)]
     return present([*made, rates(runs)])
 
 
-def averaging(runs: Sequence[Run]) -> list[Drawing]:
+def averaging(runs: Sequence[Run]) -> list[Figure]:
     """Distance from the consensus and staleness."""
     return present([consensus(runs), staleness(runs)])
 
 
-def present(made: Iterable[Drawing | None]) -> list[Drawing]:
+def present(made: Iterable[Figure | None]) -> list[Figure]:
     """Those that are there."""
     return [drawing for drawing in made if drawing is not None]
 
 
-def error_rates(runs: Sequence[Run]) -> Drawing | None:
+def error_rates(runs: Sequence[Run]) -> Figure | None:
     """Word error rates, best at the top, with their intervals."""
     found = [(run.headline, place) for place, run in enumerate(runs) if run.headline]
     if not found:
@@ -79,10 +79,10 @@ def error_rates(runs: Sequence[Run]) -> Drawing | None:
     words = "; ".join(f"{runs[place].name} {headline.percent:.2f} %" for headline, place in shown)
     svg = drawn("Word error rate", words, draw, 0.9 + BAR_INCHES * len(shown))
     spread = any(headline.low is not None for headline, _ in shown)
-    return Drawing("Word error rate", svg, words, "Grey bars: 95 % intervals." if spread else "")
+    return Figure("Word error rate", svg, words, "Grey bars: 95 % intervals." if spread else "")
 
 
-def heldout(runs: Sequence[Run], against: str) -> Drawing | None:
+def heldout(runs: Sequence[Run], against: str) -> Figure | None:
     """Held-out log-probability against "samples" or "seconds" of all runs."""
     per, unit_of_time, virtual = time_axis(runs)
     if against == "samples":
@@ -99,7 +99,7 @@ def heldout(runs: Sequence[Run], against: str) -> Drawing | None:
     return curve_drawing(title, (what, f"nats per {unit}"), runs, curves)
 
 
-def training(runs: Sequence[Run]) -> Drawing | None:
+def training(runs: Sequence[Run]) -> Figure | None:
     """Loss of the minibatches that were trained on."""
     curves = [[(samples, loss) for samples, _, loss in run.records.training_losses] for run in runs]
     note = "Each point is the mean over the steps of all learners in a stretch of samples."
@@ -119,7 +119,7 @@ def legend(run: Run, runs: Sequence[Run]) -> str:
     return f"{run.name} (virtual)" if run.simulated and not all(r.simulated for r in runs) else run.name
 
 
-def consensus(runs: Sequence[Run]) -> Drawing | None:
+def consensus(runs: Sequence[Run]) -> Figure | None:
     """How far learners were from their mean, where they were."""
     curves = [
         [(e.samples, e.consensus_distance) for e in run.records.evaluations if e.consensus_distance is not None]
@@ -139,7 +139,7 @@ def logprob(evaluation: Evaluation) -> float | None:
     return None if loss is None else -loss
 
 
-def accuracy(runs: Sequence[Run]) -> Drawing | None:
+def accuracy(runs: Sequence[Run]) -> Figure | None:
     """Held-out accuracy of all runs, in percent."""
     name = next((a for a in ACCURACIES if any(a in e.figures for r in runs for e in r.records.evaluations)), None)
     if name is None:
@@ -150,7 +150,7 @@ def accuracy(runs: Sequence[Run]) -> Drawing | None:
     return curve_drawing(f"Held-out {name}", ("frames" if name == "frame accuracy" else "samples", "%"), runs, curves)
 
 
-def rates(runs: Sequence[Run]) -> Drawing | None:
+def rates(runs: Sequence[Run]) -> Figure | None:
     """Learning rates; none where all stayed at one value."""
     curves = [run.records.rates for run in runs]
     if len({rate for points in curves for _, rate in points}) < 2:
@@ -158,7 +158,7 @@ def rates(runs: Sequence[Run]) -> Drawing | None:
     return curve_drawing("Learning rate", ("samples", ""), runs, [_thin(points) for points in curves])
 
 
-def staleness(runs: Sequence[Run]) -> Drawing | None:
+def staleness(runs: Sequence[Run]) -> Figure | None:
     """How stale gradients were, where any was."""
     counted = [run.records.staleness_counts for run in runs]
     most = max((max(counts, default=0) for counts in counted), default=0)
@@ -187,7 +187,7 @@ def staleness(runs: Sequence[Run]) -> Drawing | None:
     rows = tuple((str(step), *(str(counted[place].get(step, 0)) for place in shown)) for step in steps)
     table: Table = (("staleness", *(f"gradients of {runs[place].name}" for place in shown)), rows)
     title = "Staleness of gradients"
-    return Drawing(title, drawn(title, words, draw, HEIGHT_INCHES), words, f"{STALENESS} {words}.", table)
+    return Figure(title, drawn(title, words, draw, HEIGHT_INCHES), words, f"{STALENESS} {words}.", table)
 
 
 Points = Sequence[tuple[float, float]]
@@ -195,7 +195,7 @@ Points = Sequence[tuple[float, float]]
 
 def curve_drawing(
     title: str, axis: tuple[str, str], runs: Sequence[Run], curves: Sequence[Points], note: str = ""
-) -> Drawing | None:
+) -> Figure | None:
     """Curves of runs against an axis of numbers; None where no run has a point.
 
     Args:
@@ -228,7 +228,7 @@ def curve_drawing(
     words = "; ".join(f"{each.name} ends at {each.points[-1][1]:.4g} {y}".rstrip() for each in series)
     svg = drawn(title, words, draw, HEIGHT_INCHES)
     rows = [(each.name, f"{px:.6g}", f"{py:.6g}") for each in series for px, py in _ends(each.points)]
-    return Drawing(title, svg, words, note, (("run", x, y or title.lower()), tuple(rows)), Curves(x, y, tuple(series)))
+    return Figure(title, svg, words, note, (("run", x, y or title.lower()), tuple(rows)), Curves(x, y, tuple(series)))
 
 
 def _thin(points: Points) -> Points:

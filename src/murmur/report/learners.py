@@ -16,7 +16,7 @@ from murmur.report.drawn import (
     HEIGHT_INCHES,
     INK,
     KIND_COLOURS,
-    Drawing,
+    Figure,
     Table,
     bars,
     colour_of,
@@ -37,12 +37,12 @@ ROUNDS = 16  # of averaging, that a graph shows
 MOST_NODES, MOST_CONTRACTED = 128, 64
 
 
-def speed(runs: Sequence[Run]) -> list[Drawing]:
+def speed(runs: Sequence[Run]) -> list[Figure]:
     """Figures of speed and time."""
     return present([speed_up(runs), spent(runs), *timelines(runs), phases(runs)])
 
 
-def phases(runs: Sequence[Run]) -> Drawing | None:
+def phases(runs: Sequence[Run]) -> Figure | None:
     """Seconds of each phase, a bar a run."""
     runs = [run for run in runs if run.phases]
     names = list(dict.fromkeys(phase for run in runs for phase in run.phases))
@@ -53,7 +53,7 @@ def phases(runs: Sequence[Run]) -> Drawing | None:
     return bars("Time by phase", [run.name for run in runs], parts, colours)
 
 
-def speed_up(runs: Sequence[Run]) -> Drawing | None:
+def speed_up(runs: Sequence[Run]) -> Figure | None:
     """Samples a second, relative to the runs with the fewest learners, and the ideal line."""
     found = speed_ups(runs)
     if len({run.learners for run, _, _ in found}) < 2:
@@ -85,7 +85,7 @@ def speed_up(runs: Sequence[Run]) -> Drawing | None:
         f"Samples a second against those of {least} learner{'' if least == 1 else 's'}. Line: ideal. From the first"
         " step to the last, start-up and evaluation left out. Diamonds: virtual seconds."
     )
-    return Drawing("Speed-up", drawn("Speed-up", words, draw, HEIGHT_INCHES), words, note, table)
+    return Figure("Speed-up", drawn("Speed-up", words, draw, HEIGHT_INCHES), words, note, table)
 
 
 def speed_ups(runs: Sequence[Run]) -> list[tuple[Run, float, float]]:
@@ -100,7 +100,7 @@ def speed_ups(runs: Sequence[Run]) -> list[tuple[Run, float, float]]:
     return found
 
 
-def spent(runs: Sequence[Run]) -> Drawing | None:
+def spent(runs: Sequence[Run]) -> Figure | None:
     """What learners spent their seconds on, a bar a learner."""
     rows = [(run, learner) for run in runs for learner in sorted(run.records.seconds_of)]
     if not rows:
@@ -113,12 +113,12 @@ def spent(runs: Sequence[Run]) -> Drawing | None:
     return bars(f"What each learner's time went into{virtual}", names, parts, KIND_COLOURS)
 
 
-def timelines(runs: Sequence[Run]) -> list[Drawing]:
+def timelines(runs: Sequence[Run]) -> list[Figure]:
     """Of each run, when its learners computed and when they waited; none for a great many runs."""
     return present(map(timeline, runs)) if len(runs) <= MOST_TIMELINES else []
 
 
-def timeline(run: Run) -> Drawing | None:
+def timeline(run: Run) -> Figure | None:
     """A strip a learner: of every moment the shares of computing, waiting for data and others, and communicating."""
     known = sorted(run.records.timeline)
     if not known or run.records.last_seconds <= 0:
@@ -149,7 +149,7 @@ def timeline(run: Run) -> Drawing | None:
     )
     note = "Height: share of the time between two steps. Nothing is filled where a learner recorded nothing."
     title = f"{run.name}: who did what when"
-    return Drawing(title, drawn(title, words, draw, 1.1 + BAR_INCHES * len(shown)), words, note)
+    return Figure(title, drawn(title, words, draw, 1.1 + BAR_INCHES * len(shown)), words, note)
 
 
 def strips(bins: Bins) -> tuple[list[float], list[list[float]]]:
@@ -168,9 +168,9 @@ def strips(bins: Bins) -> tuple[list[float], list[list[float]]]:
     return [column * width for column in ends], shares
 
 
-def graphs(runs: Sequence[Run]) -> list[Drawing]:
+def graphs(runs: Sequence[Run]) -> list[Figure]:
     """Who averages with whom, once for every mixing and number of learners among the runs."""
-    made: dict[tuple[str, int], Drawing] = {}
+    made: dict[tuple[str, int], Figure] = {}
     for run in runs:
         name, nodes = mixing_of(run)
         if name in ALL and 1 < nodes <= MOST_NODES and (name, nodes) not in made:
@@ -194,7 +194,7 @@ def mixing_of(run: Run) -> tuple[str, int]:
     return "", nodes
 
 
-def graph(name: str, nodes: int) -> Drawing:
+def graph(name: str, nodes: int) -> Figure:
     """Learners on a circle; strong lines join those that average in the first round, thin ones others."""
     mixing: Mixing = ALL[name]
     rounds = [matrix(mixing, k, range(nodes)) for k in range(ROUNDS)]
@@ -218,7 +218,7 @@ def graph(name: str, nodes: int) -> Drawing:
         strong = f"Strong: pairs that average in the first round. Thin: in any of the first {ROUNDS}."
     note = f"{strong}{disagreement(mixing, nodes)}"
     title = f"Who averages with whom: {name}, {nodes} learners"
-    return Drawing(title, drawn(title, words, draw, 3.0), words, note)
+    return Figure(title, drawn(title, words, draw, 3.0), words, note)
 
 
 def disagreement(mixing: Mixing, nodes: int) -> str:

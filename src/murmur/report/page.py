@@ -18,8 +18,8 @@ from typing import Any
 from murmur.report.about import COLUMNS, about, row, strategy_of, tiles
 from murmur.report.amounts import mark, warnings, with_shares
 from murmur.report.cells import COLUMNS as CELL_COLUMNS
-from murmur.report.cells import Grid, is_grid, read_grid, seconds_disagree
-from murmur.report.drawn import COLOURS, DASHES, Drawing, Table, themed
+from murmur.report.cells import ComparedCells, is_grid, read_grid, seconds_disagree
+from murmur.report.drawn import COLOURS, DASHES, Figure, Table, themed
 from murmur.report.figures import averaging, heldout, learning
 from murmur.report.learners import graphs, speed
 from murmur.report.names import names_of
@@ -142,15 +142,15 @@ def check_installed() -> None:
         raise ReportError("a report needs matplotlib and jinja2: pip install 'murmur[viz]'")
 
 
-def sections(runs: Sequence[Run]) -> dict[str, list[Drawing]]:
+def sections(runs: Sequence[Run]) -> dict[str, list[Figure]]:
     """All figures for which the runs hold something, by the title of their part of the page."""
     return {"Learning": learning(runs), "Time": speed(runs), "Averaging": [*graphs(runs), *averaging(runs)]}
 
 
 def page(
     runs: Sequence[Run],
-    figures: Mapping[str, Sequence[Drawing]],
-    grids: Sequence[Grid] = (),
+    figures: Mapping[str, Sequence[Figure]],
+    grids: Sequence[ComparedCells] = (),
     audio: Mapping[str, Path] | None = None,
 ) -> str:
     """The page's HTML."""
@@ -203,7 +203,7 @@ def source(charts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def placed(figures: Mapping[str, Sequence[Drawing]], slow: bool, spoken: bool) -> list[Section]:
+def placed(figures: Mapping[str, Sequence[Figure]], slow: bool, spoken: bool) -> list[Section]:
     """The parts of the page that hold something."""
     made, chart = [], 0
     for title, drawings in figures.items():
@@ -237,7 +237,7 @@ def left_out(runs: Sequence[Run]) -> list[str]:
     return [f"Figures show the {MOST_DRAWN} best of {len(runs)} runs; the table has all."]
 
 
-def problems_of(grids: Sequence[Grid], runs: Sequence[Run]) -> list[str]:
+def problems_of(grids: Sequence[ComparedCells], runs: Sequence[Run]) -> list[str]:
     """What comparisons lack, and where they contradict the records."""
     found = [problem for grid in grids for problem in (*grid.problems, *grid.failed)]
     return found + [
@@ -247,7 +247,7 @@ def problems_of(grids: Sequence[Grid], runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def table_of(grid: Grid) -> Mapping[str, Any]:
+def table_of(grid: ComparedCells) -> Mapping[str, Any]:
     """A comparison's table."""
     note = "As cells.jsonl tells it; - is what a cell does not have."
     return {"title": f"Comparison {grid.folder.name}", "columns": CELL_COLUMNS, "rows": grid.rows, "note": note}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmur.report.recognised import Utterance, read_recognised
+from murmur.report.recognised import RecognisedUtterance, read_recognised
 from murmur.report.records import KINDS, MOST_POINTS, Evaluation, Records, is_number
 
 __all__ = ["KINDS", "MOST_POINTS", "Evaluation", "Headline", "Records", "ReportError", "Run", "read_run"]
@@ -70,7 +70,7 @@ class Run:
     score: Mapping[str, Any]
     phases: Mapping[str, float]
     problems: tuple[str, ...] = ()
-    utterances: tuple[Utterance, ...] = ()
+    utterances: tuple[RecognisedUtterance, ...] = ()
 
     @property
     def learners(self) -> int:

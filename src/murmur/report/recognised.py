@@ -16,7 +16,7 @@ LONGEST = 400  # words that are aligned
 
 
 @dataclass(frozen=True)
-class Utterance:
+class RecognisedUtterance:
     """One test utterance: what was said, what was recognised, the errors (ins + del + sub) and the words said."""
 
     name: str
@@ -40,12 +40,12 @@ class Pair:
 class Shown:
     """An utterance as the page shows it; `audio` is a data URI, or "" where there is none."""
 
-    utterance: Utterance
+    utterance: RecognisedUtterance
     pairs: tuple[Pair, ...]
     audio: str = ""
 
 
-def read_recognised(path: Path, problems: list[str]) -> tuple[Utterance, ...]:
+def read_recognised(path: Path, problems: list[str]) -> tuple[RecognisedUtterance, ...]:
     """The utterances of recognised.jsonl; none where there is no such file. Damaged lines are left out and noted."""
     if not path.is_file():
         return ()
@@ -59,13 +59,13 @@ def read_recognised(path: Path, problems: list[str]) -> tuple[Utterance, ...]:
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 damaged.append(number)
             else:
-                found.append(Utterance(name, speaker, said, heard, errors, words))
+                found.append(RecognisedUtterance(name, speaker, said, heard, errors, words))
     if damaged:
         problems.append(f"{path}: {len(damaged)} damaged line(s) left out, the first is line {damaged[0]}")
     return tuple(found)
 
 
-def worst(utterances: Iterable[Utterance], audio: Mapping[str, Path]) -> list[Shown]:
+def worst(utterances: Iterable[RecognisedUtterance], audio: Mapping[str, Path]) -> list[Shown]:
     """The utterances with the most errors, aligned, with their audio where it is small."""
     ranked = sorted((u for u in utterances if u.errors > 0), key=lambda u: (-u.errors, u.name))[:WORST]
     shown, embedded = [], 0

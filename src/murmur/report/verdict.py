@@ -10,7 +10,7 @@ import numpy as np
 
 from murmur.report.figures import logprob
 from murmur.report.read import Headline, Run
-from murmur.report.recognised import Utterance
+from murmur.report.recognised import RecognisedUtterance
 
 DRAWS, SEED = 5000, 0
 FEW_SPEAKERS = 8  # fewer are no units to draw: utterances are
@@ -83,7 +83,7 @@ def differ(best: Run, other: Run) -> bool:
     return one is not None and two is not None and None not in (one.low, two.low) and not one.overlaps(two)
 
 
-def difference(first: Sequence[Utterance], second: Sequence[Utterance]) -> Difference | None:
+def difference(first: Sequence[RecognisedUtterance], second: Sequence[RecognisedUtterance]) -> Difference | None:
     """Paired bootstrap: both runs are scored on the same draws of speakers, or of utterances where speakers are few.
 
     The percentile interval of (errors of second - errors of first) / words over DRAWS draws, in points (Bisani and Ney,

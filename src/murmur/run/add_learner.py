@@ -17,7 +17,7 @@ from murmur.core.errors import SettingError
 from murmur.core.facts import Facts
 from murmur.run.folder.contents import read_facts
 from murmur.run.origin import source_of
-from murmur.run.training import LAUNCH, Request
+from murmur.run.training import LAUNCH, RunRequest
 from murmur.strategies import ALL
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.launch.secret import from_file
@@ -26,7 +26,7 @@ from murmur.worlds.process.store.torch_store import connect
 CONNECT_SECONDS = 10.0
 
 
-def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = False) -> tuple[Request, Place]:
+def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = False) -> tuple[RunRequest, Place]:
     """What a learner that is added to a run runs, and its place there; `trust` runs any file that run.json names.
 
     Raises:
@@ -42,7 +42,7 @@ def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = Fa
     if launch["store"] == "torchrun":
         raise SettingError("torchrun fixes the number of its learners: start the run with murmur train --learners")
     init = facts["init"]
-    request = Request(
+    request = RunRequest(
         source_of(run, read_facts(run), trust),
         tuple(map(str, facts["settings"])),
         facts["strategy"],

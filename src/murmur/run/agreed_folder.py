@@ -158,7 +158,7 @@ def folder_of_first(channel: Channel) -> tuple[Path, bool]:
     return Path(told["out"]), bool(told["resume"])
 
 
-class Member:
+class FolderMember:
     """A learner other than learner 0: holds the folder's lock too, and records the end if learner 0 cannot."""
 
     def __init__(self, out: Path) -> None:

@@ -24,7 +24,7 @@ from murmur.engine.task import Loss
 from murmur.execution.cores import cores_here
 from murmur.report.terminal_table import TerminalTable
 from murmur.run.preparation import preparation_lines, to_prepare
-from murmur.run.training import Request, share_threads
+from murmur.run.training import RunRequest, share_threads
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.world import device_of
 
@@ -59,7 +59,7 @@ class FirstSteps:
     optimizer_bytes: int
 
 
-def dry_run(request: Request, prepared_only: bool) -> int:
+def dry_run(request: RunRequest, prepared_only: bool) -> int:
     """Show an experiment: what is not prepared, parameters, first minibatch, loss, gradient, memory, steps, time.
 
     Data that is not prepared yet is prepared, as for training, unless `prepared_only`: then only what is known without

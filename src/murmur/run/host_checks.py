@@ -29,7 +29,7 @@ GB = 1e9
 
 
 @dataclass(frozen=True)
-class Finding:
+class HostFinding:
     """One line of the doctor: how it is, what was looked at, what was found, and what to do about it."""
 
     level: Level
@@ -42,7 +42,7 @@ class Finding:
         return f"{line}; {self.remedy}" if self.remedy else line
 
 
-def check_host(folder: Path, learners: int) -> list[Finding]:
+def check_host(folder: Path, learners: int) -> list[HostFinding]:
     """Everything that needs no other process but one for the imports."""
     pins, where = read_pins()
     installed = installed_versions({*CORE, *SPEECH, *pins})
@@ -85,80 +85,82 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def check_versions(pins: Mapping[str, str], installed: Mapping[str, str], where: str) -> list[Finding]:
+def check_versions(pins: Mapping[str, str], installed: Mapping[str, str], where: str) -> list[HostFinding]:
     """Core and speech libraries against their pins; the OpenFst set must match exactly."""
     found = []
     for name, kind in ((n, k) for k, names in (("core", CORE), ("speech", SPEECH)) for n in names):
         wanted, have = pins.get(name), installed.get(name)
         if have is None and kind == "core":
-            found.append(Finding("bad", name, "not installed", f"pip install -c constraints.txt {name}"))
+            found.append(HostFinding("bad", name, "not installed", f"pip install -c constraints.txt {name}"))
         elif have is not None and wanted is not None and have != wanted:
             level: Level = "bad" if name in OPENFST else "warn"
             why = "other generations of OpenFst dead-lock on import: " if name in OPENFST else ""
             remedy = f"{why}pip install {name}=={wanted}"
-            found.append(Finding(level, name, f"{have}, {where} has {wanted}", remedy))
+            found.append(HostFinding(level, name, f"{have}, {where} has {wanted}", remedy))
     missing = [name for name in SPEECH if name not in installed]
     if missing:
         remedy = "pip install -c constraints.txt 'murmur[speech,synth]' for prepare, align, decode, score, lm"
-        found.append(Finding("warn", "speech libraries", f"without {', '.join(missing)}", remedy))
+        found.append(HostFinding("warn", "speech libraries", f"without {', '.join(missing)}", remedy))
     present = len([name for name in (*CORE, *SPEECH) if name in installed])
     if not found:
-        found.append(Finding("ok", "versions", f"{present} libraries are as {where} has them"))
+        found.append(HostFinding("ok", "versions", f"{present} libraries are as {where} has them"))
     return found
 
 
-def check_imports(installed: Mapping[str, str]) -> Finding:
+def check_imports(installed: Mapping[str, str]) -> HostFinding:
     """Whether the OpenFst libraries import together, in a process that can be given up."""
     if any(name not in installed for name in OPENFST):
-        return Finding("warn", "imports", "not tried: the OpenFst libraries are not all installed")
+        return HostFinding("warn", "imports", "not tried: the OpenFst libraries are not all installed")
     program = "; ".join(f"import {name}" for name in IMPORTS)
     remedy = "pip install -c constraints.txt " + " ".join(OPENFST)
     try:
         done = subprocess.run([sys.executable, "-c", program], timeout=IMPORT_SECONDS, capture_output=True, check=False)
     except subprocess.TimeoutExpired:
-        return Finding("bad", "imports", f"{', '.join(IMPORTS)} dead-lock when imported together", remedy)
+        return HostFinding("bad", "imports", f"{', '.join(IMPORTS)} dead-lock when imported together", remedy)
     if done.returncode != 0:
         reason = (done.stderr.decode(errors="replace").strip() or f"status {done.returncode}").splitlines()[-1]
-        return Finding("bad", "imports", reason, remedy)
-    return Finding("ok", "imports", f"{', '.join(IMPORTS)} import together")
+        return HostFinding("bad", "imports", reason, remedy)
+    return HostFinding("ok", "imports", f"{', '.join(IMPORTS)} import together")
 
 
-def check_cores(cores: int, threads: int, learners: int) -> Finding:
+def check_cores(cores: int, threads: int, learners: int) -> HostFinding:
     """Whether the learners of this host have a core each, and the library's threads fit them."""
     found = f"{cores} cores, {learners} learners here, PyTorch takes {threads} threads in this process"
     if learners > cores:
-        return Finding("warn", "cores", found, f"start at most {cores} learners here: more slow each other down")
-    return Finding("ok", "cores", found)
+        return HostFinding("warn", "cores", found, f"start at most {cores} learners here: more slow each other down")
+    return HostFinding("ok", "cores", found)
 
 
-def check_memory() -> Finding:
+def check_memory() -> HostFinding:
     """Memory that is free for learners."""
     info = Path("/proc/meminfo")
     if not info.is_file():
-        return Finding("warn", "memory", "this system does not say how much is free")
+        return HostFinding("warn", "memory", "this system does not say how much is free")
     rows = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
     free, total = (int(rows[name].split()[0]) * 1024 / GB for name in ("MemAvailable", "MemTotal"))
     found = f"{free:.1f} of {total:.1f} GB free"
     if free < LOW_MEMORY_GB:
-        return Finding("warn", "memory", found, "a learner with a corpus needs 1-3 GB: start fewer, or end others")
-    return Finding("ok", "memory", found)
+        return HostFinding("warn", "memory", found, "a learner with a corpus needs 1-3 GB: start fewer, or end others")
+    return HostFinding("ok", "memory", found)
 
 
-def check_disk(folder: Path) -> Finding:
+def check_disk(folder: Path) -> HostFinding:
     """Room where runs will be written, and whether writing is allowed there."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free / GB
     found = f"{free:.1f} GB free in {there}"
     if not os.access(there, os.W_OK):
-        return Finding("bad", "disk", f"{there} cannot be written to", "choose another --out")
+        return HostFinding("bad", "disk", f"{there} cannot be written to", "choose another --out")
     if free < LOW_DISK_GB:
-        return Finding("warn", "disk", found, "features, graphs and checkpoints take gigabytes: choose another --out")
-    return Finding("ok", "disk", found)
+        return HostFinding(
+            "warn", "disk", found, "features, graphs and checkpoints take gigabytes: choose another --out"
+        )
+    return HostFinding("ok", "disk", found)
 
 
-def check_gpu() -> Finding:
+def check_gpu() -> HostFinding:
     """What PyTorch sees of accelerators."""
     if not torch.cuda.is_available():
-        return Finding("ok", "GPU", "none seen by PyTorch: learners train on the processor")
+        return HostFinding("ok", "GPU", "none seen by PyTorch: learners train on the processor")
     names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    return Finding("ok", "GPU", f"{len(names)}: {', '.join(names)}")
+    return HostFinding("ok", "GPU", f"{len(names)}: {', '.join(names)}")

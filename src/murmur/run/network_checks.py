@@ -14,7 +14,7 @@ import torch
 
 from murmur.core.group import Group
 from murmur.core.world import Seat
-from murmur.run.host_checks import Finding
+from murmur.run.host_checks import HostFinding
 
 ROUNDS = 50
 VECTOR_BYTES = 8 << 20
@@ -31,15 +31,15 @@ class Learned:
     python: str
     torch: str
     digest: str
-    findings: tuple[Finding, ...]
+    findings: tuple[HostFinding, ...]
 
 
-async def examine(seat: Seat, mine: Learned) -> list[Finding]:
+async def examine(seat: Seat, mine: Learned) -> list[HostFinding]:
     """Measure the network and compare the learners; the same list on every learner."""
     told = [learned(each) for each in await gather(seat.group, asdict(mine))]
     size = seat.group.size
     hosts = sorted({each.host for each in told})
-    found = [Finding("ok", "store", f"{size} learners on {len(hosts)} host{'s' if len(hosts) > 1 else ''} met")]
+    found = [HostFinding("ok", "store", f"{size} learners on {len(hosts)} host{'s' if len(hosts) > 1 else ''} met")]
     for host in hosts:
         own = next((each.findings for each in told if each.host == host and each.findings), ())
         found += [replace(each, what=f"{host}, {each.what}") if len(hosts) > 1 else each for each in own]
@@ -51,7 +51,7 @@ async def examine(seat: Seat, mine: Learned) -> list[Finding]:
 
 def learned(told: dict[str, Any]) -> Learned:
     """What a learner told, from its JSON."""
-    return Learned(**{**told, "findings": tuple(Finding(**each) for each in told["findings"])})
+    return Learned(**{**told, "findings": tuple(HostFinding(**each) for each in told["findings"])})
 
 
 async def gather(group: Group, mine: dict[str, Any]) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ async def gather(group: Group, mine: dict[str, Any]) -> list[dict[str, Any]]:
     return told
 
 
-async def latency(group: Group) -> Finding:
+async def latency(group: Group) -> HostFinding:
     """Median time of a mean of one number over all learners."""
     seconds = []
     for _ in range(ROUNDS):
@@ -79,11 +79,11 @@ async def latency(group: Group) -> Finding:
     found = f"{1000 * middle:.2f} ms a round of all learners (slowest {1000 * max(seconds):.2f} ms)"
     if middle > SLOW_ROUND_SECONDS:
         remedy = "average rarely: KAVG with a large K, or an asynchronous strategy; are the cores busy with other work?"
-        return Finding("warn", "latency", found, remedy)
-    return Finding("ok", "latency", found)
+        return HostFinding("warn", "latency", found, remedy)
+    return HostFinding("ok", "latency", found)
 
 
-async def bandwidth(group: Group) -> Finding:
+async def bandwidth(group: Group) -> HostFinding:
     """Bytes of a vector that all learners average, per second, median of some."""
     vector = torch.zeros(VECTOR_BYTES // 4)
     seconds = []
@@ -94,11 +94,11 @@ async def bandwidth(group: Group) -> Finding:
     speed = VECTOR_BYTES / median(seconds)
     found = f"{speed / 1e6:.0f} MB/s of averaged weights ({VECTOR_BYTES >> 20} MiB in {1000 * median(seconds):.1f} ms)"
     if speed < SLOW_BYTES_PER_SECOND:
-        return Finding("warn", "bandwidth", found, "average rarely (KAVG), or send less often than every minibatch")
-    return Finding("ok", "bandwidth", found)
+        return HostFinding("warn", "bandwidth", found, "average rarely (KAVG), or send less often than every minibatch")
+    return HostFinding("ok", "bandwidth", found)
 
 
-def compare_learners(told: Sequence[Learned]) -> list[Finding]:
+def compare_learners(told: Sequence[Learned]) -> list[HostFinding]:
     """Whether all learners run the same Python, PyTorch and experiment."""
     return [
         _same(told, "Python", lambda t: t.python, "install the same Python on every host"),
@@ -107,12 +107,12 @@ def compare_learners(told: Sequence[Learned]) -> list[Finding]:
     ]
 
 
-def _same(told: Sequence[Learned], what: str, of: Callable[[Learned], str], remedy: str) -> Finding:
+def _same(told: Sequence[Learned], what: str, of: Callable[[Learned], str], remedy: str) -> HostFinding:
     values = {of(each) for each in told}
     if len(values) == 1:
-        return Finding("ok", what, f"{values.pop()} everywhere")
+        return HostFinding("ok", what, f"{values.pop()} everywhere")
     shown = ", ".join(f"learner {rank} ({each.host}): {of(each)}" for rank, each in enumerate(told))
-    return Finding("bad", what, shown, remedy)
+    return HostFinding("bad", what, shown, remedy)
 
 
 def host_name() -> str:

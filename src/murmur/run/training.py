@@ -35,7 +35,7 @@ from murmur.engine.record import Observer, ProgressLine
 from murmur.engine.task import test_in
 from murmur.engine.trainer import Trainer
 from murmur.execution.cores import cores_here
-from murmur.run.agreed_folder import Member, MpiChannel, StoreChannel, folder_of_first, opened_for_all
+from murmur.run.agreed_folder import FolderMember, MpiChannel, StoreChannel, folder_of_first, opened_for_all
 from murmur.run.configuration import configure, load
 from murmur.run.folder.opened import LATEST, OpenedRun, opened
 from murmur.run.origin import described_origin
@@ -55,7 +55,7 @@ WHOLE = ("model.safetensors", "model.json", "score.json")  # what a run that has
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """What the command line asks for.
 
     Attributes:
@@ -130,7 +130,7 @@ class Request:
         return [*words, "--resume"] if resume or self.resume else words
 
 
-def train(request: Request) -> int:
+def train(request: RunRequest) -> int:
     """Train here: as one learner of a launch that is under way, as the only one, or by launching several.
 
     Returns:
@@ -160,7 +160,7 @@ def train(request: Request) -> int:
         return run.end(launch(request, experiment, secret, run.lock.descriptor))
 
 
-def launch(request: Request, experiment: Experiment, secret: bytes, lock: int) -> int:
+def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int) -> int:
     """Start the learners on this host, and wait for their end; they inherit the folder's lock."""
     started = Launch(
         request.command_line,
@@ -193,7 +193,7 @@ def missing_from(out: Path) -> Callable[[], str]:
     return lambda: ", ".join(str(out / name) for name in WHOLE if stamp(name) in (None, before[name]))
 
 
-def check_model(request: Request, experiment: Experiment) -> None:
+def check_model(request: RunRequest, experiment: Experiment) -> None:
     """See that the models to start from fit, before any learner begins: each would find the same.
 
     Raises:
@@ -207,7 +207,7 @@ def check_model(request: Request, experiment: Experiment) -> None:
             check_weights(newest, Layout.trainable(model).numel)
 
 
-def share_threads(request: Request) -> int:
+def share_threads(request: RunRequest) -> int:
     """Compute threads of each learner; warns where learners outnumber cores."""
     cores = cores_here()
     threads = request.threads or threads_per_learner(cores, request.learners)
@@ -221,7 +221,7 @@ def share_threads(request: Request) -> int:
     return threads
 
 
-def run_in_mpi(request: Request) -> int:
+def run_in_mpi(request: RunRequest) -> int:
     """Be one of the learners that an MPI launcher has started.
 
     Raises:
@@ -240,7 +240,7 @@ def run_in_mpi(request: Request) -> int:
     return run_beside_others(request, world.place, world)
 
 
-def run_beside_others(request: Request, place: Place, world: MpiWorld | None = None) -> int:
+def run_beside_others(request: RunRequest, place: Place, world: MpiWorld | None = None) -> int:
     """Be one of the learners that another program has started; learner 0 sees to the folder, the others ask for it."""
     try:
         channel = StoreChannel(place, request.start_seconds or START_SECONDS) if world is None else MpiChannel(world)
@@ -250,12 +250,12 @@ def run_beside_others(request: Request, place: Place, world: MpiWorld | None = N
         return PEER_LOST_STATUS
     learns = torch_world(request, place, channel.store) if isinstance(channel, StoreChannel) else world
     if place.rank > 0:
-        member = Member(out)
+        member = FolderMember(out)
         request = replace(request, out=out, resume=resume)
         return member.end(run_learner(request, place, learns, lambda _: member.begin()))
     experiment = request.experiment()
 
-    def settled(run: OpenedRun) -> Request:
+    def settled(run: OpenedRun) -> RunRequest:
         return replace(request, out=run.out, resume=run.resume, learners=place.size)
 
     wanted = (request.out, request.name, request.resume, request.force)
@@ -271,7 +271,7 @@ def run_beside_others(request: Request, place: Place, world: MpiWorld | None = N
 
 
 def run_learner(
-    request: Request, place: Place, world: World | None = None, begins: Callable[[Seat], None] = lambda _: None
+    request: RunRequest, place: Place, world: World | None = None, begins: Callable[[Seat], None] = lambda _: None
 ) -> int:
     """Be one learner of a world (None: on torch.distributed); learner 0 also tests the model and writes score.json.
 
@@ -290,7 +290,7 @@ def run_learner(
         return HALTED_STATUS
 
 
-def _learn_and_test(request: Request, place: Place, world: World | None, begins: Callable[[Seat], None]) -> int:
+def _learn_and_test(request: RunRequest, place: Place, world: World | None, begins: Callable[[Seat], None]) -> int:
     torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
     if world is None:
         check_meeting_point(place)  # before anything that takes time
@@ -323,7 +323,7 @@ def _learn_and_test(request: Request, place: Place, world: World | None, begins:
     return 0
 
 
-def torch_world(request: Request, place: Place, store: Store | None = None) -> TorchWorld:
+def torch_world(request: RunRequest, place: Place, store: Store | None = None) -> TorchWorld:
     """The world of processes on torch.distributed; a learner that no launcher has started needs no store.
 
     `store`: an open connection to the store of the launch; None makes one.
@@ -337,7 +337,7 @@ def torch_world(request: Request, place: Place, store: Store | None = None) -> T
     )
 
 
-def report(request: Request, experiment: Experiment, model: nn.Module) -> None:
+def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> None:
     """Test the model that stands for the run, chosen by held-out loss alone; print its lines and keep its figures."""
     name, stem = choose(request.out, request.tested, experiment.digest())
     facts = read_into(model, stem)
@@ -365,7 +365,7 @@ def report(request: Request, experiment: Experiment, model: nn.Module) -> None:
     shutil.rmtree(request.out / DECODED, ignore_errors=True)
 
 
-def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:
+def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:
     """run.json: all that is needed to run the same thing again; written before the first step.
 
     `simulated`: the virtual cluster of a run that is not a real one.
@@ -389,7 +389,7 @@ def write_run(request: Request, experiment: Experiment, simulated: Mapping[str, 
     write_whole(request.out / "run.json", json.dumps(facts, indent=1).encode())
 
 
-def write_launch(request: Request, place: Place) -> None:
+def write_launch(request: RunRequest, place: Place) -> None:
     """launch.json: where the learners of this run meet, for one that is added later; never the secret."""
     facts = {"host": place.host, "port": place.port, "generation": place.generation, "learners": place.size}
     facts |= {"store": place.store, "lease_seconds": request.lease_seconds}

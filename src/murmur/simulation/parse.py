@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from murmur.core.errors import SettingError, nearest
-from murmur.worlds.virtual.cluster import ComputeTime, Constant, Kill, Lognormal, Rejoin, Stop
+from murmur.worlds.virtual.cluster import ComputeTime, ConstantSeconds, Kill, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.presets import PRESETS, Preset, preset
 
 Fault = Kill | Stop | Rejoin
@@ -48,7 +48,7 @@ def compute_times(seconds: float, jitter: float, stragglers: Sequence[str], lear
         ValueError: seconds or jitter that cannot be.
     """
     factors = factors_of(stragglers, learners)
-    return Lognormal(seconds, jitter, factors=factors) if jitter else Constant(seconds, factors)
+    return LognormalSeconds(seconds, jitter, factors=factors) if jitter else ConstantSeconds(seconds, factors)
 
 
 def faults_of(kills: Sequence[str], stops: Sequence[str], rejoins: Sequence[str], learners: int) -> tuple[Fault, ...]:

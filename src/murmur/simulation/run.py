@@ -24,7 +24,7 @@ from murmur.engine.stacked import NotStackable, check_stackable, draw_together
 from murmur.engine.trainer import Trainer
 from murmur.execution.processes import run_in_workers
 from murmur.run.folder.opened import OpenedRun, opened
-from murmur.run.training import Request, check_model, report, write_run
+from murmur.run.training import RunRequest, check_model, report, write_run
 from murmur.simulation.account import Account, of_run, of_timing
 from murmur.simulation.planner.timing import Timing, time_strategy
 from murmur.simulation.progress import VirtualProgress
@@ -114,7 +114,7 @@ def _timed(experiment: Experiment, cluster: Cluster) -> Timing:
 
 
 def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, run: OpenedRun, label: str) -> Account:
-    request = Request(
+    request = RunRequest(
         simulation.source,
         simulation.settings,
         simulation.strategy,

@@ -14,7 +14,7 @@ from murmur.run.configuration import configure, load
 from murmur.run.folder.opened import LATEST
 from murmur.run.saved_model import Choice
 from murmur.simulation.parse import compute_times, factors_of, faults_of, kind_of
-from murmur.worlds.virtual.cluster import Cluster, ComputeTime, Kill, Recorded, Rejoin, Stop
+from murmur.worlds.virtual.cluster import Cluster, ComputeTime, Kill, RecordedSeconds, Rejoin, Stop
 
 KIND, LEARNERS = "v100-ethernet", 8  # where neither the command line nor the experiment says anything
 
@@ -84,7 +84,7 @@ class Scenario:
 
     def _compute(self, learners: int, own: ComputeTime | None) -> ComputeTime:
         if self.trace is not None:
-            return Recorded.read(trace_of(self.trace), factors_of(self.stragglers, learners))
+            return RecordedSeconds.read(trace_of(self.trace), factors_of(self.stragglers, learners))
         if self.step_seconds is not None:
             return compute_times(self.step_seconds, self.jitter, self.stragglers, learners)
         if own is None:
@@ -186,7 +186,7 @@ class Simulation:
         """What run.json says of the simulation."""
         parts = {f.name: describe(getattr(cluster, f.name)) for f in fields(cluster) if f.name != "compute"}
         times: Any = describe(cluster.compute)
-        if isinstance(cluster.compute, Recorded):  # thousands of numbers that the trace holds already
+        if isinstance(cluster.compute, RecordedSeconds):  # thousands of numbers that the trace holds already
             times = {"trace": str(self.scenario.trace), "factors": describe(cluster.compute.factors)}
         return {
             "kind": self.scenario.kind or (KIND if self.experiment().cluster is None else "the experiment's own"),

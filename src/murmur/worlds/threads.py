@@ -26,7 +26,7 @@ from murmur.worlds.real import Activity, RealSeat
 T = TypeVar("T")
 
 
-class Hub:
+class ThreadHub:
     """What the threads of one group share."""
 
     def __init__(self, name: str, members: Sequence[int], timeout_seconds: float) -> None:
@@ -38,7 +38,7 @@ class Hub:
         self.failure: Exception | None = None
         self.boxes = [Mailbox() for _ in members]
         self.counters: dict[str, int] = defaultdict(int)
-        self.parts: dict[str, Hub] = {}
+        self.parts: dict[str, ThreadHub] = {}
         self.register = Register.of(len(members))
 
     def meet(self, key: tuple[str, int], rank: int, value: Any) -> tuple[list[Any], float]:
@@ -96,7 +96,7 @@ class Hub:
 class LockedRoll(Roll):
     """A line to the register of a hub."""
 
-    def __init__(self, hub: Hub, rank: int) -> None:
+    def __init__(self, hub: ThreadHub, rank: int) -> None:
         self.hub, self.line = hub, LocalRoll(hub.register, rank)
 
     def view(self, fresh: bool = False) -> View:
@@ -134,7 +134,7 @@ class LockedRoll(Roll):
 class ThreadGroup(Group):
     """One member's view of a hub."""
 
-    def __init__(self, hub: Hub, rank: int, trace: Trace) -> None:
+    def __init__(self, hub: ThreadHub, rank: int, trace: Trace) -> None:
         self.hub, self.rank, self.trace = hub, rank, trace
         self.size, self.name = len(hub.members), hub.name
         self._calls: dict[str, int] = defaultdict(int)
@@ -198,7 +198,7 @@ class ThreadGroup(Group):
                 with self.hub.changed:
                     if name not in self.hub.parts:
                         members = [self.hub.members[r] for r in part]
-                        self.hub.parts[name] = Hub(name, members, self.hub.timeout_seconds)
+                        self.hub.parts[name] = ThreadHub(name, members, self.hub.timeout_seconds)
                 return ThreadGroup(self.hub.parts[name], list(part).index(self.rank), self.trace)
         return None
 
@@ -211,7 +211,7 @@ class ThreadGroup(Group):
 class ThreadSeat(RealSeat):
     """A learner in a thread."""
 
-    def __init__(self, world: ThreadWorld, hub: Hub, rank: int) -> None:
+    def __init__(self, world: ThreadWorld, hub: ThreadHub, rank: int) -> None:
         super().__init__(rank, world.began, world.sink)
         self.world, self.hub = world, hub
         self.group = ThreadGroup(hub, rank, self.trace)
@@ -260,7 +260,7 @@ class ThreadWorld:
     def run(self, program: Program[T]) -> list[T]:
         """Run the program at every seat; the first error that happened is raised after all threads have ended."""
         self.began = time.monotonic()
-        hub = Hub("world", range(self.size), self.timeout_seconds)
+        hub = ThreadHub("world", range(self.size), self.timeout_seconds)
         first: list[Exception] = []
 
         async def seated(rank: int) -> T:

@@ -23,7 +23,7 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD, ASGD, OwnShares, SuperLearners
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Constant
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from tally import BUDGET, LEARNERS, CutOff, Tally, alone, expected
 from tasks import weights_of
@@ -46,7 +46,7 @@ def test_every_minibatch_becomes_a_step_once(strategy: Strategy, world: str) -> 
     def world_of(factors: list[float]) -> World:
         if world == "threads":
             return ThreadWorld(LEARNERS, timeout_seconds=20, delay=lambda learner: 2e-4 * factors[learner])
-        return VirtualWorld(Cluster(LEARNERS, Constant(0.1, dict(enumerate(factors)))))
+        return VirtualWorld(Cluster(LEARNERS, ConstantSeconds(0.1, dict(enumerate(factors)))))
 
     @settings(
         max_examples=4 if world == "virtual" else 2,

@@ -7,7 +7,7 @@ import torch
 
 from murmur.simulation.planner.course import Walk, cosine, follow, quadratic
 from murmur.strategies import ADPSGD, ASGD, KAVG, SyncSGD
-from murmur.worlds.virtual.cluster import Cluster, Constant
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 
 START = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
@@ -34,7 +34,7 @@ def test_against_a_plain_loop(learners: int) -> None:
 def test_seeds_name_the_noise(strategy: object) -> None:
     def end(seed: int) -> torch.Tensor:
         walk = Walk(quadratic(START, 1.0, 0.3), 0.1, seed)
-        return follow(strategy, Cluster(learners=3, compute=Constant(0.1, {2: 2.5})), walk, 30).weights  # type: ignore[arg-type]
+        return follow(strategy, Cluster(learners=3, compute=ConstantSeconds(0.1, {2: 2.5})), walk, 30).weights  # type: ignore[arg-type]
 
     assert torch.equal(end(1), end(1))
     assert not torch.allclose(end(1), end(2))

@@ -10,10 +10,10 @@ import pytest
 from murmur.core.facts import Planner
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import randomized_ring, ring
-from murmur.simulation.planner.forms import Setting, form_of
+from murmur.simulation.planner.forms import ClusterSetting, form_of
 from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, SuperLearners, SyncSGD
-from murmur.worlds.virtual.cluster import Cluster, Constant, Link, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.presets import preset
 from named import named
 
@@ -32,13 +32,13 @@ STRATEGIES: list[Strategy] = [
     SuperLearners(SyncSGD(), 2),
 ]
 CLUSTERS = {
-    "fast, equal": Cluster(8, Constant(0.1), FAST, message_bytes=BYTES),
-    "slow, equal": Cluster(8, Constant(0.1), SLOW, message_bytes=BYTES),
-    "jitter": Cluster(8, Lognormal(0.1, 0.3), FAST, message_bytes=BYTES),
-    "straggler": Cluster(8, Constant(0.1, {5: 10.0}), FAST, message_bytes=BYTES),
-    "nodes": Cluster(8, Constant(0.1), FAST, message_bytes=BYTES, learners_per_node=4, allreduce="hierarchical"),
+    "fast, equal": Cluster(8, ConstantSeconds(0.1), FAST, message_bytes=BYTES),
+    "slow, equal": Cluster(8, ConstantSeconds(0.1), SLOW, message_bytes=BYTES),
+    "jitter": Cluster(8, LognormalSeconds(0.1, 0.3), FAST, message_bytes=BYTES),
+    "straggler": Cluster(8, ConstantSeconds(0.1, {5: 10.0}), FAST, message_bytes=BYTES),
+    "nodes": Cluster(8, ConstantSeconds(0.1), FAST, message_bytes=BYTES, learners_per_node=4, allreduce="hierarchical"),
     "host copies, slow sums": Cluster(
-        8, Constant(0.1), FAST, message_bytes=BYTES, copy_bytes_per_second=6e9, reduce_bytes_per_second=8e9
+        8, ConstantSeconds(0.1), FAST, message_bytes=BYTES, copy_bytes_per_second=6e9, reduce_bytes_per_second=8e9
     ),
 }
 
@@ -49,21 +49,21 @@ def test_closed_form_is_what_the_simulator_takes(strategy: Strategy, where: str)
     cluster = CLUSTERS[where]
     minibatches = 8 * 96
     found = time_strategy(strategy, cluster, minibatches)
-    form = form_of(strategy, Setting.of(cluster))
+    form = form_of(strategy, ClusterSetting.of(cluster))
     assert form.seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
 
 
 @pytest.mark.parametrize("strategy", [SuperLearners(ADPSGD(), 8), SuperLearners(KAVG(4), 8)], ids=named)
 def test_wide_nodes_that_copy_to_the_host(strategy: Strategy) -> None:
     """Vectors for seven members leave one after another, a copy of the next beside the way of the one before."""
-    cluster = preset("v100-ethernet").cluster(16, Lognormal(0.07, 0.1), 165e6)
+    cluster = preset("v100-ethernet").cluster(16, LognormalSeconds(0.07, 0.1), 165e6)
     found = time_strategy(strategy, cluster, 16 * 200)
-    assert form_of(strategy, Setting.of(cluster)).seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
+    assert form_of(strategy, ClusterSetting.of(cluster)).seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
 
 
 def test_what_binds_is_named() -> None:
     def binds(strategy: Strategy, where: str) -> str:
-        return form_of(strategy, Setting.of(CLUSTERS[where])).binds
+        return form_of(strategy, ClusterSetting.of(CLUSTERS[where])).binds
 
     assert binds(SyncSGD(), "slow, equal") == "network"
     assert binds(SyncSGD(), "fast, equal") == "compute"
@@ -75,25 +75,25 @@ def test_what_binds_is_named() -> None:
 
 def test_rounds_that_the_network_carries() -> None:
     """On a slow link gradients go on, but fewer rounds of averaging fit beside them."""
-    assert form_of(ADPSGD(), Setting.of(CLUSTERS["slow, equal"])).rounds == pytest.approx(1 / 5)
-    assert form_of(ADPSGD(), Setting.of(CLUSTERS["fast, equal"])).rounds == pytest.approx(1.0)
-    assert form_of(ADPSGD(), Setting.of(replace(CLUSTERS["fast, equal"], learners=1))).rounds == 1.0
+    assert form_of(ADPSGD(), ClusterSetting.of(CLUSTERS["slow, equal"])).rounds == pytest.approx(1 / 5)
+    assert form_of(ADPSGD(), ClusterSetting.of(CLUSTERS["fast, equal"])).rounds == pytest.approx(1.0)
+    assert form_of(ADPSGD(), ClusterSetting.of(replace(CLUSTERS["fast, equal"], learners=1))).rounds == 1.0
 
 
 def test_one_learner_is_alone() -> None:
-    cluster = Cluster(1, Constant(0.25), FAST, message_bytes=BYTES)
+    cluster = Cluster(1, ConstantSeconds(0.25), FAST, message_bytes=BYTES)
     for strategy in (SyncSGD(), KAVG(4), DelayByOne(), ADPSGD(), ASGD()):
-        assert form_of(strategy, Setting.of(cluster)).seconds == pytest.approx(0.25)
+        assert form_of(strategy, ClusterSetting.of(cluster)).seconds == pytest.approx(0.25)
 
 
 def test_two_learners_and_a_server() -> None:
     cluster = replace(CLUSTERS["slow, equal"], learners=2)
     found = time_strategy(ASGD(), cluster, 200)
-    assert form_of(ASGD(), Setting.of(cluster)).seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
+    assert form_of(ASGD(), ClusterSetting.of(cluster)).seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
 
 
 def test_what_cannot_be_planned_is_refused() -> None:
-    setting = Setting.of(CLUSTERS["fast, equal"])
+    setting = ClusterSetting.of(CLUSTERS["fast, equal"])
     with pytest.raises(ValueError, match="AdaptiveKAVG has no closed form"):
         form_of(AdaptiveKAVG(), setting)
     with pytest.raises(ValueError, match=r"DelayByOne\(mixing=ring\) has no closed form"):
@@ -101,7 +101,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
     with pytest.raises(ValueError, match=r"SuperLearners\(node_size=3\) leaves a part of 8 learners over"):
         form_of(SuperLearners(ADPSGD(), 3), setting)
     with pytest.raises(ValueError, match=r"needs Cluster.message_bytes"):
-        Setting.of(Cluster(2))
+        ClusterSetting.of(Cluster(2))
     with pytest.raises(ValueError, match=r"needs Cluster.message_bytes"):
         time_strategy(SyncSGD(), Cluster(2), 10)
     with pytest.raises(ValueError, match="at least 1 minibatch, got 0"):
@@ -127,6 +127,6 @@ class EveryThird:
 
 @pytest.mark.parametrize("where", ["fast, equal", "nodes"])
 def test_a_users_strategy_is_planned_like_that_of_the_package(where: str) -> None:
-    setting = Setting.of(CLUSTERS[where])
+    setting = ClusterSetting.of(CLUSTERS[where])
     assert form_of(EveryThird(), setting) == form_of(KAVG(3), setting)
     assert form_of(SuperLearners(EveryThird(), 2), setting) == form_of(SuperLearners(KAVG(3), 2), setting)

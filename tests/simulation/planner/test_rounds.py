@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from murmur.core.mixing import Mixing, exponential, pairwise, random_pairs, randomized_ring, ring
-from murmur.simulation.planner.forms import Setting
+from murmur.simulation.planner.forms import ClusterSetting
 from murmur.simulation.planner.rounds import rounds_of
 from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD
-from murmur.worlds.virtual.cluster import Cluster, ComputeTime, Constant, Link, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, ComputeTime, ConstantSeconds, Link, LognormalSeconds
 
 BYTES, SECONDS, LEARNERS = 40e6, 0.25, 12
-CONSTANT, UNEVEN = Constant(SECONDS), Lognormal(SECONDS, 0.15)
+CONSTANT, UNEVEN = ConstantSeconds(SECONDS), LognormalSeconds(SECONDS, 0.15)
 
 
 def simulated(mixing: Mixing, cluster: Cluster) -> float:
@@ -25,7 +25,7 @@ def simulated(mixing: Mixing, cluster: Cluster) -> float:
 
 
 def planned(mixing: Mixing, cluster: Cluster) -> float:
-    return rounds_of(mixing, cluster, Setting.of(cluster).times).per_gradient
+    return rounds_of(mixing, cluster, ClusterSetting.of(cluster).times).per_gradient
 
 
 @pytest.mark.parametrize("x", [0.5, 0.9, 1.2, 1.7, 3.2])

@@ -14,11 +14,11 @@ from murmur.simulation.planner.table import ranked, row_of, scaled, shown
 from murmur.simulation.planner.timing import time_strategy
 from murmur.simulation.planner.work import Work, step_seconds
 from murmur.strategies import ADPSGD, KAVG, SuperLearners, SyncSGD
-from murmur.worlds.virtual.cluster import Cluster, Constant, Link
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.presets import PRESETS, preset
 
 WORK = Work(corpus_hours=100, frames_per_minibatch=3600, model_bytes=1e6)
-CLUSTER = Cluster(4, Constant(0.36), Link(0.0, 1e9), message_bytes=1e6)
+CLUSTER = Cluster(4, ConstantSeconds(0.36), Link(0.0, 1e9), message_bytes=1e6)
 
 
 def test_hours_speed_up_and_cost_by_hand() -> None:
@@ -34,7 +34,7 @@ def test_hours_speed_up_and_cost_by_hand() -> None:
 
 
 def test_ranking_puts_the_fewest_hours_first() -> None:
-    uneven = replace(CLUSTER, compute=Constant(0.36, {1: 10.0}))
+    uneven = replace(CLUSTER, compute=ConstantSeconds(0.36, {1: 10.0}))
     rows = ranked([SyncSGD(), ADPSGD(), KAVG(8)], uneven, WORK)
     assert [row.strategy for row in rows] == ["ADPSGD(mixing=ring)", "KAVG(K=8)", "SyncSGD()"]
     assert rows[0].speed_up == pytest.approx(3.1)
@@ -77,7 +77,7 @@ def test_a_timed_run_is_complete_and_repeats() -> None:
 def test_presets_name_their_sources() -> None:
     for name, kind in PRESETS.items():
         assert {"link"} <= set(kind.sources), name
-        assert kind.cluster(16, Constant(0.1), 1e6).learners == 16
+        assert kind.cluster(16, ConstantSeconds(0.1), 1e6).learners == 16
     with pytest.raises(ValueError, match="there is no cluster 'mainframe'; there are ethernet-1g"):
         preset("mainframe")
 

@@ -20,7 +20,7 @@ from murmur.simulation.theory.consensus import (
 )
 from murmur.strategies import ADPSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 
 COORDINATES, ROUNDS, RATE = 256, 120, 0.3
 QUADRATIC = NoisyQuadratic(curvature=1.0, variance=COORDINATES, rate=RATE)
@@ -115,6 +115,6 @@ def test_learners_of_equal_speed(strategy: Strategy, learners: int, wanted: floa
 def test_learners_out_of_step_are_closer(mixing: Mixing) -> None:
     """Looked at between steps, some have averaged since their latest one: the closed form is an upper limit."""
     walk = Walk(quadratic(torch.zeros(COORDINATES), 1.0, 1.0), RATE)
-    cluster = Cluster(learners=8, compute=Lognormal(0.1, 0.2))
+    cluster = Cluster(learners=8, compute=LognormalSeconds(0.1, 0.2))
     found = at_rest(follow(ADPSGD(mixing), cluster, walk, 8 * ROUNDS).distance_square)
     assert 0.3 < found / QUADRATIC.distance_square_through(mixing, 8, 1000) < 1

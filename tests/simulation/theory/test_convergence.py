@@ -11,8 +11,8 @@ from murmur.core.learner import Strategy
 from murmur.core.mixing import contraction, randomized_ring, ring
 from murmur.simulation.planner.course import Even, Walk, cosine, follow
 from murmur.simulation.theory.convergence import (
-    Flock,
-    Problem,
+    DecentralisedLearners,
+    SmoothProblem,
     best_rate,
     bound,
     largest_rate,
@@ -23,16 +23,24 @@ from murmur.simulation.theory.convergence import (
 )
 from murmur.strategies import ADPSGD, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.virtual.cluster import Cluster, Constant
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 
-PROBLEM = Problem(smoothness=2.0, variance=3.0, excess=0.7)
+PROBLEM = SmoothProblem(smoothness=2.0, variance=3.0, excess=0.7)
 START = (torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1) * math.pi
 LANDSCAPE = cosine(START, noise=1.0)
-HILLS = Problem(1.0, LANDSCAPE.variance, float(LANDSCAPE.loss(START)))
+HILLS = SmoothProblem(1.0, LANDSCAPE.variance, float(LANDSCAPE.loss(START)))
 
 
-@pytest.mark.parametrize("flock", [Flock(1), Flock(8, 0.5), Flock(8, 0.9, 3.0), Flock(8, 0.0, 5.0)])
-def test_where_the_bound_speaks(flock: Flock) -> None:
+@pytest.mark.parametrize(
+    "flock",
+    [
+        DecentralisedLearners(1),
+        DecentralisedLearners(8, 0.5),
+        DecentralisedLearners(8, 0.9, 3.0),
+        DecentralisedLearners(8, 0.0, 5.0),
+    ],
+)
+def test_where_the_bound_speaks(flock: DecentralisedLearners) -> None:
     most, M = largest_rate(PROBLEM, flock), PROBLEM.smoothness
     for rate, inside in ((0.999 * most, True), (1.001 * most, False)):
         first = 4 * rate**2 * M**2 * (1 + flock.contraction) / (1 - flock.contraction) ** 2 <= 0.5
@@ -42,15 +50,23 @@ def test_where_the_bound_speaks(flock: Flock) -> None:
 
 
 def test_best_rate_is_best_and_gives_the_leading_term() -> None:
-    flock, rounds = Flock(4), 1e9
+    flock, rounds = DecentralisedLearners(4), 1e9
     rate = best_rate(PROBLEM, 4, rounds)
     there = bound(PROBLEM, flock, rounds, rate)
     assert there == pytest.approx(leading_term(PROBLEM, 4 * rounds), rel=1e-3)
     assert all(there <= bound(PROBLEM, flock, rounds, rate * f) for f in (0.8, 1.25))
 
 
-@pytest.mark.parametrize("flock", [Flock(2), Flock(16, 0.9), Flock(16, 0.3, 5.0), Flock(2, 0.0, 100.0)])
-def test_linear_speed_up_from_there_on(flock: Flock) -> None:
+@pytest.mark.parametrize(
+    "flock",
+    [
+        DecentralisedLearners(2),
+        DecentralisedLearners(16, 0.9),
+        DecentralisedLearners(16, 0.3, 5.0),
+        DecentralisedLearners(2, 0.0, 100.0),
+    ],
+)
+def test_linear_speed_up_from_there_on(flock: DecentralisedLearners) -> None:
     enough = rounds_for_speedup(PROBLEM, flock)
     for rounds in (enough, 30 * enough):
         ours = bound(PROBLEM, flock, rounds, best_rate(PROBLEM, flock.learners, rounds))
@@ -64,7 +80,7 @@ def test_linear_speed_up_from_there_on(flock: Flock) -> None:
 
 def test_staleness_and_gap_fade() -> None:
     """At the best rate the leading term falls with the root of K, what staleness and mixing cost with K itself."""
-    near, far = Flock(8), Flock(8, 0.8, 4.0)
+    near, far = DecentralisedLearners(8), DecentralisedLearners(8, 0.8, 4.0)
     extra = []
     for rounds in (1e6, 1e8):
         rate = best_rate(PROBLEM, 8, rounds)
@@ -79,13 +95,13 @@ def test_published_form() -> None:
 
 def test_impossible_problems_and_flocks() -> None:
     with pytest.raises(ValueError, match=r"Problem.variance must be positive and finite, got 0"):
-        Problem(1.0, 0.0, 1.0)
+        SmoothProblem(1.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="contraction must lie in"):
-        Flock(4, 1.0)
+        DecentralisedLearners(4, 1.0)
     with pytest.raises(ValueError, match="learners must be at least 1, got 0"):
-        Flock(0)
+        DecentralisedLearners(0)
     with pytest.raises(ValueError, match="staleness must be finite and not negative, got -1"):
-        Flock(2, 0.0, -1)
+        DecentralisedLearners(2, 0.0, -1)
 
 
 def mean_square(
@@ -115,7 +131,7 @@ def test_linear_speed_up_in_samples(learners: int) -> None:
 
 @pytest.mark.parametrize("mixing", [ring, randomized_ring])
 def test_the_bound_is_kept_whatever_the_gap(mixing: object) -> None:
-    flock = Flock(8, contraction(mixing, 8, 100))  # type: ignore[arg-type]
+    flock = DecentralisedLearners(8, contraction(mixing, 8, 100))  # type: ignore[arg-type]
     rate, rounds = largest_rate(HILLS, flock), 100
     assert mean_square(ADPSGD(mixing), 8, 8 * rounds, rate) < bound(HILLS, flock, rounds, rate)  # type: ignore[arg-type]
 
@@ -123,6 +139,6 @@ def test_the_bound_is_kept_whatever_the_gap(mixing: object) -> None:
 def test_a_straggler_costs_little() -> None:
     """One of eight learners is ten times slower: its gradients are ten rounds old, and do nearly as much."""
     rate = best_rate(HILLS, 8, 128)
-    slow = Cluster(learners=8, compute=Constant(0.1, {3: 10.0}))
+    slow = Cluster(learners=8, compute=ConstantSeconds(0.1, {3: 10.0}))
     even = mean_square(ADPSGD(ring), 8, 1024, rate)
     assert mean_square(ADPSGD(ring), 8, 1024, rate, slow) < 1.15 * even

@@ -13,7 +13,7 @@ from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.language_model.arpa import write_arpa
 from murmur.speech.language_model.kneser_ney import KneserNey
-from murmur.tasks.ctc.data import Data, Split, labeller
+from murmur.tasks.ctc.data import Data, SplitData, labeller
 from murmur.tasks.ctc.decode import CtcDecoding, CtcSearch
 from search_oracle import GrammarOracle, ctc_cost
 
@@ -28,7 +28,7 @@ def search(root: Path, kind: ctc.Kind, **settings: object) -> CtcSearch:
     texts = [" ".join(p) for _, p in LEXICON] if phone else TEXTS.values()
     units, lexicon = ctc.Units.of(texts, kind), LEXICON if phone else ()
     label = labeller(units, lexicon)
-    part = Split(tuple(TEXTS), {}, TEXTS, {name: label(text) for name, text in TEXTS.items()}, {})
+    part = SplitData(tuple(TEXTS), {}, TEXTS, {name: label(text) for name, text in TEXTS.items()}, {})
     data = Data(units, part, part, part, True, lexicon)
     return CtcSearch(data, root, CtcDecoding(**settings), root / "cache")
 

@@ -10,11 +10,11 @@ pytest.importorskip("onnx", reason="onnx is not installed (pip install murmur[de
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
 
 from murmur.speech.decoding.deployable import (
-    Chunks,
     FixedCmvn,
     NoCmvn,
     Readout,
-    Scores,
+    ScoreNetwork,
+    StreamedChunks,
     UtteranceCmvn,
     WholeUtterances,
 )
@@ -46,7 +46,7 @@ def test_scores_are_those_of_each_utterance_alone(tmp_path, name):
     config = NETWORKS[name]
     network = network_of(config)
     prior, columns = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1])), np.array([4, 0, 0, 1, 2, 3, 3])
-    module = WholeUtterances(UtteranceCmvn(), network, Scores(Readout(prior, columns, 0.3), OUTPUTS))
+    module = WholeUtterances(UtteranceCmvn(), network, ScoreNetwork(Readout(prior, columns, 0.3), OUTPUTS))
     path, worst = exported(tmp_path, module)
     assert worst <= 1e-4
     rng = np.random.default_rng(1)
@@ -71,7 +71,7 @@ def test_fixed_statistics_and_none(tmp_path, name):
     feats_TF = (np.random.default_rng(2).normal(size=(50, VALUES)) * 3 - 8).astype(np.float32)
     mean_F, deviation_F = statistics([feats_TF])
     for cmvn, seen in ((FixedCmvn(mean_F, deviation_F), (feats_TF - mean_F) / deviation_F), (NoCmvn(), feats_TF)):
-        path, _ = exported(tmp_path, WholeUtterances(cmvn, network, Scores(Readout(), OUTPUTS)))
+        path, _ = exported(tmp_path, WholeUtterances(cmvn, network, ScoreNetwork(Readout(), OUTPUTS)))
         got, _ = session(path).run(None, {"x": feats_TF[None], "x_lens": np.array([50])})
         with torch.inference_mode():
             wanted = network(torch.from_numpy(seen.astype(np.float32))[None]).log_softmax(-1)
@@ -82,8 +82,8 @@ def test_fixed_statistics_and_none(tmp_path, name):
 def test_a_stream_in_chunks_equals_the_whole(tmp_path, stack, chunk):
     network = network_of(Lstm(hidden=7, layers=3, stack=stack, bottleneck=4))
     cmvn = FixedCmvn(np.full(VALUES, -8.0), np.full(VALUES, 3.0))
-    scores = Scores(Readout(), OUTPUTS)
-    module = Chunks(cmvn, network, scores)
+    scores = ScoreNetwork(Readout(), OUTPUTS)
+    module = StreamedChunks(cmvn, network, scores)
     path, worst = exported(tmp_path, module)
     assert worst <= 1e-4
     x = (np.random.default_rng(stack).normal(size=(2, 50, VALUES)) * 3 - 8).astype(np.float32)
@@ -97,7 +97,7 @@ def test_a_stream_in_chunks_equals_the_whole(tmp_path, stack, chunk):
 def test_axes_opset_and_metadata(tmp_path, columns):
     import onnx
 
-    scores = Scores(Readout(columns=columns), OUTPUTS)
+    scores = ScoreNetwork(Readout(columns=columns), OUTPUTS)
     path, _ = exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["tdnn"]), scores))
     model = onnx.load(str(path))
     assert [o.version for o in model.opset_import if o.domain == ""] == [OPSET]
@@ -111,28 +111,28 @@ def test_axes_opset_and_metadata(tmp_path, columns):
 def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path):
     projected = network_of(Lstm(hidden=7, layers=1, projection=3))
     with pytest.raises(ExportError, match="projection have no ONNX operator"):
-        exported(tmp_path, WholeUtterances(NoCmvn(), projected, Scores(Readout(), OUTPUTS)))
+        exported(tmp_path, WholeUtterances(NoCmvn(), projected, ScoreNetwork(Readout(), OUTPUTS)))
     refused = (("blstm with stacked frames", NoCmvn(), "one-directional"), ("lstm", UtteranceCmvn(), "--cmvn global"))
     for name, cmvn, reason in refused:
         with pytest.raises(ValueError, match=reason):
-            Chunks(cmvn, network_of(NETWORKS[name]), Scores(Readout(), OUTPUTS))
+            StreamedChunks(cmvn, network_of(NETWORKS[name]), ScoreNetwork(Readout(), OUTPUTS))
     with pytest.raises(ValueError, match="do not belong together"):
-        Scores(Readout(columns=np.array([OUTPUTS])), OUTPUTS)
+        ScoreNetwork(Readout(columns=np.array([OUTPUTS])), OUTPUTS)
     with pytest.raises(ValueError, match="do not belong together"):
-        Scores(Readout(log_prior=torch.zeros(3)), OUTPUTS)
+        ScoreNetwork(Readout(log_prior=torch.zeros(3)), OUTPUTS)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_export_that_computes_something_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("murmur.speech.decoding.onnx_file.TOLERANCE", -1.0)
     with pytest.raises(ExportError, match="from the network's, more than"):
-        exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["lstm"]), Scores(Readout(), OUTPUTS)))
+        exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["lstm"]), ScoreNetwork(Readout(), OUTPUTS)))
 
 
 def test_scores_that_are_no_numbers_are_refused(tmp_path):
     network = network_of(NETWORKS["tdnn"])
     with torch.no_grad():
         next(network.parameters()).fill_(float("nan"))
-    module = WholeUtterances(NoCmvn(), network, Scores(Readout(), OUTPUTS))
+    module = WholeUtterances(NoCmvn(), network, ScoreNetwork(Readout(), OUTPUTS))
     with pytest.raises(ExportError, match="up to inf from the network's"):
         write_onnx(module, VALUES, {}, tmp_path / "model.onnx")

@@ -15,14 +15,14 @@ from murmur.execution import processes
 from murmur.speech.corpus.corpus import CorpusError, Problem
 from murmur.speech.features import frame_shards
 from murmur.speech.features.chunks import ChunkTable, FramesInMemory
-from murmur.speech.features.frame_shards import Aligned, encoded, make
+from murmur.speech.features.frame_shards import AlignedFrames, encoded, make
 from murmur.speech.features.frame_store import damages, open_store
 
 
-def drawn(number: int, frames: int) -> Aligned:
+def drawn(number: int, frames: int) -> AlignedFrames:
     rng = np.random.default_rng(number)
     feats = (3 * rng.standard_normal((frames, 5)) + rng.uniform(-9, 9, 5)).astype(np.float32)
-    return Aligned(f"ü{number}", feats, rng.integers(0, 70_000 if number % 2 else 300, frames))
+    return AlignedFrames(f"ü{number}", feats, rng.integers(0, 70_000 if number % 2 else 300, frames))
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Drawn:
     last: int
     lost: tuple[int, ...] = ()
 
-    def utterances(self) -> Iterator[Aligned | Problem]:
+    def utterances(self) -> Iterator[AlignedFrames | Problem]:
         for number in range(self.first, self.last):
             lost = number in self.lost
             yield Problem(f"ü{number}", "nowhere", "lost") if lost else drawn(number, 20 + number % 7)
@@ -145,7 +145,7 @@ def test_problems_are_kept_and_too_many_are_refused(tmp_path):
 
     class Short:
         def utterances(self):
-            yield Aligned("a", np.zeros((3, 2)), np.zeros(4, int))
+            yield AlignedFrames("a", np.zeros((3, 2)), np.zeros(4, int))
 
     with pytest.raises(ValueError, match="a has 3 frames and 4 targets"):
         make(tmp_path / "c", (Short(),), "uint8")

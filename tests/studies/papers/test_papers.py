@@ -16,16 +16,16 @@ from murmur.speech.decoding.bootstrap import Interval
 from murmur.studies.comparison.rows import Row, Rows
 from murmur.studies.papers import asgd, frequency, rings, stragglers
 from murmur.studies.papers.all import STUDIES
-from murmur.studies.papers.cell import Cell, Material
+from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.page import write
-from murmur.studies.papers.run import Missing, Runner, loss
+from murmur.studies.papers.run import MissingRun, Runner, loss
 from murmur.studies.papers.study import at_most, lower, speed_up
 from murmur.worlds.virtual.world import VirtualWorld
 
 PRIOR = 4.0
 
 
-def row_of(cell: Cell, value: float = 1.0, seconds: float = 100.0, **more: object) -> Row:
+def row_of(cell: StudyCell, value: float = 1.0, seconds: float = 100.0, **more: object) -> Row:
     """A row as a run would leave it."""
     described = {k: getattr(cell, k) for k in ("strategy", "learners", "seed", "frames", "budget", "slow")}
     plain = {
@@ -49,16 +49,16 @@ def row_of(cell: Cell, value: float = 1.0, seconds: float = 100.0, **more: objec
     return {**plain, **more}
 
 
-def invented(cell: Cell) -> Row:
+def invented(cell: StudyCell) -> Row:
     """A different loss for every cell."""
     return row_of(cell, 1 + int(cell.digest, 16) % 1000 / 1000)
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_cell_of_every_study_can_be_run(name: str) -> None:
-    cells: list[Cell] = []
+    cells: list[StudyCell] = []
 
-    def go(cell: Cell) -> Row:
+    def go(cell: StudyCell) -> Row:
         cells.append(cell)
         return invented(cell)
 
@@ -73,7 +73,7 @@ def test_every_cell_of_every_study_can_be_run(name: str) -> None:
 
 
 def test_digests_look_at_everything_but_decoding() -> None:
-    plain = Cell()
+    plain = StudyCell()
     assert replace(plain, decoded=True).digest == plain.digest
     changes = {"strategy": "KAVG(2)", "learners": 2, "rate": 1.0, "power": 1.0, "seed": 1, "frames": 64, "budget": 1}
     changes |= {"schedule": "ibm", "optimizer": "natural gradient", "stack": True, "slow": 2.0}
@@ -84,7 +84,7 @@ def test_digests_look_at_everything_but_decoding() -> None:
 def test_bisection_finds_the_largest_minibatch_that_trains(limit: int, strategy: str) -> None:
     """Against looking at all of them, where training ends at one size."""
 
-    def go(cell: Cell) -> Row:
+    def go(cell: StudyCell) -> Row:
         batch = cell.learners * cell.frames
         return row_of(cell, 1.0 if batch <= 2**limit else 0.95 * PRIOR)
 
@@ -107,21 +107,21 @@ def test_verdicts(low: float, high: float, below: str, limited: str) -> None:
 
 
 def test_a_run_that_ended_counts_with_the_loss_of_the_class_frequencies() -> None:
-    assert loss(row_of(Cell(), 2.0)) == 2.0
-    assert loss(row_of(Cell(), 40.0)) == PRIOR
-    assert loss(row_of(Cell(), heldout={}, ended="the loss is nan")) == PRIOR
-    assert rings.diverged(row_of(Cell(), heldout={}, ended="the loss is nan"))
+    assert loss(row_of(StudyCell(), 2.0)) == 2.0
+    assert loss(row_of(StudyCell(), 40.0)) == PRIOR
+    assert loss(row_of(StudyCell(), heldout={}, ended="the loss is nan")) == PRIOR
+    assert rings.diverged(row_of(StudyCell(), heldout={}, ended="the loss is nan"))
 
 
 def test_speed_is_frames_a_second() -> None:
-    alone, many = row_of(Cell(), seconds=100.0), row_of(Cell(budget=480_000), seconds=50.0)
+    alone, many = row_of(StudyCell(), seconds=100.0), row_of(StudyCell(budget=480_000), seconds=50.0)
     assert speed_up([alone], [many]) == pytest.approx(4.0)
 
 
 def test_the_frequency_study_takes_the_best_and_what_cannot_be_told_from_it() -> None:
     values = {"128": (1.0, 1.1, 1.2), "1024": (1.01, 1.09, 1.21), "8192": (1.3, 1.43, 1.56), "30000": (2.0, 2.2, 2.4)}
     rows = {
-        name: [row_of(Cell(seed=seed, decoded=True), value) for seed, value in enumerate(each)]
+        name: [row_of(StudyCell(seed=seed, decoded=True), value) for seed, value in enumerate(each)]
         for name, each in values.items()
     }
     assert frequency.best_range(rows) == ["128", "1024"]
@@ -129,29 +129,29 @@ def test_the_frequency_study_takes_the_best_and_what_cannot_be_told_from_it() ->
 
 def test_stragglers_are_judged_by_the_clock() -> None:
     seconds = {"synchronous": 900.0, "fixed ring": 110.0, "randomised ring": 119.0, "delay-by-one": 800.0}
-    rows = {name: [row_of(Cell()), row_of(Cell(), seconds=value)] for name, value in seconds.items()}
+    rows = {name: [row_of(StudyCell()), row_of(StudyCell(), seconds=value)] for name, value in seconds.items()}
     assert stragglers.findings(rows)[0].verdict == "agrees"
-    rows["fixed ring"][1] = row_of(Cell(), seconds=121.0)
+    rows["fixed ring"][1] = row_of(StudyCell(), seconds=121.0)
     assert stragglers.findings(rows)[0].verdict == "differs"
 
 
 def test_rows_are_found_and_what_is_missing_is_named(tmp_path: Path) -> None:
-    rows, cell = Rows(tmp_path / "rows.jsonl"), Cell(seed=5, decoded=True)
+    rows, cell = Rows(tmp_path / "rows.jsonl"), StudyCell(seed=5, decoded=True)
     run = Runner(rows)
-    with pytest.raises(Missing, match="seed 5"):
+    with pytest.raises(MissingRun, match="seed 5"):
         run(cell)
     rows.append(row_of(replace(cell, decoded=False)))
     assert run(replace(cell, decoded=False))["digest"] == cell.digest
-    with pytest.raises(Missing):
+    with pytest.raises(MissingRun):
         run(cell)  # its test was not decoded
     rows.append(row_of(cell))
     assert run(cell)["errors"]
 
 
 def test_the_page_is_made_of_rows_alone_and_says_what_is_missing(tmp_path: Path) -> None:
-    rows, cells = Rows(tmp_path / "rows.jsonl"), list[Cell]()
+    rows, cells = Rows(tmp_path / "rows.jsonl"), list[StudyCell]()
 
-    def keep(cell: Cell) -> Row:
+    def keep(cell: StudyCell) -> Row:
         cells.append(cell)
         return invented(cell)
 
@@ -173,7 +173,7 @@ def test_the_page_is_made_of_rows_alone_and_says_what_is_missing(tmp_path: Path)
 
 
 def test_nothing_is_trained_without_speech(tmp_path: Path) -> None:
-    assert Material(tmp_path, tmp_path).network_task(3).seed == 3
+    assert StudyMaterial(tmp_path, tmp_path).network_task(3).seed == 3
 
 
 def test_a_page_of_no_rows_does_not_take_the_place_of_another(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from murmur.speech.features.augment import SpecAugment
 from murmur.strategies import ALL, KAVG, Exchanged, ParameterAveraging
 from murmur.tasks.ctc.task import CtcTask
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from plateaus import make_set
 from pool import Pool
@@ -58,7 +58,7 @@ def dev_loss(task: CtcTask, weights: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", MADE)
 def test_every_strategy_learns_on_a_virtual_cluster(task: CtcTask, name: str) -> None:
-    cluster = Cluster(learners=LEARNERS, compute=Lognormal(sigma=0.5, seed=4))
+    cluster = Cluster(learners=LEARNERS, compute=LognormalSeconds(sigma=0.5, seed=4))
     weights = fit(experiment(task, name), VirtualWorld(cluster))
     torch.manual_seed(0)
     fresh = task.evaluate(task.model())["loss"]

@@ -14,7 +14,7 @@ from murmur.speech.corpus.digits import Digits
 from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.features.augment import SpecAugment
 from murmur.tasks.corpora import splits
-from murmur.tasks.ctc.data import Split
+from murmur.tasks.ctc.data import SplitData
 from murmur.tasks.ctc.task import CtcTask
 
 pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")
@@ -141,7 +141,7 @@ def test_too_many_short_utterances_are_an_error_and_short_ones_of_dev_count_in_n
         _ = CtcTask(corpus=root, cache=tmp_path / "cache").data
 
 
-def shuffled(split: Split) -> Split:
+def shuffled(split: SplitData) -> SplitData:
     """The same split with every transcript given to another utterance."""
     order = np.random.default_rng(0).permutation(len(split.names))
     other = {name: split.names[i] for name, i in zip(split.names, order, strict=True)}

@@ -28,7 +28,7 @@ from murmur.engine.trainer import Trainer
 from murmur.run.configuration import configure, load
 from murmur.run.saved_model import read_into
 from murmur.worlds.mpi.mail import MpiMail, pack, unpack
-from murmur.worlds.mpi.progress import Progress, settle
+from murmur.worlds.mpi.progress import MpiProgress, settle
 from murmur.worlds.process.transport.mail import TYPES
 from murmur.worlds.threads import ThreadWorld
 
@@ -61,9 +61,9 @@ class Request:
 
 
 @contextmanager
-def progress(*polls: Callable[[], bool]) -> Iterator[tuple[Progress, list[Exception]]]:
+def progress(*polls: Callable[[], bool]) -> Iterator[tuple[MpiProgress, list[Exception]]]:
     failures: list[Exception] = []
-    running = Progress(polls, failures.append)
+    running = MpiProgress(polls, failures.append)
     yield running, failures
     running.stop()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.worlds.virtual.clock import Clock
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Recorded, Stop
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, RecordedSeconds, Stop
 from murmur.worlds.virtual.network import Network
 
 Message = tuple[float, int, int, int]  # sent at, source, to, bytes
@@ -308,17 +308,17 @@ def test_recorded_times_are_replayed(tmp_path: Path) -> None:
     ]
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps(spans))
-    times = Recorded.read(trace, {1: 10.0})
+    times = RecordedSeconds.read(trace, {1: 10.0})
     assert times.seconds == ((1.0, 3.0), (2.0,))
     assert [times(0, step) for step in range(3)] == [1.0, 3.0, 1.0]
     assert times(1, 7) == 20.0
     assert [times(2, step) for step in range(2)] == [3.0, 1.0]  # learner 0's row, begun elsewhere
     trace.write_text(json.dumps({"traceEvents": []}))
     with pytest.raises(ValueError, match="holds no spans of kind 'compute'"):
-        Recorded.read(trace)
+        RecordedSeconds.read(trace)
     trace.write_text("[1]")
     with pytest.raises(ValueError, match="is not a Chrome trace"):
-        Recorded.read(trace)
+        RecordedSeconds.read(trace)
 
 
 @pytest.mark.parametrize(
@@ -334,11 +334,14 @@ def test_recorded_times_are_replayed(tmp_path: Path) -> None:
         (lambda: Cluster(2, reduce_bytes_per_second=0.0), "Cluster.reduce_bytes_per_second must be positive, got 0"),
         (lambda: Cluster(2, copy_bytes_per_second=-5.0), "Cluster.copy_bytes_per_second must be positive, got -5"),
         (lambda: Cluster(2, allreduce="star"), "Cluster.allreduce must be one of ring, tree, hierarchical, got 'star'"),
-        (lambda: Constant(0.1, {3: 0.0}), r"Constant.factors\[3\] must be positive and finite, got 0"),
-        (lambda: Lognormal(0.1, 0.1, 0, {3: -1.0}), r"Lognormal.factors\[3\] must be positive and finite, got -1"),
-        (lambda: Recorded(((1.0, -1.0),)), r"Recorded.seconds\[0\]\[1\] must be positive and finite, got -1"),
-        (lambda: Recorded(()), "Recorded.seconds needs at least one time"),
-        (lambda: Recorded(((1.0,),), {0: 0.0}), r"Recorded.factors\[0\] must be positive"),
+        (lambda: ConstantSeconds(0.1, {3: 0.0}), r"Constant.factors\[3\] must be positive and finite, got 0"),
+        (
+            lambda: LognormalSeconds(0.1, 0.1, 0, {3: -1.0}),
+            r"Lognormal.factors\[3\] must be positive and finite, got -1",
+        ),
+        (lambda: RecordedSeconds(((1.0, -1.0),)), r"Recorded.seconds\[0\]\[1\] must be positive and finite, got -1"),
+        (lambda: RecordedSeconds(()), "Recorded.seconds needs at least one time"),
+        (lambda: RecordedSeconds(((1.0,),), {0: 0.0}), r"Recorded.factors\[0\] must be positive"),
         (lambda: Link(-1.0), "Link.latency_seconds must be finite and not negative, got -1"),
     ],
 )

@@ -10,7 +10,7 @@ from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span
 from murmur.core.world import Seat
 from murmur.worlds.virtual import clock as clocks
 from murmur.worlds.virtual.clock import Clock, Deadlock, Livelock
-from murmur.worlds.virtual.cluster import Cluster, Constant, Kill, Link, Lognormal, Stop
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Stop
 from murmur.worlds.virtual.network import Network
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -24,13 +24,13 @@ async def averages(seat: Seat) -> float:
 
 def test_time_is_that_of_the_slowest_learner() -> None:
     link = Link(latency_seconds=0.0, bytes_per_second=1e12)
-    cluster = Cluster(3, Constant(0.1, {2: 4.0}), link)
+    cluster = Cluster(3, ConstantSeconds(0.1, {2: 4.0}), link)
     assert VirtualWorld(cluster).run(averages) == pytest.approx([1.2] * 3)
 
 
 def test_spans_say_where_time_went() -> None:
     spans: list[Span] = []
-    cluster = Cluster(2, Constant(0.1, {1: 3.0}), Link(0.0, 1000.0), message_bytes=100.0)
+    cluster = Cluster(2, ConstantSeconds(0.1, {1: 3.0}), Link(0.0, 1000.0), message_bytes=100.0)
     VirtualWorld(cluster, spans.append).run(averages)
     spent = {
         (learner, kind): sum(s.end_seconds - s.start_seconds for s in spans if (s.learner, s.kind) == (learner, kind))
@@ -78,7 +78,7 @@ def test_a_killed_learner_is_named() -> None:
 
 def test_a_stopped_learner_goes_on_later() -> None:
     link = Link(latency_seconds=0.0, bytes_per_second=1e12)
-    cluster = Cluster(2, Constant(0.1), link, faults=(Stop(1, 0.15, 5.0),))
+    cluster = Cluster(2, ConstantSeconds(0.1), link, faults=(Stop(1, 0.15, 5.0),))
     assert VirtualWorld(cluster).run(averages) == pytest.approx([5.15 + 0.1] * 2)
 
 
@@ -156,7 +156,7 @@ def test_impossible_clusters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Link.bytes_per_second must be positive and finite, got 0"):
         Link(bytes_per_second=0)
     with pytest.raises(ValueError, match=r"Constant.seconds must be positive and finite, got -1"):
-        Constant(-1)
+        ConstantSeconds(-1)
     with pytest.raises(ValueError, match=r"learner 4 is named"):
         Cluster(4, links={4: Link()})
     with pytest.raises(ValueError, match="at least 1, got 0"):
@@ -164,7 +164,7 @@ def test_impossible_clusters_are_refused() -> None:
 
 
 def test_random_compute_times_repeat() -> None:
-    times = Lognormal(0.1, 0.5, seed=3)
+    times = LognormalSeconds(0.1, 0.5, seed=3)
     draws = [times(learner, step) for learner in range(20) for step in range(50)]
     assert draws == [times(learner, step) for learner in range(20) for step in range(50)]
     assert sorted(draws)[len(draws) // 2] == pytest.approx(0.1, rel=0.1)  # the median

@@ -185,7 +185,7 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Ten
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """What one learner goes on from.
 
     Attributes:
@@ -217,7 +217,7 @@ class Checkpoints:
         """Minibatches that were behind at the checkpoints there are, whole or not, the newest first."""
         return sorted((int(folder.name) for folder in self.folder.glob("[0-9]*")), reverse=True)
 
-    def part(self, minibatches: int, learner: int) -> Part:
+    def part(self, minibatches: int, learner: int) -> CheckpointPart:
         """A learner's part of one checkpoint; only its own tensors are read, of the others' the facts.
 
         A member of a node that has no part takes that of its leader, which is the nearest before it; a learner of a
@@ -237,9 +237,9 @@ class Checkpoints:
         place = learner % world
         own = max((r for r in there if r <= place), default=min(there))
         tensors, its_facts = read_pair(folder / f"learner-{own}")
-        return Part(tensors, its_facts, list(facts.values()))
+        return CheckpointPart(tensors, its_facts, list(facts.values()))
 
-    def newest(self, learner: int, before: float = float("inf")) -> tuple[Part | None, list[str]]:
+    def newest(self, learner: int, before: float = float("inf")) -> tuple[CheckpointPart | None, list[str]]:
         """A learner's part of the newest checkpoint that is whole as far as it has to read; None if there is none.
 
         Also says which newer ones it passed over, and why. Only those of fewer than `before` minibatches count.

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from murmur.core.group import Group
-from murmur.engine.checkpoints.checkpoint import Checkpoints, Part, write_whole
+from murmur.engine.checkpoints.checkpoint import CheckpointPart, Checkpoints, write_whole
 from murmur.engine.checkpoints.position import Position
 from murmur.engine.checkpoints.state import position_of, unpack
 from murmur.engine.experiment import describe, differences
@@ -65,7 +65,9 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
     return Resume(facts["minibatches"], math.inf if facts["best"] is None else facts["best"], outer)
 
 
-async def newest_of_all(checkpoints: Checkpoints, group: Group, source: TaskSource) -> tuple[Part | None, list[str]]:
+async def newest_of_all(
+    checkpoints: Checkpoints, group: Group, source: TaskSource
+) -> tuple[CheckpointPart | None, list[str]]:
     """A learner's part of the newest checkpoint that is whole for all, and why newer ones are not, as far as it knows.
 
     Each looks for itself; the oldest that anybody had to go back to is tried next, until all have the same.
@@ -85,7 +87,7 @@ async def newest_of_all(checkpoints: Checkpoints, group: Group, source: TaskSour
         before = min(found) + 1
 
 
-def _say(source: TaskSource, checkpoints: Checkpoints, part: Part, position: Position, lost: int) -> None:
+def _say(source: TaskSource, checkpoints: Checkpoints, part: CheckpointPart, position: Position, lost: int) -> None:
     facts, size = part.facts, source.seat.group.size
     log.info(
         "going on from %s: %d of %d minibatches are behind (epoch %.2f, held-out loss %s); %d are done again",

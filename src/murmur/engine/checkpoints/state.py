@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from murmur.core.learner import Learner
-from murmur.engine.checkpoints.checkpoint import Part, pack_optimizer, unpack_optimizer
+from murmur.engine.checkpoints.checkpoint import CheckpointPart, pack_optimizer, unpack_optimizer
 from murmur.engine.checkpoints.position import Claims, Position, go_on
 from murmur.engine.experiment import describe
 from murmur.engine.task_source import TaskSource
@@ -60,7 +60,7 @@ def claims_of(me: Learner, source: TaskSource, mark: int) -> Claims:
     return Claims(sorted(p for p in unfinished if p < mark), done if holds else (), source.deals.moved)
 
 
-def unpack(source: TaskSource, part: Part) -> dict[str, Tensor]:
+def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:
     """Let a source go on from a part of a checkpoint; gives the strategy's vectors.
 
     Raises:
@@ -79,7 +79,7 @@ def unpack(source: TaskSource, part: Part) -> dict[str, Tensor]:
     return {k.removeprefix(OUTER): t.to(device) for k, t in tensors.items() if k.startswith(OUTER)}
 
 
-def check_weights(part: Part, numel: int) -> None:
+def check_weights(part: CheckpointPart, numel: int) -> None:
     """See that a part of a checkpoint is of a model of so many weights.
 
     Raises:
@@ -93,6 +93,6 @@ def check_weights(part: Part, numel: int) -> None:
         )
 
 
-def position_of(part: Part) -> Position:
+def position_of(part: CheckpointPart) -> Position:
     """Where a launch goes on from a checkpoint."""
     return go_on(part.facts["minibatches"], [Claims.read(facts["claims"]) for facts in part.all_facts])

@@ -49,7 +49,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """How a run stands, and why, in words."""
 
     name: Name
@@ -59,7 +59,7 @@ class State:
         return f"{self.name} ({self.why})" if self.why else self.name
 
 
-def state_of(folder: Path) -> State:
+def state_of(folder: Path) -> RunState:
     """The state of the run in a folder.
 
     "unknown" for one without a lock, as older versions left them, and for one whose lock seems free but was taken on
@@ -67,15 +67,15 @@ def state_of(folder: Path) -> State:
     """
     ending, lock = read_ending(folder), held(folder / LOCK)
     if ending is not None and ending.state == "finished":
-        return State("finished")
+        return RunState("finished")
     if lock == "held":
-        return State("running")
+        return RunState("running")
     if ending is not None:
-        return State(ending.state, f"{ending.why}, {ending.at}")
+        return RunState(ending.state, f"{ending.why}, {ending.at}")
     holder = holder_of(folder / LOCK)
     if lock == "free" and (holder is None or holder.host == socket.gethostname()):
-        return State("killed", "no process works on it, and it did not say that it ends")
-    return State("unknown")
+        return RunState("killed", "no process works on it, and it did not say that it ends")
+    return RunState("unknown")
 
 
 def read_ending(folder: Path) -> Ending | None:

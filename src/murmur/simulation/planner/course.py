@@ -103,7 +103,7 @@ class Course:
     staleness: list[int] = field(default_factory=list)
 
 
-class Row(Weights):
+class CourseRow(Weights):
     """One learner's row of the matrix of all weights."""
 
     def __init__(self, row: Tensor) -> None:
@@ -175,7 +175,9 @@ def follow(strategy: Strategy, cluster: Cluster, walk: Walk, minibatches: int) -
     course = Course(start.repeat(cluster.learners, 1))
 
     async def program(seat: Seat) -> None:
-        await strategy(Learner(seat, Row(course.weights[seat.group.rank]), Slope(seat, minibatches, walk, course)))
+        await strategy(
+            Learner(seat, CourseRow(course.weights[seat.group.rank]), Slope(seat, minibatches, walk, course))
+        )
 
     VirtualWorld(cluster).run(program)
     return course

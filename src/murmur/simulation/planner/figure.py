@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from murmur.simulation.planner.table import Row
+from murmur.simulation.planner.table import PlanRow
 
 
-def draw_scaling(curves: Mapping[str, Sequence[Row]], path: Path, title: str) -> None:
+def draw_scaling(curves: Mapping[str, Sequence[PlanRow]], path: Path, title: str) -> None:
     """Write a picture of the speed-up of several strategies; the ending of `path` names its format.
 
     Raises:

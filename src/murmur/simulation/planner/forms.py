@@ -55,7 +55,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ClusterSetting:
     """A cluster, the table of its compute times, and what one entry of the table stands for.
 
     Attributes:
@@ -73,7 +73,7 @@ class Setting:
         object.__setattr__(self, "size", self.cluster.message_bytes)
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Setting:
+    def of(cls, cluster: Cluster) -> ClusterSetting:
         """The setting of a cluster, compute times drawn from its description."""
         draws = max(32, min(DRAWS, CELLS // cluster.learners))
         rows = [[cluster.compute(i, k) for i in range(cluster.learners)] for k in range(draws)]
@@ -97,7 +97,7 @@ class Setting:
         return network.allreduce_seconds(range(self.cluster.learners), int(self.size) or 1)
 
 
-def form_of(strategy: Any, setting: Setting) -> Form:
+def form_of(strategy: Any, setting: ClusterSetting) -> Form:
     """The form that a strategy declares by `planned`.
 
     Raises:
@@ -114,7 +114,7 @@ def form_of(strategy: Any, setting: Setting) -> Form:
 class ClosedForms:
     """The closed forms on one setting, for a strategy to choose from: see `murmur.core.facts.Planner`."""
 
-    setting: Setting
+    setting: ClusterSetting
 
     def every(self, K: int, vectors: float) -> Form:
         return _periodic(K, vectors, self.setting)
@@ -144,7 +144,7 @@ def _bound_by(waiting: float, communicating: float, own: float) -> str:
     return largest[1]
 
 
-def _periodic(K: int, vectors: float, setting: Setting) -> Form:
+def _periodic(K: int, vectors: float, setting: ClusterSetting) -> Form:
     """K steps, then a mean of all: SyncSGD with K = 1."""
     slowest, cost, count = _slowest(setting.times, K), setting.allreduce(), setting.learners * setting.unit
     own = float(setting.times.mean(0).min())
@@ -156,7 +156,7 @@ def _periodic(K: int, vectors: float, setting: Setting) -> Form:
     return Form(seconds, _bound_by(slowest - own, cost / K, own), vectors, lines)
 
 
-def _delayed(mixing: Mixing, setting: Setting) -> Form:
+def _delayed(mixing: Mixing, setting: ClusterSetting) -> Form:
     if mixing is not uniform:
         raise ValueError(f"DelayByOne(mixing={mixing.__name__}) has no closed form: simulate it instead")
     cost, count = setting.allreduce(), setting.learners * setting.unit
@@ -173,7 +173,7 @@ def _delayed(mixing: Mixing, setting: Setting) -> Form:
     return Form(step / count, binds, 5.0, lines)
 
 
-def _gossiping(mixing: Mixing, setting: Setting) -> Form:
+def _gossiping(mixing: Mixing, setting: ClusterSetting) -> Form:
     rate = float((1 / setting.times.mean(0)).sum()) * setting.unit
     rounds = rounds_of(mixing, setting.cluster, setting.times)
     lines = (
@@ -184,7 +184,7 @@ def _gossiping(mixing: Mixing, setting: Setting) -> Form:
     return Form(1 / rate, COMPUTE, 4.0 + 2 * rounds.neighbours, lines, rounds.per_gradient)
 
 
-def _served(setting: Setting) -> Form:
+def _served(setting: ClusterSetting) -> Form:
     cluster, size, copies = setting.cluster, setting.size, setting.copies
     if setting.learners == 1:
         alone = float(setting.times.mean())
@@ -205,14 +205,14 @@ def _served(setting: Setting) -> Form:
     return Form(seconds / setting.unit, "server's card" if serving >= free else COMPUTE, 4.0, lines)
 
 
-def _nodes(outer_strategy: object, width: int, setting: Setting) -> Form:
+def _nodes(outer_strategy: object, width: int, setting: ClusterSetting) -> Form:
     """Nodes as learners: their gradient takes the slowest member and a mean inside."""
     cluster = setting.cluster
     learners = setting.learners
     if learners % width:
         raise ValueError(f"SuperLearners(node_size={width}) leaves a part of {learners} learners over: plan full nodes")
     within = replace(cluster, learners=width, links={}, faults=())
-    inside = Setting(within, setting.times[:, :width]).allreduce()
+    inside = ClusterSetting(within, setting.times[:, :width]).allreduce()
     link = cluster.inside if cluster.learners_per_node > 1 else cluster.link
     moving, copying = setting.size / link.bytes_per_second, setting.copies  # a copy goes out while another one moves
     handed = (width - 1) * max(moving, copying) + (width > 1) * (min(moving, copying) + copying)
@@ -225,7 +225,7 @@ def _nodes(outer_strategy: object, width: int, setting: Setting) -> Form:
     outer = replace(
         cluster, learners=learners // width, link=card, links={}, faults=(), nodes=None, learners_per_node=1
     )
-    form = form_of(outer_strategy, Setting(outer, times, setting.unit * width))
+    form = form_of(outer_strategy, ClusterSetting(outer, times, setting.unit * width))
     lines = (
         "a node's gradient   = E max inside + C inside, and the weights to the members",
         f"                    = {float(slowest.mean()):.6g} + {inside:.6g}, {handed:.6g} s: {float(times.mean()):.6g} s"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from murmur.simulation.planner.forms import Form, Setting, form_of
+from murmur.simulation.planner.forms import ClusterSetting, Form, form_of
 from murmur.simulation.planner.work import Work
 from murmur.worlds.virtual.cluster import Cluster
 
@@ -17,7 +17,7 @@ SCALE = tuple(2**n for n in range(11))  # 1 .. 1024 learners
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """One strategy on one cluster.
 
     Attributes:
@@ -41,7 +41,7 @@ class Row:
     form: Form
 
 
-def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan) -> Row:
+def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan) -> PlanRow:
     """The row of a strategy on a cluster. `price`: of a device hour.
 
     Raises:
@@ -49,12 +49,12 @@ def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan)
     """
     if cluster.message_bytes != work.model_bytes:
         raise ValueError(f"Cluster.message_bytes={cluster.message_bytes} is not Work.model_bytes={work.model_bytes}")
-    setting = Setting.of(cluster)
+    setting = ClusterSetting.of(cluster)
     form = form_of(strategy, setting)
     alone = float(np.median(setting.times.mean(0)))
     hours = form.seconds * work.minibatches / 3600
     speed_up = alone / form.seconds
-    return Row(
+    return PlanRow(
         strategy=shown(strategy),
         learners=cluster.learners,
         hours=hours,
@@ -76,14 +76,14 @@ def shown(strategy: Any) -> str:
     return f"{type(strategy).__name__}({', '.join(parts)})"
 
 
-def ranked(strategies: Sequence[Any], cluster: Cluster, work: Work, price: float = math.nan) -> list[Row]:
+def ranked(strategies: Sequence[Any], cluster: Cluster, work: Work, price: float = math.nan) -> list[PlanRow]:
     """The rows of all strategies, the fewest hours first."""
     return sorted((row_of(s, cluster, work, price) for s in strategies), key=lambda row: row.hours)
 
 
 def scaled(
     strategy: Any, cluster_of: Callable[[int], Cluster], work: Work, learners: Sequence[int] = SCALE
-) -> list[Row]:
+) -> list[PlanRow]:
     """The rows of one strategy over numbers of learners; those that the strategy cannot have are left out."""
     width = getattr(strategy, "node_size", 1)
     return [row_of(strategy, cluster_of(count), work) for count in learners if count % width == 0]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Problem:
+class SmoothProblem:
     """A problem to minimise.
 
     Attributes:
@@ -42,7 +42,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Flock:
+class DecentralisedLearners:
     """The learners that minimise it.
 
     Attributes:
@@ -71,7 +71,7 @@ class Flock:
         return self.staleness + (self.learners - 1) / (1 - self.contraction)
 
 
-def largest_rate(problem: Problem, flock: Flock) -> float:
+def largest_rate(problem: SmoothProblem, flock: DecentralisedLearners) -> float:
     """The largest alpha that conditions (i) and (ii) of the bound allow."""
     rho, tau = flock.contraction, flock.staleness
     by_mixing = (1 - rho) / math.sqrt(8 * (1 + rho))
@@ -80,7 +80,7 @@ def largest_rate(problem: Problem, flock: Flock) -> float:
     return min(by_mixing, by_staleness) / problem.smoothness
 
 
-def bound(problem: Problem, flock: Flock, rounds: float, rate: float) -> float:
+def bound(problem: SmoothProblem, flock: DecentralisedLearners, rounds: float, rate: float) -> float:
     """The bound on the mean of |grad f(w-bar_k)|^2 over K rounds at a constant rate; infinity where it says nothing."""
     if rate > largest_rate(problem, flock) * (1 + 1e-12):
         return math.inf
@@ -89,7 +89,7 @@ def bound(problem: Problem, flock: Flock, rounds: float, rate: float) -> float:
     return 2 * problem.excess / (rate * rounds) + noise + 8 * (rate * M) ** 2 * variance * flock.apartness / L
 
 
-def best_rate(problem: Problem, learners: int, rounds: float) -> float:
+def best_rate(problem: SmoothProblem, learners: int, rounds: float) -> float:
     """sqrt(2 Delta L / (M K sigma^2)): the rate at which the first two terms of the bound are equal and least.
 
     They then are 2 sqrt(2 Delta M sigma^2 / (L K)): it falls with the root of the number of gradients L K, whoever
@@ -98,12 +98,12 @@ def best_rate(problem: Problem, learners: int, rounds: float) -> float:
     return math.sqrt(2 * problem.excess * learners / (problem.smoothness * rounds * problem.variance))
 
 
-def leading_term(problem: Problem, gradients: float) -> float:
+def leading_term(problem: SmoothProblem, gradients: float) -> float:
     """2 sqrt(2 Delta M sigma^2 / N) after N gradients of all learners together: what is left for large N."""
     return 2 * math.sqrt(2 * problem.excess * problem.smoothness * problem.variance / gradients)
 
 
-def rounds_for_speedup(problem: Problem, flock: Flock) -> float:
+def rounds_for_speedup(problem: SmoothProblem, flock: DecentralisedLearners) -> float:
     """The number of rounds from which on L learners need 1/L of the rounds of one, up to a factor of 2 in the bound.
 
     From there on `best_rate` fulfils (i) and (ii), and the third term is no larger than the other two together:
@@ -114,12 +114,12 @@ def rounds_for_speedup(problem: Problem, flock: Flock) -> float:
     return max(32 * scale * flock.apartness**2, allowed / largest_rate(problem, flock) ** 2)
 
 
-def published_rate(problem: Problem, learners: int, gradients: float) -> float:
+def published_rate(problem: SmoothProblem, learners: int, gradients: float) -> float:
     """gamma = n / (10 M + sigma sqrt(K)) of Lian et al. 2018, one minibatch a gradient, the same data for all."""
     return learners / (10 * problem.smoothness + math.sqrt(problem.variance * gradients))
 
 
-def published_bound(problem: Problem, gradients: float) -> float:
+def published_bound(problem: SmoothProblem, gradients: float) -> float:
     """20 Delta M / K + 8 (Delta + M) sigma / sqrt(K) of Lian et al. 2018 at `published_rate`, K single gradients.
 
     For K above a threshold that grows with staleness, learners and 1 / gap. Their minibatch size is 1 and all learners

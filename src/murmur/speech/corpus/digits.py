@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from murmur.speech.corpus.kaldi_dir import write_table
-from murmur.speech.corpus.render import Line, render
+from murmur.speech.corpus.render import ScriptLine, render
 from murmur.speech.corpus.synth import Voice
 
 LEXICON = {
@@ -76,7 +76,7 @@ def digits_folder(folder: Path, config: Digits) -> Path:
     return Path(folder) / f"digits-{config.digest()}"
 
 
-def plan(config: Digits) -> dict[str, tuple[Line, ...]]:
+def plan(config: Digits) -> dict[str, tuple[ScriptLine, ...]]:
     """The lines of each split, with speaker and conditions: {split: lines}. A pure function of `config`."""
     counts = {"train": config.train, "dev": config.dev, "test": config.test}
     return {split: tuple(_line(split, index, config.seed) for index in range(count)) for split, count in counts.items()}
@@ -118,7 +118,7 @@ def _speak(scratch: Path, config: Digits, processes: int) -> None:
     (scratch / "conditions.json").write_text(json.dumps(conditions, indent=1, sort_keys=True), encoding="utf-8")
 
 
-def _write_split(root: Path, split: str, lines: Sequence[Line]) -> None:
+def _write_split(root: Path, split: str, lines: Sequence[ScriptLine]) -> None:
     folder = root / "data" / split
     write_table(folder / "text", {line.id: " ".join(line.words) for line in lines})
     write_table(folder / "wav.scp", {line.id: f"wav/{split}/{line.id}.flac" for line in lines})
@@ -126,7 +126,7 @@ def _write_split(root: Path, split: str, lines: Sequence[Line]) -> None:
     write_table(folder / "utt2accent", {line.id: line.voice.accent for line in lines})
 
 
-def _line(split: str, index: int, seed: int) -> Line:
+def _line(split: str, index: int, seed: int) -> ScriptLine:
     rng = np.random.default_rng([seed, ("train", "dev", "test").index(split), index])
     variant = VARIANTS[split][index % len(VARIANTS[split])]
     foreign = split == "test" and rng.integers(4) == 0
@@ -139,7 +139,7 @@ def _line(split: str, index: int, seed: int) -> Line:
         pitch_range=int(rng.integers(30, 71)),
     )
     speaker = f"{accent}_{variant}".replace("-", "")
-    return Line(
+    return ScriptLine(
         id=f"{speaker}-{split}{index:05}",
         words=tuple(WORDS[i] for i in rng.integers(len(WORDS), size=3 + index % 5)),
         voice=voice,

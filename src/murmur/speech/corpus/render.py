@@ -29,7 +29,7 @@ POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Line:
+class ScriptLine:
     """One utterance to render.
 
     Attributes:
@@ -55,7 +55,7 @@ class Line:
     seed: int
 
 
-def render(lines: Sequence[Line], folder: Path, processes: int = 2) -> None:
+def render(lines: Sequence[ScriptLine], folder: Path, processes: int = 2) -> None:
     """Write `folder`/<id>.flac (16 kHz, 16 bit) for every line; shards of 128 lines, each in a fresh process.
 
     The bytes depend on `lines` alone, not on `processes`.
@@ -88,7 +88,7 @@ class _Rendering:
     script: Path
 
     @staticmethod
-    def begin(number: int, shard: Sequence[Line], folder: Path) -> _Rendering:
+    def begin(number: int, shard: Sequence[ScriptLine], folder: Path) -> _Rendering:
         script = folder / f"shard{number:05}.json"
         script.write_text(json.dumps([asdict(line) for line in shard]), encoding="utf-8")
         command = [sys.executable, "-m", "murmur.speech.corpus.render", str(script), str(folder), str(os.getpid())]
@@ -104,7 +104,7 @@ class _Rendering:
         errors.unlink()
 
 
-def _render_shard(lines: Iterable[Line], folder: Path) -> None:
+def _render_shard(lines: Iterable[ScriptLine], folder: Path) -> None:
     engine = Synthesizer()
     for line in lines:
         spoken = engine.say(" ".join(line.words).lower(), line.voice).astype(np.float32) / 32768
@@ -112,7 +112,7 @@ def _render_shard(lines: Iterable[Line], folder: Path) -> None:
         soundfile.write(folder / f"{line.id}.flac", _as_recorded(clean, line), RATE_HZ, subtype="PCM_16")
 
 
-def _as_recorded(clean: np.ndarray, line: Line) -> np.ndarray:
+def _as_recorded(clean: np.ndarray, line: ScriptLine) -> np.ndarray:
     rng = np.random.default_rng(line.seed)
     before, after = (int(seconds * RATE_HZ) for seconds in line.margin_seconds)
     speech = np.pad(clean, (before, after))
@@ -122,8 +122,8 @@ def _as_recorded(clean: np.ndarray, line: Line) -> np.ndarray:
     return room.at_level(room.add_noise(speech, noise, line.snr_db), line.peak_db)
 
 
-def _line(row: dict) -> Line:
-    return Line(**{**row, "words": tuple(row["words"]), "voice": Voice(**row["voice"])})
+def _line(row: dict) -> ScriptLine:
+    return ScriptLine(**{**row, "words": tuple(row["words"]), "voice": Voice(**row["voice"])})
 
 
 if __name__ == "__main__":

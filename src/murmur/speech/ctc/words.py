@@ -20,7 +20,7 @@ import numpy as np
 from murmur.speech.ctc.criterion import BLANK, WORD_START, Units
 
 
-class Run(NamedTuple):
+class UnitRun(NamedTuple):
     """A unit's column, its first frame, the frame behind its last, and its greatest log posterior."""
 
     column: int
@@ -38,17 +38,17 @@ class SpokenWord(NamedTuple):
     confidence: float
 
 
-def runs(log_probs_UC: np.ndarray) -> list[Run]:
+def runs(log_probs_UC: np.ndarray) -> list[UnitRun]:
     """Runs of equal best columns, without blanks (Graves et al. 2006, section 3.2)."""
     return [
-        Run(column, first, end, float(log_probs_UC[first:end, column].max()))
+        UnitRun(column, first, end, float(log_probs_UC[first:end, column].max()))
         for column, first, end in collapsed(log_probs_UC.argmax(1))
     ]
 
 
 def spoken_words(log_probs_UC: np.ndarray, units: Units) -> list[SpokenWord]:
     """The words of the best path: what lies between spaces, units themselves for whole words and phones."""
-    words: list[list[Run]] = [[]]
+    words: list[list[UnitRun]] = [[]]
     for run in runs(log_probs_UC):
         symbol = units.symbols[run.column - 1]
         alone = units.kind in ("word", "phone")
@@ -59,7 +59,7 @@ def spoken_words(log_probs_UC: np.ndarray, units: Units) -> list[SpokenWord]:
     return [_word(pieces, units) for pieces in words if pieces]
 
 
-def _word(pieces: list[Run], units: Units) -> SpokenWord:
+def _word(pieces: list[UnitRun], units: Units) -> SpokenWord:
     text = "".join(units.symbols[run.column - 1] for run in pieces).replace(WORD_START, "")
     mean = sum(run.log_posterior for run in pieces) / len(pieces)
     return SpokenWord(text, pieces[0].first, pieces[-1].end, math.exp(min(mean, 0.0)))

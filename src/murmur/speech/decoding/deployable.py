@@ -81,7 +81,7 @@ class Readout:
             raise ValueError(f"acoustic scale {self.scale}: give a positive number")
 
 
-class Scores(nn.Module):
+class ScoreNetwork(nn.Module):
     """scale (log softmax(logits) - log prior), its columns picked."""
 
     log_prior: Tensor
@@ -115,7 +115,7 @@ class Scores(nn.Module):
 class WholeUtterances(nn.Module):
     """x (N, T, F) float32 and x_lens (N,) int64 to log_probs (N, U, L) and log_probs_lens (N,)."""
 
-    def __init__(self, cmvn: nn.Module, network: nn.Module, scores: Scores) -> None:
+    def __init__(self, cmvn: nn.Module, network: nn.Module, scores: ScoreNetwork) -> None:
         super().__init__()
         self.cmvn, self.network, self.scores = cmvn, network, scores
         self.output_lengths: Callable[[Tensor], Tensor] = network.output_lengths  # type: ignore[assignment]
@@ -126,13 +126,13 @@ class WholeUtterances(nn.Module):
         return self.scores(logits_NUC), self.output_lengths(x_lens)
 
 
-class Chunks(nn.Module):
+class StreamedChunks(nn.Module):
     """A one-directional LSTM piece by piece: its states come in and go out, (layers, N, cells) each.
 
     A chunk is any multiple of `stack` frames; only a stream's last one may be shorter than its T says (x_lens).
     """
 
-    def __init__(self, cmvn: nn.Module, network: nn.Module, scores: Scores) -> None:
+    def __init__(self, cmvn: nn.Module, network: nn.Module, scores: ScoreNetwork) -> None:
         super().__init__()
         why_not = why_no_stream(network, cmvn)
         if why_not or not isinstance(network, AcousticLstm):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmur.speech.decoding.deployable import Chunks, WholeUtterances, random_batches, why_not_onnx
+from murmur.speech.decoding.deployable import StreamedChunks, WholeUtterances, random_batches, why_not_onnx
 
 OPSET = 17
 TOLERANCE = 1e-4
@@ -34,7 +34,7 @@ class ExportError(ValueError):
     """A model that cannot be exported, or an export that is not what the network computes; says why."""
 
 
-def write_onnx(module: WholeUtterances | Chunks, values: int, metadata: Mapping[str, str], path: Path) -> float:
+def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: Mapping[str, str], path: Path) -> float:
     """Write `module` for F = `values` features, and return the greatest difference from it seen in onnxruntime.
 
     Raises:
@@ -48,7 +48,7 @@ def write_onnx(module: WholeUtterances | Chunks, values: int, metadata: Mapping[
     module.eval()
     stack = int(getattr(module.network, "stack", 1))
     example = _example(module, values, stack)
-    streaming = isinstance(module, Chunks)
+    streaming = isinstance(module, StreamedChunks)
     inputs, outputs = (CHUNK_INPUTS, CHUNK_OUTPUTS) if streaming else (WHOLE_INPUTS, WHOLE_OUTPUTS)
     with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory(prefix="murmur-export-") as folder:
         # The exporter that records shapes is not used: it fixes the number of frames of bidirectional networks.
@@ -67,7 +67,11 @@ def write_onnx(module: WholeUtterances | Chunks, values: int, metadata: Mapping[
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(path))
-    worst = chunk_difference(path, module, values) if isinstance(module, Chunks) else difference(path, module, values)
+    worst = (
+        chunk_difference(path, module, values)
+        if isinstance(module, StreamedChunks)
+        else difference(path, module, values)
+    )
     if not worst <= TOLERANCE:
         raise ExportError(f"onnxruntime's scores are up to {worst:.2g} from the network's, more than {TOLERANCE:g}")
     return worst
@@ -119,7 +123,7 @@ def difference(path: Path, module: WholeUtterances, values: int) -> float:
     return worst
 
 
-def chunk_difference(path: Path, module: Chunks, values: int) -> float:
+def chunk_difference(path: Path, module: StreamedChunks, values: int) -> float:
     """Greatest difference between a file fed chunk by chunk and the network fed the whole."""
     runner, worst, stack = session(path), 0.0, module.stack
     whole = WholeUtterances(module.cmvn, module.network, module.scores)
@@ -133,7 +137,7 @@ def chunk_difference(path: Path, module: Chunks, values: int) -> float:
     return worst
 
 
-def in_chunks(runner: Any, x_NTF: np.ndarray, chunk: int, module: Chunks) -> np.ndarray:
+def in_chunks(runner: Any, x_NTF: np.ndarray, chunk: int, module: StreamedChunks) -> np.ndarray:
     """Scores of a stream given `chunk` frames at a time; the last chunk is padded to a multiple of the stack."""
     head, cell = (states.numpy() for states in module.first_states(len(x_NTF)))
     pieces = []
@@ -158,11 +162,11 @@ def _apart(ours: Tensor, theirs: np.ndarray, our_lens: Tensor, their_lens: np.nd
     return float("inf") if np.isnan(apart) else apart
 
 
-def _example(module: WholeUtterances | Chunks, values: int, stack: int) -> tuple[Tensor, ...]:
+def _example(module: WholeUtterances | StreamedChunks, values: int, stack: int) -> tuple[Tensor, ...]:
     # Two utterances and an uneven number of frames: sizes of 1 may be taken for constants.
-    frames = 4 * stack if isinstance(module, Chunks) else 4 * stack + 1
+    frames = 4 * stack if isinstance(module, StreamedChunks) else 4 * stack + 1
     x, x_lens = torch.randn(2, frames, values), torch.tensor([frames, frames - stack])
-    return (x, x_lens, *module.first_states(2)) if isinstance(module, Chunks) else (x, x_lens)
+    return (x, x_lens, *module.first_states(2)) if isinstance(module, StreamedChunks) else (x, x_lens)
 
 
 def _library(name: str) -> Any:

@@ -120,7 +120,7 @@ def spans_of(content: Mapping[str, Any]) -> Spans:
 
 
 @dataclass(frozen=True, eq=False)
-class BestPath:
+class CtcBestPath:
     """CTC without a graph."""
 
     units: Units

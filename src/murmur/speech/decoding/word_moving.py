@@ -20,7 +20,7 @@ NOT_READ = 1  # input labels up to this one (epsilon, the blank) carry no word f
 MOST_WAITING = 8  # words that may wait for an arc at once: no path of a lexicon needs more
 
 
-class Arc(NamedTuple):
+class GraphArc(NamedTuple):
     """An arc of a graph; `ilabel` and `olabel` are 0 for epsilon, `weight` is a cost."""
 
     source: int
@@ -51,7 +51,7 @@ class _Graph:
     finals: list[float]
     start: int
     removed: set[int] = field(default_factory=set)
-    added: dict[int, list[Arc]] = field(default_factory=dict)
+    added: dict[int, list[GraphArc]] = field(default_factory=dict)
     origin: list[int] = field(default_factory=list)
 
     @staticmethod
@@ -74,17 +74,17 @@ class _Graph:
         self.labels_before: dict[int, frozenset[int]] = {}
         self.origin = list(range(count))
 
-    def arc(self, number: int) -> Arc:
+    def arc(self, number: int) -> GraphArc:
         """An old arc by number."""
         source, ilabel, olabel, target = self.table[number].tolist()
-        return Arc(source, ilabel, olabel, float(self.weights[number]), target)
+        return GraphArc(source, ilabel, olabel, float(self.weights[number]), target)
 
-    def into(self, state: int) -> Iterator[Arc]:
+    def into(self, state: int) -> Iterator[GraphArc]:
         """Old arcs that enter an old state."""
         for place in range(int(self.first_entering[state]), int(self.first_entering[state + 1])):
             yield self.arc(int(self.entering[place]))
 
-    def leaving(self, state: int) -> Iterator[Arc]:
+    def leaving(self, state: int) -> Iterator[GraphArc]:
         """Arcs that leave a state now."""
         if state < len(self.first) - 1:
             for number in range(int(self.first[state]), int(self.first[state + 1])):
@@ -98,11 +98,11 @@ class _Graph:
         self.origin.append(self.origin[state])
         return len(self.finals) - 1
 
-    def add(self, arc: Arc) -> None:
+    def add(self, arc: GraphArc) -> None:
         """Put an arc in."""
         self.added.setdefault(arc.source, []).append(arc)
 
-    def readable(self, arc: Arc) -> bool:
+    def readable(self, arc: GraphArc) -> bool:
         """True if a word on this arc is read."""
         if arc.ilabel <= NOT_READ:
             return False
@@ -174,7 +174,7 @@ class _Ways:
         self.after: dict[int, float] = {}
         self.before: dict[int, float] = {}
 
-    def backwards(self, arc: Arc) -> bool:
+    def backwards(self, arc: GraphArc) -> bool:
         """True if the word should move to the arcs before; otherwise it moves to those behind."""
         if arc.source not in self.before:
             self.before[arc.source] = self._arcs(arc.source, self._is_start, self.graph.into, lambda a: a.source)
@@ -186,8 +186,8 @@ class _Ways:
         self,
         first: int,
         ends: Callable[[int], bool],
-        arcs_at: Callable[[int], Iterator[Arc]],
-        beyond: Callable[[Arc], int],
+        arcs_at: Callable[[int], Iterator[GraphArc]],
+        beyond: Callable[[GraphArc], int],
     ) -> float:
         """Arcs up to the next readable ones; infinite where an end or another word is in the way."""
         seen, waiting, count = {first}, [first], 0
@@ -218,7 +218,7 @@ class _Before:
     graph: _Graph
     copies: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def move(self, unread: Arc) -> None:
+    def move(self, unread: GraphArc) -> None:
         """Give one arc's word to the arcs before it."""
         promised = self._copy(unread.source, unread.olabel)
         self.graph.add(unread._replace(source=promised, olabel=0))
@@ -245,15 +245,15 @@ class _Before:
 class _After:
     """Words put on the next readable arc: states are copied with the words that wait there."""
 
-    def __init__(self, graph: _Graph, unread: list[Arc]) -> None:
+    def __init__(self, graph: _Graph, unread: list[GraphArc]) -> None:
         self.graph = graph
         self.unread = unread
-        self.by_source: dict[int, list[Arc]] = {}
+        self.by_source: dict[int, list[GraphArc]] = {}
         for arc in unread:
             self.by_source.setdefault(arc.source, []).append(arc)
         self.copies: dict[tuple[int, tuple[int, ...]], int] = {}
         self.to_leave: list[tuple[int, tuple[int, ...]]] = []
-        self.made: list[Arc] = []  # put in at the end: until then `leaving` tells what was there before
+        self.made: list[GraphArc] = []  # put in at the end: until then `leaving` tells what was there before
 
     def move(self) -> None:
         """Give every arc's word to the arcs behind it."""

@@ -165,7 +165,7 @@ def _power(spectrum_NTB: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedAudio:
     """An open file and the stretch of it that is one utterance: `samples` from `first` on."""
 
     file: soundfile.SoundFile
@@ -180,7 +180,7 @@ class Recording:
 
 
 @contextmanager
-def opened(audio: Audio, rate_hz: int) -> Iterator[Recording]:
+def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
     """One utterance, mono, checked but not yet read.
 
     Raises:
@@ -203,7 +203,7 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[Recording]:
             # Times rounded to centiseconds may pass the end a little; Kaldi allows half a second too.
             if first >= file.frames or last > file.frames + rate_hz // 2:
                 raise CorpusError(f"{audio.path} ends at {file.frames / rate_hz:.3f} s, before {last / rate_hz:.3f} s")
-            yield Recording(file, first, min(last, file.frames) - first)
+            yield RecordedAudio(file, first, min(last, file.frames) - first)
     except (soundfile.SoundFileError, OSError) as error:
         raise CorpusError(f"{audio.path} cannot be read ({error}): is it missing, damaged or cut short?") from error
 

@@ -19,7 +19,7 @@ from murmur.speech.corpus.file_errors import read_arrays
 from murmur.speech.corpus.kaldi_dir import read_alignments
 from murmur.speech.features.analysis import Front, features_of
 from murmur.speech.features.cmvn import Pair, Scope, normalise, statistics, statistics_of_all
-from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, Aligned
+from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, AlignedFrames
 from murmur.speech.hmm.hybrid import fit_targets
 
 TARGETS = "targets"  # the field of a Shar folder that holds a class a frame
@@ -58,7 +58,7 @@ class AlignedPart:
     pairs: Mapping[str, Pair]
     targets: Mapping[str, np.ndarray]
 
-    def utterances(self) -> Iterator[Aligned | Problem]:
+    def utterances(self) -> Iterator[AlignedFrames | Problem]:
         """Normalised features with their targets; alignments a few frames off are fitted (`hybrid.fit_targets`)."""
         for name in self.names:
             if name not in self.targets:
@@ -70,7 +70,7 @@ class AlignedPart:
             except ValueError as error:
                 yield Problem(name, "alignments", str(error))
                 continue
-            yield Aligned(name, normalise(feats_TF, *self.pairs[name]) if self.pairs else feats_TF, targets_T)
+            yield AlignedFrames(name, normalise(feats_TF, *self.pairs[name]) if self.pairs else feats_TF, targets_T)
 
 
 def aligned_parts(
@@ -121,7 +121,7 @@ class SharPart:
     files: tuple[tuple[str, Path], ...]
     scope: Literal["utterance", "none"]
 
-    def utterances(self) -> Iterator[Aligned | Problem]:
+    def utterances(self) -> Iterator[AlignedFrames | Problem]:
         """The cuts in the order of the shard."""
         for cut in lhotse.CutSet.from_shar(fields={field: [str(path)] for field, path in self.files}):
             if not cut.has_features or not cut.has_custom(TARGETS):
@@ -131,7 +131,7 @@ class SharPart:
             feats_TF, targets_T = np.asarray(cut.load_features()), np.asarray(cut.load_custom(TARGETS))
             if self.scope == "utterance":
                 feats_TF = normalise(feats_TF, *statistics([feats_TF]))
-            yield Aligned(cut.id, feats_TF, targets_T)
+            yield AlignedFrames(cut.id, feats_TF, targets_T)
 
 
 def is_shar(folder: Path) -> bool:

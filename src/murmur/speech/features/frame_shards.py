@@ -28,7 +28,7 @@ LEVELS = 255  # steps between the least and the greatest value of a column
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedFrames:
     """An utterance to be stored: feats (T, F), and a target a frame, (T,), integers from 0."""
 
     name: str
@@ -36,15 +36,15 @@ class Aligned:
     targets: np.ndarray
 
 
-class Part(Protocol):
+class ShardPart(Protocol):
     """The source of one shard. Several processes receive it pickled, so it should name data, not hold it."""
 
-    def utterances(self) -> Iterator[Aligned | Problem]:
+    def utterances(self) -> Iterator[AlignedFrames | Problem]:
         """The utterances in order; a `Problem` for one that has to be left out."""
 
 
 def make(
-    folder: Path, parts: Sequence[Part], storage: Storage, processes: int = 1, progress: bool = False
+    folder: Path, parts: Sequence[ShardPart], storage: Storage, processes: int = 1, progress: bool = False
 ) -> FrameStore:
     """Prepare what is not there or not whole, a shard a part, and open the store.
 
@@ -88,7 +88,7 @@ def _is_whole(folder: Path, number: int) -> bool:
     return not found
 
 
-def make_shard(folder: Path, number: int, part: Part, storage: Storage) -> None:
+def make_shard(folder: Path, number: int, part: ShardPart, storage: Storage) -> None:
     """Write the files of one shard, the one that names them last."""
     shard = f"{number:05}"
     (folder / f"{shard}.json").unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.features.cmvn import Pair, Scope, statistics
-from murmur.speech.features.shards import FeatureStore, Rows
+from murmur.speech.features.shards import FeatureStore, ShardRows
 
 UTTERANCES_PER_JOB = 1024  # or one speaker, however much was said
 
@@ -65,5 +65,5 @@ def _job(store: FeatureStore, members: Mapping[str, Sequence[str]]) -> partial[d
     return partial(_pairs, store.rows(name for names in members.values() for name in names), members)
 
 
-def _pairs(rows: Rows, members: Mapping[str, Sequence[str]]) -> dict[str, Pair]:
+def _pairs(rows: ShardRows, members: Mapping[str, Sequence[str]]) -> dict[str, Pair]:
     return {owner: statistics(np.asarray(rows[name]) for name in names) for owner, names in members.items()}

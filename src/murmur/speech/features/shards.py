@@ -29,7 +29,7 @@ UTTERANCES_PER_SHARD = 256
 
 
 @dataclass(frozen=True)
-class Rows(Mapping[str, np.ndarray]):
+class ShardRows(Mapping[str, np.ndarray]):
     """{utterance: feats_TF} of a store, mapped from disk when asked for; pickled as names and places.
 
     Attributes:
@@ -50,9 +50,9 @@ class Rows(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self.places)
 
-    def __reduce__(self) -> tuple[type[Rows], tuple[Path, Mapping[str, tuple[int, int, int]]]]:
+    def __reduce__(self) -> tuple[type[ShardRows], tuple[Path, Mapping[str, tuple[int, int, int]]]]:
         """Another process maps the arrays itself."""
-        return Rows, (self.folder, self.places)
+        return ShardRows, (self.folder, self.places)
 
     @cached_property
     def _maps(self) -> dict[int, np.ndarray]:
@@ -87,9 +87,9 @@ class FeatureStore(Mapping[str, np.ndarray]):
         """Number of frames of an utterance, without reading them."""
         return self._rows.places[utterance][2]
 
-    def rows(self, utterances: Iterable[str]) -> Rows:
+    def rows(self, utterances: Iterable[str]) -> ShardRows:
         """Some utterances, small to pickle: for parts that other processes prepare."""
-        return Rows(self.folder, {name: self._rows.places[name] for name in utterances})
+        return ShardRows(self.folder, {name: self._rows.places[name] for name in utterances})
 
     @property
     def hours(self) -> float:
@@ -105,7 +105,7 @@ class FeatureStore(Mapping[str, np.ndarray]):
         return "\n".join([*lines, *(f"skipped {problem}" for problem in self.corpus.problems)])
 
     @cached_property
-    def _rows(self) -> Rows:
+    def _rows(self) -> ShardRows:
         places: dict[str, tuple[int, int, int]] = {}
         for shard, path in enumerate(sorted(self.folder.glob("[0-9]*.json"))):
             first = 0
@@ -115,7 +115,7 @@ class FeatureStore(Mapping[str, np.ndarray]):
         missing = [u.id for u in self.corpus.utterances if u.id not in places]
         if missing:
             raise CorpusError(f"{self.folder} has no features of {missing[:3]}: delete it, and prepare again")
-        return Rows(self.folder, {u.id: places[u.id] for u in self.corpus.utterances})
+        return ShardRows(self.folder, {u.id: places[u.id] for u in self.corpus.utterances})
 
 
 @dataclass(frozen=True)

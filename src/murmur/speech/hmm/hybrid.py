@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from murmur.speech.features.chunks import IGNORED, ChunkBatch
-from murmur.speech.features.frame_shards import Aligned
+from murmur.speech.features.frame_shards import AlignedFrames
 
 
 def fit_targets(pdfs_T: np.ndarray, frames: int, tolerance_frames: int = 4) -> np.ndarray:
@@ -50,13 +50,13 @@ def at_speed(pdfs_T: np.ndarray, frames: int, first: int = 0, last: int | None =
     return pdfs_T[((at_T + 0.5) * len(pdfs_T) / frames).astype(int)]
 
 
-def speed_copy(name: str, speed: float, feats_TF: np.ndarray, targets_T: np.ndarray) -> Aligned:
+def speed_copy(name: str, speed: float, feats_TF: np.ndarray, targets_T: np.ndarray) -> AlignedFrames:
     """An utterance analysed at some speed (`LogMel(speed=...)`) with its alignment at speed 1 (Ko et al. 2015).
 
     The copy is named `sp1.1-UTTERANCE`; at speed 1 the name stays.
     """
     copy = name if speed == 1.0 else f"sp{speed:g}-{name}"
-    return Aligned(copy, feats_TF, at_speed(targets_T, len(feats_TF)))
+    return AlignedFrames(copy, feats_TF, at_speed(targets_T, len(feats_TF)))
 
 
 def log_prior(alignments: Iterable[np.ndarray], pdfs: int) -> Tensor:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from murmur.speech.language_model.jsgf import Choice, Expansion, Reference, Repeat, Rule, Sequence, Words
+from murmur.speech.language_model.jsgf import Choice, Expansion, GrammarRule, Reference, Repeat, Sequence, WordChain
 from murmur.speech.lexicon.lexicon import BACKOFF
 
 MOST_ARCS = 500_000
@@ -79,7 +79,7 @@ def _reached(first: Mapping[int, float] | set[int], ways: Mapping[int, list[int]
     return found
 
 
-def acceptor_of_rules(rules: Mapping[str, Rule], name: str) -> Acceptor:
+def acceptor_of_rules(rules: Mapping[str, GrammarRule], name: str) -> Acceptor:
     """All sentences of the public rules, of which each is as likely as the others; `name` is for messages.
 
     Raises:
@@ -110,7 +110,7 @@ _Between = tuple[Expansion, int, int]
 class _WrittenOut:
     """Arcs of expansions; each reference gets a copy of its rule. The states 0 and 1 are there from the beginning."""
 
-    def __init__(self, rules: Mapping[str, Rule]) -> None:
+    def __init__(self, rules: Mapping[str, GrammarRule]) -> None:
         self._rules = rules
         self.arcs: list[Arc] = []
         self._states = 2
@@ -118,7 +118,7 @@ class _WrittenOut:
     def add(self, part: Expansion, source: int, target: int) -> list[_Between]:
         """Put an expansion between two states; returns the parts of it that are still to be added."""
         match part:
-            case Words(words):
+            case WordChain(words):
                 self._spell(words, source, 0.0, target)
                 return []
             case Sequence(parts):
@@ -136,7 +136,7 @@ class _WrittenOut:
                 return [(self._rules[name].expansion, source, target)]
 
     def _option(self, cost: float, option: Expansion, source: int, target: int) -> list[_Between]:
-        if isinstance(option, Words):  # without a state of its own, which long lists would have thousands of
+        if isinstance(option, WordChain):  # without a state of its own, which long lists would have thousands of
             self._spell(option.words, source, cost, target)
             return []
         (begin,) = self._new(1)

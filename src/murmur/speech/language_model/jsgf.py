@@ -34,7 +34,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Words:
+class WordChain:
     """Words in their order; none is the empty sentence."""
 
     words: tuple[str, ...]
@@ -70,12 +70,12 @@ class Reference:
     line: int = field(compare=False)
 
 
-Expansion = Words | Sequence | Choice | Repeat | Reference
-NULL, VOID = Words(()), Choice(())
+Expansion = WordChain | Sequence | Choice | Repeat | Reference
+NULL, VOID = WordChain(()), Choice(())
 
 
 @dataclass(frozen=True)
-class Rule:
+class GrammarRule:
     """The expansion of one rule, whether it may be spoken by itself, and its line."""
 
     expansion: Expansion
@@ -89,7 +89,7 @@ class _Token(NamedTuple):
     line: int
 
 
-def read_jsgf(path: Path) -> dict[str, Rule]:
+def read_jsgf(path: Path) -> dict[str, GrammarRule]:
     """The rules of a file by name. At least one is public, each reference has its rule, and no rule contains itself.
 
     Raises:
@@ -132,13 +132,13 @@ class _Parser:
         self._grammar = ""
         self._depth = 0
 
-    def rules(self) -> dict[str, Rule]:
+    def rules(self) -> dict[str, GrammarRule]:
         """All rules of the file."""
         if self._next("a line `grammar NAME;`").text != "grammar":
             raise self._error("expected `grammar NAME;` behind the header", back=1)
         self._grammar = self._next("the grammar's name").text
         self._expect(";")
-        found: dict[str, Rule] = {}
+        found: dict[str, GrammarRule] = {}
         while self._place < len(self._tokens):
             token = self._next("a rule")
             if token.text == "import":
@@ -153,7 +153,7 @@ class _Parser:
                 where = "reserved" if name not in found else f"defined in line {found[name].line} already"
                 raise self._error(f"rule <{name}> is {where}: choose another name", back=1)
             self._expect("=")
-            found[name] = Rule(self._alternatives(), public, token.line)
+            found[name] = GrammarRule(self._alternatives(), public, token.line)
             self._expect(";")
         return found
 
@@ -193,8 +193,8 @@ class _Parser:
         parts: list[Expansion] = []
         while self._sees("word", "quoted", "rule") or self._peek() in ("(", "["):
             part, last = self._item(), parts[-1] if parts else None
-            if isinstance(part, Words) and isinstance(last, Words):
-                parts[-1] = Words(last.words + part.words)
+            if isinstance(part, WordChain) and isinstance(last, WordChain):
+                parts[-1] = WordChain(last.words + part.words)
             else:
                 parts.append(part)
         if not parts:
@@ -227,7 +227,7 @@ class _Parser:
                 raise self._error(f"{word!r} is a reserved symbol and cannot be a word", back=1)
         if not words:
             raise self._error("an empty token: write words between the quotation marks, or <NULL>", back=1)
-        return Words(words)
+        return WordChain(words)
 
     def _group(self, opening: str) -> Expansion:
         self._depth += 1
@@ -270,7 +270,7 @@ class _Parser:
         return ValueError(f"{self._name}:{line}: {what}")
 
 
-def _check_references(name: str, rules: Mapping[str, Rule]) -> None:
+def _check_references(name: str, rules: Mapping[str, GrammarRule]) -> None:
     """Refuse references to rules that are not there, and rules that contain themselves."""
     mentions = {rule: list(_references(content.expansion)) for rule, content in rules.items()}
     for mentioned in itertools.chain.from_iterable(mentions.values()):

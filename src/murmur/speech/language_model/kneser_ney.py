@@ -54,7 +54,7 @@ class KneserNey:
                 "before it (else an n-gram would stay without its prefix)"
             )
 
-    def train(self, sentences: Iterable[str], vocabulary: Iterable[str] | None = None) -> Trained:
+    def train(self, sentences: Iterable[str], vocabulary: Iterable[str] | None = None) -> TrainedLanguageModel:
         """Estimate from sentences of space-separated words (NFC), `<s>` and `</s>` put around each.
 
         Without `vocabulary` it is all the words of the text. Words outside it count as `unknown`.
@@ -66,11 +66,11 @@ class KneserNey:
         levels = _count(text, self.order)
         cutoffs = self.cutoffs or (0,) * self.order
         model, discounts, fell_back = _estimate(text.words, levels, cutoffs)
-        return Trained(model, discounts, fell_back, text.unknown_words)
+        return TrainedLanguageModel(model, discounts, fell_back, text.unknown_words)
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedLanguageModel:
     """An estimated model, and per order the discounts (D1, D2, D3+).
 
     `fell_back` lists orders whose counts of counts gave no usable discounts (the text is tiny or artificial), where

@@ -14,7 +14,7 @@ from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.engine.experiment import Experiment, describe
 from murmur.run.configuration import configure, load
-from murmur.run.training import Request
+from murmur.run.training import RunRequest
 from murmur.simulation.scenario import Scenario, Simulation
 from murmur.studies.comparison.rows import digest_of
 
@@ -142,9 +142,9 @@ class Grid:
         here = tuple(word for word in self.scenario.stragglers if _learner(word) < cell.learners)
         return replace(self.scenario, learners=cell.learners, stragglers=here)
 
-    def request(self, cell: Cell, out: Path, threads: int | None) -> Request:
+    def request(self, cell: Cell, out: Path, threads: int | None) -> RunRequest:
         """A real cell."""
-        return Request(self.source, self.settings_of(cell), cell.strategy, cell.learners, out, threads=threads)
+        return RunRequest(self.source, self.settings_of(cell), cell.strategy, cell.learners, out, threads=threads)
 
     def simulation(self, cell: Cell, out: Path, threads: int | None) -> Simulation:
         """A virtual cell."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.report.terminal_table import TerminalTable
-from murmur.studies.comparison.table import Line
+from murmur.studies.comparison.table import TableLine
 
 Show = Callable[[Any], str]
 
@@ -63,18 +63,18 @@ QUALITY = ("samples", "loss", "logprob", "accuracy", "wer", "wer_difference")
 SPEED = ("hours", "speed_up", "efficiency", "waiting_share", "sent_bytes", "staleness", "consensus_distance")
 
 
-def shown(line: Line, name: str, show: Show) -> str:
+def shown(line: TableLine, name: str, show: Show) -> str:
     """A field of a line for people; "-" where there is none."""
     value = getattr(line, name)
     return "-" if value is None else show(value)
 
 
-def used(lines: Sequence[Line]) -> list[tuple[str, str, Show]]:
+def used(lines: Sequence[TableLine]) -> list[tuple[str, str, Show]]:
     """The columns in which any line has something."""
     return [column for column in COLUMNS if any(getattr(line, column[0]) is not None for line in lines)]
 
 
-def console_tables(lines: Sequence[Line], title: str) -> list[TerminalTable]:
+def console_tables(lines: Sequence[TableLine], title: str) -> list[TerminalTable]:
     """For the terminal: what was learnt, and how fast. Columns that are empty throughout are left out."""
     columns = used(lines)
     tables = []
@@ -91,7 +91,7 @@ def console_tables(lines: Sequence[Line], title: str) -> list[TerminalTable]:
     return tables
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[TableLine]) -> str:
     """A table, and below it why lines are empty."""
     columns = used(lines)
     cells = [[head for _, head, _ in columns], ["---" if name in NAMES else "--:" for name, _, _ in columns]]
@@ -100,15 +100,15 @@ def markdown(lines: Sequence[Line]) -> str:
     return "\n".join([*rows, "", *(f"- {note}" for note in notes(lines))]).rstrip() + "\n"
 
 
-def notes(lines: Sequence[Line]) -> list[str]:
+def notes(lines: Sequence[TableLine]) -> list[str]:
     """Why lines are empty, or not of all seeds."""
     return [f"{line.strategy}, {line.learners} {line.kind}: {line.note}" for line in lines if line.note]
 
 
-def comma_separated(lines: Sequence[Line]) -> str:
+def comma_separated(lines: Sequence[TableLine]) -> str:
     """Every field with all its digits; intervals take three columns."""
     out = io.StringIO()
-    fields = list(Line("", 0, "").described())
+    fields = list(TableLine("", 0, "").described())
     heads = [end for name in fields for end in _heads(name)]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(heads)
@@ -129,7 +129,7 @@ def _values(name: str, value: Any) -> list[Any]:
     return ["" if value is None else value]
 
 
-def write(lines: Sequence[Line], out: Path) -> None:
+def write(lines: Sequence[TableLine], out: Path) -> None:
     """table.json, table.csv and table.md."""
     described = [line.described() for line in lines]
     write_whole(out / "table.json", (json.dumps(described, indent=1, ensure_ascii=False) + "\n").encode())

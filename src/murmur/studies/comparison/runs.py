@@ -44,7 +44,7 @@ EMPTY: Mapping[str, Any] = dict.fromkeys(
 
 
 @dataclass(frozen=True)
-class Place:
+class CellPlace:
     """Where a comparison is kept: cells.jsonl and a folder a run.
 
     Attributes:
@@ -69,7 +69,7 @@ class Place:
         return self.out / "runs" / f"{cell.name}.log"
 
 
-def command(grid: Grid, cell: Cell, place: Place, threads: int | None) -> list[str]:
+def command(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> list[str]:
     """How a cell is run: `murmur train`, or `murmur simulate`."""
     out, experiment = place.run(cell), grid.experiment(cell)
     words = ["train" if cell.kind == "processes" else "simulate", grid.source, "--strategy", cell.strategy]
@@ -96,7 +96,7 @@ def scenario_words(grid: Grid, cell: Cell) -> list[str]:
     return words
 
 
-def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
+def run(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> Row:
     """Run a cell to its end, whatever that is; a run that has come to its end, but whose row was lost, is only read.
 
     Raises:
@@ -129,14 +129,14 @@ def run(grid: Grid, cell: Cell, place: Place, threads: int | None) -> Row:
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[Place]:
+def locked(out: Path) -> Iterator[CellPlace]:
     """A place that this program alone runs cells in.
 
     Raises:
         SettingError: another program does.
     """
     with folder_lock.locked(out / folder_lock.LOCK) as lock:
-        yield Place(out, lock.descriptor)
+        yield CellPlace(out, lock.descriptor)
 
 
 def _origin(words: list[str], seconds: float | None) -> Row:

@@ -14,13 +14,13 @@ from typing import Any
 from murmur.studies.comparison.grid import ALONE, Cell, Grid
 from murmur.studies.comparison.intervals import Errors, difference, errors_of, spread
 from murmur.studies.comparison.rows import Row
-from murmur.studies.comparison.runs import Place, recognised
+from murmur.studies.comparison.runs import CellPlace, recognised
 
 Ends = tuple[float, float, float]  # a figure, and the ends of its 95 % interval
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """One line of the table.
 
     Attributes:
@@ -65,7 +65,7 @@ class Line:
 
 
 @dataclass
-class Words:
+class RecognisedWords:
     """Word errors of runs, by seed; read from the runs' folders.
 
     Attributes:
@@ -73,7 +73,7 @@ class Words:
         speakers: of every utterance.
     """
 
-    place: Place
+    place: CellPlace
     of: dict[str, Errors] = field(default_factory=dict)
     speakers: dict[str, str] = field(default_factory=dict)
 
@@ -94,9 +94,9 @@ class Words:
         return self.of[name]
 
 
-def table(grid: Grid, rows: Mapping[str, Row], place: Place) -> list[Line]:
+def table(grid: Grid, rows: Mapping[str, Row], place: CellPlace) -> list[TableLine]:
     """All lines of a grid, in its order; a cell without a row yet says so."""
-    cells, words = grid.cells(), Words(place)
+    cells, words = grid.cells(), RecognisedWords(place)
     groups: dict[tuple[str, str, int], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.kind, cell.strategy, cell.learners), []).append(cell)
@@ -104,18 +104,18 @@ def table(grid: Grid, rows: Mapping[str, Row], place: Place) -> list[Line]:
     lines = []
     for (kind, strategy, learners), each in found.items():
         alone = _finished(found[kind, ALONE, 1])
-        lines.append(_line(Line(strategy, learners, kind), each, alone, words))
+        lines.append(_line(TableLine(strategy, learners, kind), each, alone, words))
     return sorted([*lines, *_left_out(grid)], key=lambda line: (line.kind, line.learners))
 
 
-def _left_out(grid: Grid) -> list[Line]:
+def _left_out(grid: Grid) -> list[TableLine]:
     lines = []
     for kind, numbers in (("processes", grid.learners), ("virtual", grid.virtual)):
         for learners in numbers:
             for text in grid.strategies:
                 why = grid.why_not(Cell(kind, text, learners, 0))  # type: ignore[arg-type]
                 if why is not None and learners > 1:  # at one learner the plain loop's row stands for it
-                    lines.append(Line(text, learners, kind, why))
+                    lines.append(TableLine(text, learners, kind, why))
     return lines
 
 
@@ -123,12 +123,12 @@ def _finished(rows: Sequence[Row | None]) -> list[Row]:
     return [row for row in rows if row is not None and row["status"] == "finished"]
 
 
-def _line(named: Line, rows: Sequence[Row | None], alone: Sequence[Row], words: Words) -> Line:
+def _line(named: TableLine, rows: Sequence[Row | None], alone: Sequence[Row], words: RecognisedWords) -> TableLine:
     done = _finished(rows)
     speed = _speed_up(done, alone)
     samples = _mean(done, lambda row: row["samples"])
     hours = _mean(done, lambda row: row["seconds"])
-    return Line(
+    return TableLine(
         named.strategy,
         named.learners,
         named.kind,
@@ -170,7 +170,7 @@ def _speed_up(rows: Sequence[Row], alone: Sequence[Row]) -> float | None:
     return statistics.fmean((b["samples"] / b["seconds"]) / (a["samples"] / a["seconds"]) for a, b in pairs)
 
 
-def _words(rows: Sequence[Row], alone: Sequence[Row], words: Words) -> tuple[Ends | None, Ends | None]:
+def _words(rows: Sequence[Row], alone: Sequence[Row], words: RecognisedWords) -> tuple[Ends | None, Ends | None]:
     mine = words.by_seed(rows)
     if not mine or len(mine) < len(rows):
         return None, None

@@ -17,7 +17,7 @@ from murmur.worlds.virtual.world import VirtualWorld
 
 
 @dataclass
-class Course:
+class VirtualCourse:
     """What a run showed, summed up from its records; ended by losses that are no numbers, it has no model.
 
     Attributes:
@@ -76,9 +76,9 @@ class Course:
         }
 
 
-def train(experiment: Experiment, cluster: Cluster) -> Course:
+def train(experiment: Experiment, cluster: Cluster) -> VirtualCourse:
     """Train to the end of the budget, or until losses are no numbers any more."""
-    course, world = Course(cluster.learners, experiment.budget.total(experiment.task)), VirtualWorld(cluster)
+    course, world = VirtualCourse(cluster.learners, experiment.budget.total(experiment.task)), VirtualWorld(cluster)
 
     def observers(_: Seat) -> tuple[Any, ...]:
         return (course.see,)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from murmur.studies.papers.cell import Cell
+from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.study import (
     Finding,
     Go,
@@ -30,10 +30,10 @@ LOSS_ALLOWED = 1.02
 
 def runs(go: Go) -> Groups:
     """One learner, then three strategies at 4 and 20."""
-    found = {"one learner": seeded(Cell(), go)}
+    found = {"one learner": seeded(StudyCell(), go)}
     for learners in (4, 20):
         for name, strategy in STRATEGIES.items():
-            cell = Cell(strategy, learners, power=0.0 if name == "ASGD" else 0.5)
+            cell = StudyCell(strategy, learners, power=0.0 if name == "ASGD" else 0.5)
             found[f"{name}, {learners}"] = seeded(replace(cell), go)
     return found
 

@@ -29,7 +29,7 @@ from murmur.studies.comparison.rows import digest_of
 from murmur.tasks.hybrid.config import Decoding, HmmStages, Search
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.random_frames import FrameTask
-from murmur.worlds.virtual.cluster import Cluster, Lognormal
+from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.presets import preset
 
 NETWORK = Dnn(hidden=128, layers=3, context=5)
@@ -54,7 +54,7 @@ Shape = Literal["kaldi", "ibm", "constant"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyCell:
     """One run.
 
     Attributes:
@@ -102,7 +102,9 @@ class Cell:
 
     def cluster(self) -> Cluster:
         """The virtual machines."""
-        compute = Lognormal(SECONDS_PER_FRAME * self.frames, JITTER, factors={0: self.slow} if self.slow != 1 else {})
+        compute = LognormalSeconds(
+            SECONDS_PER_FRAME * self.frames, JITTER, factors={0: self.slow} if self.slow != 1 else {}
+        )
         return preset(PRESET).cluster(self.learners, compute, MESSAGE_BYTES)
 
     def experiment(self, task: Any, per_epoch: int) -> Experiment:
@@ -129,7 +131,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Material:
+class StudyMaterial:
     """The folders of the speech and of the data made from it.
 
     Attributes:
@@ -145,7 +147,7 @@ class Material:
         """AN4 with the network, for a seed; its data are read once."""
         return self._tasks.setdefault(seed, replace(self.supervised, seed=seed))
 
-    def frame_task(self, cell: Cell) -> FrameTask:
+    def frame_task(self, cell: StudyCell) -> FrameTask:
         """The task of a cell."""
         return FrameTask(self.network_task(cell.seed), cell.frames, cell.seed)
 

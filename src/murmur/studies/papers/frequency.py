@@ -14,7 +14,7 @@ from pathlib import Path
 
 from murmur.studies.comparison.intervals import difference, spread
 from murmur.studies.comparison.rows import Row
-from murmur.studies.papers.cell import FRAMES, PASS, Cell
+from murmur.studies.papers.cell import FRAMES, PASS, StudyCell
 from murmur.studies.papers.run import loss
 from murmur.studies.papers.study import Finding, Go, Groups, Study, holds, ratio, seeded, shown
 
@@ -27,7 +27,7 @@ def runs(go: Go) -> Groups:
     found = {}
     for frames in FREQUENCIES:
         strategy = f"KAVG({-(-frames // FRAMES)})"
-        found[str(frames)] = seeded(Cell(strategy, LEARNERS, power=0.5, decoded=True), go)
+        found[str(frames)] = seeded(StudyCell(strategy, LEARNERS, power=0.5, decoded=True), go)
     return found
 
 

@@ -7,7 +7,7 @@ IBM's schedule and linear rate. Three seeds; the flat ring one.
 
 from __future__ import annotations
 
-from murmur.studies.papers.cell import Cell
+from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.study import Finding, Go, Groups, Study, at_most, holds, ratio, seeded, shown, speed_up
 
 LEARNERS, FRAMES = 64, 32
@@ -17,11 +17,11 @@ LOSS_ALLOWED, PUBLISHED = 1.02, 36.9
 def runs(go: Go) -> Groups:
     """One learner of 64 frames, then the three at 64."""
 
-    def wide(strategy: str) -> Cell:
-        return Cell(strategy, LEARNERS, power=1.0, frames=FRAMES, schedule="ibm")
+    def wide(strategy: str) -> StudyCell:
+        return StudyCell(strategy, LEARNERS, power=1.0, frames=FRAMES, schedule="ibm")
 
     return {
-        "one learner": seeded(Cell(frames=64, schedule="ibm"), go),
+        "one learner": seeded(StudyCell(frames=64, schedule="ibm"), go),
         "hierarchy": seeded(wide("SuperLearners(ADPSGD(randomized_ring), 8)"), go),
         "synchronous": seeded(wide("SyncSGD()"), go),
         "flat ring": seeded(wide("ADPSGD(randomized_ring)"), go, (0,)),

@@ -9,9 +9,9 @@ from pathlib import Path
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.all import STUDIES
-from murmur.studies.papers.cell import Cell
+from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.picture import draw
-from murmur.studies.papers.run import Missing, Runner, loss
+from murmur.studies.papers.run import MissingRun, Runner, loss
 from murmur.studies.papers.study import Finding, Groups, Study
 
 PAGE = "papers.md"
@@ -60,7 +60,7 @@ def made(study: Study, run: Runner) -> Groups | None:
     """The rows of a study, if all are there."""
     try:
         return study.runs(replace(run, material=None))
-    except Missing:
+    except MissingRun:
         return None
 
 
@@ -69,16 +69,16 @@ def unfinished(study: Study, run: Runner) -> str:
     known = run.rows.read()
     present = 0
 
-    def count(cell: Cell) -> Row:
+    def count(cell: StudyCell) -> Row:
         nonlocal present
         if cell.digest not in known:
-            raise Missing(cell.told)
+            raise MissingRun(cell.told)
         present += 1
         return known[cell.digest]
 
     try:
         study.runs(count)
-    except Missing as first:
+    except MissingRun as first:
         missing = f"The first that is missing: {first}."
     else:
         missing = "Test of some is not decoded yet."

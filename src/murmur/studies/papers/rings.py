@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from murmur.studies.comparison.rows import Row
-from murmur.studies.papers.cell import Cell
+from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.run import loss
 from murmur.studies.papers.study import SEEDS, Finding, Go, Groups, Study, holds, lower, ratio, shown
 
@@ -32,10 +32,10 @@ EXPONENTS, UPDATES, DIVERGED = range(8, 13), 60, 0.9
 BUDGET = UPDATES * 2 ** EXPONENTS[-1]
 
 
-def large(strategy: str, batch: int, seed: int = 0) -> Cell:
+def large(strategy: str, batch: int, seed: int = 0) -> StudyCell:
     """A run with a minibatch of all learners together."""
     frames = batch // LEARNERS
-    return Cell(strategy, LEARNERS, power=1.0, seed=seed, frames=frames, budget=BUDGET, schedule="ibm")
+    return StudyCell(strategy, LEARNERS, power=1.0, seed=seed, frames=frames, budget=BUDGET, schedule="ibm")
 
 
 def diverged(row: Row) -> bool:

@@ -16,14 +16,14 @@ from murmur.run.saved_model import Initialised
 from murmur.run.training import commit
 from murmur.studies.comparison.rows import Row, Rows, digest_of
 from murmur.studies.comparison.virtual import train
-from murmur.studies.papers.cell import FIXED, STACK_RATE, Cell, Material
+from murmur.studies.papers.cell import FIXED, STACK_RATE, StudyCell, StudyMaterial
 from murmur.studies.recipe_records import hardware
 from murmur.worlds.virtual.world import VirtualWorld
 
-Tell = Callable[[Cell, Row], None]
+Tell = Callable[[StudyCell, Row], None]
 
 
-class Missing(LookupError):
+class MissingRun(LookupError):
     """A run that is needed is not among the rows, and is not to be made."""
 
 
@@ -38,10 +38,10 @@ class Runner:
     """
 
     rows: Rows
-    material: Material | None = None
+    material: StudyMaterial | None = None
     tell: Tell | None = None
 
-    def __call__(self, cell: Cell) -> Row:
+    def __call__(self, cell: StudyCell) -> Row:
         """The row of a cell.
 
         Raises:
@@ -51,7 +51,7 @@ class Runner:
         if known is not None and (not cell.decoded or known["errors"] is not None or known["ended"]):
             return known
         if self.material is None:
-            raise Missing(f"{cell.told} is not in {self.rows.path}")
+            raise MissingRun(f"{cell.told} is not in {self.rows.path}")
         began = time.process_time(), time.monotonic()
         row = {"digest": cell.digest, "cell": asdict(cell), **self._trained(cell, self.material)}
         row |= {
@@ -66,7 +66,7 @@ class Runner:
             self.tell(cell, row)
         return row
 
-    def _trained(self, cell: Cell, material: Material) -> dict[str, Any]:
+    def _trained(self, cell: StudyCell, material: StudyMaterial) -> dict[str, Any]:
         plain = material.frame_task(cell)
         task: Any = plain
         if cell.stack:
@@ -80,7 +80,7 @@ class Runner:
             errors = {each.utterance: (each.errors, each.words) for each in score.recognised}
         return {"prior": plain.loss_of_priors(), **course.described(), "errors": errors}
 
-    def _stack(self, seed: int, material: Material) -> Path:
+    def _stack(self, seed: int, material: StudyMaterial) -> Path:
         """File, without suffix, of the machines of a seed; trained where it is missing."""
         out = material.cache / "stacks" / digest_of([STACK_RATE, seed, FIXED])
         if not (out / "model.json").exists():

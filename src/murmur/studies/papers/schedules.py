@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from murmur.studies.papers.cell import Cell
+from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.study import (
     Finding,
     Go,
@@ -23,7 +23,7 @@ from murmur.studies.papers.study import (
     speed_up,
 )
 
-PLAIN = Cell("KAVG(8)", 16, power=0.5)
+PLAIN = StudyCell("KAVG(8)", 16, power=0.5)
 LOSS_ALLOWED = 1.05
 
 
@@ -31,7 +31,7 @@ def runs(go: Go) -> Groups:
     """One learner, then the five at 16."""
     stacked, natural = replace(PLAIN, stack=True), replace(PLAIN, optimizer="natural gradient")
     return {
-        "one learner": seeded(Cell(), go),
+        "one learner": seeded(StudyCell(), go),
         "SGD": seeded(PLAIN, go),
         "SGD, ibm": seeded(replace(PLAIN, schedule="ibm"), go),
         "SGD, stack": seeded(stacked, go),

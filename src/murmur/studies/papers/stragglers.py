@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from murmur.studies.papers.cell import FRAMES, PASS, SECONDS_PER_FRAME, Cell
+from murmur.studies.papers.cell import FRAMES, PASS, SECONDS_PER_FRAME, StudyCell
 from murmur.studies.papers.rings import LEARNERS, PAPER, STRATEGIES
 from murmur.studies.papers.run import loss
 from murmur.studies.papers.study import Finding, Go, Groups, Study, holds
@@ -20,7 +20,7 @@ def runs(go: Go) -> Groups:
     """Of every strategy a run with equal learners and one with a slow one."""
     found = {}
     for name, strategy in STRATEGIES.items():
-        plain = Cell(strategy, LEARNERS, power=0.5, schedule="ibm", budget=PASS // 2)
+        plain = StudyCell(strategy, LEARNERS, power=0.5, schedule="ibm", budget=PASS // 2)
         found[name] = [go(plain), go(replace(plain, slow=SLOW))]
     return found
 

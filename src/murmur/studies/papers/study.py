@@ -9,13 +9,13 @@ from typing import Literal
 from murmur.speech.decoding.bootstrap import Interval
 from murmur.studies.comparison.intervals import paired
 from murmur.studies.comparison.rows import Row
-from murmur.studies.papers.cell import Cell
+from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.run import loss
 
 SEEDS = (0, 1, 2)
 Verdict = Literal["agrees", "differs", "undecided"]
 Groups = Mapping[str, Sequence[Row]]
-Go = Callable[[Cell], Row]
+Go = Callable[[StudyCell], Row]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Study:
     findings: Callable[[Groups], list[Finding]]
 
 
-def seeded(cell: Cell, go: Go, seeds: Sequence[int] = SEEDS) -> list[Row]:
+def seeded(cell: StudyCell, go: Go, seeds: Sequence[int] = SEEDS) -> list[Row]:
     """A cell with every seed."""
     return [go(replace(cell, seed=seed)) for seed in seeds]
 

@@ -28,7 +28,7 @@ NAMED = 8  # left-out utterances of a part, in the log
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitData:
     """One part of the data: utterance names in byte order, normalised feats_TF, transcripts, label graphs, speakers.
 
     `targets` lacks the utterances of which `problems` says why CTC cannot align them.
@@ -56,9 +56,9 @@ class Data:
     """
 
     units: ctc.Units
-    train: Split
-    dev: Split
-    test: Split
+    train: SplitData
+    dev: SplitData
+    test: SplitData
     log_mel: bool
     lexicon: tuple[Entry, ...] = ()
 
@@ -115,7 +115,7 @@ def front_of(train: Corpus) -> Front:
     return Ready() if train.utterances[0].features else LogMel(rate_hz=sample_rate_hz(train), bins=BINS)
 
 
-def read(corpus: Corpus, data: Data, how: Reading) -> Split:
+def read(corpus: Corpus, data: Data, how: Reading) -> SplitData:
     """Other speech in the form of the splits of `data`.
 
     Raises:
@@ -155,7 +155,7 @@ def _units(parts: tuple[Corpus, ...], how: Reading) -> tuple[ctc.Units, tuple[En
     return ctc.Units.of((" ".join(phones) for _, phones in entries), how.kind), entries
 
 
-def _split(store: FeatureStore, label: Callable[[str], LabelGraph], how: Reading) -> Split:
+def _split(store: FeatureStore, label: Callable[[str], LabelGraph], how: Reading) -> SplitData:
     feats = normalise_all(store, store.corpus.speakers, how.cmvn)
     if isinstance(store.front, Ready):
         feats = {name: deltas(feats_TF) for name, feats_TF in feats.items()}
@@ -176,7 +176,7 @@ def _split(store: FeatureStore, label: Callable[[str], LabelGraph], how: Reading
             problems.append(
                 Problem(name, "text", f"{what} its transcript needs: is it cut off, or task.stack too large?")
             )
-    return Split(tuple(texts), feats, texts, targets, store.corpus.speakers, tuple(problems))
+    return SplitData(tuple(texts), feats, texts, targets, store.corpus.speakers, tuple(problems))
 
 
 def _tell(part: str, problems: tuple[Problem, ...]) -> None:

@@ -19,7 +19,7 @@ from murmur.speech.decoding.bootstrap import interval
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.wer import ErrorRate, score, score_utterances
 from murmur.speech.features.batching import UtteranceBatches, pad
-from murmur.tasks.ctc.data import Data, Split
+from murmur.tasks.ctc.data import Data, SplitData
 from murmur.tasks.recognised import recognised
 
 EVALUATION_SIZE = 32
@@ -45,7 +45,7 @@ class Outputs:
         return {name: units.decode(columns) for name, columns in self.best.items()}
 
 
-def outputs(model: nn.Module, split: Split, stack: int) -> Outputs:
+def outputs(model: nn.Module, split: SplitData, stack: int) -> Outputs:
     """Run the network over a split, without gradients and dropout."""
     order = UtteranceBatches(tuple(len(split.feats[name]) for name in split.names), EVALUATION_SIZE).in_order()
     device, training = next(model.parameters()).device, model.training
@@ -70,7 +70,7 @@ def outputs(model: nn.Module, split: Split, stack: int) -> Outputs:
     return Outputs({n: scores[n] for n in ordered}, {n: best[n] for n in ordered}, total / max(split.frames, 1))
 
 
-def greedy_rates(data: Data, split: Split, found: Outputs) -> dict[str, ErrorRate]:
+def greedy_rates(data: Data, split: SplitData, found: Outputs) -> dict[str, ErrorRate]:
     """Error rates of best paths: "wer" and "cer"; of phones "per", against the nearest pronunciations."""
     hypotheses = found.texts(data.units)
     if data.units.kind != "phone":
@@ -113,7 +113,7 @@ def _line(name: str, rate: ErrorRate) -> str:
     return str(rate).replace("%WER", "%PER") if name == "per" else str(rate)
 
 
-def _interval(split: Split, texts: Mapping[str, str]) -> dict[str, float]:
+def _interval(split: SplitData, texts: Mapping[str, str]) -> dict[str, float]:
     """Ends of the 95 % bootstrap interval of the word error rate; nothing where no word was said."""
     if not any(split.texts.values()):
         return {}

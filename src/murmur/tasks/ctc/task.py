@@ -32,7 +32,7 @@ from murmur.speech.features.batching import UtteranceBatches, pad
 from murmur.speech.features.cmvn import Scope
 from murmur.speech.models import Blstm, Network
 from murmur.tasks.corpora import check_digits, check_parts, splits
-from murmur.tasks.ctc.data import BINS, Data, Reading, Split, front_of, load, read
+from murmur.tasks.ctc.data import BINS, Data, Reading, SplitData, front_of, load, read
 from murmur.tasks.ctc.decode import GREEDY, CtcDecoding, CtcSearch
 from murmur.tasks.ctc.output import Outputs, graph_score, greedy_rates, greedy_score, outputs
 from murmur.tasks.hybrid.config import LOOP, ONE_WORD
@@ -240,15 +240,15 @@ class CtcTask:
         """Graph decoding, by the grammar of `decoding`."""
         return CtcSearch(self.data, self.root, self.decoding, self.cache, self.jobs, 100.0 / self.stack)
 
-    def outputs(self, model: nn.Module, split: Split) -> Outputs:
+    def outputs(self, model: nn.Module, split: SplitData) -> Outputs:
         """The network's outputs on a split: log posteriors, best paths, loss."""
         return outputs(model, split, self.stack)
 
-    def transcribe(self, model: nn.Module, split: Split) -> dict[str, str]:
+    def transcribe(self, model: nn.Module, split: SplitData) -> dict[str, str]:
         """Best-path transcripts {utterance: text} of a split of `data`; phones where the units are phones."""
         return outputs(model, split, self.stack).texts(self.data.units)
 
-    def read(self, corpus: Corpus) -> Split:
+    def read(self, corpus: Corpus) -> SplitData:
         """Other speech, ready for `transcribe`.
 
         Raises:

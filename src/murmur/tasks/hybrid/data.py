@@ -16,10 +16,10 @@ from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, CorpusError
 from murmur.speech.features.analysis import deltas
 from murmur.speech.features.cmvn import normalise
-from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, Aligned, make
+from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, AlignedFrames, make
 from murmur.speech.features.frame_store import FORMAT, FrameStore, open_store
 from murmur.speech.features.shard_statistics import Normalisation, normalisation
-from murmur.speech.features.shards import Rows
+from murmur.speech.features.shards import ShardRows
 from murmur.speech.features.speed_chunks import SpeedChunks
 from murmur.speech.hmm import hybrid
 from murmur.speech.hmm.align import align_scores
@@ -120,13 +120,13 @@ class SpeedPart:
         speed: of `feats`.
     """
 
-    feats: Rows
+    feats: ShardRows
     normal: Normalisation | None
     delta_order: int
     targets: Arrays
     speed: float
 
-    def utterances(self) -> Iterator[Aligned]:
+    def utterances(self) -> Iterator[AlignedFrames]:
         """The copies in order."""
         for name, raw_TF in self.feats.items():
             feats_TF = raw_TF if self.normal is None else normalise(raw_TF, *self.normal.of(name))

@@ -53,7 +53,7 @@ class System:
 
 
 @dataclass(frozen=True)
-class Result:
+class DecodingResult:
     """Error rate of a system on a part, with its bootstrap interval, what it was decoded with, and how fast."""
 
     system: str
@@ -111,7 +111,7 @@ class DecodeHalf:
     jobs: int = 1
     kept: Path | None = None
 
-    def evaluate(self, system: System, parts: Mapping[str, Corpus]) -> list[Result]:
+    def evaluate(self, system: System, parts: Mapping[str, Corpus]) -> list[DecodingResult]:
         """Tune on dev, then decode the parts."""
         graph = self.graph(system.model, *self.words(system.model.lang, system.search.grammar))
         options = self.tune(system, graph, self.material.dev)
@@ -175,7 +175,7 @@ class DecodeHalf:
             raise ValueError(f"there is no grammar {name!r} for this set: choose one of {known}")
         return ngram_grammar(lang, read_arpa(self.material.language_models[name]))
 
-    def _result(self, system: System, graph: Path, options: DecodeOptions, name: str, part: Corpus) -> Result:
+    def _result(self, system: System, graph: Path, options: DecodeOptions, name: str, part: Corpus) -> DecodingResult:
         scores = pairs(part.texts, system.scores[name])
         decoded = decode_set(graph, scores, options, self.jobs, kept=self.kept)
         log.info("%s, %s: %s", system.name, name, decoded.summary())
@@ -187,7 +187,7 @@ class DecodeHalf:
         spread = interval(by_utterance, speakers)
         total = total_of(by_utterance.values())
         found = recognised(part.texts, decoded.texts, part.speakers)
-        return Result(system.name, name, total, spread, options, decoded.real_time_factor(), found)
+        return DecodingResult(system.name, name, total, spread, options, decoded.real_time_factor(), found)
 
     def _tell(self, system: System, trials: Iterable[Trial]) -> None:
         for trial in trials:

@@ -43,7 +43,7 @@ from murmur.tasks.hybrid.config import (
     first_options,
 )
 from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigned, stored_targets
-from murmur.tasks.hybrid.decode import DecodeHalf, Result, Scorer, System
+from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
 from murmur.tasks.hybrid.hmm import HmmHalf, Stage
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
@@ -254,12 +254,12 @@ class HybridTask(ChunkLearning):
         figures = {name: value for result in results for name, value in result.figures.items()}
         return Score(figures, tuple(str(result) for result in results), results[-1].recognised, len(others))
 
-    def _gaussian_results(self, decoder: DecodeHalf) -> list[Result]:
+    def _gaussian_results(self, decoder: DecodeHalf) -> list[DecodingResult]:
         """Error rates of the Gaussian systems that `decoding.scored` asks for."""
         stages = {"all": self.hmms.trained, "last": self.hmms.trained[-1:], "none": ()}[self.decoding.scored]
         return [result for stage in stages for result in decoder.evaluate(self._gaussians(stage), self._parts)]
 
-    def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[Result]:
+    def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[DecodingResult]:
         """Error rates of a network."""
         stage = self.hmms.trained[-1]
         scorers = {part: self._network_scorer(model, self.targets, part) for part in self._parts}

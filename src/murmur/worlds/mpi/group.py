@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from murmur.core.group import PeerLost
-from murmur.worlds.mpi.progress import Operation, Progress
+from murmur.worlds.mpi.progress import MpiProgress, Operation
 from murmur.worlds.process.group import TorchGroup, Wiring
 
 SUMMED = (torch.float32, torch.float64, torch.int64)  # other types have no counterpart in MPI and travel as float32
@@ -35,7 +35,7 @@ class MpiWiring(Wiring):
 
     mpi: Any
     comm: Any
-    progress: Progress
+    progress: MpiProgress
 
 
 class MpiGroup(TorchGroup):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from murmur.worlds.mailbox import Mailbox
-from murmur.worlds.mpi.progress import Progress
+from murmur.worlds.mpi.progress import MpiProgress
 from murmur.worlds.process.transport.mail import TYPES
 
 LENGTH = struct.Struct("<I")
@@ -38,7 +38,7 @@ class MpiMail:
         self.box, self.sent_bytes = Mailbox(), 0
         self._mpi, self._comm, self._rank = mpi, comm, comm.rank
         self._coming: dict[int, deque[tuple[Any, Bytes]]] = defaultdict(deque)
-        self.progress: Progress
+        self.progress: MpiProgress
 
     def post(self, x: Tensor, to: int, tag: str, note: Sequence[float] = ()) -> None:
         """Queue a copy of x for learner `to`; returns at once."""

@@ -50,7 +50,7 @@ class Operation:
             raise PeerLost(str(self._error)) from self._error
 
 
-class Progress:
+class MpiProgress:
     """The thread.
 
     Args:

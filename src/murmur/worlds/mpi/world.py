@@ -28,7 +28,7 @@ from murmur.core.trace import Span
 from murmur.core.world import Program, drive
 from murmur.worlds.mpi.group import MpiGroup, MpiWiring
 from murmur.worlds.mpi.mail import MpiMail
-from murmur.worlds.mpi.progress import Progress, settle
+from murmur.worlds.mpi.progress import MpiProgress, settle
 from murmur.worlds.process.launch.environment import Place, meeting_host
 from murmur.worlds.process.launch.secret import draw
 from murmur.worlds.process.membership.client import NetRoll
@@ -66,7 +66,7 @@ def open_mpi() -> Any:
 
 
 @dataclass(frozen=True)
-class Watch:
+class PeerWatch:
     """Signs of life of all processes, and why one has failed."""
 
     store: NetStore
@@ -74,7 +74,7 @@ class Watch:
     size: int
 
     @classmethod
-    def begin(cls, store: NetStore, place: Place, lease_seconds: float) -> Watch:
+    def begin(cls, store: NetStore, place: Place, lease_seconds: float) -> PeerWatch:
         """Enter the register of processes."""
         roll = NetRoll(store.line, store.name_of("processes"), place.rank, place.size, lease_seconds)
         return cls(store, roll, place.size)
@@ -181,9 +181,9 @@ class MpiWorld:
         """
         self._owe(1)
         server, store = self._open_store()
-        watch = Watch.begin(store.clone(), self.place, self.lease_seconds)
+        watch = PeerWatch.begin(store.clone(), self.place, self.lease_seconds)
         mail = MpiMail(self._mpi, self._comm)
-        progress = mail.progress = Progress([mail.poll, watch.poll], mail.box.fail)
+        progress = mail.progress = MpiProgress([mail.poll, watch.poll], mail.box.fail)
         seat = TorchSeat(self.place.rank, time.monotonic(), self.sink)
         seat.device = self.device
         try:
@@ -241,7 +241,7 @@ class MpiWorld:
         settle(self._comm.Ibcast(data, 0), self.timeout_seconds)
         return data.tobytes().decode()
 
-    def _wire(self, store: NetStore, mail: MpiMail, progress: Progress, seat: TorchSeat) -> MpiWiring:
+    def _wire(self, store: NetStore, mail: MpiMail, progress: MpiProgress, seat: TorchSeat) -> MpiWiring:
         return MpiWiring(
             store=store,
             rank=self.place.rank,
@@ -256,7 +256,7 @@ class MpiWorld:
             progress=progress,
         )
 
-    def _part(self, seat: TorchSeat, wiring: MpiWiring, watch: Watch) -> None:
+    def _part(self, seat: TorchSeat, wiring: MpiWiring, watch: PeerWatch) -> None:
         """All end together, also those who need not wait elsewhere: MPI ends for everybody at once."""
         for roll in wiring.rolls:
             self._wait_until(lambda roll=roll: not seat.waits or roll.reach(ENDED), wiring.progress)  # type: ignore[misc]
@@ -267,7 +267,7 @@ class MpiWorld:
         watch.roll.leave()
         settle(self._comm.Ibarrier(), self.timeout_seconds)  # nobody needs learner 0's store any more
 
-    def _wait_until(self, come: Callable[[], bool], progress: Progress) -> None:
+    def _wait_until(self, come: Callable[[], bool], progress: MpiProgress) -> None:
         while not come():
             progress.check()
             time.sleep(POLL_SECONDS)

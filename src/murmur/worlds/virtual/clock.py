@@ -43,7 +43,7 @@ class Event(Generic[T]):
         self.fired = False
         self._value: T | None = None
         self._error: BaseException | None = None
-        self._waiting: list[Task[Any]] = []
+        self._waiting: list[ClockTask[Any]] = []
 
     def fire(self, value: T | None = None, error: BaseException | None = None) -> None:
         """It happens now; whoever waits goes on in the order of waiting."""
@@ -66,7 +66,7 @@ class Event(Generic[T]):
             raise self._error
         return self._value  # type: ignore[return-value]
 
-    def wait(self, task: Task[Any]) -> None:
+    def wait(self, task: ClockTask[Any]) -> None:
         """Let a task wait."""
         self._waiting.append(task)
 
@@ -76,7 +76,7 @@ class Event(Generic[T]):
         return self.result()
 
 
-class Task(Event[T]):
+class ClockTask(Event[T]):
     """A running coroutine; as an event it fires when the coroutine ends. `owner` is its learner."""
 
     def __init__(self, clock: Clock, coroutine: Coroutine[Any, Any, T], what: str, owner: int) -> None:
@@ -143,7 +143,7 @@ class Clock:
         self._ready: deque[tuple[int, Callable[[], None]]] = deque()  # what happens now: no need to sort it
         self._count = 0
         self._dropped = 0
-        self._tasks: dict[int, Task[Any]] = {}
+        self._tasks: dict[int, ClockTask[Any]] = {}
         self._paused_until: dict[int, float] = {}
         self._failure: Exception | None = None
 
@@ -178,14 +178,14 @@ class Clock:
         self.after(seconds, event.fire)
         return event
 
-    def start(self, coroutine: Coroutine[Any, Any, T], what: str, owner: int) -> Task[T]:
+    def start(self, coroutine: Coroutine[Any, Any, T], what: str, owner: int) -> ClockTask[T]:
         """Run a coroutine as a task of learner `owner`, from now on."""
-        task: Task[T] = Task(self, coroutine, what, owner)
+        task: ClockTask[T] = ClockTask(self, coroutine, what, owner)
         self._tasks[id(task)] = task
         self.now_do(task.resume)
         return task
 
-    def ended(self, task: Task[Any]) -> None:
+    def ended(self, task: ClockTask[Any]) -> None:
         """Forget a task."""
         self._tasks.pop(id(task), None)
 

@@ -19,7 +19,7 @@ BLOCK = 64  # steps whose random times are drawn together
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantSeconds:
     """Every minibatch takes `seconds`, on learner i times `factors[i]` (a straggler: {3: 10.0})."""
 
     seconds: float = 0.1
@@ -42,7 +42,7 @@ def normals(seed: int, learner: int, block: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Lognormal:
+class LognormalSeconds:
     """Random compute times with median `seconds` and spread `sigma` (of the logarithm), repeatable from `seed`."""
 
     seconds: float = 0.1
@@ -64,11 +64,11 @@ class Lognormal:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedSeconds:
     """Compute times of a real run: row i is learner i's; they begin again when used up.
 
     With more learners than rows, learner i takes row i modulo their number, begun at another place of it, so that two
-    learners with one row do not run in step. `factors` as in `Constant`.
+    learners with one row do not run in step. `factors` as in `ConstantSeconds`.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -84,7 +84,7 @@ class Recorded:
             _positive(f"Recorded.factors[{learner}]", factor)
 
     @classmethod
-    def read(cls, trace: Path, factors: Mapping[int, float] | None = None) -> Recorded:
+    def read(cls, trace: Path, factors: Mapping[int, float] | None = None) -> RecordedSeconds:
         """The compute spans of a `trace.json` (Chrome trace) that a run has written.
 
         Raises:
@@ -171,7 +171,7 @@ class Cluster:
     """
 
     learners: int = 2
-    compute: ComputeTime = field(default_factory=Constant)
+    compute: ComputeTime = field(default_factory=ConstantSeconds)
     link: Link = field(default_factory=Link)
     links: Mapping[int, Link] = field(default_factory=dict)
     message_bytes: float | None = None

@@ -55,7 +55,7 @@ class Meeting:
             self.done.fire(error=PeerLost(what, learner))
 
 
-class Hub:
+class VirtualHub:
     """What the members of one group share: meetings by number, inboxes, counters, sub-groups."""
 
     def __init__(self, clock: Clock, network: Network, name: str, members: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class Hub:
         self.inboxes: list[Inbox] = [defaultdict(list) for _ in members]
         self.receivers: list[list[Waiting]] = [[] for _ in members]
         self.counters: dict[str, int] = defaultdict(int)
-        self.parts: dict[str, Hub] = {}
+        self.parts: dict[str, VirtualHub] = {}
         self.register = Register.of(len(members))
         self.gone: dict[int, int] = {}  # ranks of learners that take part in no collective any more
         self.once = False  # those that are left form another one: it never meets again
@@ -158,7 +158,7 @@ class VirtualGroup(Group):
 
     outlives = True
 
-    def __init__(self, hub: Hub, rank: int, trace: Trace) -> None:
+    def __init__(self, hub: VirtualHub, rank: int, trace: Trace) -> None:
         self.hub, self.rank, self.trace = hub, rank, trace
         self.size, self.name = len(hub.members), hub.name
         self._calls: dict[str, int] = defaultdict(int)
@@ -278,14 +278,14 @@ class VirtualGroup(Group):
                 name = f"{self.name}/{self._calls['split']}.{number}"
                 if name not in self.hub.parts:
                     members = [self.hub.members[r] for r in part]
-                    self.hub.parts[name] = Hub(self.hub.clock, self.hub.network, name, members)
+                    self.hub.parts[name] = VirtualHub(self.hub.clock, self.hub.network, name, members)
                 return VirtualGroup(self.hub.parts[name], list(part).index(self.rank), self.trace)
         return None
 
     def among(self, ranks: Sequence[int], name: str) -> VirtualGroup:
         members = [self.hub.members[r] for r in ranks]
         if name not in self.hub.parts:
-            part = self.hub.parts[name] = Hub(self.hub.clock, self.hub.network, f"{self.name} {name}", members)
+            part = self.hub.parts[name] = VirtualHub(self.hub.clock, self.hub.network, f"{self.name} {name}", members)
             part.once = True
             for learner in self.hub.dead & set(members):
                 part.forget(learner)

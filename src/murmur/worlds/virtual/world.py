@@ -13,10 +13,10 @@ from murmur.core.membership import Register
 from murmur.core.pending_gradient import Together
 from murmur.core.trace import COMPUTE, Span, Trace
 from murmur.core.world import Program, Seat
-from murmur.worlds.virtual.clock import Clock, Deadlock, Task
+from murmur.worlds.virtual.clock import Clock, ClockTask, Deadlock
 from murmur.worlds.virtual.cluster import Cluster, Kill, Rejoin, Stop
 from murmur.worlds.virtual.executor import AtOnce, Desk, Gathered
-from murmur.worlds.virtual.group import Hub, VirtualGroup
+from murmur.worlds.virtual.group import VirtualGroup, VirtualHub
 from murmur.worlds.virtual.network import Network
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class VirtualSeat(Seat):
     """A learner of the virtual cluster."""
 
-    def __init__(self, world: VirtualWorld, hub: Hub, desk: Desk, rank: int, late: bool = False) -> None:
+    def __init__(self, world: VirtualWorld, hub: VirtualHub, desk: Desk, rank: int, late: bool = False) -> None:
         self.late = late
         clock = self.clock = hub.clock
         self.cluster, self.rank = world.cluster, rank
@@ -33,7 +33,7 @@ class VirtualSeat(Seat):
         self.trace = Trace(rank, lambda: clock.now, world.sink)
         self.group = VirtualGroup(hub, rank, self.trace)
         self._steps = 0
-        self._spawned: list[Task[Any]] = []
+        self._spawned: list[ClockTask[Any]] = []
 
     @property
     def now(self) -> float:
@@ -109,7 +109,7 @@ class VirtualWorld:
         clock = self.clock = Clock()
         self.network = Network(clock, self.cluster)
         self.killed = []
-        run = _Run(self, Hub(clock, self.network, "world", range(self.size)), program)
+        run = _Run(self, VirtualHub(clock, self.network, "world", range(self.size)), program)
         for rank in range(self.size):
             run.start(rank, late=False)
         for fault in self.cluster.faults:
@@ -132,9 +132,9 @@ class VirtualWorld:
 class _Run(Generic[T]):
     """One run of a world: its learners and what goes wrong with them."""
 
-    def __init__(self, world: VirtualWorld, hub: Hub, program: Program[T]) -> None:
+    def __init__(self, world: VirtualWorld, hub: VirtualHub, program: Program[T]) -> None:
         self.world, self.hub, self.program, self.clock = world, hub, program, hub.clock
-        self.mains: dict[int, Task[T]] = {}
+        self.mains: dict[int, ClockTask[T]] = {}
         self.first_loss: PeerLost | None = None
         self._desk: Desk = AtOnce() if world.together is None else Gathered(world.together)
 
@@ -193,7 +193,7 @@ class _Run(Generic[T]):
         self.hub.forget(learner)
         self.clock.after(self.world.cluster.lease_seconds, partial(self._expire, learner, self.mains[learner]))
 
-    def _expire(self, learner: int, main: Task[T]) -> None:
+    def _expire(self, learner: int, main: ClockTask[T]) -> None:
         """A lease has run out, unless the learner was started again in the meantime."""
         if self.mains[learner] is main:
             self.hub.lose(learner)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from murmur.engine.optim.natural_gradient import FisherConfig, Preconditioning
-from murmur.engine.optim.natural_gradient.fisher import OnlineFisher, Rows
+from murmur.engine.optim.natural_gradient.fisher import OnlineFisher, SampleRows
 from murmur.engine.optim.natural_gradient.stack import LstmStack
 from named import named
 
@@ -31,8 +31,8 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 def by_frames(states: dict[str, Any], X: Tensor, dY: Tensor, samples: float) -> Tensor:
     """The natural gradient as the paper has it: every frame preconditioned, then summed."""
-    Wi, gi = OnlineFisher(states, "in", CONFIG.rank_in, CONFIG).observe(Rows((X,)))
-    Wo, go = OnlineFisher(states, "out", CONFIG.rank_out, CONFIG).observe(Rows((dY * samples,)))
+    Wi, gi = OnlineFisher(states, "in", CONFIG.rank_in, CONFIG).observe(SampleRows((X,)))
+    Wo, go = OnlineFisher(states, "out", CONFIG.rank_out, CONFIG).observe(SampleRows((dY * samples,)))
     return gi * go * (dY - dY @ Wo.T @ Wo).T @ (X - X @ Wi.T @ Wi)
 
 

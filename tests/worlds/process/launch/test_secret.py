@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.run.training import Request, train
+from murmur.run.training import RunRequest, train
 from murmur.worlds.process.launch.environment import Place, child_variables, place_of
 from murmur.worlds.process.launch.launcher import Launch
 from murmur.worlds.process.launch.secret import draw, unnamed_file
@@ -109,9 +109,9 @@ def test_a_secret_file_that_others_may_read_stops_training_at_once(tmp_path: Pat
     file.write_bytes(draw())
     file.chmod(0o644)
     with pytest.raises(ValueError, match="chmod 600"):
-        train(Request("toy", secret_file=file, out=tmp_path))
+        train(RunRequest("toy", secret_file=file, out=tmp_path))
     with pytest.raises(ValueError, match="leave --secret-file out"):
-        train(Request("toy", secret_file=file, out=tmp_path, world="mpi"))
+        train(RunRequest("toy", secret_file=file, out=tmp_path, world="mpi"))
 
 
 @pytest.mark.slow

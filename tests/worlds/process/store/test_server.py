@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer, Missing
+from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer, MissingKey
 from murmur.worlds.process.store.torch_store import NetStore, connect
 from murmur.worlds.process.transport.listener import listen
 
@@ -74,7 +74,7 @@ def test_a_waiting_clone_blocks_nobody(server: KeyValueServer) -> None:
 
 
 def test_what_is_missing_is_named(server: KeyValueServer) -> None:
-    with pytest.raises(Missing, match="has no never"):
+    with pytest.raises(MissingKey, match="has no never"):
         store_of(server).wait(["never"], timedelta(seconds=0.05))
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from murmur.engine.optim.natural_gradient.fisher import FisherConfig, OnlineFisher, Rows
+from murmur.engine.optim.natural_gradient.fisher import FisherConfig, OnlineFisher, SampleRows
 
 
 class TwoSides:
@@ -32,9 +32,9 @@ class TwoSides:
         self.outputs = OnlineFisher(state, "out", config.rank_out, config)
         self.samples = samples
 
-    def precondition(self, G: Gradients, X: Rows, dY: Tensor) -> None:
+    def precondition(self, G: Gradients, X: SampleRows, dY: Tensor) -> None:
         """Turn G = dY' X into the natural gradient, in place."""
-        Wo, gamma_o = self.outputs.observe(Rows((dY,), scale=self.samples()))
+        Wo, gamma_o = self.outputs.observe(SampleRows((dY,), scale=self.samples()))
         Wi, gamma_i = self.inputs.observe(X)
         parts = torch.split(Wi, [block.shape[1] for block in G], dim=1)
         inner = sum((block @ part.t() for block, part in zip(G, parts, strict=True)), start=Wi.new_zeros(()))
@@ -48,7 +48,7 @@ class TwoSides:
 Gradients = list[Tensor]  # (O, D_b) for each block of columns of X, a last one (O, 1) for the bias
 
 
-def product(dY: Tensor, X: Rows) -> Gradients:
+def product(dY: Tensor, X: SampleRows) -> Gradients:
     """dY' X in the blocks of X, in at least float32."""
     wide = torch.float64 if dY.dtype == torch.float64 else torch.float32
     blocks = [(dY.t() @ block).to(wide) for block in X.blocks]
@@ -76,7 +76,7 @@ class Affine(torch.autograd.Function):
         """dx as ever; dW and db preconditioned."""
         x, weight = ctx.saved_tensors
         dx = dy @ weight.flatten(1).to(dy.dtype) if ctx.needs_input_grad[1] else None
-        dY, X = dy.reshape(-1, dy.shape[-1]), Rows((x.reshape(-1, x.shape[-1]),), ctx.biased)
+        dY, X = dy.reshape(-1, dy.shape[-1]), SampleRows((x.reshape(-1, x.shape[-1]),), ctx.biased)
         G = product(dY, X)
         ctx.sides.precondition(G, X, dY)
         dW = G[0].view(weight.shape).to(weight.dtype)

@@ -54,7 +54,7 @@ class FisherConfig:
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampleRows:
     """A matrix X (N, D) in column blocks, perhaps with a last column of ones, all times `scale`; never put together."""
 
     blocks: tuple[Tensor, ...]
@@ -92,9 +92,9 @@ class Rows:
         pieces = [(H.t() @ block).mul_(self.scale) for block in self.blocks]
         return torch.cat([*pieces, H.sum(0)[:, None] * self.scale] if self.ones else pieces, dim=1)
 
-    def wide(self) -> Rows:
+    def wide(self) -> SampleRows:
         """The same in at least float32."""
-        return Rows(tuple(block.to(_wide(block)) for block in self.blocks), self.ones, self.scale)
+        return SampleRows(tuple(block.to(_wide(block)) for block in self.blocks), self.ones, self.scale)
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -110,7 +110,7 @@ class OnlineFisher:
     def __init__(self, state: MutableMapping[str, Any], side: str, rank: int, config: FisherConfig) -> None:
         self._state, self._side, self._rank, self.config = state, side, rank, config
 
-    def observe(self, X: Rows) -> tuple[Tensor, Tensor]:
+    def observe(self, X: SampleRows) -> tuple[Tensor, Tensor]:
         """W_t (r, D), as it was before these rows, and gamma_t; every so often the rows then update the estimate.
 
         W_t has no row where D is 1: such a side is left alone.
@@ -132,7 +132,7 @@ class OnlineFisher:
         self._state[f"{self._side}.t"] = t + 1
         return W, gamma
 
-    def _begin(self, X: Rows, rank: int) -> None:
+    def _begin(self, X: SampleRows, rank: int) -> None:
         """A fixed orthonormal R, nothing known, then the first rows seen three times (once where they are few)."""
         device, dtype = X.blocks[0].device, _wide(X.blocks[0])
         share = 1.0 / (2.0 + (X.dims + rank) * self.config.alpha / X.dims)
@@ -156,7 +156,7 @@ class OnlineFisher:
         left = trace - (squares * (2 - E)).sum()
         return torch.where(left > 0, trace / left.clamp_min(torch.finfo(left.dtype).tiny), 1.0).sqrt()
 
-    def _update(self, X: Rows, H: Tensor, trace: Tensor) -> None:
+    def _update(self, X: SampleRows, H: Tensor, trace: Tensor) -> None:
         W, d, rho = (self._state[f"{self._side}.{name}"] for name in ("W", "d", "rho"))
         rank, D = W.shape
         eta = min(MOST_ETA, -math.expm1(-X.count / self.config.history_samples))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from murmur.engine.optim.natural_gradient.affine import Gradients, TwoSides, product
-from murmur.engine.optim.natural_gradient.fisher import Rows
+from murmur.engine.optim.natural_gradient.fisher import SampleRows
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
@@ -67,17 +67,17 @@ class LstmLayer(torch.autograd.Function):
             d_out, dr0, dc0 = run_back((gates, r, c, tanh_c), (dr, dc), W_hh, W_hr)
             flat = gates.flatten(0, 1)
             dx = (flat @ W_ih).view_as(x) if ctx.needs_input_grad[1] else None
-            X = Rows((x.flatten(0, 1), r[:-1].flatten(0, 1)), ctx.biased)
+            X = SampleRows((x.flatten(0, 1), r[:-1].flatten(0, 1)), ctx.biased)
             G = gradients(ctx.sides[0], X, flat)
             db = G[2].squeeze(1).to(weights[0].dtype) if ctx.biased else None
             dW_hr = None
             if h is not None and d_out is not None:
-                (dW_hr,) = gradients(ctx.sides[1], Rows((h.flatten(0, 1),)), d_out.flatten(0, 1))
+                (dW_hr,) = gradients(ctx.sides[1], SampleRows((h.flatten(0, 1),)), d_out.flatten(0, 1))
         dW = [None if g is None else g.to(weights[0].dtype) for g in (G[0], G[1], dW_hr)]
         return None, dx, dr0, dc0, dW[0], dW[1], db, None if db is None else db.clone(), dW[2]
 
 
-def gradients(sides: TwoSides | None, X: Rows, dY: Tensor) -> Gradients:
+def gradients(sides: TwoSides | None, X: SampleRows, dY: Tensor) -> Gradients:
     """dY' X, natural where there are sides."""
     G = product(dY, X)
     if sides is not None:

@@ -18,14 +18,14 @@ from murmur.speech.corpus.published.readers import (
     read_own,
     read_yesno,
 )
-from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED, Rule
+from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED, TranscriptRule
 
 OPENSLR = "https://www.openslr.org/resources"
 _FSDD_COMMIT = "26eb9aaf76e81b692f806f9140c2d2777410d7a1"
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusPart:
     """The contents of one archive.
 
     Attributes:
@@ -69,8 +69,8 @@ class Published:
     licence: str
     page: str
     address: str
-    parts: tuple[Part, ...]
-    rule: Rule
+    parts: tuple[CorpusPart, ...]
+    rule: TranscriptRule
     splits: str
     read: Reader
     units: str = "char"
@@ -85,8 +85,8 @@ CORPORA: Mapping[str, Published] = {
         page="https://www.openslr.org/31/",
         address=f"{OPENSLR}/31",
         parts=(
-            Part("train-clean-5", "train-clean-5.tar.gz", 5.3, 332),
-            Part("dev-clean-2", "dev-clean-2.tar.gz", 2.0, 126),
+            CorpusPart("train-clean-5", "train-clean-5.tar.gz", 5.3, 332),
+            CorpusPart("dev-clean-2", "dev-clean-2.tar.gz", 2.0, 126),
         ),
         rule=ENGLISH,
         splits="train-clean-5 is train, dev-clean-2 is test; training takes every eighth speaker of train as dev",
@@ -98,28 +98,28 @@ CORPORA: Mapping[str, Published] = {
         page="https://www.openslr.org/12/",
         address=f"{OPENSLR}/12",
         parts=(
-            Part(
+            CorpusPart(
                 "train-clean-100",
                 "train-clean-100.tar.gz",
                 100.6,
                 6300,
                 "d4ddd1d5a6ab303066f14971d768ee43278a5f2a0aa43dc716b0e64ecbbbf6e2",
             ),
-            Part(
+            CorpusPart(
                 "dev-clean",
                 "dev-clean.tar.gz",
                 5.4,
                 337,
                 "76f87d090650617fca0cac8f88b9416e0ebf80350acb97b343a85fa903728ab3",
             ),
-            Part(
+            CorpusPart(
                 "test-clean",
                 "test-clean.tar.gz",
                 5.4,
                 346,
                 "39fde525e59672dc6d1551919b1478f724438a95aa55f874b576be21967e6c23",
             ),
-            Part(
+            CorpusPart(
                 "dev-other",
                 "dev-other.tar.gz",
                 5.3,
@@ -127,7 +127,7 @@ CORPORA: Mapping[str, Published] = {
                 "12661c48e8c3fe1de2c1caa4c3e135193bfb1811584f11f569dd12645aa84365",
                 optional=True,
             ),
-            Part(
+            CorpusPart(
                 "test-other",
                 "test-other.tar.gz",
                 5.1,
@@ -135,7 +135,7 @@ CORPORA: Mapping[str, Published] = {
                 "d09c181bba5cf717b3dee7d4d592af11a3ee3a09e08ae025c5506f6ebe961c29",
                 optional=True,
             ),
-            Part(
+            CorpusPart(
                 "train-clean-360",
                 "train-clean-360.tar.gz",
                 363.6,
@@ -143,7 +143,7 @@ CORPORA: Mapping[str, Published] = {
                 "146a56496217e96c14334a160df97fffedd6e0a04e66b9c5af0d40be3c792ecf",
                 optional=True,
             ),
-            Part(
+            CorpusPart(
                 "train-other-500",
                 "train-other-500.tar.gz",
                 496.7,
@@ -162,7 +162,7 @@ CORPORA: Mapping[str, Published] = {
         page="https://www.openslr.org/1/",
         address=f"{OPENSLR}/1",
         parts=(
-            Part(
+            CorpusPart(
                 "waves_yesno",
                 "waves_yesno.tar.gz",
                 0.1,
@@ -181,7 +181,7 @@ CORPORA: Mapping[str, Published] = {
         licence="CMU's, like BSD",
         page="http://www.speech.cs.cmu.edu/databases/an4/",
         address="http://www.speech.cs.cmu.edu/databases/an4",
-        parts=(Part("an4_sphere", "an4_sphere.tar.gz", 0.8, 64),),
+        parts=(CorpusPart("an4_sphere", "an4_sphere.tar.gz", 0.8, 64),),
         rule=ENGLISH,
         splits="train and test as in its file lists; training takes every eighth speaker of train as dev",
         read=read_an4,
@@ -193,7 +193,7 @@ CORPORA: Mapping[str, Published] = {
         licence="CC BY-SA 4.0",
         page="https://github.com/Jakobovski/free-spoken-digit-dataset",
         address="https://github.com/Jakobovski/free-spoken-digit-dataset/archive",
-        parts=(Part("recordings", f"{_FSDD_COMMIT}.tar.gz", 0.4, 16),),
+        parts=(CorpusPart("recordings", f"{_FSDD_COMMIT}.tar.gz", 0.4, 16),),
         rule=ENGLISH,
         splits="nicolas is dev, theo is test, the others train; train_official and test_official (repetitions 0 to 4)",
         read=read_fsdd,
@@ -205,7 +205,7 @@ CORPORA: Mapping[str, Published] = {
         licence="Apache-2.0",
         page="https://www.openslr.org/33/",
         address=f"{OPENSLR}/33",
-        parts=(Part("data_aishell", "data_aishell.tgz", 178, 15000, nested="data_aishell/wav/*.tar.gz"),),
+        parts=(CorpusPart("data_aishell", "data_aishell.tgz", 178, 15000, nested="data_aishell/wav/*.tar.gz"),),
         rule=UNSPACED,
         splits="train, dev and test as published",
         read=read_aishell,

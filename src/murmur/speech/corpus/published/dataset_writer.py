@@ -22,7 +22,7 @@ from murmur.speech.corpus.file_errors import read_object
 from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.corpus.published.catalogue import Published
 from murmur.speech.corpus.published.readers import Read
-from murmur.speech.corpus.published.transcripts import Rule
+from murmur.speech.corpus.published.transcripts import TranscriptRule
 
 MANIFEST = "manifest.json"
 
@@ -81,7 +81,7 @@ def _earlier(out: Path, name: str) -> tuple[str, ...]:
     return tuple(s for s in found.get("splits", {}) if isinstance(s, str) and s.isidentifier())
 
 
-def _worded(corpus: Corpus, rule: Rule) -> Corpus:
+def _worded(corpus: Corpus, rule: TranscriptRule) -> Corpus:
     kept, problems = [], list(corpus.problems)
     for u in corpus.utterances:
         text = rule.apply(u.text)

@@ -21,7 +21,7 @@ from lhotse.utils import resumable_download
 from rich import progress
 
 from murmur.speech.corpus.corpus import CorpusError
-from murmur.speech.corpus.published.catalogue import Part, Published
+from murmur.speech.corpus.published.catalogue import CorpusPart, Published
 
 log = logging.getLogger(__name__)
 BLOCK_BYTES = 1 << 20
@@ -29,7 +29,7 @@ SPACE = 2.2  # archives and what they hold, in archives
 CUT_OFF = (EOFError, tarfile.ReadError, gzip.BadGzipFile, zlib.error)
 
 
-def fetch(corpus: Published, parts: Sequence[Part], folder: Path, mirror: str | None = None) -> None:
+def fetch(corpus: Published, parts: Sequence[CorpusPart], folder: Path, mirror: str | None = None) -> None:
     """Download, check and unpack parts into a folder, except those that already are.
 
     Args:
@@ -89,7 +89,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, base: Path, archive: P
         shutil.copyfileobj(source, file, BLOCK_BYTES)
 
 
-def _unpacked(folder: Path, part: Part) -> Path:
+def _unpacked(folder: Path, part: CorpusPart) -> Path:
     return folder / f".{Path(part.archive).name}.unpacked"
 
 
@@ -105,7 +105,7 @@ def _download(url: str, archive: Path) -> None:
         ) from error
 
 
-def _check(archive: Path, part: Part) -> None:
+def _check(archive: Path, part: CorpusPart) -> None:
     fault = _fault(archive, part)
     if fault is None:
         return
@@ -117,7 +117,7 @@ def _check(archive: Path, part: Part) -> None:
     raise CorpusError(f"{archive} is not the published archive ({what}) and was removed: try again or another --mirror")
 
 
-def _fault(archive: Path, part: Part) -> type[Exception] | None:
+def _fault(archive: Path, part: CorpusPart) -> type[Exception] | None:
     """Nothing, EOFError (cut off), ValueError (another digest) or what gzip found wrong."""
     if part.sha256 and _sha256(archive) == part.sha256:
         return None

@@ -12,7 +12,7 @@ _APOSTROPHES = str.maketrans("’‘ʼ＇`", "'''''")  # noqa: RUF001 - those ar
 
 
 @dataclass(frozen=True)
-class Rule:
+class TranscriptRule:
     """A function of a transcript, and what it does in words (for the manifest of a set)."""
 
     words: str
@@ -30,11 +30,11 @@ def _unspaced(text: str) -> str:
     return "".join(unicodedata.normalize("NFKC", text).upper().split())
 
 
-ENGLISH = Rule(
+ENGLISH = TranscriptRule(
     "NFC; <..>, [..], {..} and ++..++ are marks of noise and left out; typographic apostrophes become '; capitals; "
     "everything but letters, digits and apostrophes separates words",
     _english,
 )
-UNSPACED = Rule(
+UNSPACED = TranscriptRule(
     "NFKC, so that Latin letters have one width; capitals; no white space: a character is a unit", _unspaced
 )

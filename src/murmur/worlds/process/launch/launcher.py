@@ -56,7 +56,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LaunchStanding:
     """How far the learners of a generation have come.
 
     Attributes:
@@ -262,7 +262,7 @@ class Launch:
             unit.code = unit.process.poll()
         return unit.code
 
-    def _cause(self, failed: Sequence[Unit], standing: Standing) -> Unit:
+    def _cause(self, failed: Sequence[Unit], standing: LaunchStanding) -> Unit:
         """The learner whose failure made the others fail.
 
         It ended in another way than they, is stopped, or has never come to the store.
@@ -352,12 +352,12 @@ class Launch:
     def _end_at_once(self, units: Sequence[Unit]) -> None:
         end_all([u.process for u in units if u.process], grace_seconds=0.0)
 
-    def _standing(self, line: KeyValueClient) -> Standing:
+    def _standing(self, line: KeyValueClient) -> LaunchStanding:
         def with_key(name: str) -> frozenset[int]:
             keys = {u.rank: f"{self._prefix}{name}/{u.rank}" for u in self.units}
             return frozenset(r for r, key in keys.items() if line.call({"do": "check", "keys": [key]})[0]["there"])
 
-        return Standing(with_key(COME_KEY), with_key(BEGUN_KEY), with_key(ENDED_KEY))
+        return LaunchStanding(with_key(COME_KEY), with_key(BEGUN_KEY), with_key(ENDED_KEY))
 
     def _tell(self, line: KeyValueClient, unit: Unit, how: str) -> None:
         """Tell the others through their membership that a learner is gone, so that nothing waits for it."""

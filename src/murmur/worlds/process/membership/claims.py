@@ -33,7 +33,7 @@ def claims_in(answer: Mapping[str, Any]) -> list[range]:
     return [range(start, stop) for start, stop in answer["claims"]]
 
 
-class Line(Protocol):
+class ClaimClient(Protocol):
     """A connection to the server."""
 
     def call(self, head: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
@@ -96,7 +96,9 @@ class ClaimsAhead:
             lost): what an earlier one held is another's by now. An answer may know of a later view.
     """
 
-    def __init__(self, connect: Callable[[], Line], head: dict[str, Any], standing: Callable[[], Standing]) -> None:
+    def __init__(
+        self, connect: Callable[[], ClaimClient], head: dict[str, Any], standing: Callable[[], Standing]
+    ) -> None:
         self._connect, self._head, self._standing = connect, head, standing
         self._has, self._of = Holdings(), standing()
         self._limits = Limits(0, 0)

@@ -9,7 +9,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from murmur.core.membership import NOTHING, Preparation, Roll, View
-from murmur.worlds.process.membership.claims import ClaimsAhead, Limits, Line, claims_in
+from murmur.worlds.process.membership.claims import ClaimClient, ClaimsAhead, Limits, claims_in
 from murmur.worlds.process.membership.server import ENTRY_SECONDS
 from murmur.worlds.process.membership.stalls import read_table
 
@@ -19,7 +19,7 @@ REACHABLE_SECONDS = 2.0  # since its latest answer the server is taken for one t
 WORLD = "world"  # the roll, and the group, of all learners
 
 
-def stalls_of(line: Line, prefix: str) -> str:
+def stalls_of(line: ClaimClient, prefix: str) -> str:
     """Who waits for what in the world whose keys have this prefix, as a table for people.
 
     Raises:
@@ -51,7 +51,7 @@ class NetRoll(Roll):
 
     def __init__(
         self,
-        connect: Callable[[], Line],
+        connect: Callable[[], ClaimClient],
         name: str,
         rank: int,
         size: int,

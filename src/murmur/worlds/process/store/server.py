@@ -36,7 +36,7 @@ def clock_time(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
-class Missing(TimeoutError):
+class MissingKey(TimeoutError):
     """A key did not appear in time."""
 
 
@@ -190,7 +190,7 @@ class KeyValueClient:
         request = {"do": "wait", "keys": keys, "seconds": seconds}
         head, value = self.call(request, seconds=seconds + self.timeout_seconds)
         if head["missing"]:
-            raise Missing(f"after {seconds:.1f} s the store still has no {', '.join(head['missing'])}")
+            raise MissingKey(f"after {seconds:.1f} s the store still has no {', '.join(head['missing'])}")
         return value
 
     def close(self) -> None:
