@@ -46,7 +46,7 @@ from murmur.strategies import KAVG
 from murmur.tasks.hybrid.config import Chunks
 from murmur.worlds.process.launch.environment import place_of
 from murmur.worlds.process.launch.launcher import Launch
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))
@@ -173,7 +173,7 @@ def learner(folder: Path, side: Side, K: int, iterations: int) -> None:
     strategy = FileAveraging(K, folder) if side.by_file else KAVG(K)
     budget = Budget(minibatches=(iterations * K) * LEARNERS)
     experiment = Experiment(Device(folder / "corpus"), strategy, budget, SGD(0.01, momentum=0.5), prefetch=side.ahead)
-    Trainer(experiment, TorchWorld(place, timeout_seconds=120), observers=lambda _: (note,)).fit()
+    Trainer(experiment, ProcessWorld(place, timeout_seconds=120), observers=lambda _: (note,)).fit()
     (folder / f"steps-{place.rank}.json").write_text(json.dumps(steps))
 
 

@@ -42,9 +42,9 @@ from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.worlds.process.launch.environment import COME_KEY, READY_KEY, Place, place_of
 from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS, ROUNDS
-from murmur.worlds.process.store.server import KeyValueClient
+from murmur.worlds.process.store.server import StoreClient
 from murmur.worlds.process.transport.listener import listen
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 from namespaces import Network, hosts, refusal
 from trouble import PacedRegression, Step, StepLog, Troubled, slowness_of, steps_of, troubled
 
@@ -101,7 +101,7 @@ class Case:
     returns: bool = True
 
 
-def slow(flock: Troubled, folder: Path, rank: int) -> None:  # noqa: ARG001 - as the other faults
+def slow(running: Troubled, folder: Path, rank: int) -> None:  # noqa: ARG001 - as the other faults
     (folder / f"{rank}.slow").write_text("10")
 
 
@@ -129,7 +129,7 @@ class Counted:
 
     def exchanges(self) -> int:
         """Completed so far; 0 for a member of a node, whose leader makes them."""
-        return self.me[0].flock.exchanges if self.me and not self.me[0].in_step else 0
+        return self.me[0].averager.exchanges if self.me and not self.me[0].in_step else 0
 
 
 def learner(place: Place, name: str, seed: int, folder: Path) -> int:
@@ -142,7 +142,7 @@ def learner(place: Place, name: str, seed: int, folder: Path) -> int:
     log = StepLog(folder / f"{place.rank}.steps", task, counted.exchanges)
     experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.2), Cosine(warm=0.0), seed=seed)
     try:
-        world = TorchWorld(place, timeout_seconds=60, start_seconds=start_seconds_of(folder))
+        world = ProcessWorld(place, timeout_seconds=60, start_seconds=start_seconds_of(folder))
         outcome = Trainer(experiment, world, observers=lambda _: (log,)).fit()
     except (PeerLost, ConnectionError) as error:
         (folder / f"{place.rank}.error").write_text(f"{time.monotonic()} {type(error).__name__}: {error}")
@@ -188,19 +188,19 @@ def perform(network: Network | None, name: str, case: Case, seed: int) -> Ran:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         words = words_of_peer(seed, place) if name == PEER else words_of(name, seed, place)
-        with troubled(network, SIZE, words) as flock:
-            began = until_under_way(flock, folder)
+        with troubled(network, SIZE, words) as running:
+            began = until_under_way(running, folder)
             time.sleep(max(0.0, began + BEFORE_SECONDS - time.monotonic()))
             at = time.monotonic()
             for rank in befell:
-                case.begin(flock, folder, rank)
+                case.begin(running, folder, rank)
             time.sleep(case.seconds)
             over = time.monotonic()
             for rank in befell:
-                case.end(flock, folder, rank)
+                case.end(running, folder, rank)
             expected = [r for r in range(SIZE) if case.returns or r not in befell]
             again = befell if case.returns and name not in (PEER, "SyncSGD") else ()
-            codes = flock.wait(expected, PATIENCE_SECONDS, again)
+            codes = running.wait(expected, PATIENCE_SECONDS, again)
             ended = time.monotonic()
         steps = {r: steps_of(folder / f"{r}.steps") for r in range(SIZE)}
         figures = folder / "figures.json"
@@ -245,7 +245,7 @@ def words_of_peer(seed: int, folder: str) -> Callable[[int], list[str]]:
     return lambda rank: [str(PEERS), str(HERE / "peers" / "torchft_faults.py"), str(rank), *given]
 
 
-def until_under_way(flock: Troubled, folder: Path) -> float:
+def until_under_way(running: Troubled, folder: Path) -> float:
     """Wait until every learner has taken a step; when that was.
 
     Raises:
@@ -253,7 +253,7 @@ def until_under_way(flock: Troubled, folder: Path) -> float:
     """
     deadline = time.monotonic() + START_SECONDS
     while not all(steps_of(folder / f"{r}.steps") for r in range(SIZE)):
-        ended = [r for r, process in flock.processes.items() if process.poll() is not None]
+        ended = [r for r, process in running.processes.items() if process.poll() is not None]
         if ended or time.monotonic() > deadline:
             raise RuntimeError(f"not all learners have begun; ended: {ended}")
         time.sleep(0.05)
@@ -349,13 +349,13 @@ def at_start(network: Network | None, name: str) -> tuple[dict[str, Any], list[d
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             (folder / "start_seconds").write_text(str(COMING_SECONDS))
-            with troubled(network, SIZE, words_of(name, SEEDS[0], place)) as flock, closing(line_to(flock)) as line:
-                until_there(flock, line, keys)
-                flock.kill(VICTIM)
+            with troubled(network, SIZE, words_of(name, SEEDS[0], place)) as running, closing(line_to(running)) as line:
+                until_there(running, line, keys)
+                running.kill(VICTIM)
                 others = [r for r in range(SIZE) if r != VICTIM]
-                until_there(flock, line, [f"{COME_KEY}/{r}" for r in others])
+                until_there(running, line, [f"{COME_KEY}/{r}" for r in others])
                 at = time.monotonic()
-                codes = flock.wait(others, PATIENCE_SECONDS)
+                codes = running.wait(others, PATIENCE_SECONDS)
             errors = {r: folder / f"{r}.error" for r in others}
             told = {r: file.read_text().partition(" ") for r, file in errors.items() if file.exists()}
         named = [r for r, (_, _, why) in told.items() if f"learner {VICTIM}" in why]
@@ -372,12 +372,12 @@ def at_start(network: Network | None, name: str) -> tuple[dict[str, Any], list[d
     return found, bars
 
 
-def line_to(flock: Troubled) -> KeyValueClient:
+def line_to(running: Troubled) -> StoreClient:
     """A connection to the store of a flock."""
-    return KeyValueClient(*flock.store)
+    return StoreClient(*running.store)
 
 
-def until_there(flock: Troubled, line: KeyValueClient, keys: Sequence[str]) -> None:
+def until_there(running: Troubled, line: StoreClient, keys: Sequence[str]) -> None:
     """Wait until learners have set their keys, or have ended without.
 
     Raises:
@@ -385,7 +385,7 @@ def until_there(flock: Troubled, line: KeyValueClient, keys: Sequence[str]) -> N
     """
     prefix, deadline = Place(0, SIZE, 0, "", 0).prefix, time.monotonic() + START_SECONDS
     for key in keys:
-        process = flock.processes[int(key.rpartition("/")[2])]
+        process = running.processes[int(key.rpartition("/")[2])]
         while not line.call({"do": "check", "keys": [prefix + key]})[0]["there"] and process.poll() is None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{key} has not come")

@@ -30,7 +30,7 @@ from murmur.strategies import KAVG
 from murmur.worlds.process.launch.environment import place_of
 from murmur.worlds.process.launch.launcher import Launch
 from murmur.worlds.process.transport.listener import listen
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 from murmur.worlds.virtual.world import VirtualWorld
 
 HERE = Path(__file__).parent
@@ -129,7 +129,7 @@ def main() -> None:
     torch.set_num_threads(1)
     place = place_of()
     if place is not None:
-        outcome = Trainer(EXPERIMENT, TorchWorld(place)).fit()
+        outcome = Trainer(EXPERIMENT, ProcessWorld(place)).fit()
         Path(sys.argv[1]).write_text(repr(checksum(outcome.model)))
         return
     sums: dict[str, list[float]] = {

@@ -30,7 +30,7 @@ from murmur.engine.trainer import Trainer
 from murmur.speech.models import Blstm, Lstm, Network
 from murmur.strategies import SyncSGD
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.world import TorchWorld, device_of
+from murmur.worlds.process.world import ProcessWorld, device_of
 from overhead import Chunks, compare
 
 STEPS, SIZE = 12, 2048
@@ -131,7 +131,7 @@ def on_cuda() -> None:
                 return optimizer
 
         experiment = Experiment(task, SyncSGD(), Budget(minibatches=13), Timed(0.1, momentum=0.9))
-        Trainer(experiment, TorchWorld(place, device_of(place), store=HashStore())).fit()
+        Trainer(experiment, ProcessWorld(place, device_of(place), store=HashStore())).fit()
         ours.append((marks[-1] - marks[2]) / 10)
         bare.append(plain_loop(task))
         print(f"ours {ours[-1]:.5f}  bare {bare[-1]:.5f} s a step", flush=True)

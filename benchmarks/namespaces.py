@@ -28,10 +28,10 @@ import torch
 from murmur.core.world import Seat
 from murmur.worlds.process.launch.environment import Place, child_variables
 from murmur.worlds.process.launch.launcher import die_with_parent, end_all
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer, MissingKey
+from murmur.worlds.process.store.server import MissingKey, StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import connect
 from murmur.worlds.process.transport.listener import listen
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 from murmur.worlds.virtual.cluster import Link
 
 MARK = "murbench"
@@ -154,7 +154,7 @@ def _leave(number: int, frame: object) -> None:  # noqa: ARG001 - the signature 
 
 
 @dataclass
-class Flock:
+class HostLearners:
     """Learner processes on hosts, and orders to them by way of their store.
 
     Attributes:
@@ -164,7 +164,7 @@ class Flock:
     """
 
     processes: list[subprocess.Popen[bytes]]
-    store: KeyValueClient
+    store: StoreClient
     orders: int = 0
 
     def order(self, what: str, ranks: Sequence[int], **how: Any) -> None:
@@ -207,7 +207,7 @@ class Flock:
 
 
 def obey(place: Place, duties: Mapping[str, Callable[..., Any]]) -> None:
-    """A learner's side of `Flock.order`: duties by name, called with the place in the flock of that order."""
+    """A learner's side of `HostLearners.order`: duties by name, called with the place in the flock of that order."""
     store = connect(place, 600.0)
     for k in count(1):
         order = json.loads(store.get(f"order/{k}"))
@@ -220,10 +220,10 @@ def obey(place: Place, duties: Mapping[str, Callable[..., Any]]) -> None:
 
 
 @contextmanager
-def learners(network: Network, where: Sequence[int], words: Sequence[str]) -> Iterator[Flock]:
+def learners(network: Network, where: Sequence[int], words: Sequence[str]) -> Iterator[HostLearners]:
     """Start learner i on host where[i], one thread each; they find their place in torchrun's variables."""
     with ExitStack() as stack:
-        server = KeyValueServer(listen(network.store_address))
+        server = StoreServer(listen(network.store_address))
         stack.callback(server.close)
         processes: list[subprocess.Popen[bytes]] = []
         stack.callback(end_all, processes)
@@ -236,9 +236,9 @@ def learners(network: Network, where: Sequence[int], words: Sequence[str]) -> It
             processes.append(
                 subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent())  # noqa: PLW1509 - prctl takes no lock
             )
-        flock = Flock(processes, KeyValueClient(*server.address))
-        yield flock
-        flock.dismiss()
+        running = HostLearners(processes, StoreClient(*server.address))
+        yield running
+        running.dismiss()
         for process in processes:
             process.wait(60)
 
@@ -296,5 +296,5 @@ def exchanges(place: Place, numel: int) -> dict[str, float]:
             with timed("adding"):
                 x.add_(x)
 
-    TorchWorld(place, timeout_seconds=60).run(program)
+    ProcessWorld(place, timeout_seconds=60).run(program)
     return {what: statistics.median(found[1:]) for what, found in times.items()}

@@ -145,7 +145,7 @@ def main(
     torch.set_num_threads(1)
     base = configure(load(recipe), [*(setting or []), *([f"task.cache={cache}"] if cache else [])])
     epochs = base.budget.total(base.task) / base.task.per_epoch
-    base = replace(base, strategy=SyncSGD(), evaluate_every_epochs=epochs / MARKS, averaged_marks=0)
+    base = replace(base, strategy=SyncSGD(), evaluate_every_epochs=epochs / MARKS, averaged_checkpoints=0)
     found = compare(base, recipe)
     sgd, natural = found["SGD"], found["natural gradient"]
     ratios = [n / s for n, s in zip(natural["losses"], sgd["losses"], strict=True)]

@@ -27,7 +27,7 @@ from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
 from murmur.strategies import KAVG, SyncSGD
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 
 STEPS, WARM = 56, 3
 
@@ -122,7 +122,7 @@ def compare(task: Chunks, strategy: SyncSGD | KAVG, steps: int = STEPS) -> tuple
     """CPU seconds of every step of ours and of the bare loop, without the first ones, which warm up."""
     SIDES[:] = [Bare(task)]
     experiment = Experiment(task, strategy, Budget(minibatches=steps + WARM), Alternating(0.1, momentum=0.9))
-    Trainer(experiment, TorchWorld(Place(0, 1, 0, "127.0.0.1", 0), store=HashStore())).fit()
+    Trainer(experiment, ProcessWorld(Place(0, 1, 0, "127.0.0.1", 0), store=HashStore())).fit()
     return SIDES[0].ours[WARM:], SIDES[0].bare[WARM:]
 
 

@@ -31,8 +31,8 @@ from murmur.strategies import ADPSGD, SuperLearners, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.worlds.process.launch.environment import Place, place_of
 from murmur.worlds.process.store.torch_store import connect
-from murmur.worlds.process.world import TorchWorld
-from namespaces import Flock, Network, hosts, learners, obey, refusal
+from murmur.worlds.process.world import ProcessWorld
+from namespaces import HostLearners, Network, hosts, learners, obey, refusal
 from overhead import Chunks, Lstm
 from paced import Paced, train
 
@@ -89,7 +89,7 @@ def exchange(place: Place, task: str) -> tuple[float, float, float]:
             await seat.group.mean(x)
             times.append(time.monotonic() - start)
 
-    TorchWorld(place, timeout_seconds=60).run(program)
+    ProcessWorld(place, timeout_seconds=60).run(program)
     return statistics.median(times[1:]), 0.0, 0.0
 
 
@@ -101,11 +101,11 @@ def ddp(place: Place, task: str) -> tuple[float, float, float]:
     torch.manual_seed(0)
     model = problem.model()
     largest = max(p.numel() for p in model.parameters()) * 4 / 2**20
-    flock = DistributedDataParallel(model, bucket_cap_mb=largest)
+    averager = DistributedDataParallel(model, bucket_cap_mb=largest)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     times = []
     for step in range(STEPS):
-        loss = problem.loss(flock, problem.minibatch(step * place.size + place.rank))
+        loss = problem.loss(averager, problem.minibatch(step * place.size + place.rank))
         optimizer.zero_grad()
         (loss.total / loss.samples).backward()
         optimizer.step()
@@ -116,12 +116,12 @@ def ddp(place: Place, task: str) -> tuple[float, float, float]:
     return (times[-1] - times[2]) / (len(times) - 3), 0.0, 0.0
 
 
-def sides(flock: Flock, task: str, cpu: dict[str, list[float]]) -> Mapping[str, Callable[[], float]]:
+def sides(running: HostLearners, task: str, cpu: dict[str, list[float]]) -> Mapping[str, Callable[[], float]]:
     """What runs in turn: name -> seconds of a step (or of a mean), averaged over its learners."""
 
     def side(name: str, what: str, ranks: Sequence[int], **how: Any) -> Callable[[], float]:
         def measure() -> float:
-            results = flock.do(what, ranks, task=task, **how)
+            results = running.do(what, ranks, task=task, **how)
             cpu.setdefault(name, []).append(max(r[1] for r in results))
             return statistics.fmean(r[0] for r in results)
 
@@ -150,14 +150,14 @@ def against_floor(values: Mapping[str, list[float]], name: str, compute: str = "
     return statistics.median(step / max(gradient, exchange) for step, gradient, exchange in rows)
 
 
-def lstm(flock: Flock, network: Network) -> dict[str, list[float]]:
+def lstm(running: HostLearners, network: Network) -> dict[str, list[float]]:
     """The same with a real gradient: the cables are made narrow when its seconds are known."""
-    seconds = statistics.fmean(r[0] for r in flock.do("alone", ACROSS, task="LSTM"))
+    seconds = statistics.fmean(r[0] for r in running.do("alone", ACROSS, task="LSTM"))
     numel = sum(p.numel() for p in TASKS["LSTM"].model().parameters())
     for host in (0, 1):
         network.limit(host, bits_per_second(numel, seconds))
     print(f"LSTM: {seconds:.3f} s a gradient, {numel} elements")
-    return interleave(sides(flock, "LSTM", {}), LSTM_REPEATS)
+    return interleave(sides(running, "LSTM", {}), LSTM_REPEATS)
 
 
 def main() -> None:
@@ -173,9 +173,9 @@ def main() -> None:
         return
     cpu: dict[str, list[float]] = {}
     words = [sys.executable, __file__]
-    with hosts(2, bits_per_second(NUMEL, SECONDS)) as network, learners(network, [0, 0, 1, 1], words) as flock:
-        paced = interleave(sides(flock, "paced", cpu), REPEATS)
-        real = lstm(flock, network)
+    with hosts(2, bits_per_second(NUMEL, SECONDS)) as network, learners(network, [0, 0, 1, 1], words) as running:
+        paced = interleave(sides(running, "paced", cpu), REPEATS)
+        real = lstm(running, network)
     report(paced, real, cpu)
 
 

@@ -27,7 +27,7 @@ from murmur.engine.record import Record
 from murmur.engine.task import Loss, Score, Task
 from murmur.engine.trainer import Trainer
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 
 
 class Pass(torch.autograd.Function):
@@ -159,6 +159,6 @@ def train(place: Place, task: Task, strategy: Strategy, minibatches: int, rate: 
     """Train in the world of processes with every step timed."""
     ran = Ran()
     experiment = Experiment(task, strategy, Budget(minibatches=minibatches), SGD(rate))
-    Trainer(experiment, TorchWorld(place, timeout_seconds=120), observers=lambda _: (ran.note,)).fit()
+    Trainer(experiment, ProcessWorld(place, timeout_seconds=120), observers=lambda _: (ran.note,)).fit()
     ran.ended = time.monotonic()
     return ran

@@ -36,7 +36,7 @@ import murmur.commands.simulate
 import murmur.run.training  # noqa: F401
 from measure import bar, close
 from murmur.cli import main as program
-from murmur.core.stop_signals import HALTED_STATUS
+from murmur.core.stop_signals import STOPPED_STATUS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from plateaus import make_experiment
@@ -305,12 +305,12 @@ def judged(ended: Ended, slow: float) -> list[str]:
     faults = []
     if ended.hit and ended.seconds > END_SECONDS * slow:
         faults.append(f"ended {ended.seconds:.1f} s after the signal, on a machine {slow:.1f} times as slow as idle")
-    if ended.status not in (0, HALTED_STATUS):
+    if ended.status not in (0, STOPPED_STATUS):
         faults.append(f"status {ended.status}: {ended.errors[-300:]}")
     if "Traceback" in ended.errors:
         faults.append(f"a traceback: {ended.errors[-300:]}")
     told = any(word in ended.errors for word in ("the same command", "--resume"))
-    if ended.status == HALTED_STATUS and not told:
+    if ended.status == STOPPED_STATUS and not told:
         faults.append(f"nothing tells how to go on: {ended.errors[-300:]}")
     return [*faults, f"{ended.left} processes are left"] if ended.left else faults
 

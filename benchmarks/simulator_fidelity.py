@@ -35,7 +35,7 @@ from murmur.strategies.delay_by_one import DelayByOne
 from murmur.worlds.process.launch.environment import Place, place_of
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.world import VirtualWorld
-from namespaces import Flock, Network, Pair, exchanges, hosts, learners, obey, refusal
+from namespaces import HostLearners, Network, Pair, exchanges, hosts, learners, obey, refusal
 from paced import Others, Paced, train
 
 # Below 1 MiB the gradient is one bucket: the mean of SyncSGD begins when the backward pass is over, as in the model.
@@ -145,19 +145,19 @@ class Told:
         return cell.seconds(at for source in sources for at in source.at)
 
 
-def measure(flock: Flock, network: Network) -> tuple[Told, dict[str, Any]]:
+def measure(running: HostLearners, network: Network) -> tuple[Told, dict[str, Any]]:
     """What two learners tell of themselves and of every network, before any cell."""
     steps: dict[float, float] = {}
     cpu = []
     for slowness in SLOWNESS:
-        found = flock.do("alone", PAIR, slowness=slowness)
+        found = running.do("alone", PAIR, slowness=slowness)
         steps[slowness] = statistics.fmean(seconds for seconds, _ in found)
         cpu.append(max(used for _, used in found) / slowness)
     pairs = {}
     for name, bits in BITS.items():
         for host in PAIR:
             network.limit(host, bits)
-        pairs[name] = Pair(**flock.do("exchanges", PAIR, numel=NUMEL)[0])
+        pairs[name] = Pair(**running.do("exchanges", PAIR, numel=NUMEL)[0])
         print(f"{name}: {pairs[name]}, {pairs[name].link(4 * NUMEL)}", flush=True)
     adding = statistics.median(pair.adding for pair in pairs.values())
     factors = {slowness: seconds / steps[1.0] for slowness, seconds in steps.items()}
@@ -171,10 +171,10 @@ def measure(flock: Flock, network: Network) -> tuple[Told, dict[str, Any]]:
     return told, {**raw, "compute_to_cpu": SECONDS / max(cpu)}
 
 
-def really(flock: Flock, cell: Cell) -> float:
+def really(running: HostLearners, cell: Cell) -> float:
     """Wall seconds of a cell."""
     how = {"strategy": cell.strategy, "minibatches": cell.minibatches, "slowness": cell.slowness}
-    return cell.seconds(at for steps in flock.do("train", range(cell.learners), **how) for at in steps)
+    return cell.seconds(at for steps in running.do("train", range(cell.learners), **how) for at in steps)
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,11 @@ class Runs:
     def seconds(self, cell: Cell) -> float:
         return min(self.clean[cell] or self.other[cell])
 
-    def perform(self, flock: Flock, network: Network, cell: Cell) -> None:
+    def perform(self, running: HostLearners, network: Network, cell: Cell) -> None:
         for host in range(max(SIZES)):
             network.limit(host, BITS[cell.network])
-        others = Others([process.pid for process in flock.processes])
-        seconds = really(flock, cell)
+        others = Others([process.pid for process in running.processes])
+        seconds = really(running, cell)
         busy = others.cores
         (self.clean if busy < OTHERS else self.other)[cell].append(seconds)
         print(f"{cell}: {seconds:.3f} s, others on {busy:.2f} cores", flush=True)
@@ -254,12 +254,17 @@ def main() -> None:
     cells = [Cell(*what) for what in product(SIZES, BITS, SLOWNESS, STRATEGIES)]
     began = time.monotonic()
     runs = Runs({cell: [] for cell in cells}, {cell: [] for cell in cells})
-    with hosts(len(everybody), 1e9, MTU) as network, learners(network, everybody, [sys.executable, __file__]) as flock:
-        told, raw = measure(flock, network)
+    with (
+        hosts(len(everybody), 1e9, MTU) as network,
+        learners(network, everybody, [sys.executable, __file__]) as running,
+    ):
+        told, raw = measure(running, network)
         for cell in cells * PASSES:
-            runs.perform(flock, network, cell)
+            runs.perform(running, network, cell)
         while runs.disturbed and time.monotonic() - began < ENOUGH_SECONDS:
-            runs.perform(flock, network, min(runs.disturbed, key=lambda cell: len(runs.clean[cell] + runs.other[cell])))
+            runs.perform(
+                running, network, min(runs.disturbed, key=lambda cell: len(runs.clean[cell] + runs.other[cell]))
+            )
     for cell in runs.disturbed:
         print(f"{cell}: others used the processor during every run")
     raw |= {"runs": [[*runs.clean[cell], *runs.other[cell]] for cell in cells], "disturbed_cells": len(runs.disturbed)}

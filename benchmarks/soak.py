@@ -38,8 +38,8 @@ from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD
 from murmur.worlds.process.launch.environment import Place, place_of
 from murmur.worlds.process.launch.launcher import Launch, Restart
-from murmur.worlds.process.store.server import KeyValueClient
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.store.server import StoreClient
+from murmur.worlds.process.world import ProcessWorld
 from namespaces import Network, hosts, refusal, run
 from trouble import LOOPBACK, PacedRegression, StepLog, steps_of
 
@@ -215,7 +215,7 @@ class Watch:
             self.sample("store", store_process())
             try:
                 if store is None and self.place is not None:
-                    store = KeyValueClient(self.place.host, self.place.port, 10.0, self.launch.secret)
+                    store = StoreClient(self.place.host, self.place.port, 10.0, self.launch.secret)
                 if store is not None:
                     self.keys.append((now, store.call({"do": "size"})[0]["total"]))
             except ConnectionError:
@@ -247,7 +247,7 @@ def learner(place: Place, folder: Path, minibatches: int) -> None:
     task = PacedRegression(SECONDS, minibatches)
     log = StepLog(folder / f"{place.rank}.steps", task, lambda: 0)
     experiment = Experiment(task, ADPSGD(), Budget(epochs=1), SGD(0.05), evaluate_every_epochs=0.05)
-    Trainer(experiment, TorchWorld(place), observers=lambda _: (log,)).fit()
+    Trainer(experiment, ProcessWorld(place), observers=lambda _: (log,)).fit()
 
 
 def soak(network: Network | None, minutes: float, every_seconds: float, seed: int) -> tuple[dict[str, Any], list[Any]]:

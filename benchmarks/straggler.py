@@ -29,7 +29,7 @@ from murmur.core.learner import Learner, Strategy
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.worlds.process.launch.environment import Place, place_of
-from namespaces import Flock, Network, hosts, learners, obey, refusal
+from namespaces import HostLearners, Network, hosts, learners, obey, refusal
 from paced import Paced, train
 
 SECONDS, NUMEL, BITS = 0.12, 10_240, 82e6  # a vector takes 4 ms on a good link, 0.4 s on the slow one
@@ -88,7 +88,7 @@ class Watched:
     def watch(self, me: Learner, over: Event) -> None:
         while not over.wait(SAMPLE_SECONDS):
             w = me.weights.snapshot()[:COORDINATES].tolist()
-            self.seen.append((time.monotonic(), 0 if me.in_step else me.flock.exchanges, w))
+            self.seen.append((time.monotonic(), 0 if me.in_step else me.running.exchanges, w))
 
 
 def run(place: Place, strategy: str, minibatches: int, compute: float, folder: str) -> None:
@@ -160,13 +160,13 @@ class Seen:
         return {name: getattr(self, name) for name in names.split()}
 
 
-def perform(flock: Flock, network: Network, strategy: str, case: Case, minibatches: int) -> Seen:
+def perform(running: HostLearners, network: Network, strategy: str, case: Case, minibatches: int) -> Seen:
     """Run a case, make the straggler slow meanwhile."""
     network.limit(SLOW, BITS * case.link)
     with tempfile.TemporaryDirectory() as folder:
-        flock.order("run", EVERYBODY, strategy=strategy, minibatches=minibatches, compute=case.compute, folder=folder)
-        slow_since = burst(flock, Path(folder, f"{SLOW} began")) if case.bursts else 0.0
-        flock.results(EVERYBODY)
+        running.order("run", EVERYBODY, strategy=strategy, minibatches=minibatches, compute=case.compute, folder=folder)
+        slow_since = burst(running, Path(folder, f"{SLOW} began")) if case.bursts else 0.0
+        running.results(EVERYBODY)
         found = [json.loads(Path(folder, f"{r}.json").read_text()) for r in EVERYBODY]
     network.limit(SLOW, BITS)
     even = [s for r, s in enumerate(found) if r != SLOW]
@@ -174,13 +174,13 @@ def perform(flock: Flock, network: Network, strategy: str, case: Case, minibatch
     return Seen(found, start, min(s["steps"][-1] for s in even))
 
 
-def burst(flock: Flock, began: Path) -> float:
+def burst(running: HostLearners, began: Path) -> float:
     """Stop and continue the straggler's process from when it trains until its run is over; when that began."""
-    while not began.exists() and not flock.done(SLOW):
+    while not began.exists() and not running.done(SLOW):
         time.sleep(0.01)
-    pid, since = flock.processes[SLOW].pid, time.monotonic()
+    pid, since = running.processes[SLOW].pid, time.monotonic()
     try:
-        while not flock.done(SLOW):
+        while not running.done(SLOW):
             os.kill(pid, signal.SIGSTOP)
             time.sleep(STOPPED_SECONDS)
             os.kill(pid, signal.SIGCONT)
@@ -190,16 +190,16 @@ def burst(flock: Flock, began: Path) -> float:
     return since
 
 
-def asynchronous(flock: Flock, network: Network) -> dict[str, dict[str, float]]:
+def asynchronous(running: HostLearners, network: Network) -> dict[str, dict[str, float]]:
     """ADPSGD in every case, with the equal run before and after."""
     found: dict[str, dict[str, float]] = {}
     for case in [Case("equal"), *CASES, Case("equal again")]:
-        found[case.name] = perform(flock, network, "ADPSGD", case, MINIBATCHES).figures()
+        found[case.name] = perform(running, network, "ADPSGD", case, MINIBATCHES).figures()
         print(f"ADPSGD, {case.name}: " + "  ".join(f"{k} {v:.4g}" for k, v in found[case.name].items()), flush=True)
     return found
 
 
-def lock_step(flock: Flock, network: Network) -> dict[str, dict[str, float]]:
+def lock_step(running: HostLearners, network: Network) -> dict[str, dict[str, float]]:
     """Steps a second of everybody together, by strategy and case; the slowest case with one strategy only."""
     found: dict[str, dict[str, float]] = {}
     for name in LOCK_STEP:
@@ -209,7 +209,7 @@ def lock_step(flock: Flock, network: Network) -> dict[str, dict[str, float]]:
             if case.slowness > 50 and name != "SyncSGD":
                 continue
             turns = 2 if case.slowness > 50 else 3 * rounds + (0 if rounds > 1 else 3)
-            steps = perform(flock, network, name, case, turns * len(EVERYBODY)).learners[0]["steps"]
+            steps = perform(running, network, name, case, turns * len(EVERYBODY)).learners[0]["steps"]
             begin = 0 if turns == 2 else rounds - 1  # averaging comes after the K-th step
             found[name][case.name] = (turns - 1 - begin) * len(EVERYBODY) / (steps[-1] - steps[begin])
         print(f"{name}, steps per second: " + "  ".join(f"{k} {v:.3g}" for k, v in found[name].items()), flush=True)
@@ -253,9 +253,9 @@ def main() -> None:
         print(f"straggler cannot run: {reason}")
         print(json.dumps({"benchmark": "straggler", "figures": {}, "bars": [], "cannot_run": reason}))
         return
-    with hosts(len(EVERYBODY), BITS) as network, learners(network, EVERYBODY, [sys.executable, __file__]) as flock:
-        found = asynchronous(flock, network)
-        locked = lock_step(flock, network)
+    with hosts(len(EVERYBODY), BITS) as network, learners(network, EVERYBODY, [sys.executable, __file__]) as running:
+        found = asynchronous(running, network)
+        locked = lock_step(running, network)
     close("straggler", {"ADPSGD": found, "lock_step_steps_per_second": locked}, bars_of(found, locked))
 
 

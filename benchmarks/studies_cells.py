@@ -93,7 +93,7 @@ class Cell:
             self._schedule(passes),
             seed=self.seed,
             evaluate_every_epochs=passes / 4,
-            averaged_marks=0,
+            averaged_checkpoints=0,
         )
 
     def _strategy(self) -> Strategy:

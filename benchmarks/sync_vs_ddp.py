@@ -24,7 +24,7 @@ from murmur.engine.trainer import Trainer
 from murmur.strategies import SyncSGD
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.store.torch_store import connect
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 from overhead import Chunks
 
 STEPS, REPEATS = 5, 9
@@ -63,7 +63,7 @@ def ours(task: Chunks, place: Place, run: int) -> float:
     TIMES.clear()
     experiment = Experiment(task, SyncSGD(), Budget(minibatches=2 * (STEPS + 1)), Timed(0.1, momentum=0.9))
     own = replace(place, generation=run)
-    Trainer(experiment, TorchWorld(own, store=connect(own, 60))).fit()
+    Trainer(experiment, ProcessWorld(own, store=connect(own, 60))).fit()
     return per_step()
 
 

@@ -222,11 +222,11 @@ def convergence(by_gradients: Axes, by_trouble: Axes) -> dict[str, Any]:
         rates = [min(MOST, best_rate(PROBLEM, L, N / L)) for N in counts]
         seen = [norm(ADPSGD(randomized_ring), L, N, rate) for N, rate in zip(counts, rates, strict=True)]
         points(by_gradients, [N * (0.92 + 0.04 * i) for N in counts], seen, f"{L} learners", color=f"C{i}")
-        flock = DecentralisedLearners(L, contraction(randomized_ring, L, 100) if L > 1 else 0.0)
-        limits = [bound(PROBLEM, flock, N / L, rate) / P for N, rate in zip(counts, rates, strict=True)]
+        averager = DecentralisedLearners(L, contraction(randomized_ring, L, 100) if L > 1 else 0.0)
+        limits = [bound(PROBLEM, averager, N / L, rate) / P for N, rate in zip(counts, rates, strict=True)]
         found["bounds"][L] = draw_bounds(by_gradients, counts, limits, f"C{i}--", f"bound, {L}")
         found["norms"][L] = [s.middle for s in seen]
-        found["enough_rounds"][L] = rounds_for_speedup(PROBLEM, flock)
+        found["enough_rounds"][L] = rounds_for_speedup(PROBLEM, averager)
         found["slopes"][L] = math.log(seen[-1].middle / seen[-2].middle) / math.log(counts[-1] / counts[-2])
     by_gradients.set(
         ylim=(5e-3, 0.4), xlabel="gradients of all learners", ylabel="mean |grad f|^2 a coordinate", title="best rates"
@@ -246,7 +246,7 @@ def trouble(axes: Axes) -> dict[str, Sequence[float | None]]:
         seen = [norm(ADPSGD(mixing), L, N, rate, speed) for speed in speeds]
         points(axes, slownesses, seen, name, color=color)
         flocks = [DecentralisedLearners(L, contraction(mixing, L, 100), slowness - 1) for slowness in slownesses]
-        limits = [bound(PROBLEM, flock, N / L, rate) / P for flock in flocks]
+        limits = [bound(PROBLEM, averager, N / L, rate) / P for averager in flocks]
         found[f"bound, {name}"] = draw_bounds(axes, slownesses, limits, f"{color}--", f"bound, {name}")
         found[name] = [s.middle for s in seen]
     axes.set(xlabel="slowness of one of 8 learners", title=f"a straggler, {N} gradients", xscale="log", yscale="log")

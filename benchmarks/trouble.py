@@ -27,7 +27,7 @@ from murmur.engine.seeds import seed_of
 from murmur.engine.task import Loss, Score
 from murmur.worlds.process.launch.environment import Place, child_variables
 from murmur.worlds.process.launch.launcher import die_with_parent, end_all
-from murmur.worlds.process.store.server import KeyValueServer
+from murmur.worlds.process.store.server import StoreServer
 from murmur.worlds.process.transport.listener import listen
 from namespaces import Network, run
 
@@ -115,13 +115,13 @@ class Troubled:
 def troubled(network: Network | None, size: int, words: Callable[[int], list[str]]) -> Iterator[Troubled]:
     """Start `size` learners, and end whatever is left of them."""
     with ExitStack() as stack:
-        server = KeyValueServer(listen(LOOPBACK if network is None else network.store_address))
+        server = StoreServer(listen(LOOPBACK if network is None else network.store_address))
         stack.callback(server.close)
-        flock = Troubled(network, words, size, server.address)
-        stack.callback(lambda: end_all(list(flock.processes.values())))
+        averager = Troubled(network, words, size, server.address)
+        stack.callback(lambda: end_all(list(averager.processes.values())))
         for rank in range(size):
-            flock.start(rank)
-        yield flock
+            averager.start(rank)
+        yield averager
 
 
 @dataclass(frozen=True)

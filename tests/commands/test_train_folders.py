@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 from murmur.run.folder.state import state_of
-from murmur.worlds.process.launch.signals import HALTED_STATUS
+from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
 pytestmark = pytest.mark.processes
 SHORT = ["--set", "budget.minibatches=40", "--set", "task.hidden=8", "--threads", "1"]
@@ -106,7 +106,7 @@ def test_a_second_run_into_the_folder_of_a_running_one_is_refused(tmp_path: Path
             assert words == () or f"in use by process {first.pid} on " in said
         assert first.poll() is None
         first.send_signal(signal.SIGTERM)
-        assert first.wait(60) == HALTED_STATUS
+        assert first.wait(60) == STOPPED_STATUS
     finally:
         first.kill()
         first.communicate()

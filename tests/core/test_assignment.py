@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 
 
 def test_positions_are_dealt_in_order() -> None:
-    deal = Deal((0, 1, 2), total=8)
+    deal = Assignment((0, 1, 2), total=8)
     assert [[deal.number(t, r) for r in range(3)] for t in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, None]]
     assert [deal.reached(t) for t in range(4)] == [0, 3, 6, 8]
 
 
 def test_a_deal_to_nobody_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        Deal((0,)).anew(0, 0, ())
+        Assignment((0,)).anew(0, 0, ())
 
 
 @settings(deadline=None)
@@ -26,7 +26,7 @@ def test_every_minibatch_is_done_once_whoever_is_lost_or_comes(data: st.DataObje
     """Rounds of a few turns; in some of them learners are lost with what they took, in others some come back."""
     total = data.draw(st.integers(1, 60), "total")
     everybody = range(data.draw(st.integers(1, 6), "learners"))
-    deal, turn, done = Deal(tuple(everybody), total), 0, list[int]()
+    deal, turn, done = Assignment(tuple(everybody), total), 0, list[int]()
     while deal.reached(turn) < total:
         begun, turn = turn, turn + data.draw(st.integers(1, 4), "turns of the round")
         missing = set(data.draw(st.lists(st.sampled_from(deal.to), max_size=len(deal.to) - 1), "missing"))

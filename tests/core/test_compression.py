@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmur.core.compression import FORMATS, Cast, FormatGroup, Scaled
+from murmur.core.compression import FORMATS, Cast, CompressedGroup, Scaled
 from murmur.core.mixing import randomized_ring, ring
 from murmur.core.world import Program, Seat, World
 from murmur.testing.worlds import check_group
@@ -118,7 +118,7 @@ class Spoken:
     form: str
 
     async def __call__(self, seat: Seat) -> Any:
-        seat.group = FormatGroup(seat.group, FORMATS[self.form])
+        seat.group = CompressedGroup(seat.group, FORMATS[self.form])
         return await self.program(seat)
 
 
@@ -230,34 +230,34 @@ def test_mixing_never_moves_the_mean(form: str) -> None:
     assert (end - end.mean(0)).norm() < 0.05 * (start - start.mean(0)).norm()
 
 
-async def letters(seat: Seat) -> list[Any]:
+async def messages(seat: Seat) -> list[Any]:
     """Everybody tells learner 0 something; types, lengths and notes arrive."""
     group, heard = seat.group, []
     for x in (draw(300, group.rank), draw(7, group.rank, torch.float64), torch.empty(0), torch.arange(3)):
         group.post(x, 0, "news", (1.5, float(group.rank)))
     if group.rank == 0:
         for i in range(4 * group.size):
-            letter = await group.recv(i % group.size, "news") if i < 2 * group.size else await group.hear("news", 9.0)
-            assert letter is not None
-            heard.append((letter.source, i, letter.x.dtype, letter.x.numel(), letter.note))
+            message = await group.recv(i % group.size, "news") if i < 2 * group.size else await group.poll("news", 9.0)
+            assert message is not None
+            heard.append((message.source, i, message.x.dtype, message.x.numel(), message.header))
     return heard
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_letters_arrive_as_they_were(form: str) -> None:
     for world in (VirtualWorld(2), ThreadWorld(2, timeout_seconds=10)):
-        heard = Speaking(world, form).run(letters)[0]
+        heard = Speaking(world, form).run(messages)[0]
         assert sorted(str((dtype, numel)) for source, _, dtype, numel, _ in heard if source == 1) == sorted(
             str(seen) for seen in [(torch.float32, 300), (torch.float64, 7), (torch.float32, 0), (torch.int64, 3)]
         )
-        assert all(note == (1.5, float(source)) for source, *_, note in heard)
+        assert all(header == (1.5, float(source)) for source, *_, header in heard)
 
 
 async def counted(seat: Seat) -> int:
     await seat.group.mean(torch.ones(1024 * seat.group.size))
     seat.group.post(torch.ones(1024), (seat.group.rank + 1) % seat.group.size, "x")
     await seat.group.recv(tag="x")
-    assert isinstance(seat.group, FormatGroup)
+    assert isinstance(seat.group, CompressedGroup)
     return seat.group.sent_bytes
 
 

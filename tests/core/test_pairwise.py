@@ -15,7 +15,7 @@ from averaging_only import Still
 from murmur.core import learner as learner_module
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner
-from murmur.core.pairwise import GOSSIP, SWAP, Flock
+from murmur.core.pairwise import GOSSIP, SWAP, PairwiseAverager
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
 from murmur.worlds.threads import ThreadWorld
@@ -24,25 +24,25 @@ from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Point
 
 
-def flock_of(seat: Seat) -> Flock:
-    return Flock(seat.group, Weights(Layout.trainable(Point(2))), lambda: seat.now)
+def averager_of(seat: Seat) -> PairwiseAverager:
+    return PairwiseAverager(seat.group, Weights(Layout.trainable(Point(2))), lambda: seat.now)
 
 
 async def letters_to_somebody_thought_dead(seat: Seat) -> tuple[int, int]:
     """Learner 0 is lost to the register while a snapshot is on its way to it."""
-    flock = flock_of(seat)
+    averager = averager_of(seat)
     if seat.group.rank == 1:
         seat.group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, 0.0, 0.0, 0.5))
         await seat.sleep(5.0)  # the sender stays in the view all along
         return 0, 0
-    letter = await seat.group.hear(GOSSIP, 1.0)
-    assert letter is not None
+    message = await seat.group.poll(GOSSIP, 1.0)
+    assert message is not None
     assert isinstance(seat.group, VirtualGroup)
-    seat.group.hub.register.lose(0)
-    flock._take(letter)  # after the register has been asked, nothing is known of this learner itself
-    flock.gossip({0: 0.5, 1: 0.5})
-    flock._take(letter)
-    return flock.dropped, flock.exchanges
+    seat.group.hub.table.lose(0)
+    averager._take(message)  # after the register has been asked, nothing is known of this learner itself
+    averager.gossip({0: 0.5, 1: 0.5})
+    averager._take(message)
+    return averager.dropped, averager.exchanges
 
 
 def test_a_learner_that_was_thought_dead_drops_letters_and_lives() -> None:
@@ -51,19 +51,19 @@ def test_a_learner_that_was_thought_dead_drops_letters_and_lives() -> None:
 
 
 async def letters_of_an_earlier_incarnation(seat: Seat) -> tuple[int, list[float]]:
-    flock = flock_of(seat)
+    averager = averager_of(seat)
     if seat.group.rank == 1:
         for incarnation in (0.0, 5.0):
             seat.group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, incarnation, 0.0, 0.5))
         return 0, []
     assert isinstance(seat.group, VirtualGroup)
-    seat.group.hub.register.join(1)  # the second incarnation is number 1: neither of the letters is of it
-    assert flock.live == (0, 1)  # what every round looks at first
+    seat.group.hub.table.join(1)  # the second incarnation is number 1: neither of the letters is of it
+    assert averager.live == (0, 1)  # what every round looks at first
     for _ in range(2):
-        letter = await seat.group.hear(GOSSIP, 1.0)
-        assert letter is not None
-        flock._take(letter)
-    return flock.dropped, flock.weights.snapshot().tolist()
+        message = await seat.group.poll(GOSSIP, 1.0)
+        assert message is not None
+        averager._take(message)
+    return averager.dropped, averager.weights.snapshot().tolist()
 
 
 def test_letters_of_other_incarnations_change_nothing() -> None:
@@ -72,28 +72,28 @@ def test_letters_of_other_incarnations_change_nothing() -> None:
 
 async def a_neighbour_is_lost_while_it_is_answered(seat: Seat) -> tuple[int, int]:
     """Beside the averaging that answers learner 1, another thread of learner 0 notices that learner 1 is gone."""
-    flock = flock_of(seat)
+    averager = averager_of(seat)
     group = seat.group
     assert isinstance(group, VirtualGroup)
     if group.rank == 1:
         group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, 0.0, 0.0, 0.5))
         return 0, 0
-    letter = await group.hear(GOSSIP, 1.0)
-    assert letter is not None
+    message = await group.poll(GOSSIP, 1.0)
+    assert message is not None
     looks: list[Thread] = []
     really = group.post
 
-    def post(x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
-        really(x, to, tag, note)
-        group.hub.register.lose(1)
-        looks.append(Thread(target=lambda: flock.live))
+    def post(x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
+        really(x, to, tag, header)
+        group.hub.table.lose(1)
+        looks.append(Thread(target=lambda: averager.live))
         looks[0].start()
         looks[0].join(0.2)
 
     group.post = post  # type: ignore[method-assign]
-    flock._take(letter)
+    averager._take(message)
     looks[0].join(5.0)
-    return flock.exchanges, len(flock._begun)
+    return averager.exchanges, len(averager._begun)
 
 
 def test_an_exchange_is_not_torn_apart_by_who_looks_at_the_view() -> None:
@@ -102,29 +102,29 @@ def test_an_exchange_is_not_torn_apart_by_who_looks_at_the_view() -> None:
 
 async def letters_that_a_broken_line_takes_along(seat: Seat, lost: int, late: bool) -> tuple[list[float], float]:
     """Learner 1 is asked by learner 0 for its weights; the first letters of one of the ways are lost."""
-    flock = flock_of(seat)
+    averager = averager_of(seat)
     group = seat.group
     assert isinstance(group, VirtualGroup)
     if group.rank == 1:
-        flock.weights.set_(torch.ones(2, dtype=torch.float64))
+        averager.weights.set_(torch.ones(2, dtype=torch.float64))
     really, left = group.post, [lost]
 
-    def post(x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+    def post(x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         if left[0] > 0 and to != group.rank:
             left[0] -= 1
         else:
-            really(x, to, tag, note)
+            really(x, to, tag, header)
 
     group.post = post  # type: ignore[method-assign]
     if group.rank == 0 and late:
-        await flock.catch_up()
-        return flock.weights.snapshot().tolist(), seat.now
+        await averager.catch_up()
+        return averager.weights.snapshot().tolist(), seat.now
     if group.rank == 0:
-        return (await flock.snapshots())[1].tolist(), seat.now
+        return (await averager.snapshots())[1].tolist(), seat.now
     while seat.now < 60.0:
-        letter = await group.hear(GOSSIP, 0.1)
-        if letter is not None:
-            flock._take(letter)
+        message = await group.poll(GOSSIP, 0.1)
+        if message is not None:
+            averager._take(message)
     return [], seat.now
 
 
@@ -145,7 +145,7 @@ def test_weights_are_asked_for_again_where_letters_are_lost(late: bool, lost: in
 def test_gradients_and_averaging_that_begin_together_share_one_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    class Slow(Flock):
+    class Slow(PairwiseAverager):
         def __init__(self, *around: object) -> None:
             time.sleep(0.05)
             made.append(self)
@@ -153,11 +153,11 @@ def test_gradients_and_averaging_that_begin_together_share_one_flock(monkeypatch
 
     monkeypatch.setattr(learner_module, "Flock", Slow)
 
-    async def program(seat: Seat) -> list[Flock]:
+    async def program(seat: Seat) -> list[PairwiseAverager]:
         layout = Layout.trainable(Point(2))
         me = Learner(seat, Weights(layout), Still(layout, 1))  # type: ignore[arg-type]
         with ThreadPoolExecutor(4) as pool:
-            return list(pool.map(lambda _: me.flock, range(4)))
+            return list(pool.map(lambda _: me.averager, range(4)))
 
     (found,) = ThreadWorld(1).run(program)
     assert found == [made[0]] * 4

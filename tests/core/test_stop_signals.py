@@ -16,7 +16,7 @@ import pytest
 
 from murmur.cli import COMMANDS
 from murmur.commands.stopped import AFTER, RESUMED, how_to_go_on
-from murmur.core.stop_signals import HALTED_STATUS
+from murmur.core.stop_signals import STOPPED_STATUS
 
 pytestmark = pytest.mark.timeout(300)
 LONG_SECONDS = 120  # on a busy machine; a program that does not hear the signal works for longer
@@ -101,7 +101,7 @@ def test_a_signal_ends_whatever_is_under_way(way: str, number: signal.Signals) -
         time.sleep(0.2)
         process.send_signal(number)
         said, errors = process.communicate(timeout=LONG_SECONDS)
-    assert process.returncode == HALTED_STATUS, errors
+    assert process.returncode == STOPPED_STATUS, errors
     assert errors == f"stopped by {number.name}, told\n"
     assert said == ("removed\n" if way == "cleaning" else "")
 
@@ -118,7 +118,7 @@ def test_what_the_starter_ignores() -> None:
             assert process.poll() is None
             process.send_signal(signal.SIGUSR1)
             _, errors = process.communicate(timeout=LONG_SECONDS)
-        assert process.returncode == HALTED_STATUS
+        assert process.returncode == STOPPED_STATUS
         assert errors == ("" if ignored == every else "stopped by SIGUSR1, told\n")
 
 
@@ -170,7 +170,7 @@ def test_a_run_that_does_not_train_is_stopped_and_goes_on(
         wait_for(tmp_path / "begun", process)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=LONG_SECONDS)
-    assert process.returncode == HALTED_STATUS, errors
+    assert process.returncode == STOPPED_STATUS, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1].startswith("murmur: stopped by SIGTERM; what is whole is kept; go on with: murmur")
     assert not (out / "score.json").exists()

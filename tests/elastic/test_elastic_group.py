@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout
 from murmur.core.group import Group, PeerLost
 from murmur.core.world import Seat
-from murmur.elastic.elastic_group import Regrouping
+from murmur.elastic.elastic_group import ElasticGroup
 from murmur.worlds.virtual.cluster import Cluster, Kill
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
@@ -29,8 +29,10 @@ def test_a_result_that_some_have_is_handed_on_and_nobody_computes_it_twice(ended
         rank = seat.group.rank
         if rank == LOST:
             await seat.group.recv(0, "until it is killed")
-        me = SimpleNamespace(steps=0, weights=None, outer={}, source=SimpleNamespace(deals=Deal((0, 1, 2, LOST))))
-        left = Regrouping(seat.group, me, Layout([]))
+        me = SimpleNamespace(
+            steps=0, weights=None, outer={}, source=SimpleNamespace(assignment=Assignment((0, 1, 2, LOST)))
+        )
+        left = ElasticGroup(seat.group, me, Layout([]))
         tried = {"first": 0, "second": 0}
 
         async def held(name: str, whole: bool, group: Group) -> Tensor:

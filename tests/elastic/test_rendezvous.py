@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmur.core.group import Letter, PeerLost
+from murmur.core.group import Message, PeerLost
 from murmur.core.membership import RunOver, View
-from murmur.elastic.rendezvous import GO, HERE, NEW, NOTHING_HELD, POLL_SECONDS, SETTLED_SECONDS, Named, Reunion
+from murmur.elastic.rendezvous import GO, HERE, NEW, NOTHING_HELD, POLL_SECONDS, SETTLED_SECONDS, Named, Rendezvous
 
 POLLS = int(SETTLED_SECONDS / POLL_SECONDS) + 2
-Heard = tuple[int, tuple[float, ...]]  # who says it, what
+RecognisedWord = tuple[int, tuple[float, ...]]  # who says it, what
 
 
 class Tired(Exception):
@@ -26,7 +26,7 @@ class Scripted:
     """A world in which views and letters come at polls that are written down."""
 
     views: Mapping[int, View]
-    letters: Mapping[int, Sequence[Heard]] = field(default_factory=dict)
+    messages: Mapping[int, Sequence[RecognisedWord]] = field(default_factory=dict)
     until: int = 3 * POLLS
     rank: int = 0
     polls: int = 0
@@ -34,31 +34,31 @@ class Scripted:
     said: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._queue: list[Heard] = []
-        self._to_come = dict(self.letters)
-        self.roll = self
+        self._queue: list[RecognisedWord] = []
+        self._to_come = dict(self.messages)
+        self.membership = self
 
     def view(self, fresh: bool) -> View:
         assert fresh
         return self.views[max(poll for poll in self.views if poll <= self.polls)]
 
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
+    async def poll(self, tag: str, seconds: float) -> Message | None:
         self._queue += self._to_come.pop(self.polls, ())
         if self._queue:
-            source, note = self._queue.pop(0)
-            return Letter(torch.empty(0), source, note)
+            source, header = self._queue.pop(0)
+            return Message(torch.empty(0), source, header)
         self.polls += 1
         if self.polls > self.until:
             raise Tired
         return None
 
-    def post(self, x: Tensor, to: int, tag: str, note: Sequence[float]) -> None:
-        self.said.append((to, tuple(note)))
+    def post(self, x: Tensor, to: int, tag: str, header: Sequence[float]) -> None:
+        self.said.append((to, tuple(header)))
 
 
-def knock(world: Scripted, completed: int = 5) -> Named:
+def request_to_join(world: Scripted, completed: int = 5) -> Named:
     """Run to the end what never waits for anything but letters."""
-    coroutine = Reunion(world).knock(completed)  # type: ignore[arg-type]
+    coroutine = Rendezvous(world).request_to_join(completed)  # type: ignore[arg-type]
     with pytest.raises(StopIteration) as ended:
         coroutine.send(None)
     found = ended.value.value
@@ -66,7 +66,7 @@ def knock(world: Scripted, completed: int = 5) -> Named:
     return found
 
 
-def new(view: View, rank: int, completed: float) -> Heard:
+def new(view: View, rank: int, completed: float) -> RecognisedWord:
     return rank, (NEW, float(view.incarnations[rank]), completed, float(view.number))
 
 
@@ -75,7 +75,7 @@ TWO, THREE = View(7, {0: 4, 1: 5}), View(6, {0: 4, 1: 5, 2: 0})
 
 def test_the_one_that_has_seen_most_goes_on_and_says_so_to_nobody_else() -> None:
     world = Scripted({0: TWO}, {3: [new(TWO, 1, 4.0)]})
-    assert knock(world).members == {0: 4}
+    assert request_to_join(world).members == {0: 4}
     assert world.polls >= POLLS - 4
     assert world.said == [(1, (NEW, 4.0, 5.0, 7.0))]
 
@@ -84,10 +84,10 @@ def test_the_one_that_has_seen_most_goes_on_and_says_so_to_nobody_else() -> None
 def test_of_equals_the_lowest_rank(theirs: float, goes_on: bool) -> None:
     world = Scripted({0: TWO}, {3: [new(TWO, 1, theirs)]})
     if goes_on:
-        assert knock(world).members == {0: 4}
+        assert request_to_join(world).members == {0: 4}
     else:
         with pytest.raises(Tired):
-            Reunion(world).knock(5).send(None)  # type: ignore[arg-type]
+            Rendezvous(world).request_to_join(5).send(None)  # type: ignore[arg-type]
 
 
 def test_nobody_goes_on_before_the_others_have_had_time_to_come_back() -> None:
@@ -95,64 +95,64 @@ def test_nobody_goes_on_before_the_others_have_had_time_to_come_back() -> None:
     late = POLLS // 2
     world = Scripted({0: alone, late: TWO}, {late + 1: [new(TWO, 1, 9.0)]})
     with pytest.raises(Tired):
-        Reunion(world).knock(5).send(None)  # type: ignore[arg-type]
-    assert knock(Scripted({0: alone})).members == {0: 4}
+        Rendezvous(world).request_to_join(5).send(None)  # type: ignore[arg-type]
+    assert request_to_join(Scripted({0: alone})).members == {0: 4}
 
 
 def test_time_counts_from_the_latest_change() -> None:
     """Somebody comes or goes in every second half of the time that it takes."""
     views = {n * POLLS // 2: View(7 + n, {0: 4, 1: 5 + n}) for n in range(5)}
-    letters = {poll + 1: [new(view, 1, 0.0)] for poll, view in views.items()}
+    messages = {poll + 1: [new(view, 1, 0.0)] for poll, view in views.items()}
     with pytest.raises(Tired):
-        Reunion(Scripted(views, letters, until=5 * POLLS // 2)).knock(5).send(None)  # type: ignore[arg-type]
-    assert knock(Scripted(views, letters, until=4 * POLLS)).members == {0: 4}
+        Rendezvous(Scripted(views, messages, until=5 * POLLS // 2)).request_to_join(5).send(None)  # type: ignore[arg-type]
+    assert request_to_join(Scripted(views, messages, until=4 * POLLS)).members == {0: 4}
 
 
 def test_a_letter_from_before_a_change_counts_for_nothing() -> None:
     """The third may have let the second in, and be gone: then the second holds the model, and waits no more."""
     world = Scripted({0: THREE, 5: TWO}, {2: [new(THREE, 1, 4.0)]})
     with pytest.raises(Tired):
-        Reunion(world).knock(5).send(None)  # type: ignore[arg-type]
-    assert [note[3] for _, note in world.said] == [6.0, 6.0, 7.0]
+        Rendezvous(world).request_to_join(5).send(None)  # type: ignore[arg-type]
+    assert [header[3] for _, header in world.said] == [6.0, 6.0, 7.0]
     again = Scripted({0: THREE, 5: TWO}, {2: [new(THREE, 1, 4.0)], 9: [new(TWO, 1, 4.0)]})
-    assert knock(again).members == {0: 4}
+    assert request_to_join(again).members == {0: 4}
 
 
 def test_while_one_that_was_never_lost_is_there_all_wait_for_it() -> None:
     world = Scripted({0: THREE}, {2: [new(THREE, 1, 4.0), (2, (HERE, 0.0))]})
     with pytest.raises(Tired):
-        Reunion(world).knock(5).send(None)  # type: ignore[arg-type]
+        Rendezvous(world).request_to_join(5).send(None)  # type: ignore[arg-type]
     go = (2, (GO, 2.0, 0.0, 1.0, 0.0, 4.0, 1.0, 5.0, 2.0, 0.0))
-    assert knock(Scripted({0: THREE}, {8: [go]})).members == {0: 4, 1: 5, 2: 0}
+    assert request_to_join(Scripted({0: THREE}, {8: [go]})).members == {0: 4, 1: 5, 2: 0}
 
 
 def test_an_invitation_to_an_earlier_life_is_none() -> None:
     go = (2, (GO, 2.0, 0.0, 1.0, 0.0, 3.0, 2.0, 0.0))  # incarnation 3, which was lost again
     with pytest.raises(Tired):
-        Reunion(Scripted({0: THREE}, {8: [go]})).knock(5).send(None)  # type: ignore[arg-type]
+        Rendezvous(Scripted({0: THREE}, {8: [go]})).request_to_join(5).send(None)  # type: ignore[arg-type]
 
 
 def test_where_nobody_holds_the_model_all_are_told() -> None:
     world = Scripted({0: TWO}, {3: [new(TWO, 1, NOTHING_HELD)]})
     with pytest.raises(PeerLost, match="newest checkpoint"):
-        Reunion(world).knock().send(None)  # type: ignore[arg-type]
+        Rendezvous(world).request_to_join().send(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("completed", [NOTHING_HELD, 5])
 def test_when_everything_is_done_late_ones_leave(completed: int) -> None:
     left = View(8, {0: 4, 1: 5}, left=1)
     with pytest.raises(RunOver):
-        Reunion(Scripted({0: left})).knock(completed).send(None)  # type: ignore[arg-type]
+        Rendezvous(Scripted({0: left})).request_to_join(completed).send(None)  # type: ignore[arg-type]
     over = Scripted({0: TWO}, {3: [new(TWO, 1, 6.0)]}, spent=True)
     with pytest.raises(RunOver):
-        Reunion(over).knock(completed).send(None)  # type: ignore[arg-type]
+        Rendezvous(over).request_to_join(completed).send(None)  # type: ignore[arg-type]
     last = Scripted({0: TWO}, {3: [new(TWO, 1, 4.0)]}, spent=True)
     if completed == 5:  # what is left to do is to say so
-        assert knock(last).members == {0: 4}
+        assert request_to_join(last).members == {0: 4}
 
 
 def test_who_is_not_known_to_the_register_yet_waits() -> None:
     world = Scripted({0: View(6, {1: 5})})
     with pytest.raises(Tired):
-        Reunion(world).knock(5).send(None)  # type: ignore[arg-type]
+        Rendezvous(world).request_to_join(5).send(None)  # type: ignore[arg-type]
     assert world.said == []

@@ -24,7 +24,7 @@ from murmur.engine.task import Loss
 from murmur.engine.task_source import TaskSource
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
-from murmur.strategies import ALL, BMUF, KAVG, DelayByOne, Exchanged, ParameterAveraging, SuperLearners, SyncSGD
+from murmur.strategies import ALL, BMUF, KAVG, Compressed, DelayByOne, ParameterAveraging, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
@@ -34,7 +34,7 @@ from tasks import weights_of
 LEARNERS, MINIBATCHES = 3, 60
 SMALL = {"KAVG": KAVG(3), "BMUF": BMUF(3), "ParameterAveraging": ParameterAveraging(24)}
 STRATEGIES: list[Strategy] = [SMALL.get(name) or make() for name, make in ALL.items()]
-STRATEGIES += [DelayByOne(ring), Exchanged(KAVG(3), "int8"), SuperLearners(KAVG(2))]
+STRATEGIES += [DelayByOne(ring), Compressed(KAVG(3), "int8"), SuperLearners(KAVG(2))]
 
 
 class _Poisoned(torch.autograd.Function):

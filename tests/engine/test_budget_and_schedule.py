@@ -112,7 +112,9 @@ class Told(Quadratic):
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2)], ids=named)
 def test_all_learners_follow_the_held_out_loss_alike_and_after_resuming(strategy: Strategy, tmp_path: Path) -> None:
     schedule = TimesLearners(NewBob(0.1))
-    experiment = Experiment(Told(per_epoch=6), strategy, Budget(minibatches=30), SGD(0.1), schedule, averaged_marks=0)
+    experiment = Experiment(
+        Told(per_epoch=6), strategy, Budget(minibatches=30), SGD(0.1), schedule, averaged_checkpoints=0
+    )
     whole = rates_of(experiment, 3)
     assert whole[0] == pytest.approx([0.3] * 6 + [0.15] * 2 + [0.075] * 2)
     assert whole[0] == whole[1] == whole[2]

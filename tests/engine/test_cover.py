@@ -28,7 +28,7 @@ class Skips:
     """Claims minibatches, and does not compute number 7."""
 
     async def __call__(self, me: Learner) -> None:
-        while (claim := me.group.roll.claim(*me.source.span)) is not None:
+        while (claim := me.group.membership.claim(*me.source.span)) is not None:
             if claim.start != 7:
                 me.descend((await me.compute(claim.start, None)).g)
         me.weights.set_(await me.consensus())

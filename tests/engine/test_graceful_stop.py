@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from murmur.core.learner import Strategy
-from murmur.core.membership import Halted
+from murmur.core.membership import StoppedGracefully
 from murmur.core.world import World
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import Checkpoints
@@ -23,8 +23,8 @@ from murmur.strategies import (
     ASGD,
     BMUF,
     KAVG,
+    Compressed,
     DelayByOne,
-    Exchanged,
     OwnShares,
     ParameterAveraging,
     SuperLearners,
@@ -43,7 +43,7 @@ IN_STEP: list[Strategy] = [
     BMUF(3),
     DelayByOne(),
     ParameterAveraging(24),
-    Exchanged(KAVG(3), "int8"),
+    Compressed(KAVG(3), "int8"),
     SuperLearners(KAVG(3)),
 ]
 
@@ -60,7 +60,7 @@ def test_all_stop_at_the_same_boundary(strategy: Strategy, tmp_path: Path) -> No
     wanted = fit(experiment, VirtualWorld(cluster))
     for launch, seconds in enumerate((0.3, 0.5, 0.05)):
         world = VirtualWorld(cluster)
-        with pytest.raises(Halted, match=r"saved after \d+ minibatches") as halted:
+        with pytest.raises(StoppedGracefully, match=r"saved after \d+ minibatches") as halted:
             Trainer(experiment, world, tmp_path, resume=launch > 0, asked=after(seconds, lambda w=world: w)).fit()  # type: ignore[misc]
         parts = {p.name for p in (tmp_path / "checkpoints" / f"{halted.value.minibatches:010d}").glob("*.json")}
         assert parts == {f"learner-{r}.json" for r in range(LEARNERS)}
@@ -74,7 +74,7 @@ def test_without_lock_step_each_stops_by_itself_and_nothing_is_lost(strategy: St
     cluster = Cluster(LEARNERS, ConstantSeconds(0.1, {1: 3.0, 2: 0.6}))
     for launch, seconds in enumerate((0.35, 0.8)):
         world = VirtualWorld(cluster)
-        with pytest.raises(Halted):
+        with pytest.raises(StoppedGracefully):
             Trainer(experiment, world, tmp_path, resume=launch > 0, asked=after(seconds, lambda w=world: w)).fit()  # type: ignore[misc]
     outcome = Trainer(experiment, VirtualWorld(cluster), tmp_path, resume=True).fit()
     assert torch.allclose(weights_of(outcome.model), expected(strategy))
@@ -93,7 +93,7 @@ def test_threads_stop_too(strategy: Strategy, tmp_path: Path) -> None:
     def world() -> World:
         return ThreadWorld(LEARNERS, timeout_seconds=20, delay=lambda learner: 1e-3 * learner)
 
-    with pytest.raises(Halted):
+    with pytest.raises(StoppedGracefully):
         Trainer(experiment, world(), tmp_path, asked=asked).fit()
     assert Checkpoints(tmp_path / "checkpoints").marks()
     outcome = Trainer(experiment, world(), tmp_path, resume=True).fit()

@@ -98,22 +98,22 @@ def test_an_error_comes_when_its_minibatch_is_asked_for() -> None:
 
 
 def test_what_is_under_way_is_waited_for_and_what_is_not_begun_is_made_here() -> None:
-    note, may_end = Noting(), threading.Event()
+    noting, may_end = Noting(), threading.Event()
 
     def make(n: int) -> int:
         assert n != 1 or may_end.wait(60)
-        return note(n)
+        return noting(n)
 
     prefetch = Prefetch(make, 2, HostLane())
     prefetch.expect([1, 2])
     while not prefetch._coming[1].running():
         time.sleep(0.001)
     assert prefetch.get(2) == 4  # not begun: nobody waits for minibatch 1 first
-    assert note.made == [2]
+    assert noting.made == [2]
     may_end.set()
     assert prefetch.get(1) == 1
-    assert note.made == [2, 1]
-    assert note.background == {1}
+    assert noting.made == [2, 1]
+    assert noting.background == {1}
     prefetch.close()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.learner import Strategy
-from murmur.core.pending_gradient import Drawing
+from murmur.core.pending_gradient import PendingGradient
 from murmur.core.source import Gradient
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
@@ -42,13 +42,13 @@ class Counted:
 
     calls: list[int]
 
-    def __call__(self, drawings: Sequence[Drawing]) -> list[Gradient]:
+    def __call__(self, drawings: Sequence[PendingGradient]) -> list[Gradient]:
         self.calls.append(len(drawings))
         return draw_together(drawings)
 
 
 def trained(
-    what: Experiment, together: Callable[[Sequence[Drawing]], list[Gradient]] | None, cluster: Cluster = CLUSTER
+    what: Experiment, together: Callable[[Sequence[PendingGradient]], list[Gradient]] | None, cluster: Cluster = CLUSTER
 ) -> tuple[Tensor, list[Record]]:
     """The consensus, and the records of all learners as they came."""
     records: list[Record] = []

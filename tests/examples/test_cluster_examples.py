@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.worlds.process.launch.signals import HALTED_STATUS
+from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "slurm" / "train.sbatch"
@@ -89,10 +89,10 @@ def test_a_job_is_requeued_when_its_time_is_up_and_goes_on(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("status", "restarts", "requeued", "ends_with"),
     [
-        (HALTED_STATUS, 0, True, 0),
+        (STOPPED_STATUS, 0, True, 0),
         (75, 19, True, 0),
         (128 + signal.SIGKILL, 0, True, 0),
-        (HALTED_STATUS, 20, False, HALTED_STATUS),
+        (STOPPED_STATUS, 20, False, STOPPED_STATUS),
         (128 + signal.SIGKILL, 20, False, 128 + signal.SIGKILL),
         (1, 0, False, 1),
     ],
@@ -147,7 +147,7 @@ def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
 
 def test_the_unit_stops_with_the_status_of_a_saved_run() -> None:
     lines = UNIT.read_text().splitlines()
-    assert f"SuccessExitStatus={HALTED_STATUS}" in lines
+    assert f"SuccessExitStatus={STOPPED_STATUS}" in lines
     assert "KillMode=mixed" in lines  # a signal to all at once would end learners before the launcher passes it on
     command = next(line for line in lines if line.startswith("ExecStart="))
     assert "--resume" in command

@@ -24,9 +24,9 @@ from murmur.report.read import read_run
 from murmur.run.configuration import configure, typed
 from murmur.run.saved_model import choose, find_model, read_into
 from murmur.simulation.parse import compute_times, faults_of, kind_of
-from murmur.worlds.process.membership.server import Rollcall
-from murmur.worlds.process.store.server import KeyValueServer
-from murmur.worlds.process.transport.mail import receive_letter
+from murmur.worlds.process.membership.server import MembershipServer
+from murmur.worlds.process.store.server import StoreServer
+from murmur.worlds.process.transport.mail import receive_message
 from murmur.worlds.process.transport.wire_format import receive_frame, send_frame
 from murmur.worlds.virtual.cluster import RecordedSeconds
 
@@ -202,12 +202,12 @@ REQUESTS = (
     {"do": "swap", "key": "a", "expected": "616263"},
     {"do": "delete", "key": "a"},
     {"do": "size"},
-    {"do": "roll", "act": "enter", "roll": "r", "rank": 0, "size": 3, "lease": 5.0},
-    {"do": "roll", "act": "beat", "roll": "r", "rank": 0, "lease": 5.0, "known": -1, "seconds": 0.0},
+    {"do": "membership", "act": "enter", "group": "r", "rank": 0, "size": 3, "lease": 5.0},
+    {"do": "membership", "act": "beat", "group": "r", "rank": 0, "lease": 5.0, "known": -1, "seconds": 0.0},
     {
-        "do": "roll",
+        "do": "membership",
         "act": "claim",
-        "roll": "r",
+        "group": "r",
         "rank": 0,
         "first": 0,
         "total": 9,
@@ -216,22 +216,22 @@ REQUESTS = (
         "done": [],
         "count": 2,
     },
-    {"do": "roll", "act": "reach", "roll": "r", "rank": 0, "stage": "ended"},
-    {"do": "roll", "act": "spent", "roll": "r", "rank": 0},
-    {"do": "roll", "act": "complete", "roll": "r", "rank": 0},
-    {"do": "roll", "act": "unfinished", "roll": "r", "rank": 0},
-    {"do": "roll", "act": "waits", "roll": "r", "rank": 0},
-    {"do": "roll", "act": "fail", "roll": "r", "rank": 1, "why": "no reason"},
-    {"do": "roll", "act": "leave", "roll": "r", "rank": 0},
+    {"do": "membership", "act": "arrive", "group": "r", "rank": 0, "barrier": "ended"},
+    {"do": "membership", "act": "spent", "group": "r", "rank": 0},
+    {"do": "membership", "act": "complete", "group": "r", "rank": 0},
+    {"do": "membership", "act": "unfinished", "group": "r", "rank": 0},
+    {"do": "membership", "act": "waits", "group": "r", "rank": 0},
+    {"do": "membership", "act": "fail", "group": "r", "rank": 1, "why": "no reason"},
+    {"do": "membership", "act": "leave", "group": "r", "rank": 0},
 )
 
 
-class Answers(KeyValueServer):
+class Answers(StoreServer):
     """A server without its door."""
 
     def __init__(self) -> None:
         self._values, self._changed = {"a": b"abc", "n": b"1"}, Condition()
-        self._rollcall = Rollcall(self._changed)
+        self._membership_server = MembershipServer(self._changed)
 
 
 def _write_frames(folder: Path) -> None:
@@ -284,10 +284,10 @@ def _write_letters(folder: Path) -> None:
 
 
 def _read_letters(folder: Path) -> None:
-    attempts = [partial(_sent, path.read_bytes(), receive_letter) for path in sorted(folder.glob("*.letter"))]
+    attempts = [partial(_sent, path.read_bytes(), receive_message) for path in sorted(folder.glob("*.letter"))]
     for path in sorted(folder.glob("*.json")):
         raw = path.read_bytes()[: 1 << 16]
-        attempts.append(partial(_sent, struct.pack("<I", len(raw)) + raw + bytes(64), receive_letter))
+        attempts.append(partial(_sent, struct.pack("<I", len(raw)) + raw + bytes(64), receive_message))
     _each(list(attempts))
 
 

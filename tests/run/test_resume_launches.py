@@ -22,7 +22,7 @@ from murmur.recipes import toy
 from murmur.run.configuration import configure
 from murmur.run.training import RunRequest, run_learner
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.launch.signals import HALTED_STATUS
+from murmur.worlds.process.launch.signals import STOPPED_STATUS
 from pool import Pool
 from tasks import fit_in_process
 
@@ -65,7 +65,7 @@ def go_through(strategy: str, ways: Sequence[signal.Signals], seed: int, out: Pa
         if how == signal.SIGKILL:
             assert process.returncode in (-signal.SIGKILL, 0), f"seed {seed}"
         else:
-            assert process.returncode in (HALTED_STATUS, 0), f"seed {seed}: {process.stderr and process.stderr.read()}"
+            assert process.returncode in (STOPPED_STATUS, 0), f"seed {seed}: {process.stderr and process.stderr.read()}"
     process = launch(strategy, out, resume=True)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, f"seed {seed}: {said}"
@@ -110,7 +110,7 @@ def test_killed_at_random_times_a_run_ends_with_the_same_bits(which: int, tmp_pa
         for learner in learners:
             learner.join(60)
         codes = {learner.exitcode for learner in learners}
-        allowed = {0, {signal.SIGKILL: -signal.SIGKILL, signal.SIGUSR1: HALTED_STATUS, None: 0}[ends]}
+        allowed = {0, {signal.SIGKILL: -signal.SIGKILL, signal.SIGUSR1: STOPPED_STATUS, None: 0}[ends]}
         assert codes <= allowed, f"seed {seed}, {strategy}: {codes} in launch {generation}"
     assert torch.equal(read_pair(tmp_path / "model")[0]["weights"], torch.tensor(wanted)), f"seed {seed}, {strategy}"
 

@@ -148,7 +148,7 @@ def exchanges(links: dict[int, Link], mixing: Mixing) -> tuple[list[int], float]
     cluster = Cluster(learners=16, compute=LognormalSeconds(0.01, 0.3), link=Link(0.0, 40 / 1e-3), links=links)
     world = VirtualWorld(cluster)
     ended = world.run(Averaging(Watched(mixing), torch.zeros(16, 5, dtype=torch.float64), 16 * 200))
-    return [me.flock.exchanges for me in ended], world.clock.now
+    return [me.averager.exchanges for me in ended], world.clock.now
 
 
 @pytest.mark.parametrize(("mixing", "owing"), [(ring, 2), (randomized_ring, 15)], ids=["ring", "randomized_ring"])

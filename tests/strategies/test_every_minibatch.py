@@ -24,8 +24,8 @@ from murmur.strategies import (
     BMUF,
     KAVG,
     AdaptiveKAVG,
+    Compressed,
     DelayByOne,
-    Exchanged,
     OwnShares,
     ParameterAveraging,
     SuperLearners,
@@ -43,9 +43,9 @@ BASIC: list[Strategy] = [
     *(ADPSGD(), ASGD(), OwnShares()),
 ]
 AROUND: list[Strategy] = [
-    *(Exchanged(ADPSGD(), "bfloat16"), OwnShares(SuperLearners(ADPSGD(), 2)), OwnShares(SuperLearners(ADPSGD(), 4))),
-    *(OwnShares(Exchanged(ADPSGD(), "bfloat16")), Exchanged(SuperLearners(ADPSGD(), 3), "bfloat16")),
-    SuperLearners(Exchanged(ADPSGD(), "bfloat16"), 2),
+    *(Compressed(ADPSGD(), "bfloat16"), OwnShares(SuperLearners(ADPSGD(), 2)), OwnShares(SuperLearners(ADPSGD(), 4))),
+    *(OwnShares(Compressed(ADPSGD(), "bfloat16")), Compressed(SuperLearners(ADPSGD(), 3), "bfloat16")),
+    SuperLearners(Compressed(ADPSGD(), "bfloat16"), 2),
 ]
 CLAIMING: list[Strategy] = [ADPSGD(), ASGD(), OwnShares()]
 

@@ -17,7 +17,7 @@ from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.strategies.exchanged import Exchanged
+from murmur.strategies.exchanged import Compressed
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.sync_sgd import SyncSGD
 from murmur.worlds.threads import ThreadWorld
@@ -42,7 +42,7 @@ def test_delay_by_one_mixes_what_arrives(form: str) -> None:
         G = torch.stack([w - task.centre(n) if n < minibatches else 0 * w for w, n in zip(W, ns, strict=True)])
         D = torch.stack([FORMATS[form].decode(FORMATS[form].encode(w), w) for w in W])
         W = W + matrix(randomized_ring, k, range(learners)) @ D - D - alpha * G
-    strategy = Exchanged(DelayByOne(randomized_ring), form)
+    strategy = Compressed(DelayByOne(randomized_ring), form)
     run = Experiment(task, strategy, Budget(minibatches=minibatches), SGD(alpha))
     got = fit(run, VirtualWorld(learners))
     T = matrix(randomized_ring, k + 1, range(learners))  # begun before the last gradient came; keeps the mean
@@ -56,7 +56,7 @@ def test_delay_by_one_mixes_what_arrives(form: str) -> None:
 )
 @pytest.mark.parametrize("strategy", INNER, ids=named)
 def test_worlds_agree_and_repeat(strategy: Strategy, form: str, task: ToyTask) -> None:
-    run = Experiment(task, Exchanged(strategy, form), Budget(minibatches=61), SGD(0.05), evaluate_every_epochs=0.3)
+    run = Experiment(task, Compressed(strategy, form), Budget(minibatches=61), SGD(0.05), evaluate_every_epochs=0.3)
     first = fit(run, VirtualWorld(3))
     assert torch.equal(first, fit(run, VirtualWorld(3)))
     assert torch.equal(first, fit(run, ThreadWorld(3, timeout_seconds=20)))
@@ -67,7 +67,7 @@ def test_worlds_agree_and_repeat(strategy: Strategy, form: str, task: ToyTask) -
 @pytest.mark.parametrize("strategy", INNER, ids=named)
 def test_processes_agree(strategy: Strategy, pool: Pool) -> None:
     """To rounding, where a number may just fall on the other side."""
-    run = Experiment(TOY, Exchanged(strategy, "bfloat16"), Budget(minibatches=61), SGD(0.05))
+    run = Experiment(TOY, Compressed(strategy, "bfloat16"), Budget(minibatches=61), SGD(0.05))
     wanted = fit(run, VirtualWorld(3))
     learners = [torch.tensor(w) for w in pool.call(fit_in_process, 3, run)]
     assert all(torch.equal(w, learners[0]) for w in learners)
@@ -79,7 +79,7 @@ def test_processes_agree(strategy: Strategy, pool: Pool) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), DelayByOne()], ids=named)
 def test_one_learner_rounds_nothing(strategy: Strategy, form: str) -> None:
-    run = Experiment(TOY, Exchanged(strategy, form), Budget(minibatches=50), SGD(0.1, momentum=0.9))
+    run = Experiment(TOY, Compressed(strategy, form), Budget(minibatches=50), SGD(0.1, momentum=0.9))
     assert torch.equal(fit(run, VirtualWorld(1)), plain_loop(run))
 
 
@@ -90,7 +90,7 @@ def test_seconds_fall_as_bytes_do_and_learning_does_not_suffer(strategy: Strateg
     seconds, sent, loss = {}, {}, {}
     run = Experiment(ToyTask(samples=16, hidden=64), strategy, SHORT, SGD(0.2), evaluate_every_epochs=100)
     for form in ("plain", *FORMATS):
-        used = run if form == "plain" else replace(run, strategy=Exchanged(strategy, form))
+        used = run if form == "plain" else replace(run, strategy=Compressed(strategy, form))
         ends = []
         for budget in (SHORT, LONG):  # what begins and ends a run keeps full precision
             world = VirtualWorld(cluster)
@@ -107,4 +107,4 @@ def test_seconds_fall_as_bytes_do_and_learning_does_not_suffer(strategy: Strateg
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match="no exchange format 'int4'; there are float32, bfloat16, float16, int8"):
-        Exchanged(KAVG(8), "int4")
+        Compressed(KAVG(8), "int4")

@@ -24,7 +24,7 @@ from murmur.strategies.asgd import ASGD
 from murmur.strategies.averaging_rules import Jobs
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.strategies.exchanged import Exchanged
+from murmur.strategies.exchanged import Compressed
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.strategies.super_learners import SuperLearners
@@ -42,7 +42,7 @@ STRATEGIES = [
     *(DelayByOne(), DelayByOne(ring), DelayByOne(pairwise), DelayByOne(exponential)),
 ]
 LOOSE = [  # whose staleness has no bound, or is that of another one inside
-    Exchanged(KAVG(4), "float32"),
+    Compressed(KAVG(4), "float32"),
     *(ADPSGD(), ADPSGD(randomized_ring), ADPSGD(pairwise), ASGD()),
     *(SuperLearners(ADPSGD(), 2), SuperLearners(SyncSGD(), 2), SuperLearners(ADPSGD(randomized_ring), 3)),
 ]

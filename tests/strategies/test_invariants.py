@@ -19,8 +19,8 @@ from murmur.strategies import (
     ALL,
     KAVG,
     AdaptiveKAVG,
+    Compressed,
     DelayByOne,
-    Exchanged,
     ParameterAveraging,
     SuperLearners,
     SyncSGD,
@@ -32,7 +32,7 @@ from named import named
 from pool import Pool
 from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, plain_loop, weights_of
 
-SMALL = {"ParameterAveraging": ParameterAveraging(16), "Exchanged": Exchanged(KAVG(4), "bfloat16")}
+SMALL = {"ParameterAveraging": ParameterAveraging(16), "Exchanged": Compressed(KAVG(4), "bfloat16")}
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}
 STRATEGIES = [pytest.param(made, id=name) for name, made in MADE.items()]
 IN_STEP = [pytest.param(made, id=name) for name, made in MADE.items() if Facts.of(made).lock_step]
@@ -184,7 +184,7 @@ def test_kavg_of_one_step_is_sync_sgd() -> None:
     "strategy",
     [
         *(KAVG(4), AdaptiveKAVG(), DelayByOne(), DelayByOne(ring), ADPSGD(), ADPSGD(randomized_ring)),
-        *(SuperLearners(ADPSGD(pairwise), 1), Exchanged(ADPSGD(), "int8"), Exchanged(DelayByOne(ring), "bfloat16")),
+        *(SuperLearners(ADPSGD(pairwise), 1), Compressed(ADPSGD(), "int8"), Compressed(DelayByOne(ring), "bfloat16")),
     ],
     ids=named,
 )
@@ -213,6 +213,6 @@ def test_relabelling_learners_changes_nothing(strategy: Strategy) -> None:
         world = VirtualWorld(Cluster(learners=4, compute=ConstantSeconds(0.1), link=Link(0.0, 1e18)))
         return fit(Experiment(task, strategy, Budget(minibatches=80), SGD(0.05)), world)
 
-    bits = 8 if isinstance(strategy, Exchanged) else 40
+    bits = 8 if isinstance(strategy, Compressed) else 40
     assert torch.allclose(consensus(Relabelled()), consensus(Quadratic()), rtol=0, atol=2.0**-bits)
     assert not torch.equal(Relabelled().minibatch(0)[0], Quadratic().minibatch(0)[0])

@@ -19,7 +19,7 @@ from murmur.core.group import PeerLost
 from murmur.core.learner import Learner
 from murmur.core.membership import RunOver
 from murmur.core.world import Seat
-from murmur.elastic.elastic_group import Regrouping
+from murmur.elastic.elastic_group import ElasticGroup
 from murmur.elastic.rendezvous import LeftBehind, Named
 from murmur.engine.budget import Budget
 from murmur.engine.elastic_run import regroups
@@ -34,8 +34,8 @@ from murmur.strategies import (
     BMUF,
     KAVG,
     AdaptiveKAVG,
+    Compressed,
     DelayByOne,
-    Exchanged,
     ParameterAveraging,
     SuperLearners,
     SyncSGD,
@@ -163,14 +163,14 @@ def test_the_end_is_written_whenever_who_leads_is_killed(strategy: Any, tmp_path
 def test_who_hears_at_the_last_meeting_that_others_have_ended_ends_too(
     end: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meet = Regrouping.meet
+    meet = ElasticGroup.meet
 
-    async def late(self: Regrouping, stage: str) -> None:
+    async def late(self: ElasticGroup, barrier: str) -> None:
         if self.rank == 2:
             raise end
-        await meet(self, stage)
+        await meet(self, barrier)
 
-    monkeypatch.setattr(Regrouping, "meet", late)
+    monkeypatch.setattr(ElasticGroup, "meet", late)
     outcome, _ = train(KAVG(4), [], 3)
     assert outcome.leads
 
@@ -244,7 +244,7 @@ def test_strategies_whose_every_step_needs_everybody_end(strategy: Any) -> None:
 
 def test_lock_step_strategies_that_tolerate_a_loss_regroup() -> None:
     assert all(regroups(strategy) for strategy in OUTLIVING)
-    for strategy in (SyncSGD(), DelayByOne(), ADPSGD(), ASGD(), Exchanged(KAVG()), SuperLearners(KAVG(), 2)):
+    for strategy in (SyncSGD(), DelayByOne(), ADPSGD(), ASGD(), Compressed(KAVG()), SuperLearners(KAVG(), 2)):
         assert not regroups(strategy)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress, Strategy
 from murmur.core.membership import NOTHING, Preparation
@@ -25,7 +25,7 @@ class Still:
     layout: Layout
     total: int
     times: float = 1.0
-    deals: Deal = field(default_factory=lambda: Deal((0,)))
+    assignment: Assignment = field(default_factory=lambda: Assignment((0,)))
     draws: list[int] = field(default_factory=list)
 
     @property

@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Gathered:
+class BatchedExecutor:
     """The first `size` processes of the launch as a world; every process gets the values of all, or the first error."""
 
     size: int
@@ -44,13 +44,13 @@ class Gathered:
 
 
 def conformance() -> None:
-    check_group(Gathered, sizes=(1, 3, 4))
+    check_group(BatchedExecutor, sizes=(1, 3, 4))
 
 
 def joined() -> None:
     """Uneven loops of strangers, and the same bits on all learners in the end."""
     for strategy in (SyncSGD(), KAVG(3), DelayByOne(), ADPSGD(), SuperLearners(SyncSGD(), 2)):
-        ends = Gathered(4).run(ForeignLoop(strategy, (17, 19, 18, 11)))
+        ends = BatchedExecutor(4).run(ForeignLoop(strategy, (17, 19, 18, 11)))
         assert moved(ends[0][0]), strategy
         assert all(torch.equal(end, ends[0][0]) for end, _ in ends), strategy
 

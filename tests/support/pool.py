@@ -12,10 +12,10 @@ import torch
 
 from murmur.core.world import Program
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.server import KeyValueServer
+from murmur.worlds.process.store.server import StoreServer
 from murmur.worlds.process.store.torch_store import connect
 from murmur.worlds.process.transport.listener import listen
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 
 TIMEOUT_SECONDS = 20.0
 
@@ -39,7 +39,7 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self.store = KeyValueServer(listen())
+        self.store = StoreServer(listen())
         self.port = self.store.address[1]
         self.jobs = 0
         self.pipes, self.processes = [], []
@@ -73,7 +73,7 @@ class Pool:
 def run_program(place: Place, program: Program[Any]) -> Any:
     """Run a program at one seat of a torch world."""
     store = connect(place, TIMEOUT_SECONDS)
-    return TorchWorld(place, timeout_seconds=TIMEOUT_SECONDS, store=store).run(program)[0]
+    return ProcessWorld(place, timeout_seconds=TIMEOUT_SECONDS, store=store).run(program)[0]
 
 
 @dataclass(frozen=True)

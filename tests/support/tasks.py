@@ -17,7 +17,7 @@ from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.store.torch_store import connect
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 
 
 class Point(nn.Module):
@@ -82,7 +82,7 @@ def fit(experiment: Experiment, world: World) -> Tensor:
 def fit_in_process(place: Place, experiment: Experiment, threads: int = 1) -> list[float]:
     """For the pool: train at one seat of a torch world; the weights as plain numbers."""
     torch.set_num_threads(threads)
-    world = TorchWorld(place, timeout_seconds=20, store=connect(place, 20))
+    world = ProcessWorld(place, timeout_seconds=20, store=connect(place, 20))
     weights: list[float] = fit(experiment, world).tolist()
     return weights
 

@@ -10,39 +10,39 @@ import torch
 from torch import nn
 
 from murmur.core.flat import Layout
-from murmur.core.group import Letter, PeerLost
+from murmur.core.group import Message, PeerLost
 from murmur.core.weights import Weights
 from murmur.user_loop.answers import Answers
 
 
 class Scripted:
-    """A group of two, in which learner 1's answers are `letters`, one a time the box is looked into."""
+    """A group of two, in which learner 1's answers are `messages`, one a time the box is looked into."""
 
     rank, size = 0, 2
 
-    def __init__(self, letters: list[Letter]) -> None:
-        self.letters = letters
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
 
-    def post(self, *letter: object) -> None:
+    def post(self, *message: object) -> None:
         pass
 
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
-        return self.letters.pop(0) if self.letters else None
+    async def poll(self, tag: str, seconds: float) -> Message | None:
+        return self.messages.pop(0) if self.messages else None
 
 
-def asked(model: nn.Module, letters: list[Letter]) -> tuple[Weights, Any]:
+def asked(model: nn.Module, messages: list[Message]) -> tuple[Weights, Any]:
     layout, buffers = Layout.trainable(model), Layout.buffers(model)
     weights = Weights(layout)
     loop: Any = SimpleNamespace(weights=weights)
     source: Any = SimpleNamespace(layout=layout)
-    group: Any = Scripted(letters)
+    group: Any = Scripted(messages)
     return weights, Answers(group, loop, buffers).in_place(source, lambda: range(2), 0.05)
 
 
 def test_answers_to_an_earlier_question_are_passed_over() -> None:
     model = nn.BatchNorm1d(2)
-    late = [Letter(torch.full((4,), 100.0), 1, (0.0, kind)) for kind in range(2)]
-    fresh = [Letter(torch.full((4,), 3.0 + 4 * kind), 1, (1.0, kind)) for kind in range(2)]
+    late = [Message(torch.full((4,), 100.0), 1, (0.0, kind)) for kind in range(2)]
+    fresh = [Message(torch.full((4,), 3.0 + 4 * kind), 1, (1.0, kind)) for kind in range(2)]
     weights, consensus = asked(model, [*late, *fresh])
     with consensus:
         assert model.weight.tolist() == [2.0, 2.0]  # of 1 and 3
@@ -57,6 +57,6 @@ def test_answers_to_an_earlier_question_are_passed_over() -> None:
 
 
 def test_who_does_not_answer_is_named() -> None:
-    kept = [Letter(torch.full((4,), 3.0), 1, (1.0, 0.0))]  # weights, but no buffers
+    kept = [Message(torch.full((4,), 3.0), 1, (1.0, 0.0))]  # weights, but no buffers
     with pytest.raises(PeerLost, match=r"learners \[1\] did not tell their weights within 0.05 s"):
         asked(nn.BatchNorm1d(2), kept)[1].__enter__()

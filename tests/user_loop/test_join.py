@@ -26,8 +26,8 @@ from murmur.strategies import (
     BMUF,
     KAVG,
     AdaptiveKAVG,
+    Compressed,
     DelayByOne,
-    Exchanged,
     OwnShares,
     ParameterAveraging,
     SuperLearners,
@@ -37,7 +37,7 @@ from murmur.strategies.adaptive_rules import Stages
 from murmur.user_loop.joined import Plan
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.store.torch_store import connect
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 from murmur.worlds.threads import ThreadWorld
 from named import named
 from pool import LearnerFailed, Pool, PooledWorld
@@ -46,7 +46,7 @@ from user_loops import ForeignLoop, Net, Words, evaluate, loss_of, moved, net, n
 LIMIT_SECONDS = 60  # a hang would last for ever
 LOCK_STEP = [
     *(SyncSGD(), KAVG(1), KAVG(3), BMUF(3), AdaptiveKAVG(Stages((2,))), DelayByOne()),
-    *(Exchanged(KAVG(2), "float32"), SuperLearners(SyncSGD(), 2)),
+    *(Compressed(KAVG(2), "float32"), SuperLearners(SyncSGD(), 2)),
 ]
 
 
@@ -110,7 +110,7 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize(
     "strategy",
-    [SyncSGD(), KAVG(2), ADPSGD(), SuperLearners(KAVG(2), 2), SuperLearners(ADPSGD(), 2), Exchanged(KAVG(2), "int8")],
+    [SyncSGD(), KAVG(2), ADPSGD(), SuperLearners(KAVG(2), 2), SuperLearners(ADPSGD(), 2), Compressed(KAVG(2), "int8")],
     ids=named,
 )
 def test_replicas_have_the_same_whole_numbers_at_the_end(strategy: Strategy) -> None:
@@ -281,7 +281,7 @@ def leaving(place: Place) -> object:
     model = net(0)
     try:
         with (
-            TorchWorld(place, timeout_seconds=20, store=connect(place, 20)).seated() as seat,
+            ProcessWorld(place, timeout_seconds=20, store=connect(place, 20)).seated() as seat,
             murmur.join(ADPSGD(), model, optimizer_of(model), seat=seat) as me,
         ):
             for n in range(10):

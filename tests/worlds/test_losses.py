@@ -18,10 +18,10 @@ import torch
 from murmur.core.group import PeerLost
 from murmur.core.world import Seat
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.server import KeyValueServer
+from murmur.worlds.process.store.server import StoreServer
 from murmur.worlds.process.store.torch_store import connect
 from murmur.worlds.process.transport.listener import listen
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 from murmur.worlds.threads import ThreadWorld
 
 pytestmark = pytest.mark.processes
@@ -80,7 +80,7 @@ def take_part(place: Place, step: Step, failure: Callable[[], None], at: int, pi
             await step(seat)
 
     try:
-        TorchWorld(place, store=connect(place, 30)).run(program)
+        ProcessWorld(place, store=connect(place, 30)).run(program)
     except PeerLost as error:
         pipe.send((time.monotonic(), error.learner, str(error)))
     except MemoryError:
@@ -100,44 +100,44 @@ async def patience(seat: Seat) -> float:
 def wait_for_each_other(place: Place, pipe: Connection) -> None:
     """Be a learner of a world that has little patience with collectives."""
     torch.set_num_threads(1)
-    pipe.send(TorchWorld(place, timeout_seconds=SHORT_SECONDS, store=connect(place, 30)).run(patience)[0])
+    pipe.send(ProcessWorld(place, timeout_seconds=SHORT_SECONDS, store=connect(place, 30)).run(patience)[0])
 
 
 @dataclass
-class Flock:
+class StartedLearners:
     """Learners with a store of their own."""
 
     processes: list[Any]
     pipes: list[Connection]
 
-    def hear(self, rank: int) -> Any:
+    def poll(self, rank: int) -> Any:
         assert self.pipes[rank].poll(60), f"learner {rank} says nothing"
         return self.pipes[rank].recv()
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Flock]]:
+def start() -> Iterator[Callable[..., StartedLearners]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["murmur.worlds.process.world"])
-    server = KeyValueServer(listen())
-    flocks: list[Flock] = []
+    server = StoreServer(listen())
+    all_started: list[StartedLearners] = []
 
-    def begin(size: int, target: Callable[..., None], *arguments: Any) -> Flock:
-        flock = Flock([], [])
+    def begin(size: int, target: Callable[..., None], *arguments: Any) -> StartedLearners:
+        started = StartedLearners([], [])
         for rank in range(size):
             ours, theirs = context.Pipe()
-            place = Place(rank, size, rank, "127.0.0.1", server.address[1], generation=len(flocks))
+            place = Place(rank, size, rank, "127.0.0.1", server.address[1], generation=len(all_started))
             process = context.Process(target=target, args=(place, *arguments, theirs))
             process.start()
             theirs.close()
-            flock.processes.append(process)
-            flock.pipes.append(ours)
-        flocks.append(flock)
-        return flock
+            started.processes.append(process)
+            started.pipes.append(ours)
+        all_started.append(started)
+        return started
 
     yield begin
-    for flock in flocks:
-        for process in flock.processes:
+    for started in all_started:
+        for process in started.processes:
             process.kill()
             process.join()
     server.close()
@@ -158,37 +158,39 @@ def named(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("failure", "verb"), FEW, ids=named)
-def test_the_others_learn_who_is_lost(start: Callable[..., Flock], failure: Callable[[], None], verb: str) -> None:
+def test_the_others_learn_who_is_lost(
+    start: Callable[..., StartedLearners], failure: Callable[[], None], verb: str
+) -> None:
     check_loss(start, failure, verb, 80)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-def test_whenever_it_happens(start: Callable[..., Flock], seed: int) -> None:
+def test_whenever_it_happens(start: Callable[..., StartedLearners], seed: int) -> None:
     draw = random.Random(seed)
     check_loss(start, draw.choice(list(WHY)), draw.choice(VERBS), draw.randrange(60, 400))
 
 
-def check_loss(start: Callable[..., Flock], failure: Callable[[], None], verb: str, at: int) -> None:
-    flock = start(SIZE, take_part, Step(verb), failure, at)
-    failed = flock.hear(VICTIM)
+def check_loss(start: Callable[..., StartedLearners], failure: Callable[[], None], verb: str, at: int) -> None:
+    started = start(SIZE, take_part, Step(verb), failure, at)
+    failed = started.poll(VICTIM)
     for rank in set(range(SIZE)) - {VICTIM}:
-        told, learner, message = flock.hear(rank)
+        told, learner, message = started.poll(rank)
         assert told - failed < BAR_SECONDS
         assert learner == VICTIM
         assert f"learner {VICTIM} on " in message
         assert WHY[failure] in message
-        assert flock.hear(rank) == "ended"
+        assert started.poll(rank) == "ended"
         assert time.monotonic() - failed < 2 * BAR_SECONDS, "nothing holds the process back"
 
 
 @pytest.mark.parametrize("world", ["threads", "processes"])
-def test_a_silent_member_that_lives_is_waited_for(start: Callable[..., Flock], world: str) -> None:
+def test_a_silent_member_that_lives_is_waited_for(start: Callable[..., StartedLearners], world: str) -> None:
     if world == "threads":
         assert ThreadWorld(2, timeout_seconds=0.1).run(patience) == [0.0, 7.0]
     else:
-        flock = start(2, wait_for_each_other)
-        assert [flock.hear(rank) for rank in range(2)] == [0.0, 7.0]
+        started = start(2, wait_for_each_other)
+        assert [started.poll(rank) for rank in range(2)] == [0.0, 7.0]
 
 
 def test_nobody_waits_for_a_thread_that_has_ended() -> None:

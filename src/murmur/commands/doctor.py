@@ -25,7 +25,7 @@ from murmur.run.network_checks import Learned, examine, host_name
 from murmur.run.timed import timed
 from murmur.worlds.process.launch.environment import Place, place_of
 from murmur.worlds.process.launch.launcher import Launch
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 
 app = typer.Typer(add_completion=False)
 TIMEOUT_SECONDS = 60.0
@@ -95,7 +95,7 @@ def be_learner(place: Place, digest: str, out: Path, findings: Path | None) -> i
         return await examine(seat, mine)
 
     try:
-        found = TorchWorld(place, timeout_seconds=TIMEOUT_SECONDS).run(program)[0]
+        found = ProcessWorld(place, timeout_seconds=TIMEOUT_SECONDS).run(program)[0]
     except (PeerLost, ConnectionError) as error:
         remedy = "is the store's host reachable from here, and its port open?"
         found = [HostFinding("bad", "store", f"learner {place.rank}: {error}", remedy)]

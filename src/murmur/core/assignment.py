@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
-class Deal:
+class Assignment:
     """Minibatches dealt out in turns.
 
     Attributes:
@@ -47,7 +47,7 @@ class Deal:
         """The number of the minibatch at a position."""
         return self.moved.get(position, position)
 
-    def anew(self, turn: int, done: int, to: Sequence[int]) -> Deal:
+    def anew(self, turn: int, done: int, to: Sequence[int]) -> Assignment:
         """From this turn on, deal what comes after the first `done` to these learners.
 
         Raises:
@@ -57,7 +57,7 @@ class Deal:
             raise ValueError("minibatches must be dealt to at least one learner")
         return replace(self, to=tuple(to), done=done, since=turn)
 
-    def without(self, begun: int, turn: int, missing: Collection[int], to: Sequence[int]) -> Deal:
+    def without(self, begun: int, turn: int, missing: Collection[int], to: Sequence[int]) -> Assignment:
         """What the missing were dealt in the turns begun .. turn - 1 comes next; from now on deal to these."""
         first, end = self.reached(begun), self.reached(turn)
         lost = [p for p in range(first, end) if self.to[(p - self.done) % len(self.to)] in missing]

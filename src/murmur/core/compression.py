@@ -1,11 +1,11 @@
 """Formats in which vectors travel between learners: half or a quarter of the bytes for a bounded error.
 
-A `Format` is a pure pair of functions. encode(x) is what goes on the wire; D(x) = decode(encode(x)) is what arrives:
+A `Compression` is a pure pair of functions. encode(x) is what goes on the wire; D(x) = decode(encode(x)) is what arrives:
 
     float32, bfloat16, float16    the nearest number of that type (float16 saturates at 65504)
     int8                          s round(x / s), one scale s = max |x| / 127 for every 256 elements
 
-D(D(x)) = D(x) to the bit. A `FormatGroup` is a group that speaks one:
+D(D(x)) = D(x) to the bit. A `CompressedGroup` is a group that speaks one:
 
     mean      m = D(e + sum_i n_i D(x_i + e_i) / sum_i n_i); what rounding took off is kept and sent next time (e, e_i)
     mix       w_i + sum_j T_ij (D(w_j) - D(w_i)): the own vector decoded too, or the mean of all weights would drift
@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from murmur.core.group import Group, GroupAround, Letter, weighted_mean
+from murmur.core.group import Group, GroupAround, Message, weighted_mean
 
 
-class Format(Protocol):
+class Compression(Protocol):
     """How a vector looks on the wire. Not a number stays not a number: a failed run must not look well."""
 
     def encode(self, x: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def _mismatch(code: Tensor, like: Tensor, wanted: str) -> str:
     )
 
 
-FORMATS: Mapping[str, Format] = {
+FORMATS: Mapping[str, Compression] = {
     "float32": Cast(torch.float32),
     "bfloat16": Cast(torch.bfloat16),
     "float16": Cast(torch.float16),
@@ -109,7 +109,7 @@ KEPT = "kept"
 ALIGNMENT = 256  # elements: blocks of a format do not cross the parts of a mean
 
 
-class FormatGroup(GroupAround):
+class CompressedGroup(GroupAround):
     """The learners of `inner`, whose means and messages travel in `form`; all members must use the same.
 
     Broadcasts, counters and `start_sum` are those of `inner`. The bytes of a mean are those of an allreduce: every
@@ -126,7 +126,7 @@ class FormatGroup(GroupAround):
     """
 
     def __init__(
-        self, inner: Group, form: Format, kept: MutableMapping[str, Tensor] | None = None, path: str = KEPT
+        self, inner: Group, form: Compression, kept: MutableMapping[str, Tensor] | None = None, path: str = KEPT
     ) -> None:
         super().__init__(inner)
         self.form, self.adds_beside = form, False
@@ -194,27 +194,27 @@ class FormatGroup(GroupAround):
     def as_sent(self, x: Tensor) -> Tensor:
         return self.form.decode(self.form.encode(x), x) if x.dtype in TYPES else x
 
-    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+    def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         kind = TYPES.get(x.dtype, AS_IS)
         code = x if kind == AS_IS else self.form.encode(x)
         self.sent_bytes += code.numel() * code.element_size()
-        self.inner.post(code, to, tag, (*note, kind, float(x.numel())))
+        self.inner.post(code, to, tag, (*header, kind, float(x.numel())))
 
-    def _read(self, letter: Letter) -> Letter:
-        *note, kind, numel = letter.note
+    def _read(self, message: Message) -> Message:
+        *header, kind, numel = message.header
         if kind == AS_IS:
-            return letter._replace(note=tuple(note))
-        like = torch.empty(int(numel), dtype=DTYPES[kind], device=letter.x.device)
-        return Letter(self.form.decode(letter.x, like), letter.source, tuple(note))
+            return message._replace(header=tuple(header))
+        like = torch.empty(int(numel), dtype=DTYPES[kind], device=message.x.device)
+        return Message(self.form.decode(message.x, like), message.source, tuple(header))
 
-    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+    async def recv(self, source: int | None = None, tag: str = "") -> Message:
         return self._read(await self.inner.recv(source, tag))
 
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
-        letter = await self.inner.hear(tag, seconds)
-        return None if letter is None else self._read(letter)
+    async def poll(self, tag: str, seconds: float) -> Message | None:
+        message = await self.inner.poll(tag, seconds)
+        return None if message is None else self._read(message)
 
-    def split(self, parts: Sequence[Sequence[int]]) -> FormatGroup | None:
+    def split(self, parts: Sequence[Sequence[int]]) -> CompressedGroup | None:
         part = self.inner.split(parts)
         self._splits += 1
-        return None if part is None else FormatGroup(part, self.form, self._kept, f"{self._path}/{self._splits}")
+        return None if part is None else CompressedGroup(part, self.form, self._kept, f"{self._path}/{self._splits}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.flat import is_finite
-from murmur.core.membership import Roll
+from murmur.core.membership import Membership
 
 
 class PeerLost(RuntimeError):
@@ -25,12 +25,12 @@ class WorldMismatch(RuntimeError):
     """Learners that should agree (sizes, strategies, versions) do not."""
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     """A vector that has arrived, the rank of the member that posted it, and the numbers that it wrote beside it."""
 
     x: Tensor
     source: int
-    note: tuple[float, ...] = ()
+    header: tuple[float, ...] = ()
 
 
 def weighted_mean(xs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -97,7 +97,7 @@ class Group(ABC):
     size: int
     name: str
     total_weight: float = float("inf")
-    outlives: bool = False
+    tolerates_loss: bool = False
     regrouped: int = 0
     adds_beside: bool = True
 
@@ -110,7 +110,7 @@ class Group(ABC):
         """sum_i weights_i x_i / sum_i weights_i; at least one weight is positive; x is not changed."""
 
     @abstractmethod
-    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
+    def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         """Send a copy of vector x, and a few numbers, to member `to` under a tag. Never waits, never fails."""
 
     def as_sent(self, x: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Group(ABC):
     async def welcome(self) -> None:  # noqa: B027 - most groups let nobody in
         """Between two rounds, where nothing local is un-averaged: let in who came late, where the group can."""
 
-    async def meet(self, stage: str) -> None:  # noqa: ARG002 - a stage needs a name only where learners can be lost
+    async def meet(self, barrier: str) -> None:  # noqa: ARG002 - a stage needs a name only where learners can be lost
         """Wait until all members have come to a stage of their program."""
         await self.mean(torch.zeros(1))
 
@@ -146,7 +146,7 @@ class Group(ABC):
         return self
 
     @abstractmethod
-    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+    async def recv(self, source: int | None = None, tag: str = "") -> Message:
         """The next vector posted here under `tag`, from `source` or from anyone; waits for it.
 
         Raises:
@@ -154,15 +154,15 @@ class Group(ABC):
         """
 
     @abstractmethod
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
+    async def poll(self, tag: str, seconds: float) -> Message | None:
         """The next vector posted here under `tag` by anyone, or None if none has come after so many seconds.
 
-        Infinite seconds wait for ever. The death of a member does not end the waiting: `roll` knows of it.
+        Infinite seconds wait for ever. The death of a member does not end the waiting: `membership` knows of it.
         """
 
     @property
     @abstractmethod
-    def roll(self) -> Roll:
+    def membership(self) -> Membership:
         """This member's line to the register of the group."""
 
     @abstractmethod
@@ -237,8 +237,8 @@ class GroupAround(Group):
     async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         return await self.inner._mean(x, weights)
 
-    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
-        self.inner.post(x, to, tag, note)
+    def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
+        self.inner.post(x, to, tag, header)
 
     def as_sent(self, x: Tensor) -> Tensor:
         return self.inner.as_sent(x)
@@ -247,15 +247,15 @@ class GroupAround(Group):
     def plain(self) -> Group:
         return self if self.inner.plain is self.inner else self.inner.plain
 
-    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+    async def recv(self, source: int | None = None, tag: str = "") -> Message:
         return await self.inner.recv(source, tag)
 
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
-        return await self.inner.hear(tag, seconds)
+    async def poll(self, tag: str, seconds: float) -> Message | None:
+        return await self.inner.poll(tag, seconds)
 
     @property
-    def roll(self) -> Roll:
-        return self.inner.roll
+    def membership(self) -> Membership:
+        return self.inner.membership
 
     async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         return await self.inner.broadcast(x, root)

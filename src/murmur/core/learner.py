@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from murmur.core.group import Group, Letter
+from murmur.core.group import Group, Message
 from murmur.core.mean_gradient import Draw, MeanGradients
-from murmur.core.pairwise import Flock
-from murmur.core.pending_gradient import Drawing
+from murmur.core.pairwise import PairwiseAverager
+from murmur.core.pending_gradient import PendingGradient
 from murmur.core.source import Gradient, Progress, Source
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
@@ -56,31 +56,31 @@ class Learner:
         self._version = self._consensuses = 0
         self._present: list[bool] = [True] * len(weights.layout.tensors)
         self._means = MeanGradients(seat, weights, source)
-        self._flock: Flock | None = None
+        self._averager: PairwiseAverager | None = None
         self._joining = RLock()
 
     @property
-    def flock(self) -> Flock:
+    def averager(self) -> PairwiseAverager:
         """This learner's side of edge-wise averaging; its first use takes the learner out of lock-step."""
         with self._joining:  # gradients and averaging, two threads perhaps, come here at the same moment
-            if self._flock is None:
-                self._flock = Flock(self.group, self.weights, lambda: self.seat.now)
-            return self._flock
+            if self._averager is None:
+                self._averager = PairwiseAverager(self.group, self.weights, lambda: self.seat.now)
+            return self._averager
 
     @property
     def in_step(self) -> bool:
         """Whether all learners take their gradients and means together."""
-        return self._flock is None
+        return self._averager is None
 
     @property
     def leads(self) -> bool:
         """Whether this learner does what only one should: evaluation, the saved model. The first of the living."""
-        return self.group.rank == self.group.live[0] if self._flock is None else self._flock.leads
+        return self.group.rank == self.group.live[0] if self._averager is None else self._averager.leads
 
     @property
     def view(self) -> tuple[int, ...]:
         """Ranks of the live learners."""
-        return self.flock.live
+        return self.averager.live
 
     @property
     def training(self) -> bool:
@@ -151,7 +151,7 @@ class Learner:
         Ends when every minibatch of the budget has been done; what a lost learner was at is done by another one.
         """
         if self.seat.late:
-            await self.flock.catch_up()
+            await self.averager.catch_up()
         while (claim := await self._claim()) is not None:
             self.fresh_samples = 0.0
             self.steps += 1
@@ -160,34 +160,36 @@ class Learner:
             await self.source.boundary(self)
             began = self.seat.now
             gradient = await self._of_claim(claim)
-            self.flock.took(self.seat.now - began)
+            self.averager.took(self.seat.now - began)
             yield gradient.g
-        self.flock.done()
+        self.averager.done()
 
     async def _claim(self) -> range | None:
-        roll = self.group.roll
+        membership = self.group.membership
         await self.seat.ready(self.weights, self.group)
-        while (claim := roll.claim(*self.source.span, self.unit)) is None and not roll.spent:
-            await self.seat.sleep(self.flock.poll_seconds)
+        while (claim := membership.claim(*self.source.span, self.unit)) is None and not membership.spent:
+            await self.seat.sleep(self.averager.poll_seconds)
         return claim
 
     async def _of_claim(self, claim: range) -> Gradient:
-        self.group.roll.expect(self.flock.pace_seconds, self.source.preparation)
-        return await self.compute(self.source.deals.at(claim.start), None)
+        self.group.membership.expect(self.averager.pace_seconds, self.source.preparation)
+        return await self.compute(self.source.assignment.at(claim.start), None)
 
     async def answer(self) -> None:
         """Answer who asks for this learner's weights, until the budget is used up; to be run beside the gradients."""
         async for _ in self.rounds():
             pass
 
-    async def letters(self, tag: str) -> AsyncIterator[Letter]:
+    async def messages(self, tag: str) -> AsyncIterator[Message]:
         """Vectors posted here under a tag, in order of arrival, until the budget is used up: a server's work."""
         self.seat.begin()
-        while (letter := await self.group.hear(tag, self.flock.poll_seconds)) is not None or not self.group.roll.spent:
+        while (
+            message := await self.group.poll(tag, self.averager.poll_seconds)
+        ) is not None or not self.group.membership.spent:
             await self.source.boundary(self)
-            if letter is not None:
-                yield letter
-        self.flock.done()
+            if message is not None:
+                yield message
+        self.averager.done()
 
     def credit(self, claim: range, loss: float) -> None:
         """The next step is made of another learner's gradient, of this claim and with this loss."""
@@ -204,23 +206,23 @@ class Learner:
         )
 
     def rounds(self) -> AsyncIterator[int]:
-        """Rounds k = 0, 1, 2, ... of averaging beside the gradients; see `Flock.rounds`."""
-        return self.flock.rounds()
+        """Rounds k = 0, 1, 2, ... of averaging beside the gradients; see `PairwiseAverager.rounds`."""
+        return self.averager.rounds()
 
     def gossip(self, row: Mapping[int, float]) -> None:
         """w_i <- w_i + T_ij (x_j - x_i) for each neighbour j of the row, when j's answer comes. Never waits."""
-        self.flock.gossip(row)
+        self.averager.gossip(row)
 
     async def consensus(self) -> Tensor:
         """The mean of all (live) learners' weights, shape (P,), the same bits for all; all must ask."""
-        if self._flock is None:
+        if self._averager is None:
             return await self.group.mean(self.weights.snapshot())
         self._consensuses += 1
-        return await self._flock.consensus(self.weights.snapshot(), f"weights {self._consensuses}")
+        return await self._averager.consensus(self.weights.snapshot(), f"weights {self._consensuses}")
 
     def deal(self, done: int, among: int) -> None:
         """From now on what comes after the first `done` minibatches goes to the first `among` live learners."""
-        self.source.deals = self.source.deals.anew(self.steps, done, self.group.live[:among])
+        self.source.assignment = self.source.assignment.anew(self.steps, done, self.group.live[:among])
 
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
         """w_i <- w_i + what the local optimizer makes of g (plain SGD: - alpha g). After the end of training: nothing.
@@ -269,9 +271,9 @@ class Learner:
 
         await self.seat.ready(self.weights, self.group, before_backward)
         self.seat.begin()
-        drawing = Drawing(self.source, n, self.weights, before_backward)
-        gradient = await self.seat.work(drawing)
-        self._version = drawing.version
+        pending = PendingGradient(self.source, n, self.weights, before_backward)
+        gradient = await self.seat.work(pending)
+        self._version = pending.version
         self.fresh_samples += gradient.samples
         self._present = gradient.present
         return gradient
@@ -297,7 +299,12 @@ class Learner:
 
     def continue_as(self, other: Learner) -> None:
         """Go on as the learner that a strategy has made of this one: with its group, weights and flock."""
-        self.group, self.weights, self._flock, self.keepers = other.group, other.weights, other._flock, other.keepers
+        self.group, self.weights, self._averager, self.keepers = (
+            other.group,
+            other.weights,
+            other._averager,
+            other.keepers,
+        )
 
 
 Strategy = Callable[[Learner], Coroutine[Any, Any, None]]

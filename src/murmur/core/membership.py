@@ -21,7 +21,7 @@ class RunOver(Exception):
     """A learner came so late that the others have done everything."""
 
 
-class Halted(Exception):
+class StoppedGracefully(Exception):
     """A run was asked to stop and has saved all that it needs to go on; `minibatches` were handed out by then."""
 
     def __init__(self, minibatches: int) -> None:
@@ -50,8 +50,8 @@ class View:
 
 
 @dataclass
-class Register:
-    """The bookkeeping behind `Roll`; not safe for threads by itself.
+class MembershipTable:
+    """The bookkeeping behind `Membership`; not safe for threads by itself.
 
     Attributes:
         view: the present one.
@@ -68,7 +68,7 @@ class Register:
     _stages: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     @classmethod
-    def of(cls, size: int) -> Register:
+    def of(cls, size: int) -> MembershipTable:
         """A register in which ranks 0 to size - 1 are alive."""
         return cls(View(0, dict.fromkeys(range(size), 0)))
 
@@ -137,10 +137,10 @@ class Register:
         handed_out = self._next is not None and self._next >= self._total and not self._returned
         return handed_out and not any(self._open.values())
 
-    def reach(self, rank: int, stage: str) -> bool:
+    def arrive(self, rank: int, barrier: str) -> bool:
         """The learner has come to a stage; whether all that are alive have."""
-        self._stages[stage].add(rank)
-        return self._stages[stage] >= set(self.view.incarnations)
+        self._stages[barrier].add(rank)
+        return self._stages[barrier] >= set(self.view.incarnations)
 
     def _give_back(self, rank: int) -> None:
         for number in self._open.pop(rank, ()):
@@ -167,7 +167,7 @@ class Preparation:
 NOTHING = Preparation()
 
 
-class Roll(ABC):
+class Membership(ABC):
     """One learner's line to the register of its group. No verb waits for another learner."""
 
     @abstractmethod
@@ -203,7 +203,7 @@ class Roll(ABC):
         """Whether every minibatch of the budget has been done."""
 
     @abstractmethod
-    def reach(self, stage: str) -> bool:
+    def arrive(self, barrier: str) -> bool:
         """This learner has come to a stage of its program; whether all that are alive have. Asked until it is true."""
 
     @abstractmethod
@@ -211,31 +211,31 @@ class Roll(ABC):
         """This learner has ended and answers nobody any more."""
 
 
-class LocalRoll(Roll):
+class LocalMembership(Membership):
     """A line to a register in the same process and thread (the virtual world)."""
 
-    def __init__(self, register: Register, rank: int) -> None:
-        self.register, self.rank = register, rank
+    def __init__(self, table: MembershipTable, rank: int) -> None:
+        self.table, self.rank = table, rank
 
     def view(self, fresh: bool = False) -> View:  # noqa: ARG002 - always fresh
-        return self.register.view
+        return self.table.view
 
     def claim(self, first: int, total: int, size: int = 1) -> range | None:
-        return self.register.claim(self.rank, first, total, size)
+        return self.table.claim(self.rank, first, total, size)
 
     def unfinished(self) -> Collection[int]:
-        return self.register.unfinished()
+        return self.table.unfinished()
 
     @property
     def complete(self) -> bool:
-        return self.register.complete
+        return self.table.complete
 
     @property
     def spent(self) -> bool:
-        return self.register.spent
+        return self.table.spent
 
-    def reach(self, stage: str) -> bool:
-        return self.register.reach(self.rank, stage)
+    def arrive(self, barrier: str) -> bool:
+        return self.table.arrive(self.rank, barrier)
 
     def leave(self) -> None:
-        self.register.leave(self.rank)
+        self.table.leave(self.rank)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.flat import is_finite
-from murmur.core.group import Group, Letter, PeerLost, weighted_mean
+from murmur.core.group import Group, Message, PeerLost, weighted_mean
 from murmur.core.membership import RunOver, View
 from murmur.core.weight_request import ASK, GOSSIP, SNAPSHOT, WeightRequest
 from murmur.core.weights import Weights
@@ -45,7 +45,7 @@ class Edge:
     answered: bool = False
 
 
-class Flock:
+class PairwiseAverager:
     """One learner's side of edge-wise averaging, of consensus, and of the end of a run without lock-step.
 
     Attributes:
@@ -62,7 +62,7 @@ class Flock:
         self._edges: dict[int, Edge] = {}
         self._begun: dict[int, tuple[Tensor, float]] = {}  # snapshots that wait for a neighbour's, and their T_ij
         self._changing = RLock()  # averaging and gradients both look at the view, and edges end with it
-        self._seen: View = group.roll.view()
+        self._seen: View = group.membership.view()
         self._took: deque[float] = deque(maxlen=15)
         self.pace_seconds = 0.0
         self._closing = False
@@ -115,10 +115,10 @@ class Flock:
         """
         k, due = 0, float("inf")
         while not self._closing:
-            letter = await self.group.hear(GOSSIP, max(0.0, due - self.now()))
-            if letter is not None:
-                self._take(letter)
-                if letter.note[0] == WAKE:
+            message = await self.group.poll(GOSSIP, max(0.0, due - self.now()))
+            if message is not None:
+                self._take(message)
+                if message.header[0] == WAKE:
                     due = self.now()
                 continue
             yield k
@@ -151,34 +151,34 @@ class Flock:
         self._begun[j] = x, weight
         self.group.post(x, j, GOSSIP, (SWAP, self._incarnation(self.group.rank), edge.incarnation, weight))
 
-    def _take(self, letter: Letter) -> None:
-        kind = letter.note[0]
+    def _take(self, message: Message) -> None:
+        kind = message.header[0]
         if kind == DONE:
             self._closing = True
         elif kind == ASK:
-            self.group.plain.post(self.weights.snapshot(), letter.source, SNAPSHOT, letter.note[1:2])
+            self.group.plain.post(self.weights.snapshot(), message.source, SNAPSHOT, message.header[1:2])
         elif kind == SWAP:
-            self._swap(letter)
+            self._swap(message)
 
-    def _swap(self, letter: Letter) -> None:
-        _, theirs, ours, weight = letter.note
-        if theirs > self._incarnation(letter.source) or ours > self._incarnation(self.group.rank):
+    def _swap(self, message: Message) -> None:
+        _, theirs, ours, weight = message.header
+        if theirs > self._incarnation(message.source) or ours > self._incarnation(self.group.rank):
             self._refresh(fresh=True)
         with self._changing:
-            edge = self._edge(letter.source)
+            edge = self._edge(message.source)
             if edge is None or theirs != edge.incarnation or ours != self._incarnation(self.group.rank):
                 self.dropped += 1
                 return
-            if letter.source not in self._begun:
+            if message.source not in self._begun:
                 answer = self.group.as_sent(self.weights.snapshot())
                 if not is_finite(answer):
-                    answer = letter.x
+                    answer = message.x
                     self.weights.set_(answer)
-                self._post(letter.source, edge, answer, weight)
+                self._post(message.source, edge, answer, weight)
                 edge.answered = True
-            posted, own = self._begun.pop(letter.source)
+            posted, own = self._begun.pop(message.source)
             # Both ends must use the same weight; in a symmetric T they do already.
-            self.weights.add_(letter.x - posted, alpha=(own + weight) / 2)
+            self.weights.add_(message.x - posted, alpha=(own + weight) / 2)
             self.exchanges += 1
 
     def _incarnation(self, j: int) -> int:
@@ -194,7 +194,7 @@ class Flock:
 
     def _refresh(self, fresh: bool = False) -> View:
         """The present view; edges to learners that are gone, or that came back as others, end."""
-        view, me = self.group.roll.view(fresh), self.group.rank
+        view, me = self.group.membership.view(fresh), self.group.rank
         with self._changing:
             before = self._seen
             if view is before or view.number < before.number:
@@ -209,10 +209,10 @@ class Flock:
     async def _settle(self) -> None:
         """Answer until no live learner has an exchange under way."""
         settled = False
-        while not (settled and self.group.roll.reach("settled")):
-            letter = await self.group.hear(GOSSIP, self.poll_seconds)
-            if letter is not None:
-                self._take(letter)
+        while not (settled and self.group.membership.arrive("settled")):
+            message = await self.group.poll(GOSSIP, self.poll_seconds)
+            if message is not None:
+                self._take(message)
             self._refresh()
             settled = not self._begun
 
@@ -222,9 +222,9 @@ class Flock:
         self._request.begin(self.held_by)
         found = {me: self.weights.snapshot()} if me in self.held_by else {}
         while not found.keys() >= set(self.held_by):
-            letter = await self._request.hear(self.poll_seconds)
-            if letter is not None and letter.note[0] == self._request.number:
-                found[letter.source] = letter.x
+            message = await self._request.poll(self.poll_seconds)
+            if message is not None and message.header[0] == self._request.number:
+                found[message.source] = message.x
             self._request.remind([j for j in self.held_by if j not in found])
         return found
 
@@ -235,16 +235,16 @@ class Flock:
             RunOver: the others have done everything.
         """
         self._request.begin(self.held_by)
-        while not (self.group.roll.spent or self.live == (self.group.rank,)):
-            letter = await self._request.hear(POLL_SECONDS)
-            if letter is not None and is_finite(letter.x):
-                self.weights.set_(letter.x)
+        while not (self.group.membership.spent or self.live == (self.group.rank,)):
+            message = await self._request.poll(POLL_SECONDS)
+            if message is not None and is_finite(message.x):
+                self.weights.set_(message.x)
                 return
             self._request.remind(self.held_by)
         self.done()
         raise RunOver
 
-    async def consensus(self, x: Tensor, stage: str) -> Tensor:
+    async def consensus(self, x: Tensor, barrier: str) -> Tensor:
         """The mean of the model's vectors x (P,), the same bits for all; every call has its own stage.
 
         The first of those that hold the model adds up. If it dies the next one does, with its result where somebody has
@@ -253,15 +253,15 @@ class Flock:
         Raises:
             FloatingPointError: all are.
         """
-        group, me, tag = self.group.plain, self.group.rank, f"{CONSENSUS} {stage}"
+        group, me, tag = self.group.plain, self.group.rank, f"{CONSENSUS} {barrier}"
         given, asked = {me: x}, me
         result: Tensor | None = None
-        while result is None or not self.group.roll.reach(stage):
+        while result is None or not self.group.membership.arrive(barrier):
             held = self.held_by
             if held[0] == me:
                 if result is None and given.keys() >= set(held):
                     parts = [given[j] for j in sorted(given) if self.holders is None or j in held]
-                    result = _mean_of_finite(parts, stage)
+                    result = _mean_of_finite(parts, barrier)
                 if result is not None:
                     for j in given.keys() - {me}:
                         group.post(result, j, tag, (DONE,))
@@ -269,25 +269,25 @@ class Flock:
             elif asked != held[0]:
                 asked = held[0]
                 group.post(*(x, asked, tag, (SWAP,)) if result is None else (result, asked, tag, (DONE,)))
-            if result is None or not self.group.roll.reach(stage):
-                letter = await group.hear(tag, self.poll_seconds)
-                if letter is not None and letter.note[0] == DONE:
-                    result = letter.x
-                elif letter is not None:
-                    given[letter.source] = letter.x
+            if result is None or not self.group.membership.arrive(barrier):
+                message = await group.poll(tag, self.poll_seconds)
+                if message is not None and message.header[0] == DONE:
+                    result = message.x
+                elif message is not None:
+                    given[message.source] = message.x
         return result
 
-    async def meet(self, stage: str) -> None:
+    async def meet(self, barrier: str) -> None:
         """Wait until all live learners have come to a stage."""
-        while not self.group.roll.reach(stage):
-            await self.group.hear(stage, self.poll_seconds)
+        while not self.group.membership.arrive(barrier):
+            await self.group.poll(barrier, self.poll_seconds)
 
     def _tell_self(self, kind: float) -> None:
         self.group.post(torch.empty(0), self.group.rank, GOSSIP, (kind,))
 
 
-def _mean_of_finite(parts: Sequence[Tensor], stage: str) -> Tensor:
+def _mean_of_finite(parts: Sequence[Tensor], barrier: str) -> Tensor:
     finite = [part for part in parts if is_finite(part)]
     if not finite:
-        raise FloatingPointError(f"{stage}: no learner's are finite: training has diverged. Lower the learning rate")
+        raise FloatingPointError(f"{barrier}: no learner's are finite: training has diverged. Lower the learning rate")
     return weighted_mean(finite, [1.0] * len(finite))

@@ -13,7 +13,7 @@ from murmur.core.source import Gradient, Source
 from murmur.core.weights import Weights
 
 
-class Drawing:
+class PendingGradient:
     """The gradient of minibatch n at the weights of the moment when it begins; a call computes it alone.
 
     Attributes:
@@ -44,4 +44,6 @@ class Drawing:
             return self.source.draw(self.n, self.before_backward)
 
 
-Together = Callable[[Sequence[Drawing]], list[Gradient]]  # gradients of drawings that have begun, in their order
+Together = Callable[
+    [Sequence[PendingGradient]], list[Gradient]
+]  # gradients of drawings that have begun, in their order

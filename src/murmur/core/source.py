@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 from murmur.core.membership import Preparation
 
 SKIPPED_SAMPLES = 2.0**-40  # counts for nothing beside real samples; 0 from everybody would be the end of the run
@@ -59,7 +59,7 @@ class Source(Protocol):
 
     times: float  # factor of the strategy's own on the learning rates, on top of the schedule's
 
-    deals: Deal  # whose each minibatch is, in lock-step
+    assignment: Assignment  # whose each minibatch is, in lock-step
 
     def next_index(self, steps: int) -> int | None:
         """Number of this learner's next minibatch after `steps` gradients; None when the budget is spent."""

@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-HALTED_STATUS = 79  # of a program that ended because it was asked to, and can go on
+STOPPED_STATUS = 79  # of a program that ended because it was asked to, and can go on
 SAME_SECONDS = 2.0  # a signal that comes again within this time is taken for the same request
 REMIND_SECONDS = 0.5
 GRACE_SECONDS = 3.0  # between the signal and the end, whatever the program does
@@ -96,7 +96,7 @@ class Stoppable:
         if isinstance(error, Stopped):
             traceback.clear_frames(trace)  # iterators that have work under way end it when nothing holds them
             self._say(error)
-            raise SystemExit(HALTED_STATUS) from None
+            raise SystemExit(STOPPED_STATUS) from None
 
     def _take(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
         if self._since is None:
@@ -127,7 +127,7 @@ class Stoppable:
                 self._reminding = True
                 signal.pthread_kill(main.ident, number)
         self._say(Stopped(number))
-        os._exit(HALTED_STATUS)
+        os._exit(STOPPED_STATUS)
 
     def _say(self, stopped: Stopped) -> None:
         tell, self._tell = self._tell, None

@@ -23,7 +23,7 @@ from torch import Tensor
 from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.learner import Draw, Gradient, Learner
-from murmur.core.membership import Halted, Preparation
+from murmur.core.membership import Preparation, StoppedGracefully
 from murmur.core.weights import Weights
 
 STEP, DELTA, AHEAD = "step", "delta", "ahead"  # tags of letters from the leader
@@ -115,7 +115,7 @@ class Leader(Learner):
     def deal(self, done: int, among: int) -> None:
         """What comes after the first `done` minibatches goes to the members of the first `among` live nodes."""
         to = [member for node in self.group.live[:among] for member in self.members(node)]
-        self.source.deals = self.source.deals.anew(self.steps, done, to)
+        self.source.assignment = self.source.assignment.anew(self.steps, done, to)
         self._dealt = (self.steps, done, *to)
 
     def restart(self) -> None:
@@ -143,9 +143,9 @@ class Leader(Learner):
             times=self.source.times,
             saved=saved,
         )
-        note = (*opening, *self._dealt)
+        header = (*opening, *self._dealt)
         for member in range(1, self.node.size):
-            self.node.post(w, member, STEP, note)
+            self.node.post(w, member, STEP, header)
             if due is not None:
                 self.node.post(due, member, DELTA)
         self._stepped = self._restarted = self._live.strayed = False
@@ -156,9 +156,9 @@ class Leader(Learner):
         return await self._of_node(super().draw)
 
     async def _of_claim(self, claim: range) -> Gradient:
-        self.group.roll.expect(self.flock.pace_seconds, self._preparation())
+        self.group.membership.expect(self.averager.pace_seconds, self._preparation())
         self._open(CLAIMED, self.steps - 1, claim)
-        gradient = await self._of_node(partial(self.compute, self.source.deals.at(claim.start)))
+        gradient = await self._of_node(partial(self.compute, self.source.assignment.at(claim.start)))
         assert gradient is not None  # the leader's own minibatch is the first of the claim
         return gradient
 
@@ -205,8 +205,8 @@ async def _follow(me: Learner, node: Group) -> None:
     mean: Gradient | None = None
     due = False
     while True:
-        w, _, note = await node.recv(0, STEP)
-        opening, dealt = Opening(*note[:SAID]), [int(number) for number in note[SAID:]]
+        w, _, header = await node.recv(0, STEP)
+        opening, dealt = Opening(*header[:SAID]), [int(number) for number in header[SAID:]]
         if opening.stepped and mean is not None:
             me.repeat(mean)
         if opening.restarted:
@@ -221,11 +221,11 @@ async def _follow(me: Learner, node: Group) -> None:
             me.told = None
         if opening.kind == END:
             if opening.saved >= 0:
-                raise Halted(int(opening.saved))
+                raise StoppedGracefully(int(opening.saved))
             return
         due, me.source.times, me.steps = opening.due > 0, opening.times, int(opening.steps)
         if dealt:
-            me.source.deals = me.source.deals.anew(dealt[0], dealt[1], dealt[2:])
+            me.source.assignment = me.source.assignment.anew(dealt[0], dealt[1], dealt[2:])
         claim = range(int(opening.start), int(opening.stop))
         mean = await me.averaged(node, me.draw if opening.kind == IN_TURN else partial(_share, me, claim, node.rank))
 
@@ -236,11 +236,11 @@ async def _share(
     """The minibatch of a member of this rank, if the claim has so many."""
     me.steps += 1
     me.source.claimed(claim, me.steps)
-    return await me.compute(me.source.deals.at(claim[rank]), before_backward) if rank < len(claim) else None
+    return await me.compute(me.source.assignment.at(claim[rank]), before_backward) if rank < len(claim) else None
 
 
 async def _prepare(me: Learner, node: Group) -> None:
     """Prepare this member's shares of claims that the leader holds ahead, until it writes to itself that it is over."""
-    while (letter := await node.hear(AHEAD, math.inf)) is not None and letter.note:
-        n = int(letter.note[0])
+    while (message := await node.poll(AHEAD, math.inf)) is not None and message.header:
+        n = int(message.header[0])
         me.source.preparation.begin(range(n, n + 1))

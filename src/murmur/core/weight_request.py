@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from murmur.core.group import Group, Letter
+from murmur.core.group import Group, Message
 
 ASK = 1.0  # first number of a letter that asks; its second one stands first in the answer
 GOSSIP, SNAPSHOT = "gossip", "snapshot"  # tags of requests and of answers
@@ -40,6 +40,6 @@ class WeightRequest:
             if rank != self._group.rank:
                 self._group.post(torch.empty(0), rank, GOSSIP, (ASK, self.number))
 
-    async def hear(self, seconds: float) -> Letter | None:
+    async def poll(self, seconds: float) -> Message | None:
         """An answer, to an earlier request perhaps; None if none has come after so many seconds."""
-        return await self._group.plain.hear(SNAPSHOT, seconds)
+        return await self._group.plain.poll(SNAPSHOT, seconds)

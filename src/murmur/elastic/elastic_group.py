@@ -25,14 +25,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group, GroupAround, PeerLost, WorldMismatch, share_of
 from murmur.core.membership import View
 from murmur.core.source import SKIPPED_SAMPLES, Source
 from murmur.core.weights import Weights
-from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind, Named, Reunion, ThoughtLost
-from murmur.elastic.state_transfer import LearnerState, hand_over
+from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind, Named, Rendezvous, ThoughtLost
+from murmur.elastic.state_transfer import LearnerState, transfer_state
 
 NEVER = -1  # the incarnation of a member that was lost before this learner saw it
 DEATH_SECONDS = 60.0  # a collective has failed: so long until the register must know who was lost
@@ -56,7 +56,7 @@ class Latest:
     waiting: bool
 
 
-class Regrouping(GroupAround):
+class ElasticGroup(GroupAround):
     """The learners of `world` that are left.
 
     Args:
@@ -69,17 +69,17 @@ class Regrouping(GroupAround):
         super().__init__(world)
         self.name = f"{world.name} that is left"
         self.me, self.buffers = me, buffers
-        self.adds_beside, self.outlives = False, True
+        self.adds_beside, self.tolerates_loss = False, True
         self.regrouped = 0
         self._now: Group = world
         # A member that was lost before this moment is one all the same: the first collective fails, and finds it gone.
-        alive = world.roll.view().incarnations
+        alive = world.membership.view().incarnations
         self._members: Mapping[int, int] = {**dict.fromkeys(range(world.size), NEVER), **alive}
         self._begun = 0  # steps of this learner when the round began
         self._completed = 0
         self._latest: Latest | None = None
         self._waiting = False  # whether somebody waits to be let in: all know it since the same mean
-        self._reunion = Reunion(world)
+        self._reunion = Rendezvous(world)
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -138,19 +138,19 @@ class Regrouping(GroupAround):
             except PeerLost as lost:
                 result = await self._again(like, lost)
         if ends_round:
-            self.me.source.deals, self._begun = self._dealt(members), self.me.steps
+            self.me.source.assignment, self._begun = self._dealt(members), self.me.steps
         self._completed += 1
         self._latest = Latest(result.clone(), self.total_weight, self._waiting)
         return result
 
-    def _dealt(self, members: Mapping[int, int] | None = None) -> Deal:
+    def _dealt(self, members: Mapping[int, int] | None = None) -> Assignment:
         """The deal of the next round, once these have averaged this one."""
-        deal, left = self.me.source.deals, self._members if members is None else members
+        deal, left = self.me.source.assignment, self._members if members is None else members
         missing = set(deal.to) - left.keys()
         return deal.without(self._begun, self.me.steps, missing, sorted(left)) if missing else deal
 
     def _latecomers(self) -> dict[int, int]:
-        view = self.roll.view()
+        view = self.membership.view()
         return {r: i for r, i in view.incarnations.items() if self._members.get(r) != i}
 
     async def welcome(self) -> None:
@@ -165,15 +165,15 @@ class Regrouping(GroupAround):
             except ThoughtLost:
                 await self._go_on_alone()
 
-    async def meet(self, stage: str) -> None:
+    async def meet(self, barrier: str) -> None:
         """Wait until all that are left have come to a stage; who comes late finds that nothing is left to do."""
-        self.roll.claim(0, 0)
-        while not self.roll.reach(stage):
+        self.membership.claim(0, 0)
+        while not self.membership.arrive(barrier):
             try:
                 if self._whole(self._reunion.view(self._members)):
                     await self._reunion.listen()
                     continue
-                await self._form(None, over=lambda: self.roll.reach(stage))
+                await self._form(None, over=lambda: self.membership.arrive(barrier))
             except PeerLost:
                 continue
             except ThoughtLost:
@@ -200,7 +200,7 @@ class Regrouping(GroupAround):
 
     async def _go_on_alone(self) -> None:
         """After this learner was thought dead: be the only member, where all were; LeftBehind where others go on."""
-        named = await self._reunion.knock(self._completed)
+        named = await self._reunion.request_to_join(self._completed)
         if set(named.members) != {self.rank}:
             raise LeftBehind(named)
         self._now.close()
@@ -263,15 +263,15 @@ class Regrouping(GroupAround):
         """Give latecomers, or take over as one of them, all that a learner knows between two rounds."""
         me = self.me
         seen = (me.steps, self._completed, self.size)
-        state = LearnerState(*seen, me.source.deals, me.weights.snapshot(), me.outer, self.buffers)
-        given = await hand_over(self._now, state, root, entering)
+        state = LearnerState(*seen, me.source.assignment, me.weights.snapshot(), me.outer, self.buffers)
+        given = await transfer_state(self._now, state, root, entering)
         if entering:
             me.weights.set_(given.weights)
             me.outer.update(given.outer)
             me.source.restart()
         me.steps, self._completed, self.size = given.steps, given.completed, given.size
-        deals = given.deals
-        me.source.deals = deals.anew(me.steps, deals.reached(me.steps), sorted(named.members))
+        assignment = given.assignment
+        me.source.assignment = assignment.anew(me.steps, assignment.reached(me.steps), sorted(named.members))
         self._begun = me.steps
 
     async def enter(self, named: Named | None = None) -> None:
@@ -287,7 +287,7 @@ class Regrouping(GroupAround):
         self.total_weight, self._waiting, self._latest, self._completed = float("inf"), False, None, 0
         while True:
             if named is None:
-                named = await self._reunion.knock()
+                named = await self._reunion.request_to_join()
             try:
                 _, new = await self._join(named, entering=True)
                 await self._let_in(entering=True, root=new.index(0.0), named=named)

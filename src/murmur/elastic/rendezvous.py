@@ -55,7 +55,7 @@ class Waiting:
     view: float = -1.0
 
 
-class Reunion:
+class Rendezvous:
     """One learner's part in forming groups of the members of `world`."""
 
     def __init__(self, world: Group) -> None:
@@ -65,13 +65,13 @@ class Reunion:
 
     async def listen(self) -> Named | None:
         """Hear one letter, or let a little time pass; the group if one was named."""
-        letter = await self.world.hear(TAG, POLL_SECONDS)
-        if letter is None:
+        message = await self.world.poll(TAG, POLL_SECONDS)
+        if message is None:
             return None
-        if letter.note[0] != GO:
-            self._heard[letter.source] = Waiting(*letter.note)
+        if message.header[0] != GO:
+            self._heard[message.source] = Waiting(*message.header)
             return None
-        _, first, incarnation, number, *pairs = map(int, letter.note)
+        _, first, incarnation, number, *pairs = map(int, message.header)
         return Named(dict(zip(pairs[::2], pairs[1::2], strict=True)), f"again {first}.{incarnation}.{number}")
 
     def view(self, members: Mapping[int, int]) -> View:
@@ -80,7 +80,7 @@ class Reunion:
         Raises:
             ThoughtLost: this learner is not, as what it was.
         """
-        view = self.world.roll.view(fresh=True)
+        view = self.world.membership.view(fresh=True)
         if view.incarnations.get(self.rank) != members[self.rank]:
             raise ThoughtLost
         return view
@@ -124,7 +124,7 @@ class Reunion:
         heard = self._heard.get(rank)
         return heard is not None and (heard.kind, heard.incarnation) == (kind, incarnation)
 
-    async def knock(self, completed: int = NOTHING_HELD) -> Named:
+    async def request_to_join(self, completed: int = NOTHING_HELD) -> Named:
         """As one that comes late, or was thought dead: wait until a group with this learner in it is named.
 
         Args:
@@ -140,9 +140,9 @@ class Reunion:
         told: tuple[int, int] | None = None
         quiet = 0.0
         while True:
-            view = self.world.roll.view(fresh=True)
+            view = self.world.membership.view(fresh=True)
             own = view.incarnations.get(self.rank)
-            if view.left > 0 or (completed == NOTHING_HELD and self.world.roll.spent):
+            if view.left > 0 or (completed == NOTHING_HELD and self.world.membership.spent):
                 raise RunOver
             if own is not None and told != (own, view.number):
                 told, quiet = (own, view.number), 0.0
@@ -171,9 +171,9 @@ class Reunion:
         first = max(held, key=lambda r: (held[r], -r)) if held.keys() >= set(view.live) else None
         if first is not None and held[first] == NOTHING_HELD:
             raise PeerLost("all that held the model are gone: start the run again from its newest checkpoint")
-        if first != self.rank and self.world.roll.spent:
+        if first != self.rank and self.world.membership.spent:
             raise RunOver
         return first
 
-    def _say(self, to: int, note: Sequence[float]) -> None:
-        self.world.post(torch.empty(0), to, TAG, note)
+    def _say(self, to: int, header: Sequence[float]) -> None:
+        self.world.post(torch.empty(0), to, TAG, header)

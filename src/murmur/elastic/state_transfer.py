@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout
 from murmur.core.group import Group
 
@@ -31,13 +31,13 @@ class LearnerState:
     steps: int
     completed: int
     size: int
-    deals: Deal
+    assignment: Assignment
     weights: Tensor
     outer: Mapping[str, Tensor]
     buffers: Layout
 
 
-async def hand_over(group: Group, mine: LearnerState, root: int, entering: bool) -> LearnerState:
+async def transfer_state(group: Group, mine: LearnerState, root: int, entering: bool) -> LearnerState:
     """The state of member `root`, to those that enter; the others keep theirs, which is the same. All members call it.
 
     Args:
@@ -50,7 +50,7 @@ async def hand_over(group: Group, mine: LearnerState, root: int, entering: bool)
         "steps": mine.steps,
         "completed": mine.completed,
         "size": mine.size,
-        "deals": asdict(mine.deals),
+        "deals": asdict(mine.assignment),
         "outer": {name: [x.numel(), str(x.dtype).removeprefix("torch.")] for name, x in mine.outer.items()},
     }
     raw = torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
@@ -69,8 +69,8 @@ async def hand_over(group: Group, mine: LearnerState, root: int, entering: bool)
         return mine
     if mine.buffers.tensors:
         mine.buffers.scatter(buffers)
-    deals = told["deals"]
-    moved = {int(position): number for position, number in deals["moved"].items()}
-    dealt = Deal(**{**deals, "to": tuple(deals["to"]), "moved": moved})
+    assignment = told["deals"]
+    moved = {int(position): number for position, number in assignment["moved"].items()}
+    dealt = Assignment(**{**assignment, "to": tuple(assignment["to"]), "moved": moved})
     counts = {name: told[name] for name in ("steps", "completed", "size")}
-    return replace(mine, **counts, deals=dealt, weights=weights, outer=outer)
+    return replace(mine, **counts, assignment=dealt, weights=weights, outer=outer)

@@ -65,10 +65,10 @@ async def check(seat: Seat, due: int, fingerprint: int) -> None:
         IncompleteRun: minibatches are missing, or were computed more than once.
     """
     group, pause = seat.group, 0.0  # learners that end at the same moment need no time for it
-    while (told := group.count(TOLD)) < group.size and group.count(LEFT) == 0 and group.roll.complete:
+    while (told := group.count(TOLD)) < group.size and group.count(LEFT) == 0 and group.membership.complete:
         await seat.sleep(pause)
         pause = min(max(PAUSE_SECONDS, 2 * pause), LONGEST_PAUSE_SECONDS)
-    if told < group.size or not group.roll.complete:
+    if told < group.size or not group.membership.complete:
         return
     computed = group.count(COUNT)
     if (computed, group.count(FINGERPRINT) % PRIME) == (due, fingerprint):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from murmur.core.facts import Facts
 from murmur.core.learner import Learner, Strategy
-from murmur.elastic.elastic_group import Regrouping
+from murmur.elastic.elastic_group import ElasticGroup
 from murmur.elastic.rendezvous import LeftBehind
 from murmur.engine.task_source import TaskSource
 
@@ -33,10 +33,10 @@ async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, ente
         RunOver: this learner came late and the others have done everything.
         PeerLost: a learner is gone, and the rest cannot go on without it.
     """
-    if not (regroups(strategy) and me.group.outlives and me.group.size > 1):
+    if not (regroups(strategy) and me.group.tolerates_loss and me.group.size > 1):
         await strategy(me)
         return
-    me.group = left = Regrouping(me.group, me, source.buffers)
+    me.group = left = ElasticGroup(me.group, me, source.buffers)
     outside, named = me.seat.late, None
     while True:
         try:

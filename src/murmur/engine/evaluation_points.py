@@ -18,13 +18,13 @@ from torch import Tensor
 from murmur.core.flat import is_finite
 from murmur.core.group import Group
 from murmur.core.learner import Learner
-from murmur.engine.checkpoints.best import KeptMarks
+from murmur.engine.checkpoints.best import BestCheckpoints
 from murmur.engine.checkpoints.checkpoint import Checkpoints, layout_of, write_pair
 from murmur.engine.checkpoints.resume import Resume
 from murmur.engine.checkpoints.state import pack
 from murmur.engine.clock import Moment
 from murmur.engine.counters import ADVICE
-from murmur.engine.graceful_stop import Asked, Halt
+from murmur.engine.graceful_stop import Asked, GracefulStop
 from murmur.engine.record import Record
 from murmur.engine.schedule import listens
 from murmur.engine.task_source import TaskSource
@@ -32,14 +32,16 @@ from murmur.engine.task_source import TaskSource
 log = logging.getLogger(__name__)
 
 
-class Marks:
+class EvaluationPoints:
     """Evaluates and saves whenever the run has passed another `evaluate_every_epochs`, and when it is asked to stop."""
 
     def __init__(self, source: TaskSource, out: Path | None, asked: Asked | None = None) -> None:
         self.source, self.out = source, out
-        self.halt = None if asked is None else Halt(source, asked, self.save)
+        self.halt = None if asked is None else GracefulStop(source, asked, self.save)
         self.checkpoints = Checkpoints(out / "checkpoints") if out else None
-        self.kept = KeptMarks(out / "checkpoints" / "marks", source.experiment.averaged_marks) if out else None
+        self.kept = (
+            BestCheckpoints(out / "checkpoints" / "marks", source.experiment.averaged_checkpoints) if out else None
+        )
         self.best = math.inf
         every = source.experiment.evaluate_every_epochs * source.task.per_epoch
         self._every = max(1, round(every))
@@ -148,7 +150,7 @@ class Marks:
         if not me.leads:
             self._conclude(me, start, done, None)
             return
-        found = list((await me.flock.snapshots()).values())
+        found = list((await me.averager.snapshots()).values())
         vectors = torch.stack([w for w in found if is_finite(w)] or found)
         mean = vectors.mean(0)
         distance = float((vectors - mean).square().sum(1).mean().sqrt())
@@ -164,7 +166,7 @@ class Marks:
         weights = me.weights.snapshot()  # the strategy has ended with the consensus
         buffers = source.buffers.gather()
         if source.buffers.tensors:
-            buffers = await me.flock.consensus(buffers, "buffers")
+            buffers = await me.averager.consensus(buffers, "buffers")
             source.buffers.scatter(buffers)
         figures = self._evaluate((weights, buffers), source.total) if me.leads else None
         return weights, buffers, self._conclude(me, start, source.total, figures, 0.0)
@@ -185,7 +187,7 @@ class Marks:
         if done >= self.source.total:
             self._average(self.out, self.kept, done)
 
-    def _average(self, out: Path, kept: KeptMarks, done: int) -> None:
+    def _average(self, out: Path, kept: BestCheckpoints, done: int) -> None:
         """averaged.safetensors: the mean of the kept models, with the held-out figures that it reaches itself."""
         if not kept.ranked():
             return

@@ -44,15 +44,15 @@ class Experiment:
     evaluate_every_epochs: float = 1.0
     max_gradient_norm: float | None = None
     most_skipped: int = 10
-    averaged_marks: int = 5
+    averaged_checkpoints: int = 5
     prefetch: int = field(default=2, repr=False)  # not part of what is learnt: a run may be resumed with another
 
     def __post_init__(self) -> None:
         if self.most_skipped < 1:
             raise ValueError(f"most_skipped must be at least 1, got {self.most_skipped}")
 
-        if self.averaged_marks < 0:
-            raise ValueError(f"averaged_marks must not be negative, got {self.averaged_marks}")
+        if self.averaged_checkpoints < 0:
+            raise ValueError(f"averaged_marks must not be negative, got {self.averaged_checkpoints}")
 
         if self.prefetch < 0:
             raise ValueError(f"prefetch must not be negative, got {self.prefetch}")

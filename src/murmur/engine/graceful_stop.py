@@ -13,7 +13,7 @@ import torch
 
 from murmur.core.group import Group
 from murmur.core.learner import Learner
-from murmur.core.membership import Halted
+from murmur.core.membership import StoppedGracefully
 from murmur.engine.task_source import TaskSource
 
 CHECK_SECONDS = 1.0
@@ -22,7 +22,7 @@ WAIT_SECONDS = 10.0  # so long a learner that has saved waits for the others, wh
 Asked = Callable[[], bool]
 
 
-class Halt:
+class GracefulStop:
     """One learner's side of stopping.
 
     Args:
@@ -53,7 +53,7 @@ class Halt:
             return
         if done < self.source.total and await self._agree(me, beside):
             self._save(me, done)
-            raise Halted(done)
+            raise StoppedGracefully(done)
 
     async def _agree(self, me: Learner, beside: Group) -> bool:
         """Whether all stop here: the same answer on every learner."""
@@ -80,7 +80,7 @@ class Halt:
         if not self.asked():
             return
         group, others = me.group, len(me.view) - 1
-        serves = me.flock.holders is not None and group.rank in me.flock.holders
+        serves = me.averager.holders is not None and group.rank in me.averager.holders
         if serves and group.count("halted") < others:
             return
         if group.count("halts", 1) == 1:
@@ -99,11 +99,11 @@ class Halt:
     async def _stop(self, me: Learner) -> None:
         group = me.group
         while (at := group.count("halted at")) == 0:
-            await me.seat.sleep(me.flock.poll_seconds)
+            await me.seat.sleep(me.averager.poll_seconds)
         self._save(me, at)
         group.count("halted", 1)
         end = me.seat.now + WAIT_SECONDS
         while group.count("halted") < len(me.view) and me.seat.now < end:
-            await me.seat.sleep(me.flock.poll_seconds)
-        me.flock.done()
-        raise Halted(at)
+            await me.seat.sleep(me.averager.poll_seconds)
+        me.averager.done()
+        raise StoppedGracefully(at)

@@ -59,8 +59,8 @@ class Pace:
             self._stragglers.only(live)
         if self._leader != self._rank:
             return
-        while (letter := await self._seat.group.hear(PACE, 0.0)) is not None:
-            window = Window.from_note(letter.source, letter.note)
+        while (message := await self._seat.group.poll(PACE, 0.0)) is not None:
+            window = Window.from_note(message.source, message.header)
             found = self._stragglers.see(window, self._source.clock.seconds, self._source.progress().samples)
             if found is not None:
                 self._say(found)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from murmur.core.flat import Layout
-from murmur.core.pending_gradient import Drawing
+from murmur.core.pending_gradient import PendingGradient
 from murmur.core.source import Gradient
 from murmur.engine.experiment import Experiment
 from murmur.engine.task import Stackable
@@ -51,13 +51,13 @@ def check_stackable(experiment: Experiment) -> None:
         raise NotStackable(f"the model's loss cannot be mapped over stacked weights: {error}") from error
 
 
-def draw_together(drawings: Sequence[Drawing]) -> list[Gradient]:
+def draw_together(drawings: Sequence[PendingGradient]) -> list[Gradient]:
     """The gradients of drawings that have begun, in their order; those whose minibatches have equal shapes together.
 
     Raises:
         FloatingPointError: as for `TaskSource.draw`.
     """
-    sources, tasks = zip(*[_source(drawing) for drawing in drawings], strict=True)
+    sources, tasks = zip(*[_source(pending) for pending in drawings], strict=True)
     minibatches = [t.tensors(s.minibatch(d.n)) for t, s, d in zip(tasks, sources, drawings, strict=True)]
     alike: dict[Shapes, list[int]] = defaultdict(list)
     for place, (tensors, _) in enumerate(minibatches):
@@ -73,10 +73,10 @@ def draw_together(drawings: Sequence[Drawing]) -> list[Gradient]:
     return [found[place] for place in range(len(drawings))]
 
 
-def _source(drawing: Drawing) -> tuple[TaskSource, Stackable]:
-    source = drawing.source
-    if not isinstance(source, TaskSource) or not isinstance(source.task, Stackable) or drawing.before_backward:
-        raise TypeError(f"minibatch {drawing.n} is not of a Stackable, or its gradient is wanted bucket by bucket")
+def _source(pending: PendingGradient) -> tuple[TaskSource, Stackable]:
+    source = pending.source
+    if not isinstance(source, TaskSource) or not isinstance(source.task, Stackable) or pending.before_backward:
+        raise TypeError(f"minibatch {pending.n} is not of a Stackable, or its gradient is wanted bucket by bucket")
     return source, source.task
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout, is_finite
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import Preparation
@@ -55,7 +55,7 @@ class TaskSource:
         self.first = 0
         self.times = 1.0
         self.total = experiment.budget.total(self.task)
-        self.deals = Deal(tuple(range(seat.group.size)), self.total)
+        self.assignment = Assignment(tuple(range(seat.group.size)), self.total)
         with seat.exclusive():
             seed_torch(seed_of(experiment.seed, "model"), seat.device)
             self.model = self.task.model().to(seat.device)
@@ -83,12 +83,12 @@ class TaskSource:
 
     def next_index(self, steps: int) -> int | None:
         self._turn, rank = steps, self.seat.group.rank
-        later = (self.deals.number(steps + k, rank) for k in range(1, self._minibatches.ahead + 1))
+        later = (self.assignment.number(steps + k, rank) for k in range(1, self._minibatches.ahead + 1))
         self._foreseen = [n for n in later if n is not None]
-        return self.deals.number(steps, rank)
+        return self.assignment.number(steps, rank)
 
     def reached(self, steps: int) -> int:
-        return self.deals.reached(steps)
+        return self.assignment.reached(steps)
 
     @property
     def to_do(self) -> int:
@@ -99,7 +99,7 @@ class TaskSource:
         """This launch goes on from there."""
         self._moved = position.moved
         self.first = position.done
-        self.deals = replace(self.deals.anew(0, position.done, self.deals.to), moved=position.moved)
+        self.assignment = replace(self.assignment.anew(0, position.done, self.assignment.to), moved=position.moved)
 
     def over(self, steps: int) -> bool:
         return self.reached(steps) == self.total
@@ -122,7 +122,7 @@ class TaskSource:
     @property
     def preparation(self) -> Preparation:
         def begin(claim: range) -> None:
-            self._minibatches.begin(self.deals.at(claim.start))
+            self._minibatches.begin(self.assignment.at(claim.start))
 
         return Preparation(self._minibatches.seconds, begin)
 
@@ -254,7 +254,7 @@ class TaskSource:
             fraction=minibatches / max(1, self.total),
             loss=self.counters.loss,
             rate=self.counters.rate,
-            learners=len(self.deals.to),
+            learners=len(self.assignment.to),
             heldout=None if self._claimed else self.heldout,
         )
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Learner
-from murmur.core.membership import ENDED, Halted, RunOver
+from murmur.core.membership import ENDED, RunOver, StoppedGracefully
 from murmur.core.weights import Weights
 from murmur.core.world import Seat, World
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
@@ -23,7 +23,7 @@ from murmur.engine.checkpoints.checkpoint import Checkpoints, write_pair, write_
 from murmur.engine.checkpoints.resume import Resume, forget_position, join_late, resume
 from murmur.engine.counters import ADVICE, tell_bad_numbers
 from murmur.engine.elastic_run import run_strategy
-from murmur.engine.evaluation_points import Marks, consensus_tensors
+from murmur.engine.evaluation_points import EvaluationPoints, consensus_tensors
 from murmur.engine.experiment import Experiment
 from murmur.engine.graceful_stop import Asked
 from murmur.engine.pace import EVERY_SECONDS, Pace
@@ -85,7 +85,7 @@ class Trainer:
         outcomes = self.world.run(self._train)
         halted = [o.minibatches for o in outcomes if o.halted]
         if halted:
-            raise Halted(max(halted))
+            raise StoppedGracefully(max(halted))
         return next((o for o in outcomes if o.leads), outcomes[0])
 
     async def _train(self, seat: Seat) -> Outcome:
@@ -95,7 +95,7 @@ class Trainer:
         with closing(source):
             try:
                 return await self._run(seat, source)
-            except Halted as halted:
+            except StoppedGracefully as halted:
                 cover.leave(seat.group)
                 seat.waits = False
                 if isinstance(seat.trace.sink, ChromeTrace):
@@ -104,7 +104,7 @@ class Trainer:
                 return Outcome(seat.group.rank, False, source.model, {}, halted.minibatches, halted=True)
 
     async def _run(self, seat: Seat, source: TaskSource) -> Outcome:
-        marks = Marks(source, self.out, self.asked)
+        marks = EvaluationPoints(source, self.out, self.asked)
         source.boundary_hook = marks.boundary
         resumed = await self._resume(seat, source, marks)
         if resumed is None and not seat.late:
@@ -144,7 +144,7 @@ class Trainer:
             return Outcome(seat.group.rank, False, source.model, {}, source.total)
         return outcome
 
-    def _watch_pace(self, source: TaskSource, marks: Marks) -> None:
+    def _watch_pace(self, source: TaskSource, marks: EvaluationPoints) -> None:
         """Find out who is slow, where seconds are real."""
         pace = Pace(source, self.pace_seconds)
         source.observers = (*source.observers, pace)
@@ -155,7 +155,7 @@ class Trainer:
 
         source.boundary_hook = boundary
 
-    async def _resume(self, seat: Seat, source: TaskSource, marks: Marks) -> Resume | None:
+    async def _resume(self, seat: Seat, source: TaskSource, marks: EvaluationPoints) -> Resume | None:
         if self.out is None:
             return None
         if seat.late:
@@ -190,7 +190,7 @@ class Trainer:
             trace.flush()
         leads = me.leads
         if not me.in_step:
-            await me.flock.meet(ENDED)
+            await me.averager.meet(ENDED)
         else:
             await me.group.meet(ENDED)  # everybody has written
         if leads:
@@ -198,7 +198,7 @@ class Trainer:
         if leads and trace is not None:
             finish_trace(trace.path)
 
-    async def _finish(self, me: Learner, source: TaskSource, marks: Marks) -> Outcome:
+    async def _finish(self, me: Learner, source: TaskSource, marks: EvaluationPoints) -> Outcome:
         """The consensus of all learners, evaluated once more and saved."""
         if me.in_step:
             weights, buffers, figures = await self._average(me, source, marks)
@@ -212,7 +212,7 @@ class Trainer:
         self,
         me: Learner,
         source: TaskSource,
-        marks: Marks,
+        marks: EvaluationPoints,
         consensus: tuple[Tensor, Tensor],
         figures: dict[str, float] | None = None,
     ) -> Outcome:
@@ -223,7 +223,9 @@ class Trainer:
             write_pair(self.out / "model", consensus_tensors(*consensus), facts)
         return Outcome(me.group.rank, True, source.model, found, source.total)
 
-    async def _average(self, me: Learner, source: TaskSource, marks: Marks) -> tuple[Tensor, Tensor, dict[str, float]]:
+    async def _average(
+        self, me: Learner, source: TaskSource, marks: EvaluationPoints
+    ) -> tuple[Tensor, Tensor, dict[str, float]]:
         start = source.clock.moment()
         weights = await me.group.mean(me.weights.snapshot())
         if not is_finite(weights):
@@ -240,8 +242,8 @@ class Trainer:
 async def inherits(seat: Seat) -> bool:
     """Whether the end of the run falls to this learner: who led was lost behind the last mean."""
     pause = 0.0
-    while seat.group.outlives and seat.group.count(ENDED) == 0:
-        if seat.group.roll.view(fresh=True).live[:1] == (seat.group.rank,):
+    while seat.group.tolerates_loss and seat.group.count(ENDED) == 0:
+        if seat.group.membership.view(fresh=True).live[:1] == (seat.group.rank,):
             return True
         await seat.sleep(pause)
         pause = POLL_SECONDS

@@ -35,7 +35,7 @@ from murmur.speech.corpus.synth import SynthesisError
 from murmur.speech.features.shards import UTTERANCES_PER_SHARD
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.worlds.process.launch.launcher import Launch
-from murmur.worlds.process.launch.signals import HALTED_STATUS
+from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
 # Two learners make half as many averaged steps of minibatches twice as large, hence the higher rate (tuned on dev).
 LEARNERS: Mapping[int, tuple[str, ...]] = {1: (), 2: ("schedule.times=1.5",)}
@@ -155,7 +155,7 @@ class Demo:
                 request.command_line, request.learners, threads=1, stop_signal=asks, missing=missing, inherited=lock
             )
             code = run.end(launch.run())
-        if code == HALTED_STATUS:
+        if code == STOPPED_STATUS:
             launch.stop()
         self.say(f"    {time.monotonic() - began:.1f} s")
         return code

@@ -35,4 +35,6 @@ def stack_experiment(supervised: HybridTask, rate: float) -> Experiment:
     assert isinstance(network, Dnn)
     optimizer = SGD(rate, momentum=0.9, weight_decay=2e-4)
     budget = Budget(epochs=float(network.layers))
-    return Experiment(PretrainTask(supervised), SyncSGD(), budget, optimizer, seed=supervised.seed, averaged_marks=0)
+    return Experiment(
+        PretrainTask(supervised), SyncSGD(), budget, optimizer, seed=supervised.seed, averaged_checkpoints=0
+    )

@@ -17,7 +17,7 @@ from murmur.speech.ctc.criterion import Units
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.onnx_file import run, session
-from murmur.speech.decoding.recogniser import CtcBestPath, GraphSearch, Listener, spans_of
+from murmur.speech.decoding.recogniser import CtcBestPath, GraphSearch, Recogniser, spans_of
 from murmur.speech.features.analysis import LogMel
 from murmur.speech.features.cmvn import Scope
 from murmur.speech.features.shards import sha256_of
@@ -88,7 +88,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _listener(folder: Path, times: Mapping[str, Any], options: DecodeOptions) -> Listener:
+def _listener(folder: Path, times: Mapping[str, Any], options: DecodeOptions) -> Recogniser:
     if "units" in times:
         return CtcBestPath(Units(times["units"], tuple(times["symbols"])))
     return GraphSearch(Decoder(StoredGraph.of(folder).read(), options), spans_of(times))

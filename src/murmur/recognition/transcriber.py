@@ -14,7 +14,15 @@ from murmur.speech.corpus.recordings import Recording, cut_at_silences
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph import DecodingGraph
 from murmur.speech.decoding.graph_store import StoredGraph
-from murmur.speech.decoding.recogniser import CtcBestPath, GraphSearch, Heard, Listener, PhoneSpans, Spans, UnitSpans
+from murmur.speech.decoding.recogniser import (
+    CtcBestPath,
+    GraphSearch,
+    PhoneSpans,
+    RecognisedWord,
+    Recogniser,
+    Spans,
+    UnitSpans,
+)
 from murmur.speech.decoding.transcript import Transcript, Word
 from murmur.speech.features.analysis import LogMel, analyse
 from murmur.speech.features.cmvn import Scope, normalise, statistics
@@ -52,7 +60,7 @@ class Transcriber:
     """
 
     network: Acoustics
-    listen: Listener
+    listen: Recogniser
     longest_seconds: float = 30.0
 
     @property
@@ -86,7 +94,7 @@ class Transcriber:
             return [normalise(feats_TF, *pair) for feats_TF in feats]
         return [normalise(feats_TF, *statistics([feats_TF])) for feats_TF in feats]
 
-    def _word(self, heard: Heard, begin_seconds: float, seconds: float) -> Word:
+    def _word(self, heard: RecognisedWord, begin_seconds: float, seconds: float) -> Word:
         frame_seconds = self.front.frame_shift_seconds * self.network.stack
         start, end = (min(begin_seconds + frame * frame_seconds, seconds) for frame in (heard.first, heard.end))
         return Word(heard.word, start, end, heard.confidence)

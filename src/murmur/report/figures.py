@@ -28,7 +28,7 @@ from murmur.report.read import Evaluation, Run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "DASHES", "Drawing", "drawings", "heldout", "learning", "logprob"]
+__all__ = ["COLOURS", "DASHES", "Figure", "drawings", "heldout", "learning", "logprob"]
 ACCURACIES = ("frame accuracy", "accuracy")
 UNITS = (("hours", 3600.0, 2.0), ("minutes", 60.0, 2.0), ("seconds", 1.0, 0.0))  # from so many of them on
 STALENESS = "How often the weights changed between the beginning of a gradient and its step."

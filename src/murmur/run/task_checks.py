@@ -43,6 +43,6 @@ def tested_model(experiment: Experiment, choice: Choice | None) -> None:
     Raises:
         SettingError: it keeps no marks to average.
     """
-    if choice == "averaged" and experiment.averaged_marks == 0:
+    if choice == "averaged" and experiment.averaged_checkpoints == 0:
         known = ", ".join(name for name in ("lowest", *FILES) if name != "averaged")
         raise SettingError(f"--weights averaged needs averaged_marks of 1 or more: set it, or choose one of {known}")

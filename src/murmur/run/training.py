@@ -25,7 +25,7 @@ from murmur.core.errors import IncompleteRun, SettingError
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import PeerLost, WorldMismatch
-from murmur.core.membership import Halted
+from murmur.core.membership import StoppedGracefully
 from murmur.core.stop_signals import Stopped
 from murmur.core.world import Seat, World
 from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
@@ -44,9 +44,9 @@ from murmur.worlds.mpi.world import MpiWorld
 from murmur.worlds.process.launch.environment import Place, check_meeting_point, place_of, threads_per_learner
 from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Restart
 from murmur.worlds.process.launch.secret import draw, from_file
-from murmur.worlds.process.launch.signals import HALTED_STATUS, StopWhenPolled
+from murmur.worlds.process.launch.signals import STOPPED_STATUS, StopWhenPolled
 from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS
-from murmur.worlds.process.world import START_SECONDS, TorchWorld, device_of
+from murmur.worlds.process.world import START_SECONDS, ProcessWorld, device_of
 
 log = logging.getLogger(__name__)
 LAUNCH, RECOGNISED = "launch.json", "recognised.jsonl"
@@ -174,7 +174,7 @@ def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int
         inherited=(lock,),
     )
     status = started.run()
-    if status == HALTED_STATUS:
+    if status == STOPPED_STATUS:
         started.stop()
     return status
 
@@ -287,7 +287,7 @@ def run_learner(
         if place.size == 1:
             raise
         log.info("learner %d: stopped by %s while it did not train", place.rank, stopped.name)
-        return HALTED_STATUS
+        return STOPPED_STATUS
 
 
 def _learn_and_test(request: RunRequest, place: Place, world: World | None, begins: Callable[[Seat], None]) -> int:
@@ -299,7 +299,7 @@ def _learn_and_test(request: RunRequest, place: Place, world: World | None, begi
 
     def observers(seat: Seat) -> tuple[Observer, ...]:
         begins(seat)
-        if seat.group.rank == 0 and place.size > 1 and isinstance(world, TorchWorld) and not seat.late:
+        if seat.group.rank == 0 and place.size > 1 and isinstance(world, ProcessWorld) and not seat.late:
             write_launch(request, place)
         if seat.group.rank > 0:
             return ()
@@ -308,9 +308,9 @@ def _learn_and_test(request: RunRequest, place: Place, world: World | None, begi
     try:
         with StopWhenPolled() as asked:
             outcome = Trainer(experiment, world, request.out, observers, request.resume, asked).fit()
-    except Halted as halted:
+    except StoppedGracefully as halted:
         log.info("learner %d: %s; go on with --resume --out %s", place.rank, halted, request.out)
-        return HALTED_STATUS
+        return STOPPED_STATUS
     except (PeerLost, ConnectionError) as error:
         log.error("learner %d: %s", place.rank, error)
         return PEER_LOST_STATUS
@@ -323,12 +323,12 @@ def _learn_and_test(request: RunRequest, place: Place, world: World | None, begi
     return 0
 
 
-def torch_world(request: RunRequest, place: Place, store: Store | None = None) -> TorchWorld:
+def torch_world(request: RunRequest, place: Place, store: Store | None = None) -> ProcessWorld:
     """The world of processes on torch.distributed; a learner that no launcher has started needs no store.
 
     `store`: an open connection to the store of the launch; None makes one.
     """
-    return TorchWorld(
+    return ProcessWorld(
         place,
         device_of(place),
         store=HashStore() if place.port == 0 else store,

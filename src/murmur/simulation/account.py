@@ -23,7 +23,7 @@ BUSY_CARD = 0.7  # a card that is in use for so much of the time is what message
 
 
 @dataclass(frozen=True)
-class Mark:
+class EvaluationPoint:
     """Held-out figures of the consensus after so many epochs and virtual seconds."""
 
     seconds: float
@@ -73,7 +73,7 @@ class Account:
     card_bytes_per_second: tuple[float, ...]
     clock_seconds: float
     killed: tuple[int, ...]
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[EvaluationPoint, ...] = ()
 
     @property
     def hours(self) -> float:
@@ -180,7 +180,8 @@ def of_run(
         clock_seconds=world.clock.now,
         killed=tuple(world.killed),
         marks=tuple(
-            Mark(e.seconds, e.samples, e.epoch, e.consensus_distance, dict(e.figures)) for e in records.evaluations
+            EvaluationPoint(e.seconds, e.samples, e.epoch, e.consensus_distance, dict(e.figures))
+            for e in records.evaluations
         ),
     )
 

@@ -11,7 +11,7 @@ from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD, by_age, undamped
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.strategies.exchanged import Exchanged
+from murmur.strategies.exchanged import Compressed
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.own_shares import OwnShares
 from murmur.strategies.parameter_averaging import ParameterAveraging
@@ -30,7 +30,7 @@ ALL: Mapping[str, Callable[..., Strategy]] = {
         ADPSGD,
         ASGD,
         SuperLearners,
-        Exchanged,
+        Compressed,
         OwnShares,
     )
 }

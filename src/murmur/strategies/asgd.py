@@ -38,7 +38,7 @@ class ASGD:
     damping: Callable[[int], float] = undamped
 
     async def __call__(self, me: Learner) -> None:
-        me.flock.holders = (0,)
+        me.averager.holders = (0,)
         answers = me.spawn(me.answer(), "answers")
         await (self.serve(me) if me.group.rank == 0 < me.group.size - 1 else self.learn(me))
         await answers
@@ -52,8 +52,8 @@ class ASGD:
             else:
                 me.descend(g)
 
-    async def push_and_pull(self, me: Learner, g: Tensor, note: Sequence[float]) -> float:
-        me.group.post(g, 0, "gradient", note)
+    async def push_and_pull(self, me: Learner, g: Tensor, header: Sequence[float]) -> float:
+        me.group.post(g, 0, "gradient", header)
         w, _, (updates,) = await me.group.recv(0, "model")
         if len(w) == 0:  # the server's weights are not finite: it needs these
             if not is_finite(me.weights.snapshot()):
@@ -66,9 +66,9 @@ class ASGD:
 
     async def serve(self, me: Learner) -> None:
         updates = 0
-        async for g, who, note in me.letters("gradient"):
-            if note:
-                pulled, loss, start, stop = note
+        async for g, who, header in me.messages("gradient"):
+            if header:
+                pulled, loss, start, stop = header
                 me.credit(range(int(start), int(stop)), loss)
                 me.descend(g.mul_(self.damping(updates - int(pulled))), staleness=updates - int(pulled))
                 updates += 1

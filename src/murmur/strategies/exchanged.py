@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from murmur.core.compression import FORMATS, FormatGroup
+from murmur.core.compression import FORMATS, CompressedGroup
 from murmur.core.facts import FactsOfInner, vectors_of
 from murmur.core.learner import Learner, Strategy
 from murmur.strategies.kavg import KAVG
 
 
 @dataclass(frozen=True)
-class Exchanged(FactsOfInner):
+class Compressed(FactsOfInner):
     """`strategy` over a group that speaks `format`: float32, bfloat16, float16 or int8."""
 
     strategy: Strategy = field(default_factory=KAVG)
@@ -30,7 +30,7 @@ class Exchanged(FactsOfInner):
             raise ValueError(f"there is no exchange format {self.format!r}; there are {', '.join(FORMATS)}")
 
     async def __call__(self, me: Learner) -> None:
-        me.group = FormatGroup(me.group, FORMATS[self.format], me.outer)
+        me.group = CompressedGroup(me.group, FORMATS[self.format], me.outer)
         await self.strategy(me)
         me.group = me.group.plain  # by now the leaders', where the strategy has made nodes
 

@@ -19,14 +19,14 @@ from typing import ClassVar
 from murmur.core.facts import Facts, FactsOfInner, vectors_of
 from murmur.core.group import Group, GroupAround
 from murmur.core.learner import Learner, Strategy
-from murmur.core.membership import NOTHING, Preparation, Roll, View
+from murmur.core.membership import NOTHING, Membership, Preparation, View
 from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD
 
 DONE = "own share done"
 
 
-class ShareRoll(Roll):
+class ShareMembership(Membership):
     """Hands out this learner's share; everything else is the group's register.
 
     Args:
@@ -42,7 +42,7 @@ class ShareRoll(Roll):
         self._rest = (range(0), 0, 0)  # where its claims begin that are not done, of how many, and the budget's end
 
     def view(self, fresh: bool = False) -> View:
-        return self._group.roll.view(fresh)
+        return self._group.membership.view(fresh)
 
     def claim(self, first: int, total: int, size: int = 1) -> range | None:
         # Counted where all learners count: one that is started again goes on behind what it had begun.
@@ -65,17 +65,17 @@ class ShareRoll(Roll):
 
     @property
     def complete(self) -> bool:
-        return self._group.roll.complete
+        return self._group.membership.complete
 
     @property
     def spent(self) -> bool:
-        return not self._left and self._group.roll.reach(DONE)
+        return not self._left and self._group.membership.arrive(DONE)
 
-    def reach(self, stage: str) -> bool:
-        return self._group.roll.reach(stage)
+    def arrive(self, barrier: str) -> bool:
+        return self._group.membership.arrive(barrier)
 
     def leave(self) -> None:
-        self._group.roll.leave()
+        self._group.membership.leave()
 
 
 class SharesGroup(GroupAround):
@@ -84,10 +84,10 @@ class SharesGroup(GroupAround):
     def __init__(self, inner: Group, places: Sequence[int], of: int) -> None:
         super().__init__(inner)
         self._places, self._of = places, of
-        self._shares = ShareRoll(inner, places[inner.rank], of)
+        self._shares = ShareMembership(inner, places[inner.rank], of)
 
     @property
-    def roll(self) -> Roll:
+    def membership(self) -> Membership:
         return self._shares
 
     def split(self, parts: Sequence[Sequence[int]]) -> SharesGroup | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from murmur.core.facts import Facts, FactsOfInner, Planner, allreduce_vectors, vectors_of
 from murmur.core.learner import Learner, Strategy
-from murmur.core.membership import Halted, RunOver
+from murmur.core.membership import RunOver, StoppedGracefully
 from murmur.core.super_learner import Leader, follow
 from murmur.strategies.adpsgd import ADPSGD
 
@@ -43,7 +43,7 @@ class SuperLearners(FactsOfInner):
             leader = Leader(me, node, leaders, first)
             try:
                 await self.outer(leader)
-            except (RunOver, Halted):
+            except (RunOver, StoppedGracefully):
                 leader.end()
                 raise
             leader.end()

@@ -128,49 +128,49 @@ async def letters_carry_notes(seat: Seat) -> None:
     to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     group.post(torch.ones(2), to, "noted", (group.rank, 0.25, -1e9))
     group.post(torch.empty(0), group.rank, "own", (7.0,))
-    letter = await group.recv(source, "noted")
-    _expect((letter.source, letter.note), (source, (float(source), 0.25, -1e9)), "letter with a note")
+    message = await group.recv(source, "noted")
+    _expect((message.source, message.header), (source, (float(source), 0.25, -1e9)), "letter with a note")
     own = await group.recv(group.rank, "own")
-    _expect((own.x.numel(), own.note), (0, (7.0,)), "letter to oneself")
+    _expect((own.x.numel(), own.header), (0, (7.0,)), "letter to oneself")
 
 
 async def hearing_has_a_deadline(seat: Seat) -> None:
     """Whoever hears nothing goes on after the seconds it gave; what comes later is not lost."""
     group = seat.group
     came = seat.now
-    _expect(await group.hear("early", 0.05), None, "hearing nothing")
+    _expect(await group.poll("early", 0.05), None, "hearing nothing")
     _expect(seat.now - came >= 0.05, True, "the deadline was waited for")
-    _expect(await group.hear("early", 0.0), None, "hearing nothing at once")
+    _expect(await group.poll("early", 0.0), None, "hearing nothing at once")
     await group.mean(torch.zeros(1))
     group.post(torch.ones(1), (group.rank + 1) % group.size, "early")
-    letter = await group.hear("early", float("inf"))
-    _expect(letter is not None and letter.source == (group.rank - 1) % group.size, True, "a letter heard")
+    message = await group.poll("early", float("inf"))
+    _expect(message is not None and message.source == (group.rank - 1) % group.size, True, "a letter heard")
 
 
 async def claims_cover_the_budget(seat: Seat) -> None:
     """Every number is claimed by exactly one learner, whatever it claims at a time; spent: all came back for more."""
-    group, roll = seat.group, seat.group.roll
-    _expect(roll.view().live, tuple(range(group.size)), "everybody is alive")
+    group, membership = seat.group, seat.group.membership
+    _expect(membership.view().live, tuple(range(group.size)), "everybody is alive")
     mine: list[float] = []
-    while not roll.spent:
-        claim = roll.claim(5, 25, 1 + group.rank % 3)
+    while not membership.spent:
+        claim = membership.claim(5, 25, 1 + group.rank % 3)
         mine.extend(map(float, claim or ()))
         await seat.sleep(1e-4)
     group.post(torch.tensor(mine), 0, "claims")
     if group.rank == 0:
-        letters = [await group.recv(rank, "claims") for rank in range(group.size)]
-        _expect(sorted(n for x, _, _ in letters for n in x.tolist()), [float(n) for n in range(5, 25)], "all claims")
+        messages = [await group.recv(rank, "claims") for rank in range(group.size)]
+        _expect(sorted(n for x, _, _ in messages for n in x.tolist()), [float(n) for n in range(5, 25)], "all claims")
 
 
 async def stages_wait_for_all(seat: Seat) -> None:
     """A stage is reached when every live learner has said so, and stays reached."""
-    group, roll = seat.group, seat.group.roll
+    group, membership = seat.group, seat.group.membership
     await seat.sleep(1e-3 * group.rank)
     group.count("came", 1)
-    while not roll.reach("here"):
+    while not membership.arrive("here"):
         await seat.sleep(1e-3)
     _expect(group.count("came"), group.size, "learners at the stage")
-    _expect(roll.reach("here"), True, "a stage that was reached")
+    _expect(membership.arrive("here"), True, "a stage that was reached")
 
 
 async def splits_are_independent(seat: Seat) -> None:

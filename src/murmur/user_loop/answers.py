@@ -34,9 +34,9 @@ class Answers:
 
     async def serve(self) -> None:
         """Answer until `stop`; to be run beside the loop."""
-        while (letter := await self.group.hear(ASK, math.inf)) is not None and letter.note[0] != STOP:
+        while (message := await self.group.poll(ASK, math.inf)) is not None and message.header[0] != STOP:
             for kind, x in enumerate(self._own()):
-                self.group.post(x, letter.source, ANSWER, (letter.note[1], kind))
+                self.group.post(x, message.source, ANSWER, (message.header[1], kind))
 
     def stop(self) -> None:
         """Let `serve` end."""
@@ -73,10 +73,10 @@ class Answers:
                 self.group.post(torch.empty(0), rank, ASK, (QUESTION, self._asked))
         given: list[dict[int, Tensor]] = [{self.group.rank: x} for x in self._own()]
         while any(found.keys() < set(live()) for found in given):
-            letter = await self.group.hear(ANSWER, POLL_SECONDS)
-            if letter is not None and letter.note[0] == self._asked:
-                given[int(letter.note[1])][letter.source] = letter.x
-            elif letter is None and time.monotonic() > deadline:
+            message = await self.group.poll(ANSWER, POLL_SECONDS)
+            if message is not None and message.header[0] == self._asked:
+                given[int(message.header[1])][message.source] = message.x
+            elif message is None and time.monotonic() > deadline:
                 missing = sorted(set(live()) - given[1].keys())
                 raise PeerLost(f"learners {missing} did not tell their weights within {timeout_seconds:g} s")
         weights, buffers = ([found[rank] for rank in sorted(found)] for found in given)

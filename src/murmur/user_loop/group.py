@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from murmur.core.group import Group, GroupAround, PeerLost
-from murmur.core.membership import Roll, View
+from murmur.core.membership import Membership, View
 
 
 class Leaving:
@@ -65,10 +65,10 @@ class Loops:
         return True
 
 
-class LoopRoll(Roll):
+class LoopMembership(Membership):
     """The register of a group, with claims of minibatches from the learners' own loops."""
 
-    def __init__(self, inner: Roll, group: JoinedGroup) -> None:
+    def __init__(self, inner: Membership, group: JoinedGroup) -> None:
         self.inner, self.group = inner, group
 
     def view(self, fresh: bool = False) -> View:
@@ -90,8 +90,8 @@ class LoopRoll(Roll):
         self.group.loops.announce(self.group.node_of(self.group.rank))
         return all(self.group.over_for(rank) for rank in self.inner.view().live)
 
-    def reach(self, stage: str) -> bool:
-        return self.inner.reach(stage)
+    def arrive(self, barrier: str) -> bool:
+        return self.inner.arrive(barrier)
 
     def leave(self) -> None:
         self.inner.leave()
@@ -103,7 +103,7 @@ class JoinedGroup(GroupAround):
     def __init__(self, inner: Group, loops: Loops, members: Sequence[int]) -> None:
         super().__init__(inner)
         self.loops, self.members = loops, list(members)
-        self._roll: LoopRoll | None = None
+        self._membership: LoopMembership | None = None
 
     def over_for(self, rank: int) -> bool:
         """Whether a member has no more minibatches; the leader of a node speaks for its members.
@@ -118,10 +118,10 @@ class JoinedGroup(GroupAround):
         return range(self.members[rank], ends[rank])
 
     @property
-    def roll(self) -> Roll:
-        if self._roll is None:
-            self._roll = LoopRoll(self.inner.roll, self)
-        return self._roll
+    def membership(self) -> Membership:
+        if self._membership is None:
+            self._membership = LoopMembership(self.inner.membership, self)
+        return self._membership
 
     def split(self, parts: Sequence[Sequence[int]]) -> JoinedGroup | None:
         part = self.inner.split(parts)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Progress, Strategy
 from murmur.core.membership import ENDED
@@ -34,7 +34,7 @@ from murmur.user_loop.group import JoinedGroup, Loops
 from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance
 from murmur.user_loop.source import LoopSource, Plan, positive
 from murmur.worlds.process.launch.environment import Place, place_of
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 
 __all__ = ["Joined", "Plan", "join"]
 log = logging.getLogger(__name__)
@@ -105,17 +105,17 @@ class Joined:
             self._stack = stack.pop_all()
         return self
 
-    def _world(self) -> TorchWorld:
+    def _world(self) -> ProcessWorld:
         alone = HashStore() if self._place.size == 1 else None
         device = str(self._source.layout.device)
-        return TorchWorld(self._place, device, self.plan.timeout_seconds, store=alone)
+        return ProcessWorld(self._place, device, self.plan.timeout_seconds, store=alone)
 
     def _sit(self, seat: Seat) -> None:
         source = self._source
         self._all = JoinedGroup(seat.group, Loops(seat.group), range(seat.group.size))
         weights = Weights(source.layout)
         source.loop = self._loop = Loop(weights, self._all)
-        source.group, source.deals = self._all, Deal(tuple(range(self._all.size)))
+        source.group, source.assignment = self._all, Assignment(tuple(range(self._all.size)))
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source)
         self._answers = Answers(seat.group, self._loop, source.buffers)
@@ -273,7 +273,7 @@ class Joined:
         if self.size > 1:
             self._answers.stop()
         if not self._me.in_step:
-            self._me.group.roll.leave()
+            self._me.group.membership.leave()
 
     def _finish(self) -> None:
         """Take part until the loops of all are over, then take over the consensus."""
@@ -293,7 +293,7 @@ class Joined:
         if me.follows:
             self._seat.inner.waits = False
         elif not me.in_step:
-            await me.flock.meet(ENDED)
+            await me.averager.meet(ENDED)
         if self.size > 1:
             self._answers.stop()
             await self._answering

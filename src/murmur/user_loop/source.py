@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.learner import Gradient, Learner, Progress
@@ -80,7 +80,7 @@ class LoopSource:
         self.times = 1.0
         self.stepping = False
         self.loop: Loop
-        self.deals: Deal
+        self.assignment: Assignment
         self.group: JoinedGroup
         self._g = self.layout.empty()
         self._turn = self._claimed = 0
@@ -100,10 +100,10 @@ class LoopSource:
 
     def next_index(self, steps: int) -> int | None:
         self._turn = steps
-        return None if self.loop.over else self.deals.number(steps, self.group.rank)
+        return None if self.loop.over else self.assignment.number(steps, self.group.rank)
 
     def reached(self, steps: int) -> int:
-        return self.deals.reached(steps)
+        return self.assignment.reached(steps)
 
     def over(self, steps: int) -> bool:  # noqa: ARG002 - the loops say it themselves
         """Whether all loops are over; all learners of the strategy's group ask it together."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from murmur.core.group import Letter
+from murmur.core.group import Message
 
 
 class PostOffice(Protocol):
@@ -19,7 +19,7 @@ class PostOffice(Protocol):
 
     box: Mailbox
 
-    def post(self, x: Tensor, to: int, tag: str, note: Sequence[float] = ()) -> None:
+    def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
         """Queue a copy of x, and the numbers beside it, for the learner at position `to`; returns at once."""
 
 
@@ -28,15 +28,15 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._arrived = Condition()
-        self._messages: dict[str, list[Letter]] = defaultdict(list)
+        self._messages: dict[str, list[Message]] = defaultdict(list)
         self._failure: Exception | None = None
         self._lost: dict[int, Exception] = {}
 
-    def put(self, source: int, tag: str, x: Tensor, note: Sequence[float] = ()) -> None:
+    def put(self, source: int, tag: str, x: Tensor, header: Sequence[float] = ()) -> None:
         """A message has arrived."""
         with self._arrived:
             self._lost.pop(source, None)  # it is here again
-            self._messages[tag].append(Letter(x, source, tuple(note)))
+            self._messages[tag].append(Message(x, source, tuple(header)))
             self._arrived.notify_all()
 
     def fail(self, failure: Exception) -> None:
@@ -51,7 +51,7 @@ class Mailbox:
             self._lost[source] = failure
             self._arrived.notify_all()
 
-    def wait(self, tag: str, seconds: float) -> Letter | None:
+    def wait(self, tag: str, seconds: float) -> Message | None:
         """The oldest message under a tag; None if none has come after so many seconds. Raises what `fail` was given."""
         deadline = time.monotonic() + seconds
         with self._arrived:
@@ -64,7 +64,7 @@ class Mailbox:
                 self._arrived.wait(min(left, threading.TIMEOUT_MAX))
             return found
 
-    def take(self, source: int | None, tag: str, timeout_seconds: float, missing: Callable[[], Exception]) -> Letter:
+    def take(self, source: int | None, tag: str, timeout_seconds: float, missing: Callable[[], Exception]) -> Message:
         """Wait for a message; raises what `missing()` makes when none came in time."""
         with self._arrived:
             found = self._find(source, tag)
@@ -77,10 +77,10 @@ class Mailbox:
                 found = self._find(source, tag)
             return found
 
-    def _find(self, source: int | None, tag: str) -> Letter | None:
+    def _find(self, source: int | None, tag: str) -> Message | None:
         queue = self._messages[tag]
-        for i, letter in enumerate(queue):
-            if source is None or letter.source == source:
+        for i, message in enumerate(queue):
+            if source is None or message.source == source:
                 del queue[i]
-                return letter
+                return message
         return None

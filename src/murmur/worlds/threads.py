@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from murmur.core.group import Group, Letter, PeerLost, check_alike, weighted_mean
-from murmur.core.membership import LocalRoll, Register, Roll, View
+from murmur.core.group import Group, Message, PeerLost, check_alike, weighted_mean
+from murmur.core.membership import LocalMembership, Membership, MembershipTable, View
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span, Trace
 from murmur.core.world import Program
 from murmur.worlds.mailbox import Mailbox
@@ -39,7 +39,7 @@ class ThreadHub:
         self.boxes = [Mailbox() for _ in members]
         self.counters: dict[str, int] = defaultdict(int)
         self.parts: dict[str, ThreadHub] = {}
-        self.register = Register.of(len(members))
+        self.table = MembershipTable.of(len(members))
 
     def meet(self, key: tuple[str, int], rank: int, value: Any) -> tuple[list[Any], float]:
         """Hand in a value; wait for all; (values in order of rank, seconds waited)."""
@@ -80,7 +80,7 @@ class ThreadHub:
             if learner in self.members:
                 self.gone.add(self.members.index(learner))
                 if failure is None:  # else all fail, and nobody is to save a checkpoint without this one
-                    self.register.leave(self.members.index(learner))
+                    self.table.leave(self.members.index(learner))
                 for box in self.boxes:
                     box.lose(self.members.index(learner), PeerLost(f"learner {learner} has ended", learner))
             if failure is not None:
@@ -93,11 +93,11 @@ class ThreadHub:
             part.leave(learner, failure)
 
 
-class LockedRoll(Roll):
+class LockedMembership(Membership):
     """A line to the register of a hub."""
 
     def __init__(self, hub: ThreadHub, rank: int) -> None:
-        self.hub, self.line = hub, LocalRoll(hub.register, rank)
+        self.hub, self.line = hub, LocalMembership(hub.table, rank)
 
     def view(self, fresh: bool = False) -> View:
         return self.line.view(fresh)  # a view is replaced, never changed
@@ -121,10 +121,10 @@ class LockedRoll(Roll):
         with self.hub.changed:
             return self.line.spent
 
-    def reach(self, stage: str) -> bool:
+    def arrive(self, barrier: str) -> bool:
         with self.hub.changed:
             self.hub.alive()
-            return self.line.reach(stage)
+            return self.line.arrive(barrier)
 
     def leave(self) -> None:
         with self.hub.changed:
@@ -167,10 +167,10 @@ class ThreadGroup(Group):
             added(), f"sum of {self.name}", lambda error: self.hub.leave(self.hub.members[self.rank], error)
         )
 
-    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
-        self.hub.boxes[to].put(self.rank, tag, x.clone(), note)
+    def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
+        self.hub.boxes[to].put(self.rank, tag, x.clone(), header)
 
-    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+    async def recv(self, source: int | None = None, tag: str = "") -> Message:
         whom = "anyone" if source is None else f"learner {self.hub.members[source]}"
         with self.trace.span(WAITING, f"a message {tag!r}"):
             return self.hub.boxes[self.rank].take(
@@ -180,12 +180,12 @@ class ThreadGroup(Group):
                 lambda: PeerLost(f"no message {tag!r} from {whom} in {self.name} within {self.hub.timeout_seconds} s"),
             )
 
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
+    async def poll(self, tag: str, seconds: float) -> Message | None:
         return self.hub.boxes[self.rank].wait(tag, seconds)
 
     @property
-    def roll(self) -> Roll:
-        return LockedRoll(self.hub, self.rank)
+    def membership(self) -> Membership:
+        return LockedMembership(self.hub, self.rank)
 
     async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         return check_alike(self._meet("broadcast", x.clone()), self.name)[root].clone()

@@ -9,7 +9,7 @@ import torch
 
 from murmur.core.flat import Layout
 from murmur.engine.budget import Budget
-from murmur.engine.checkpoints.best import KeptMarks
+from murmur.engine.checkpoints.best import BestCheckpoints
 from murmur.engine.checkpoints.checkpoint import read_pair
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
@@ -26,7 +26,7 @@ def vectors(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_the_best_by_loss_are_kept_and_averaged(tmp_path: Path) -> None:
-    kept = KeptMarks(tmp_path, 3)
+    kept = BestCheckpoints(tmp_path, 3)
     losses = {10: 5.0, 20: 1.0, 30: math.nan, 40: 2.0, 50: 9.0, 60: 1.5, 70: math.inf}
     for done, loss in losses.items():
         kept.add(vectors(float(done)), {"loss": loss}, done)
@@ -40,7 +40,7 @@ def test_the_best_by_loss_are_kept_and_averaged(tmp_path: Path) -> None:
 
 
 def test_a_mark_made_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    kept = KeptMarks(tmp_path, 2)
+    kept = BestCheckpoints(tmp_path, 2)
     for done, value in ((10, 1.0), (20, 2.0), (20, 4.0)):
         kept.add(vectors(value), {"loss": value}, done)
     assert kept.mean()[0]["weights"].tolist() == [2.5] * 3
@@ -49,11 +49,11 @@ def test_a_mark_made_again_takes_the_place_of_the_old_one(tmp_path: Path) -> Non
 
 
 def test_nothing_kept_and_damage_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = KeptMarks(tmp_path, 0)
+    kept = BestCheckpoints(tmp_path, 0)
     kept.add(vectors(1.0), {"loss": 1.0}, 10)
     with pytest.raises(ValueError, match="keeps no model to average"):
         kept.mean()
-    kept = KeptMarks(tmp_path, 2)
+    kept = BestCheckpoints(tmp_path, 2)
     kept.add(vectors(1.0), {"loss": 1.0}, 10)
     kept.add(vectors(2.0), {"loss": 2.0}, 20)
     file = tmp_path / "0000000010.safetensors"
@@ -64,7 +64,9 @@ def test_nothing_kept_and_damage_are_told(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_averaged_is_the_mean_of_the_marks_and_survives_a_break(tmp_path: Path) -> None:
-    whole = Experiment(TOY, KAVG(4), Budget(minibatches=160), SGD(0.05), evaluate_every_epochs=0.5, averaged_marks=3)
+    whole = Experiment(
+        TOY, KAVG(4), Budget(minibatches=160), SGD(0.05), evaluate_every_epochs=0.5, averaged_checkpoints=3
+    )
     Trainer(whole, VirtualWorld(2), tmp_path / "whole").fit()
     wanted, facts = read_pair(tmp_path / "whole" / "averaged")
     marks = [read_pair(tmp_path / "whole" / "checkpoints" / "marks" / f"{n:010d}")[0] for n in facts["marks"]]
@@ -100,7 +102,7 @@ def test_a_new_run_averages_nothing_of_the_old_one(tmp_path: Path) -> None:
 
 
 def test_no_averaging_leaves_no_file(tmp_path: Path) -> None:
-    Trainer(Experiment(TOY, SyncSGD(), Budget(minibatches=20), averaged_marks=0), VirtualWorld(1), tmp_path).fit()
+    Trainer(Experiment(TOY, SyncSGD(), Budget(minibatches=20), averaged_checkpoints=0), VirtualWorld(1), tmp_path).fit()
     assert not (tmp_path / "averaged.json").exists()
     with pytest.raises(ValueError, match="must not be negative"):
-        Experiment(TOY, SyncSGD(), averaged_marks=-1)
+        Experiment(TOY, SyncSGD(), averaged_checkpoints=-1)

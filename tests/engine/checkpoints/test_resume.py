@@ -31,8 +31,8 @@ from murmur.strategies import (
     BMUF,
     KAVG,
     AdaptiveKAVG,
+    Compressed,
     DelayByOne,
-    Exchanged,
     ParameterAveraging,
     SuperLearners,
     SyncSGD,
@@ -46,13 +46,13 @@ SMALL = {"KAVG": KAVG(3), "BMUF": BMUF(3), "ParameterAveraging": ParameterAverag
 IN_STEP = [SMALL.get(name) or make() for name, make in ALL.items() if Facts.of(make()).lock_step]
 NESTED: list[Strategy] = [
     DelayByOne(ring),
-    Exchanged(KAVG(3), "int8"),
-    Exchanged(ParameterAveraging(24), "bfloat16"),
-    Exchanged(DelayByOne(), "int8"),
-    Exchanged(SuperLearners(KAVG(3)), "float16"),
+    Compressed(KAVG(3), "int8"),
+    Compressed(ParameterAveraging(24), "bfloat16"),
+    Compressed(DelayByOne(), "int8"),
+    Compressed(SuperLearners(KAVG(3)), "float16"),
     SuperLearners(SyncSGD()),
     SuperLearners(KAVG(3)),
-    SuperLearners(Exchanged(BMUF(3), "int8")),
+    SuperLearners(Compressed(BMUF(3), "int8")),
 ]
 
 

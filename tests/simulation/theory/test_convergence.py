@@ -40,21 +40,21 @@ HILLS = SmoothProblem(1.0, LANDSCAPE.variance, float(LANDSCAPE.loss(START)))
         DecentralisedLearners(8, 0.0, 5.0),
     ],
 )
-def test_where_the_bound_speaks(flock: DecentralisedLearners) -> None:
-    most, M = largest_rate(PROBLEM, flock), PROBLEM.smoothness
+def test_where_the_bound_speaks(group: DecentralisedLearners) -> None:
+    most, M = largest_rate(PROBLEM, group), PROBLEM.smoothness
     for rate, inside in ((0.999 * most, True), (1.001 * most, False)):
-        first = 4 * rate**2 * M**2 * (1 + flock.contraction) / (1 - flock.contraction) ** 2 <= 0.5
-        second = M * rate + 8 * M**2 * rate**2 * flock.staleness**2 <= 1
+        first = 4 * rate**2 * M**2 * (1 + group.contraction) / (1 - group.contraction) ** 2 <= 0.5
+        second = M * rate + 8 * M**2 * rate**2 * group.staleness**2 <= 1
         assert (first and second) == inside
-        assert math.isfinite(bound(PROBLEM, flock, 1000, rate)) == inside
+        assert math.isfinite(bound(PROBLEM, group, 1000, rate)) == inside
 
 
 def test_best_rate_is_best_and_gives_the_leading_term() -> None:
-    flock, rounds = DecentralisedLearners(4), 1e9
+    group, rounds = DecentralisedLearners(4), 1e9
     rate = best_rate(PROBLEM, 4, rounds)
-    there = bound(PROBLEM, flock, rounds, rate)
+    there = bound(PROBLEM, group, rounds, rate)
     assert there == pytest.approx(leading_term(PROBLEM, 4 * rounds), rel=1e-3)
-    assert all(there <= bound(PROBLEM, flock, rounds, rate * f) for f in (0.8, 1.25))
+    assert all(there <= bound(PROBLEM, group, rounds, rate * f) for f in (0.8, 1.25))
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ def test_best_rate_is_best_and_gives_the_leading_term() -> None:
         DecentralisedLearners(2, 0.0, 100.0),
     ],
 )
-def test_linear_speed_up_from_there_on(flock: DecentralisedLearners) -> None:
-    enough = rounds_for_speedup(PROBLEM, flock)
+def test_linear_speed_up_from_there_on(group: DecentralisedLearners) -> None:
+    enough = rounds_for_speedup(PROBLEM, group)
     for rounds in (enough, 30 * enough):
-        ours = bound(PROBLEM, flock, rounds, best_rate(PROBLEM, flock.learners, rounds))
-        alone = leading_term(PROBLEM, flock.learners * rounds)  # one learner, as many gradients
+        ours = bound(PROBLEM, group, rounds, best_rate(PROBLEM, group.learners, rounds))
+        alone = leading_term(PROBLEM, group.learners * rounds)  # one learner, as many gradients
         assert ours <= 2.0001 * alone
     early = enough / 4
-    assert bound(PROBLEM, flock, early, best_rate(PROBLEM, flock.learners, early)) > 2 * leading_term(
-        PROBLEM, flock.learners * early
+    assert bound(PROBLEM, group, early, best_rate(PROBLEM, group.learners, early)) > 2 * leading_term(
+        PROBLEM, group.learners * early
     )
 
 
@@ -131,9 +131,9 @@ def test_linear_speed_up_in_samples(learners: int) -> None:
 
 @pytest.mark.parametrize("mixing", [ring, randomized_ring])
 def test_the_bound_is_kept_whatever_the_gap(mixing: object) -> None:
-    flock = DecentralisedLearners(8, contraction(mixing, 8, 100))  # type: ignore[arg-type]
-    rate, rounds = largest_rate(HILLS, flock), 100
-    assert mean_square(ADPSGD(mixing), 8, 8 * rounds, rate) < bound(HILLS, flock, rounds, rate)  # type: ignore[arg-type]
+    group = DecentralisedLearners(8, contraction(mixing, 8, 100))  # type: ignore[arg-type]
+    rate, rounds = largest_rate(HILLS, group), 100
+    assert mean_square(ADPSGD(mixing), 8, 8 * rounds, rate) < bound(HILLS, group, rounds, rate)  # type: ignore[arg-type]
 
 
 def test_a_straggler_costs_little() -> None:

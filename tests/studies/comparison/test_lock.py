@@ -18,7 +18,7 @@ from murmur.run.folder.lock import LOCK
 from murmur.studies.comparison import child, runs
 from murmur.studies.comparison import rows as rows_module
 from murmur.studies.comparison.rows import Rows
-from murmur.worlds.process.launch.signals import HALTED_STATUS
+from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
 GRID = ["compare", "toy", "--strategies", "KAVG(2)", "--virtual", "2", "--step-seconds", "0.1"]
 
@@ -65,7 +65,7 @@ def test_who_asks_a_comparison_to_stop_stops_its_run(tmp_path: Path) -> None:
                 assert program.poll() is None, program.stderr.read()
                 time.sleep(0.05)
             program.send_signal(signal.SIGTERM)
-            assert program.wait(60) == HALTED_STATUS
+            assert program.wait(60) == STOPPED_STATUS
         finally:
             program.kill()
         assert "the same command goes on" in program.stderr.read()

@@ -13,7 +13,7 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import Adam
 from murmur.speech.features.augment import SpecAugment
-from murmur.strategies import ALL, KAVG, Exchanged, ParameterAveraging
+from murmur.strategies import ALL, KAVG, Compressed, ParameterAveraging
 from murmur.tasks.ctc.task import CtcTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
@@ -22,7 +22,7 @@ from plateaus import make_set
 from pool import Pool
 from tasks import fit, fit_in_process, plain_loop
 
-SMALL = {"ParameterAveraging": ParameterAveraging(1000), "Exchanged": Exchanged(KAVG(4), "bfloat16")}
+SMALL = {"ParameterAveraging": ParameterAveraging(1000), "Exchanged": Compressed(KAVG(4), "bfloat16")}
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}
 LEARNERS, MINIBATCHES = 2, 16
 

@@ -128,11 +128,11 @@ VECTORS = st.tuples(st.sampled_from(sorted(TYPES)), st.integers(0, 40))
 
 
 @given(VECTORS, st.text(max_size=30), st.lists(st.floats(allow_nan=False), max_size=4))
-def test_letters_keep_every_bit(vector: tuple[str, int], tag: str, note: list[float]) -> None:
+def test_letters_keep_every_bit(vector: tuple[str, int], tag: str, header: list[float]) -> None:
     name, numel = vector
     x = torch.arange(numel * TYPES[name].itemsize, dtype=torch.uint8).view(TYPES[name])
-    got_tag, got, got_note = unpack(pack(x, tag, note))
-    assert (got_tag, got_note, got.dtype) == (tag, note, x.dtype)
+    got_tag, got, got_note = unpack(pack(x, tag, header))
+    assert (got_tag, got_note, got.dtype) == (tag, header, x.dtype)
     assert torch.equal(got.view(torch.uint8), x.view(torch.uint8))
     assert got.data_ptr() % x.element_size() == 0
 
@@ -183,11 +183,11 @@ def test_posting_copies_and_counts() -> None:
         x.zero_()
         while not mail.progress.idle:
             time.sleep(1e-3)
-    (((tag, got, note), to),) = wire.sent
-    assert (tag, got.tolist(), note, to) == ("tag", [1.0] * 3, [7.0], 2)
+    (((tag, got, header), to),) = wire.sent
+    assert (tag, got.tolist(), header, to) == ("tag", [1.0] * 3, [7.0], 2)
     own = mail.box.wait("own", 0.0)
     assert own is not None
-    assert (own.x.tolist(), own.source, own.note) == ([1.0] * 3, 0, (8.0,))
+    assert (own.x.tolist(), own.source, own.header) == ([1.0] * 3, 0, (8.0,))
     assert mail.sent_bytes >= 12
 
 

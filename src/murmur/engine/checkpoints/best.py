@@ -25,7 +25,7 @@ from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
 log = logging.getLogger(__name__)
 
 
-class KeptMarks:
+class BestCheckpoints:
     """The consensus models at the `most` evaluation marks of lowest held-out loss, in a folder."""
 
     def __init__(self, folder: Path, most: int) -> None:

@@ -52,12 +52,12 @@ def savers(me: Learner) -> list[int]:
 def claims_of(me: Learner, source: TaskSource, mark: int) -> Claims:
     """What a learner knows of claims; in step nobody claims, and only what was moved is to be told."""
     if me.in_step:
-        return Claims(moved=source.deals.to_come(me.steps))
-    holders = me.flock.holders
-    unfinished = {*me.group.roll.unfinished(), *source.log.doing}
+        return Claims(moved=source.assignment.to_come(me.steps))
+    holders = me.averager.holders
+    unfinished = {*me.group.membership.unfinished(), *source.log.doing}
     done = source.log.save(mark)
     holds = holders is None or me.group.rank in holders
-    return Claims(sorted(p for p in unfinished if p < mark), done if holds else (), source.deals.moved)
+    return Claims(sorted(p for p in unfinished if p < mark), done if holds else (), source.assignment.moved)
 
 
 def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:

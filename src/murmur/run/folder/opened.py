@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from murmur.core.errors import SettingError
-from murmur.core.stop_signals import HALTED_STATUS, Stopped
+from murmur.core.stop_signals import STOPPED_STATUS, Stopped
 from murmur.run.folder.contents import refuse_work, remove_run, remove_unused
 from murmur.run.folder.lock import LOCK, FolderLock
 from murmur.run.folder.state import ENDED, Ending, write_ending
@@ -85,7 +85,7 @@ def opened(out: Path, name: str, resume: bool, force: bool, ways: str = WAYS) ->
             refuse_work(folder, ways)  # another run may have ended there in between
         yield run
     except Stopped as stopped:
-        run.end(HALTED_STATUS, f"stopped by {stopped.name}")
+        run.end(STOPPED_STATUS, f"stopped by {stopped.name}")
         raise
     except BaseException as error:
         run.end(1, f"{type(error).__name__}: {error}".rstrip(": "))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from murmur.core.stop_signals import HALTED_STATUS
+from murmur.core.stop_signals import STOPPED_STATUS
 from murmur.run.folder.lock import LOCK, held, holder_of
 
 ENDED = "ended.json"
@@ -41,7 +41,7 @@ class Ending:
         """The ending that an exit status stands for."""
         states: dict[int, tuple[How, str]] = {
             0: ("finished", "the run has come to its end"),
-            HALTED_STATUS: ("stopped", "asked to stop, and saved"),
+            STOPPED_STATUS: ("stopped", "asked to stop, and saved"),
             PEER_LOST_STATUS: ("failed", "a learner was lost"),
         }
         state, words = states.get(status, ("failed", f"ended with status {status}"))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmur.core.assignment import Deal
+from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
 from murmur.core.membership import NOTHING, Preparation, RunOver
@@ -78,7 +78,7 @@ class Idle:
         self.taken, self.last_seconds = 0, 0.0
         self._seat, self._group = seat, seat.group
         self._gradient = Gradient(torch.zeros(1), [], 1.0, 0.0)
-        self.deals = Deal(tuple(range(seat.group.size)), total)
+        self.assignment = Assignment(tuple(range(seat.group.size)), total)
         self._claimed = 0
 
     @property
@@ -86,10 +86,10 @@ class Idle:
         return 0, self.total
 
     def next_index(self, steps: int) -> int | None:
-        return self.deals.number(steps, self._group.rank)
+        return self.assignment.number(steps, self._group.rank)
 
     def reached(self, steps: int) -> int:
-        return self.deals.reached(steps)
+        return self.assignment.reached(steps)
 
     def over(self, steps: int) -> bool:
         return self.reached(steps) == self.total
@@ -196,7 +196,7 @@ class Timed:
             await self.strategy(me)
         except RunOver:
             return
-        self.exchanges[rank] += 0 if me.in_step else me.flock.exchanges
+        self.exchanges[rank] += 0 if me.in_step else me.averager.exchanges
 
     def seconds_of(self, kind: str) -> tuple[float, ...]:
         """Of each learner."""

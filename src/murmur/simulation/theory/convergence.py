@@ -71,22 +71,22 @@ class DecentralisedLearners:
         return self.staleness + (self.learners - 1) / (1 - self.contraction)
 
 
-def largest_rate(problem: SmoothProblem, flock: DecentralisedLearners) -> float:
+def largest_rate(problem: SmoothProblem, group: DecentralisedLearners) -> float:
     """The largest alpha that conditions (i) and (ii) of the bound allow."""
-    rho, tau = flock.contraction, flock.staleness
+    rho, tau = group.contraction, group.staleness
     by_mixing = (1 - rho) / math.sqrt(8 * (1 + rho))
     # The root of 8 tau^2 x^2 + x = 1, written so that tau = 0 is no special case.
     by_staleness = 2 / (1 + math.sqrt(1 + 32 * tau**2))
     return min(by_mixing, by_staleness) / problem.smoothness
 
 
-def bound(problem: SmoothProblem, flock: DecentralisedLearners, rounds: float, rate: float) -> float:
+def bound(problem: SmoothProblem, group: DecentralisedLearners, rounds: float, rate: float) -> float:
     """The bound on the mean of |grad f(w-bar_k)|^2 over K rounds at a constant rate; infinity where it says nothing."""
-    if rate > largest_rate(problem, flock) * (1 + 1e-12):
+    if rate > largest_rate(problem, group) * (1 + 1e-12):
         return math.inf
-    M, variance, L = problem.smoothness, problem.variance, flock.learners
+    M, variance, L = problem.smoothness, problem.variance, group.learners
     noise = M * rate * variance / L
-    return 2 * problem.excess / (rate * rounds) + noise + 8 * (rate * M) ** 2 * variance * flock.apartness / L
+    return 2 * problem.excess / (rate * rounds) + noise + 8 * (rate * M) ** 2 * variance * group.apartness / L
 
 
 def best_rate(problem: SmoothProblem, learners: int, rounds: float) -> float:
@@ -103,15 +103,15 @@ def leading_term(problem: SmoothProblem, gradients: float) -> float:
     return 2 * math.sqrt(2 * problem.excess * problem.smoothness * problem.variance / gradients)
 
 
-def rounds_for_speedup(problem: SmoothProblem, flock: DecentralisedLearners) -> float:
+def rounds_for_speedup(problem: SmoothProblem, group: DecentralisedLearners) -> float:
     """The number of rounds from which on L learners need 1/L of the rounds of one, up to a factor of 2 in the bound.
 
     From there on `best_rate` fulfils (i) and (ii), and the third term is no larger than the other two together:
     K >= 32 Delta M L (tau + (L - 1) / (1 - rho))^2 / sigma^2.
     """
-    scale = problem.excess * problem.smoothness * flock.learners / problem.variance
-    allowed = 2 * problem.excess * flock.learners / (problem.smoothness * problem.variance)
-    return max(32 * scale * flock.apartness**2, allowed / largest_rate(problem, flock) ** 2)
+    scale = problem.excess * problem.smoothness * group.learners / problem.variance
+    allowed = 2 * problem.excess * group.learners / (problem.smoothness * problem.variance)
+    return max(32 * scale * group.apartness**2, allowed / largest_rate(problem, group) ** 2)
 
 
 def published_rate(problem: SmoothProblem, learners: int, gradients: float) -> float:

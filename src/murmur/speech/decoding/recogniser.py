@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Heard:
+class RecognisedWord:
     """A word of one piece in output frames: first, behind the last, and how sure."""
 
     word: str
@@ -34,10 +34,10 @@ class Heard:
     confidence: float
 
 
-class Listener(Protocol):
+class Recogniser(Protocol):
     """A search for words in scores (U, C)."""
 
-    def __call__(self, scores_UC: np.ndarray) -> tuple[list[Heard], bool]:
+    def __call__(self, scores_UC: np.ndarray) -> tuple[list[RecognisedWord], bool]:
         """The words, and whether the search ended where its grammar may."""
 
 
@@ -125,9 +125,9 @@ class CtcBestPath:
 
     units: Units
 
-    def __call__(self, scores_UC: np.ndarray) -> tuple[list[Heard], bool]:
+    def __call__(self, scores_UC: np.ndarray) -> tuple[list[RecognisedWord], bool]:
         """The words of the best columns."""
-        return [Heard(*word) for word in spoken_words(scores_UC, self.units)], True
+        return [RecognisedWord(*word) for word in spoken_words(scores_UC, self.units)], True
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ class GraphSearch:
     decoder: Decoder
     spans: Spans
 
-    def __call__(self, scores_UC: np.ndarray) -> tuple[list[Heard], bool]:
+    def __call__(self, scores_UC: np.ndarray) -> tuple[list[RecognisedWord], bool]:
         """The words of the lattice's best path."""
         lattice, complete = self.decoder.lattice(scores_UC)
         if lattice is None:
@@ -146,7 +146,7 @@ class GraphSearch:
         labels = [self.label_of[word] for word in found.words]
         sure = Lattice.of(lattice).confidences(labels, emitted)
         spans = self.spans(found, emitted)
-        return [Heard(w, *span, c) for w, span, c in zip(found.words, spans, sure, strict=True)], complete
+        return [RecognisedWord(w, *span, c) for w, span, c in zip(found.words, spans, sure, strict=True)], complete
 
     @cached_property
     def label_of(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ from murmur.studies.comparison.child import launch
 from murmur.studies.comparison.grid import Cell, Grid, Kind
 from murmur.studies.comparison.rows import Row
 from murmur.studies.recipe_records import hardware
-from murmur.worlds.process.launch.signals import HALTED_STATUS
+from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
 FORMAT = 1
 MOST_ERROR = 600  # letters of an error
@@ -110,7 +110,7 @@ def run(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> Row:
         last.unlink(missing_ok=True)  # it is there again only if the run comes to its end
         status = launch(words, place.log(cell), () if place.lock is None else (place.lock,))
         seconds = time.monotonic() - began
-    if status == HALTED_STATUS:
+    if status == STOPPED_STATUS:
         raise Stopped(signal.SIGTERM)  # which it was, the run has not told
     about = {
         "format": FORMAT,

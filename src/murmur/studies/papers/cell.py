@@ -120,7 +120,7 @@ class StudyCell:
             self._schedule(passes),
             seed=self.seed,
             evaluate_every_epochs=passes / 2,
-            averaged_marks=0,
+            averaged_checkpoints=0,
             prefetch=0,
         )
 

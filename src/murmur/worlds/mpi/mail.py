@@ -40,12 +40,12 @@ class MpiMail:
         self._coming: dict[int, deque[tuple[Any, Bytes]]] = defaultdict(deque)
         self.progress: MpiProgress
 
-    def post(self, x: Tensor, to: int, tag: str, note: Sequence[float] = ()) -> None:
+    def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
         """Queue a copy of x for learner `to`; returns at once."""
         if to == self._rank:
-            self.box.put(self._rank, tag, x.clone(), note)
+            self.box.put(self._rank, tag, x.clone(), header)
             return
-        message = pack(x.detach().cpu(), tag, note)
+        message = pack(x.detach().cpu(), tag, header)
         self.sent_bytes += message.size
         self.progress.submit(lambda: self._comm.Isend([message, self._mpi.BYTE], to), lambda: None, 0.0)
 
@@ -63,9 +63,9 @@ class MpiMail:
         return moved
 
 
-def pack(x: Tensor, tag: str, note: Sequence[float]) -> Bytes:
+def pack(x: Tensor, tag: str, header: Sequence[float]) -> Bytes:
     """A vector on the CPU, its tag and the numbers beside it as bytes of their own."""
-    head = json.dumps({"tag": tag, "type": str(x.dtype), "numel": x.numel(), "note": list(note)}).encode()
+    head = json.dumps({"tag": tag, "type": str(x.dtype), "numel": x.numel(), "note": list(header)}).encode()
     start = -(-(LENGTH.size + len(head)) // ALIGNMENT) * ALIGNMENT
     message = np.zeros(start + x.numel() * x.element_size(), np.uint8)
     message[: LENGTH.size + len(head)] = np.frombuffer(LENGTH.pack(len(head)) + head, np.uint8)

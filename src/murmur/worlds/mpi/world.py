@@ -31,11 +31,11 @@ from murmur.worlds.mpi.mail import MpiMail
 from murmur.worlds.mpi.progress import MpiProgress, settle
 from murmur.worlds.process.launch.environment import Place, meeting_host
 from murmur.worlds.process.launch.secret import draw
-from murmur.worlds.process.membership.client import NetRoll
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.membership.client import StoreMembership
+from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore
 from murmur.worlds.process.transport.listener import listen
-from murmur.worlds.process.world import POLL_SECONDS, TIMEOUT_SECONDS, TorchSeat, device_of
+from murmur.worlds.process.world import POLL_SECONDS, TIMEOUT_SECONDS, ProcessSeat, device_of
 
 T = TypeVar("T")
 LEASE_SECONDS = 30.0  # longer than elsewhere: a learner that is thought dead ends the run
@@ -70,14 +70,14 @@ class PeerWatch:
     """Signs of life of all processes, and why one has failed."""
 
     store: NetStore
-    roll: NetRoll
+    membership: StoreMembership
     size: int
 
     @classmethod
     def begin(cls, store: NetStore, place: Place, lease_seconds: float) -> PeerWatch:
         """Enter the register of processes."""
-        roll = NetRoll(store.line, store.name_of("processes"), place.rank, place.size, lease_seconds)
-        return cls(store, roll, place.size)
+        membership = StoreMembership(store.line, store.name_of("processes"), place.rank, place.size, lease_seconds)
+        return cls(store, membership, place.size)
 
     def poll(self) -> bool:
         """Nothing moves here.
@@ -86,7 +86,7 @@ class PeerWatch:
             PeerLost: a learner has failed or is gone.
             ConnectionError: learner 0, which keeps the register, is gone.
         """
-        view = self.roll.view()
+        view = self.membership.view()
         if len(view.live) + view.left < self.size:
             lost = sorted(set(range(self.size)) - set(view.live))
             raise PeerLost(self._why(f"learners {lost} give no signs of life, and MPI cannot go on without them"))
@@ -100,7 +100,7 @@ class PeerWatch:
         """This learner gives up: let the others hear of it, and give them a moment to."""
         with suppress(ConnectionError):  # learner 0 is gone, with the store: nobody can be told
             self._why(why)
-            self.roll.leave()
+            self.membership.leave()
             deadline = time.monotonic() + FAREWELL_SECONDS
             self.store.add("told", 1)
             while int(self.store.add("told", 0)) < self.size and time.monotonic() < deadline:
@@ -171,7 +171,7 @@ class MpiWorld:
             return [drive(program(seat))]
 
     @contextmanager
-    def seated(self) -> Iterator[TorchSeat]:
+    def seated(self) -> Iterator[ProcessSeat]:
         """This process's seat, for whoever runs a program piece by piece; the end is together with the others.
 
         After an error the process must not use MPI any more; the launch is aborted when its program ends.
@@ -184,7 +184,7 @@ class MpiWorld:
         watch = PeerWatch.begin(store.clone(), self.place, self.lease_seconds)
         mail = MpiMail(self._mpi, self._comm)
         progress = mail.progress = MpiProgress([mail.poll, watch.poll], mail.box.fail)
-        seat = TorchSeat(self.place.rank, time.monotonic(), self.sink)
+        seat = ProcessSeat(self.place.rank, time.monotonic(), self.sink)
         seat.device = self.device
         try:
             group = MpiGroup(self._wire(store, mail, progress, seat), "world", range(self.size))
@@ -213,15 +213,15 @@ class MpiWorld:
         if self._owed is not None:
             atexit.register(self._owed)
 
-    def _open_store(self) -> tuple[KeyValueServer | None, NetStore]:
+    def _open_store(self) -> tuple[StoreServer | None, NetStore]:
         """The store of claims and membership: a thread of learner 0; MPI carries its address and its secret."""
         server, told = None, ""
         if self.place.rank == 0:
             secret = draw()
-            server = KeyValueServer(listen(meeting_host(self._hosts)), secret)
+            server = StoreServer(listen(meeting_host(self._hosts)), secret)
             told = "{} {} {}".format(*server.address, secret.decode())
         host, port, shared = self._all(told)[0].split()
-        store = NetStore(KeyValueClient(host, int(port), self.timeout_seconds, shared.encode()), "")
+        store = NetStore(StoreClient(host, int(port), self.timeout_seconds, shared.encode()), "")
         store.set_timeout(timedelta(seconds=self.timeout_seconds))
         return server, store
 
@@ -241,7 +241,7 @@ class MpiWorld:
         settle(self._comm.Ibcast(data, 0), self.timeout_seconds)
         return data.tobytes().decode()
 
-    def _wire(self, store: NetStore, mail: MpiMail, progress: MpiProgress, seat: TorchSeat) -> MpiWiring:
+    def _wire(self, store: NetStore, mail: MpiMail, progress: MpiProgress, seat: ProcessSeat) -> MpiWiring:
         return MpiWiring(
             store=store,
             rank=self.place.rank,
@@ -256,15 +256,15 @@ class MpiWorld:
             progress=progress,
         )
 
-    def _part(self, seat: TorchSeat, wiring: MpiWiring, watch: PeerWatch) -> None:
+    def _part(self, seat: ProcessSeat, wiring: MpiWiring, watch: PeerWatch) -> None:
         """All end together, also those who need not wait elsewhere: MPI ends for everybody at once."""
-        for roll in wiring.rolls:
-            self._wait_until(lambda roll=roll: not seat.waits or roll.reach(ENDED), wiring.progress)  # type: ignore[misc]
-            roll.leave()
+        for membership in wiring.memberships:
+            self._wait_until(lambda membership=membership: not seat.waits or membership.arrive(ENDED), wiring.progress)  # type: ignore[misc]
+            membership.leave()
         self._wait_until(lambda: wiring.progress.idle, wiring.progress)
-        self._wait_until(lambda: watch.roll.reach(ENDED), wiring.progress)
+        self._wait_until(lambda: watch.membership.arrive(ENDED), wiring.progress)
         wiring.progress.stop()
-        watch.roll.leave()
+        watch.membership.leave()
         settle(self._comm.Ibarrier(), self.timeout_seconds)  # nobody needs learner 0's store any more
 
     def _wait_until(self, come: Callable[[], bool], progress: MpiProgress) -> None:

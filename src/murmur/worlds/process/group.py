@@ -15,17 +15,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from murmur.core.group import Group, Letter, PeerLost, WorldMismatch
-from murmur.core.membership import Roll
+from murmur.core.group import Group, Message, PeerLost, WorldMismatch
+from murmur.core.membership import Membership
 from murmur.core.trace import COMMUNICATING, WAITING, Trace
 from murmur.worlds.mailbox import PostOffice
 from murmur.worlds.process.launch.environment import Backend, backend_of
-from murmur.worlds.process.membership.client import WORLD, CountedRoll, NetRoll
-from murmur.worlds.process.membership.failure_detector import LOOK_SECONDS, Presence
+from murmur.worlds.process.membership.client import WORLD, CountedMembership, StoreMembership
+from murmur.worlds.process.membership.failure_detector import LOOK_SECONDS, FailureDetector
 from murmur.worlds.process.membership.stalls import Waits, ranks
 from murmur.worlds.process.store.torch_store import NetStore, clone
 from murmur.worlds.process.transport.backends import address_of, ended, make_gloo, make_nccl
-from murmur.worlds.process.transport.gloo_sockets import Connection, Connections, Device, connections, drop
+from murmur.worlds.process.transport.gloo_sockets import Connection, Device, GlooSockets, connections, drop
 from murmur.worlds.process.transport.traffic import Flow
 
 Work = Any  # torch._C._distributed_c10d.Work
@@ -62,9 +62,9 @@ class Wiring:
     trace: Trace
     lease_seconds: float = 10.0
     late: bool = False
-    presence: Presence | None = None
+    failure_detector: FailureDetector | None = None
     waits: Waits = field(default_factory=Waits)
-    rolls: list[Roll] = field(default_factory=list)
+    memberships: list[Membership] = field(default_factory=list)
     groups: WeakSet[TorchGroup] = field(default_factory=WeakSet)
 
 
@@ -88,7 +88,7 @@ class TorchGroup(Group):
 
     def __init__(self, wiring: Wiring, name: str, members: Sequence[int], patience: float | None = None) -> None:
         self.wiring, self.name, self.members = wiring, name, list(members)
-        self.outlives = wiring.presence is not None
+        self.tolerates_loss = wiring.failure_detector is not None
         self._patience = wiring.timeout_seconds if patience is None else patience  # until all members must be here
         self.rank, self.size = self._place_of(wiring.rank), len(members)
         self._store = clone(wiring.store)  # kept: a store written in Python must outlive what C++ makes of it
@@ -99,9 +99,9 @@ class TorchGroup(Group):
         self._fastest: dict[int, float] = defaultdict(lambda: float("inf"))
         hosts, devices = zip(*(wiring.told(m) for m in members), strict=True)
         self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
-        self._connections: Connections | None = None
+        self._connections: GlooSockets | None = None
         self._who = f"{name} with learners {ranks(self.members)}"
-        self._born = {} if wiring.presence is None else wiring.presence.incarnations(self.members)
+        self._born = {} if wiring.failure_detector is None else wiring.failure_detector.incarnations(self.members)
         wiring.groups.add(self)
         if not wiring.late:
             # All members are here. Two groups that two threads join in different orders would wait for each other.
@@ -117,7 +117,7 @@ class TorchGroup(Group):
         devices = [address_of(self.wiring.store, member) for member in self.members]
         before = connections()
         assert self.wiring.device is not None
-        check = None if self.wiring.presence is None else self._check
+        check = None if self.wiring.failure_detector is None else self._check
         try:
             made = make_gloo(self._prefix, self.rank, self.size, self.wiring.device, self._patience, check)
         except PeerLost as lost:
@@ -127,7 +127,7 @@ class TorchGroup(Group):
                 self._blame("forming")
             raise
         made.set_timeout(timedelta(seconds=self.wiring.timeout_seconds))
-        self._connections = Connections(devices, before)
+        self._connections = GlooSockets(devices, before)
         return made
 
     @cached_property
@@ -202,10 +202,10 @@ class TorchGroup(Group):
             self._wait(self._group.broadcast([there], options), "broadcast")
         return there.to(x.device)
 
-    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
-        self.wiring.mail.post(x, self._learner(to), f"{self.name} {tag}", note)
+    def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
+        self.wiring.mail.post(x, self._learner(to), f"{self.name} {tag}", header)
 
-    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+    async def recv(self, source: int | None = None, tag: str = "") -> Message:
         whom = "anyone" if source is None else f"learner {self._learner(source)}"
         # A member that serves others may let this one wait for a whole run; its death would be known.
         known = source is not None and isinstance(self.wiring.store, NetStore)
@@ -215,20 +215,20 @@ class TorchGroup(Group):
         try:
             what = f"a message {tag!r} from {whom}"
             with self.wiring.trace.span(WAITING, what), self.wiring.waits.on(f"{what} in {self.name}"):
-                letter = self.wiring.mail.box.take(sender, f"{self.name} {tag}", seconds, lambda: missing)
+                message = self.wiring.mail.box.take(sender, f"{self.name} {tag}", seconds, lambda: missing)
         except PeerLost:
             self._blame(f"message {tag!r}")
             raise
-        return self._known(letter)
+        return self._known(message)
 
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
-        letter = self.wiring.mail.box.wait(f"{self.name} {tag}", seconds)
-        return None if letter is None else self._known(letter)
+    async def poll(self, tag: str, seconds: float) -> Message | None:
+        message = self.wiring.mail.box.wait(f"{self.name} {tag}", seconds)
+        return None if message is None else self._known(message)
 
-    def _known(self, letter: Letter) -> Letter:
+    def _known(self, message: Message) -> Message:
         """A letter with its vector on this learner's device and its sender's rank in this group."""
-        x = letter.x.to(self.wiring.told(self.wiring.rank)[1])
-        return Letter(x, self._place_of(letter.source), letter.note)
+        x = message.x.to(self.wiring.told(self.wiring.rank)[1])
+        return Message(x, self._place_of(message.source), message.header)
 
     def _place_of(self, learner: int) -> int:
         """The rank here of a learner of the world; learners that were added later keep theirs in the group of all."""
@@ -238,16 +238,18 @@ class TorchGroup(Group):
         return rank if self.name == WORLD else self.members[rank]
 
     @cached_property
-    def roll(self) -> Roll:
-        store, presence = self.wiring.store, self.wiring.presence
-        if presence is not None and self.name == WORLD:
-            return presence.roll
+    def membership(self) -> Membership:
+        store, failure_detector = self.wiring.store, self.wiring.failure_detector
+        if failure_detector is not None and self.name == WORLD:
+            return failure_detector.membership
         if isinstance(store, NetStore):
-            line = NetRoll(store.line, store.name_of(self.name), self.rank, self.size, self.wiring.lease_seconds)
-            opened: Roll = line if presence is None else presence.adopted(line)
+            line = StoreMembership(
+                store.line, store.name_of(self.name), self.rank, self.size, self.wiring.lease_seconds
+            )
+            opened: Membership = line if failure_detector is None else failure_detector.adopted(line)
         else:
-            opened = CountedRoll(self.count, self.rank, self.size)
-        self.wiring.rolls.append(opened)
+            opened = CountedMembership(self.count, self.rank, self.size)
+        self.wiring.memberships.append(opened)
         return opened
 
     def split(self, parts: Sequence[Sequence[int]]) -> TorchGroup | None:
@@ -258,7 +260,7 @@ class TorchGroup(Group):
         return None
 
     def among(self, ranks: Sequence[int], name: str) -> TorchGroup:
-        if not self.outlives:
+        if not self.tolerates_loss:
             raise PeerLost(f"{self.name} cannot go on with {list(ranks)} alone: its store does not notice deaths")
         members = [self._learner(r) for r in ranks]
         patience = min(FORMING_SECONDS, self.wiring.timeout_seconds)
@@ -280,13 +282,13 @@ class TorchGroup(Group):
 
     def _wait(self, work: Work, verb: str) -> None:
         """Wait until a collective has ended, or until a member is known to be lost."""
-        presence = self.wiring.presence
+        failure_detector = self.wiring.failure_detector
         # NCCL's work ends for the CPU when it has been queued; to wait for more would end the overlap.
         with self.wiring.waits.on(f"the {verb} of {self._who}") as wait:
-            while presence is not None and self._nccl is None and not ended(work, LOOK_SECONDS):
-                self._give_up(presence.missing(self.members, self._born), verb)
+            while failure_detector is not None and self._nccl is None and not ended(work, LOOK_SECONDS):
+                self._give_up(failure_detector.missing(self.members, self._born), verb)
                 if wait.is_long():
-                    presence.tell_stalls()
+                    failure_detector.tell_stalls()
         try:
             work.wait()
         except RuntimeError as error:
@@ -302,20 +304,20 @@ class TorchGroup(Group):
         Raises:
             PeerLost: one is not.
         """
-        assert self.wiring.presence is not None
-        lost = self.wiring.presence.missing(self.members, self._born)
+        assert self.wiring.failure_detector is not None
+        lost = self.wiring.failure_detector.missing(self.members, self._born)
         if lost is not None:
             raise PeerLost(f"{self.name} cannot be formed: {lost}", lost.learner)
 
     def _blame(self, verb: str) -> None:
         """A connection has broken: raise PeerLost with the name of a member that the register has lost, if there is."""
-        presence = self.wiring.presence
-        if presence is not None:
-            self._give_up(presence.await_missing(self.members, self._born), verb)
+        failure_detector = self.wiring.failure_detector
+        if failure_detector is not None:
+            self._give_up(failure_detector.await_missing(self.members, self._born), verb)
 
     def _give_up(self, lost: PeerLost | None, verb: str) -> None:
         if lost is not None:
             self.close()
-            if self.wiring.presence is not None:
-                self.wiring.presence.tell_stalls()
+            if self.wiring.failure_detector is not None:
+                self.wiring.failure_detector.tell_stalls()
             raise PeerLost(f"{verb} of {self.name} cannot be finished: {lost}", lost.learner)

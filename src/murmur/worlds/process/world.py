@@ -15,7 +15,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from murmur.core.group import PeerLost
-from murmur.core.membership import ENDED, Roll
+from murmur.core.membership import ENDED, Membership
 from murmur.core.trace import Span
 from murmur.core.world import Program, drive
 from murmur.worlds.process.group import TorchGroup, Wiring
@@ -29,8 +29,8 @@ from murmur.worlds.process.launch.environment import (
     address_towards,
     check_meeting_point,
 )
-from murmur.worlds.process.membership.client import WORLD, NetRoll
-from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS, Presence
+from murmur.worlds.process.membership.client import WORLD, StoreMembership
+from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS, FailureDetector
 from murmur.worlds.process.membership.stalls import Waits
 from murmur.worlds.process.store.torch_store import NetStore, connect, secret_of
 from murmur.worlds.process.transport.gloo_sockets import Device
@@ -45,7 +45,7 @@ POLL_SECONDS = 0.02
 LAST_WORDS_SECONDS = 5.0
 
 
-class TorchSeat(RealSeat):
+class ProcessSeat(RealSeat):
     """This process's learner.
 
     Attributes:
@@ -61,9 +61,9 @@ class TorchSeat(RealSeat):
         return (math.nan, math.nan) if self.traffic is None else self.traffic.since_last()
 
     @property
-    def presence(self) -> Presence | None:
+    def failure_detector(self) -> FailureDetector | None:
         """Who of the others is still here, where the store knows it."""
-        return None if self.wiring is None else self.wiring.presence
+        return None if self.wiring is None else self.wiring.failure_detector
 
     def host_of(self, learner: int) -> str:
         return "" if self.wiring is None else self.wiring.told(learner)[0]
@@ -81,8 +81,8 @@ class TorchSeat(RealSeat):
         self.surface()
         began = self.now
         result = self.compute(job)
-        if self.presence is not None:
-            self.presence.took(self.now - began)
+        if self.failure_detector is not None:
+            self.failure_detector.took(self.now - began)
         self.surface()
         return result
 
@@ -101,7 +101,7 @@ class Told:
         return self._known[rank]
 
 
-class TorchWorld:
+class ProcessWorld:
     """All learners of a launch, one a process.
 
     Args:
@@ -147,7 +147,7 @@ class TorchWorld:
             return [drive(program(seat))]
 
     @contextmanager
-    def seated(self) -> Iterator[TorchSeat]:
+    def seated(self) -> Iterator[ProcessSeat]:
         """This process's seat, for whoever runs a program piece by piece; the end is together with the others.
 
         Raises:
@@ -159,45 +159,45 @@ class TorchWorld:
             store = connect(self.place, self.start_seconds)
         store.set_timeout(timedelta(seconds=self.timeout_seconds))
         address = address_towards(self.place.host)
-        seat = TorchSeat(self.place.rank, time.monotonic(), self.sink)
+        seat = ProcessSeat(self.place.rank, time.monotonic(), self.sink)
         seat.device = self.device
         # An earlier process of this learner was here, or it is one more than there were.
         seat.late = self.place.rank >= self.size or bool(store.check([f"{READY_KEY}/{self.place.rank}"]))
-        roll = self._enter(store)
+        membership = self._enter(store)
         store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
         groups = WeakSet[TorchGroup]()
         try:
             mail = Mail(store, self.place.rank, address, self.timeout_seconds, secret_of(self.place, store))
             try:
-                wiring = seat.wiring = self._wire(store, mail, address, seat, roll, groups)
+                wiring = seat.wiring = self._wire(store, mail, address, seat, membership, groups)
                 seat.traffic = Traffic(lambda: _flows(mail, wiring))
                 seat.group = TorchGroup(wiring, WORLD, range(self.size))
                 yield seat
-                self._part(seat, wiring.rolls, store)
+                self._part(seat, wiring.memberships, store)
             finally:
                 mail.close()
         except BaseException as error:
-            _abandon(roll, groups, error)
+            _abandon(membership, groups, error)
             raise
         finally:
             if isinstance(store, NetStore) and store is not self.store:
                 store.close()
 
-    def _enter(self, store: c10d.Store) -> NetRoll | None:
+    def _enter(self, store: c10d.Store) -> StoreMembership | None:
         """Enter the membership, so that the others know at once, from now on, when this learner is lost."""
         if not isinstance(store, NetStore) or self.size == 1:
             return None
         lease = max(STARTING_LEASE_SECONDS, self.lease_seconds)
         entry = self.start_seconds + STARTING_LEASE_SECONDS  # learners say by themselves who has not come in time
-        return NetRoll(store.line, store.name_of(WORLD), self.place.rank, self.size, lease, entry)
+        return StoreMembership(store.line, store.name_of(WORLD), self.place.rank, self.size, lease, entry)
 
     def _wire(
         self,
         store: c10d.Store,
         mail: Mail,
         address: str,
-        seat: TorchSeat,
-        roll: NetRoll | None,
+        seat: ProcessSeat,
+        membership: StoreMembership | None,
         groups: WeakSet[TorchGroup],
     ) -> Wiring:
         rank = self.place.rank
@@ -205,13 +205,15 @@ class TorchWorld:
         store.set(f"gloo/{rank}", "{}:{}".format(*device.address))
         store.set(f"{READY_KEY}/{rank}", "")
         if not seat.late:
-            Arrival(store, rank, self.size, self.start_seconds, lambda: {} if roll is None else _lost(roll)).wait()
-        presence = None
-        if roll is not None:
-            presence = Presence(roll, lambda r: told(r)[0], mail, self.lease_seconds)
+            Arrival(
+                store, rank, self.size, self.start_seconds, lambda: {} if membership is None else _lost(membership)
+            ).wait()
+        failure_detector = None
+        if membership is not None:
+            failure_detector = FailureDetector(membership, lambda r: told(r)[0], mail, self.lease_seconds)
         waits = Waits()
-        if roll is not None:
-            roll.waiting = waits.longest
+        if membership is not None:
+            membership.waiting = waits.longest
         return Wiring(
             store=store,
             rank=rank,
@@ -222,24 +224,24 @@ class TorchWorld:
             trace=seat.trace,
             late=seat.late,
             lease_seconds=max(STARTING_LEASE_SECONDS, self.lease_seconds),
-            presence=presence,
+            failure_detector=failure_detector,
             waits=waits,
-            rolls=[] if roll is None else [roll],
+            memberships=[] if membership is None else [membership],
             groups=groups,
         )
 
-    def _part(self, seat: TorchSeat, rolls: Sequence[Roll], store: c10d.Store) -> None:
+    def _part(self, seat: ProcessSeat, memberships: Sequence[Membership], store: c10d.Store) -> None:
         """Nobody closes its connections while another learner still reads from them; the lost are not waited for."""
         store.set(f"{ENDED_KEY}/{self.place.rank}", "")
-        for roll in rolls:
-            while seat.waits and not roll.reach(ENDED):
+        for membership in memberships:
+            while seat.waits and not membership.arrive(ENDED):
                 time.sleep(POLL_SECONDS)
-            roll.leave()
+            membership.leave()
         if int(store.add("ended", 1)) == self.size:
             store.set("all ended", "")
-        if seat.waits and not rolls:
+        if seat.waits and not memberships:
             store.wait(["all ended"], timedelta(seconds=self.timeout_seconds))
-        if rolls and self.place.store == "learner 0" and self.place.rank == 0:
+        if memberships and self.place.store == "learner 0" and self.place.rank == 0:
             # The store ends with this process, and who is alive has a few words left for it; the lost have none.
             deadline = time.monotonic() + LAST_WORDS_SECONDS
             while int(store.add("ended", 0)) < self.size and time.monotonic() < deadline:
@@ -255,18 +257,18 @@ def _flows(mail: Mail, wiring: Wiring) -> dict[Hashable, Flow]:
     return found
 
 
-def _lost(roll: NetRoll) -> Mapping[int, str]:
+def _lost(membership: StoreMembership) -> Mapping[int, str]:
     """Why learners are lost, by rank, once this learner's view shows it."""
-    live = roll.view().live
-    return {r: why for r, why in dict(roll.lost).items() if r not in live}
+    live = membership.view().live
+    return {r: why for r, why in dict(membership.lost).items() if r not in live}
 
 
-def _abandon(roll: NetRoll | None, groups: Iterable[TorchGroup], error: BaseException) -> None:
+def _abandon(membership: StoreMembership | None, groups: Iterable[TorchGroup], error: BaseException) -> None:
     """End before the others: tell them why, and let nobody wait."""
-    if roll is not None:
+    if membership is not None:
         known = isinstance(error, PeerLost) and error.learner is not None
         with suppress(ConnectionError):  # there is nobody left to tell
-            roll.fail(f"it gave up after the loss of learner {error.learner}" if known else _words_of(error))  # type: ignore[attr-defined]
+            membership.fail(f"it gave up after the loss of learner {error.learner}" if known else _words_of(error))  # type: ignore[attr-defined]
     for group in list(groups):
         group.close()
 

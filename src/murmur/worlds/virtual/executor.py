@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from murmur.core.pending_gradient import Drawing, Together
+from murmur.core.pending_gradient import PendingGradient, Together
 from murmur.core.source import Gradient
 
 T = TypeVar("T")
 
 
-class Desk(Protocol):
+class GradientExecutor(Protocol):
     """Takes jobs when they begin, and has their results when their seconds are over."""
 
     def begin(self, job: Callable[[], T]) -> Callable[[], T]:
@@ -26,7 +26,7 @@ class Desk(Protocol):
         """Nobody will ask for this job's result any more."""
 
 
-class AtOnce:
+class ImmediateExecutor:
     """Every job is done when it begins."""
 
     def begin(self, job: Callable[[], T]) -> Callable[[], T]:
@@ -38,33 +38,33 @@ class AtOnce:
         """Nothing is kept."""
 
 
-class Gathered:
+class BatchedExecutor:
     """Gradients wait until one of them is needed; then all that have begun are computed by one call of `together`."""
 
     def __init__(self, together: Together) -> None:
         self._together = together
-        self._waiting: list[Drawing] = []
-        self._done: dict[Drawing, Gradient] = {}
+        self._waiting: list[PendingGradient] = []
+        self._done: dict[PendingGradient, Gradient] = {}
 
     def begin(self, job: Callable[[], T]) -> Callable[[], T]:
         """Put a gradient beside the others under way; any other job is done at once."""
-        if not isinstance(job, Drawing):
-            return AtOnce().begin(job)
+        if not isinstance(job, PendingGradient):
+            return ImmediateExecutor().begin(job)
         job.begin()
         self._waiting.append(job)
         return lambda: self._result(job)
 
     def forget(self, job: Callable[[], Any]) -> None:
         """Drop a gradient: its learner is gone, or has it."""
-        if isinstance(job, Drawing):
+        if isinstance(job, PendingGradient):
             self._done.pop(job, None)
             if job in self._waiting:
                 self._waiting.remove(job)
 
-    def _result(self, job: Drawing) -> Any:
+    def _result(self, job: PendingGradient) -> Any:
         if job not in self._done:
             waiting, self._waiting = self._waiting, []
-            for drawing, gradient in zip(waiting, self._together(waiting), strict=True):
-                drawing.end()
-                self._done[drawing] = gradient
+            for pending, gradient in zip(waiting, self._together(waiting), strict=True):
+                pending.end()
+                self._done[pending] = gradient
         return self._done[job]

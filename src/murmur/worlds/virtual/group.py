@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmur.core.group import Group, Letter, PeerLost, check_alike, weighted_mean
-from murmur.core.membership import LocalRoll, Register
+from murmur.core.group import Group, Message, PeerLost, check_alike, weighted_mean
+from murmur.core.membership import LocalMembership, MembershipTable
 from murmur.core.trace import COMMUNICATING, WAITING, Trace
 from murmur.worlds.virtual.clock import Clock, Event
 from murmur.worlds.virtual.network import Network
 
-Inbox = dict[str, list[Letter]]
+Inbox = dict[str, list[Message]]
 Waiting = tuple[str, int | None, Event[Any]]  # tag, source (None: anyone), what fires
 
 
@@ -65,7 +65,7 @@ class VirtualHub:
         self.receivers: list[list[Waiting]] = [[] for _ in members]
         self.counters: dict[str, int] = defaultdict(int)
         self.parts: dict[str, VirtualHub] = {}
-        self.register = Register.of(len(members))
+        self.table = MembershipTable.of(len(members))
         self.gone: dict[int, int] = {}  # ranks of learners that take part in no collective any more
         self.once = False  # those that are left form another one: it never meets again
         self.dead: set[int] = set()  # learners of the world that are killed, or thought so
@@ -82,27 +82,27 @@ class VirtualHub:
             del self.meetings[key]
         return meeting
 
-    def deliver(self, to: int, tag: str, letter: Letter) -> None:
+    def deliver(self, to: int, tag: str, message: Message) -> None:
         """A message has arrived."""
-        self.inboxes[to][tag].append(letter)
+        self.inboxes[to][tag].append(message)
         for waiting in list(self.receivers[to]):
             found = self.take(to, waiting[1], waiting[0])
             if found is not None:
                 self.receivers[to].remove(waiting)
                 waiting[2].fire(found)
 
-    def take(self, rank: int, source: int | None, tag: str) -> Letter | None:
+    def take(self, rank: int, source: int | None, tag: str) -> Message | None:
         """The oldest message under a tag, if there is one."""
-        for i, letter in enumerate(self.inboxes[rank][tag]):
-            if source is None or letter.source == source:
+        for i, message in enumerate(self.inboxes[rank][tag]):
+            if source is None or message.source == source:
                 del self.inboxes[rank][tag][i]
-                return letter
+                return message
         return None
 
-    def everywhere(self, learner: int, act: Callable[[Register, int], object]) -> None:
+    def everywhere(self, learner: int, act: Callable[[MembershipTable, int], object]) -> None:
         """Tell the registers of this group and of all its parts something about a learner of the world."""
         if learner in self.members:
-            act(self.register, self.members.index(learner))
+            act(self.table, self.members.index(learner))
             for part in self.parts.values():
                 part.everywhere(learner, act)
 
@@ -111,7 +111,7 @@ class VirtualHub:
         self.dead.add(learner)
         if learner in self.members:
             rank = self.members.index(learner)
-            self.register.lose(rank)
+            self.table.lose(rank)
             self.quit(rank)
             for waiting in [w for inbox in self.receivers for w in inbox if w[1] == rank]:
                 waiting[2].fire(error=self.silence_of(rank))
@@ -156,13 +156,13 @@ class VirtualHub:
 class VirtualGroup(Group):
     """One member's view of a hub."""
 
-    outlives = True
+    tolerates_loss = True
 
     def __init__(self, hub: VirtualHub, rank: int, trace: Trace) -> None:
         self.hub, self.rank, self.trace = hub, rank, trace
         self.size, self.name = len(hub.members), hub.name
         self._calls: dict[str, int] = defaultdict(int)
-        self._roll = LocalRoll(hub.register, rank)
+        self._membership = LocalMembership(hub.table, rank)
         self._awaited: dict[tuple[str, int | None], str] = {}  # names of events, made once
         self._alarm: Alarm | None = None
 
@@ -203,34 +203,34 @@ class VirtualGroup(Group):
 
         return self.hub.clock.start(added(), f"sum of {self.name}", self.hub.members[self.rank])
 
-    def post(self, x: Tensor, to: int, tag: str = "", note: Sequence[float] = ()) -> None:
-        hub, letter = self.hub, Letter(x.clone(), self.rank, tuple(note))
+    def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
+        hub, message = self.hub, Message(x.clone(), self.rank, tuple(header))
         hub.network.send(
             hub.members[self.rank],
             hub.members[to],
             x.numel() * x.element_size(),
-            lambda: hub.deliver(to, tag, letter),
+            lambda: hub.deliver(to, tag, message),
         )
 
-    async def recv(self, source: int | None = None, tag: str = "") -> Letter:
+    async def recv(self, source: int | None = None, tag: str = "") -> Message:
         came = self.hub.clock.now
-        letter = await self._next(source, tag, float("inf"))
-        assert letter is not None  # it waited for ever
+        message = await self._next(source, tag, float("inf"))
+        assert message is not None  # it waited for ever
         self.trace.add(WAITING, came, self.hub.clock.now, f"a message {tag!r}")
-        return letter
+        return message
 
-    async def hear(self, tag: str, seconds: float) -> Letter | None:
+    async def poll(self, tag: str, seconds: float) -> Message | None:
         return await self._next(None, tag, seconds)
 
-    async def _next(self, source: int | None, tag: str, seconds: float) -> Letter | None:
+    async def _next(self, source: int | None, tag: str, seconds: float) -> Message | None:
         hub, clock = self.hub, self.hub.clock
         found = hub.take(self.rank, source, tag)
         if found is not None:
             return found
-        lost = source in hub.register.lost and source not in hub.register.view.incarnations
+        lost = source in hub.table.lost and source not in hub.table.view.incarnations
         if source is not None and lost:  # one that has ended well may have left letters under way
             raise hub.silence_of(source)
-        event: Event[Letter | None] = clock.event(self._awaited.get((tag, source)) or self._name_of(tag, source))
+        event: Event[Message | None] = clock.event(self._awaited.get((tag, source)) or self._name_of(tag, source))
         waiting = (tag, source, event)
         hub.receivers[self.rank].append(waiting)
 
@@ -261,8 +261,8 @@ class VirtualGroup(Group):
         return name
 
     @property
-    def roll(self) -> LocalRoll:
-        return self._roll
+    def membership(self) -> LocalMembership:
+        return self._membership
 
     async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         def finish(xs: list[Tensor]) -> tuple[Tensor, float]:

@@ -9,13 +9,13 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from murmur.core.group import PeerLost
-from murmur.core.membership import Register
+from murmur.core.membership import MembershipTable
 from murmur.core.pending_gradient import Together
 from murmur.core.trace import COMPUTE, Span, Trace
 from murmur.core.world import Program, Seat
 from murmur.worlds.virtual.clock import Clock, ClockTask, Deadlock
 from murmur.worlds.virtual.cluster import Cluster, Kill, Rejoin, Stop
-from murmur.worlds.virtual.executor import AtOnce, Desk, Gathered
+from murmur.worlds.virtual.executor import BatchedExecutor, GradientExecutor, ImmediateExecutor
 from murmur.worlds.virtual.group import VirtualGroup, VirtualHub
 from murmur.worlds.virtual.network import Network
 
@@ -25,11 +25,13 @@ T = TypeVar("T")
 class VirtualSeat(Seat):
     """A learner of the virtual cluster."""
 
-    def __init__(self, world: VirtualWorld, hub: VirtualHub, desk: Desk, rank: int, late: bool = False) -> None:
+    def __init__(
+        self, world: VirtualWorld, hub: VirtualHub, executor: GradientExecutor, rank: int, late: bool = False
+    ) -> None:
         self.late = late
         clock = self.clock = hub.clock
         self.cluster, self.rank = world.cluster, rank
-        self._desk = desk
+        self._desk = executor
         self.trace = Trace(rank, lambda: clock.now, world.sink)
         self.group = VirtualGroup(hub, rank, self.trace)
         self._steps = 0
@@ -136,7 +138,9 @@ class _Run(Generic[T]):
         self.world, self.hub, self.program, self.clock = world, hub, program, hub.clock
         self.mains: dict[int, ClockTask[T]] = {}
         self.first_loss: PeerLost | None = None
-        self._desk: Desk = AtOnce() if world.together is None else Gathered(world.together)
+        self._desk: GradientExecutor = (
+            ImmediateExecutor() if world.together is None else BatchedExecutor(world.together)
+        )
 
     def start(self, rank: int, late: bool) -> None:
         """Start the program at a seat."""
@@ -153,7 +157,7 @@ class _Run(Generic[T]):
         except Exception as error:
             self.clock.abort(error)  # the others would wait for this learner for ever
             raise
-        self.hub.everywhere(seat.rank, Register.leave)
+        self.hub.everywhere(seat.rank, MembershipTable.leave)
         return value
 
     def happen(self, fault: Kill | Stop | Rejoin) -> None:
@@ -177,7 +181,7 @@ class _Run(Generic[T]):
         ):
             self.world.killed.remove(fault.learner)
             self.clock.notes.append(f"learner {fault.learner} was started again at t={fault.at_seconds:.3f}s")
-            self.hub.everywhere(fault.learner, Register.join)
+            self.hub.everywhere(fault.learner, MembershipTable.join)
             self.hub.welcome(fault.learner)
             self.start(fault.learner, late=True)
 
@@ -201,4 +205,4 @@ class _Run(Generic[T]):
     def _return(self, learner: int) -> None:
         if not self.mains[learner].dead and not self.mains[learner].fired:
             self.hub.dead.discard(learner)
-            self.hub.everywhere(learner, Register.join)
+            self.hub.everywhere(learner, MembershipTable.join)

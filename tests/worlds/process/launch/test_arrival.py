@@ -15,11 +15,11 @@ from murmur.core.group import PeerLost
 from murmur.worlds.process.launch import arrival
 from murmur.worlds.process.launch.arrival import Arrival
 from murmur.worlds.process.launch.environment import COME_KEY, READY_KEY, Place, check_meeting_point, place_of, resolve
-from murmur.worlds.process.membership.client import NetRoll
-from murmur.worlds.process.store.server import PURPOSE, KeyValueClient, KeyValueServer
+from murmur.worlds.process.membership.client import StoreMembership
+from murmur.worlds.process.store.server import PURPOSE, StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore, connect
-from murmur.worlds.process.transport.listener import Door, listen
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.transport.listener import Listener, listen
+from murmur.worlds.process.world import ProcessWorld
 
 NOWHERE = "no-such-host.invalid"
 PLACE = Place(0, 4, 0, "127.0.0.1", 0, store="learner 0", named_by="SLURM_STEP_NODELIST")
@@ -27,16 +27,16 @@ LONG_SECONDS = 300.0  # far beyond what any of these tests may take
 
 
 @pytest.fixture
-def server() -> Iterator[KeyValueServer]:
-    serving = KeyValueServer(listen())
+def server() -> Iterator[StoreServer]:
+    serving = StoreServer(listen())
     yield serving
     serving.close()
 
 
 @pytest.fixture
-def store(server: KeyValueServer) -> NetStore:
+def store(server: StoreServer) -> NetStore:
     """Of four learners: 0 and 2 are here, 1 has come and is not ready, 3 has never come."""
-    found = NetStore(KeyValueClient(*server.address, timeout_seconds=30), "")
+    found = NetStore(StoreClient(*server.address, timeout_seconds=30), "")
     for rank, host in ((0, "a"), (2, "c"), (1, "b")):
         found.set(f"{COME_KEY}/{rank}", f"{host} cpu")
     for rank in (0, 2):
@@ -80,46 +80,46 @@ def test_one_that_has_come_and_is_not_ready_is_named_with_its_host(store: NetSto
         Arrival(store, 0, 4, 0.2, dict).wait()
 
 
-def test_a_loss_ends_the_wait_at_once(server: KeyValueServer, store: NetStore) -> None:
-    def roll(rank: int) -> NetRoll:
-        return NetRoll(lambda: KeyValueClient(*server.address), "world", rank, 4, 60.0)
+def test_a_loss_ends_the_wait_at_once(server: StoreServer, store: NetStore) -> None:
+    def membership(rank: int) -> StoreMembership:
+        return StoreMembership(lambda: StoreClient(*server.address), "world", rank, 4, 60.0)
 
-    rolls = [roll(rank) for rank in range(2)]
-    line = KeyValueClient(*server.address)
+    memberships = [membership(rank) for rank in range(2)]
+    line = StoreClient(*server.address)
     Thread(
         target=lambda: [
             time.sleep(0.3),
-            line.call({"do": "gone", "roll": "world", "rank": 3, "why": "its process ended with signal 9"}),
+            line.call({"do": "gone", "group": "world", "rank": 3, "why": "its process ended with signal 9"}),
         ],
         daemon=True,
     ).start()
 
     def lost() -> dict[int, str]:
-        return dict(rolls[0].lost)
+        return dict(memberships[0].lost)
 
     error = within(30, Arrival(store, 0, 4, LONG_SECONDS, lost).wait)
     assert isinstance(error, PeerLost)
     assert error.learner == 3  # which had never come to the store
     assert "learner 3 is lost: its process ended with signal 9" in str(error)
-    rolls[1].fail("ValueError: no such folder")
+    memberships[1].fail("ValueError: no such folder")
     deadline = time.monotonic() + 20
     while 1 not in lost() and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(PeerLost, match=r"learner 1 \(b\) is lost: ValueError: no such folder"):
         Arrival(store, 0, 4, LONG_SECONDS, lambda: {1: lost()[1]}).wait()
-    rolls[0].leave()
+    memberships[0].leave()
 
 
-def test_learners_end_soon_after_one_that_is_not_waited_for(server: KeyValueServer) -> None:
+def test_learners_end_soon_after_one_that_is_not_waited_for(server: StoreServer) -> None:
     """Two of three come; the second gives up first, and the first, with minutes left, does then."""
 
-    def world(rank: int, seconds: float) -> TorchWorld:
-        return TorchWorld(Place(rank, 3, rank, *server.address), start_seconds=seconds, timeout_seconds=60)
+    def world(rank: int, seconds: float) -> ProcessWorld:
+        return ProcessWorld(Place(rank, 3, rank, *server.address), start_seconds=seconds, timeout_seconds=60)
 
     first: list[object] = []
     waiting = Thread(target=lambda: first.append(within(60, lambda: world(0, LONG_SECONDS).run(None))), daemon=True)  # type: ignore[arg-type]
     waiting.start()
-    KeyValueClient(*server.address).wait([f"generation-0/{READY_KEY}/0"], 60)  # gloo's devices are opened in turns
+    StoreClient(*server.address).wait([f"generation-0/{READY_KEY}/0"], 60)  # gloo's devices are opened in turns
     second = within(60, lambda: world(1, 1.0).run(None))  # type: ignore[arg-type]
     assert isinstance(second, PeerLost)
     assert "learner 2 has not come" in str(second)
@@ -141,7 +141,7 @@ def test_a_name_without_an_address_says_where_it_comes_from_and_what_to_set() ->
     later = replace(PLACE, rank=2, host=NOWHERE)
     with pytest.raises(ValueError, match="SLURM_STEP_NODELIST"):
         check_meeting_point(later)  # the others find out by themselves, and do not wait
-    error = within(60, lambda: KeyValueClient(NOWHERE, 1, LONG_SECONDS))
+    error = within(60, lambda: StoreClient(NOWHERE, 1, LONG_SECONDS))
     assert isinstance(error, ConnectionError)
 
 
@@ -182,10 +182,10 @@ def test_a_store_that_does_not_answer_any_more_ends_a_call() -> None:
         held.wait(60)
         line.close()
 
-    door = Door(listen(), b"", PURPOSE, silent)
-    client = KeyValueClient(*door.address, timeout_seconds=0.5)
+    listener = Listener(listen(), b"", PURPOSE, silent)
+    client = StoreClient(*listener.address, timeout_seconds=0.5)
     error = within(30, lambda: client.call({"do": "size"}))
     assert isinstance(error, ConnectionError)
     assert "does not answer" in str(error)
     held.set()
-    door.close()
+    listener.close()

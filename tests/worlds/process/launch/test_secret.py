@@ -15,11 +15,11 @@ from murmur.run.training import RunRequest, train
 from murmur.worlds.process.launch.environment import Place, child_variables, place_of
 from murmur.worlds.process.launch.launcher import Launch
 from murmur.worlds.process.launch.secret import draw, unnamed_file
-from murmur.worlds.process.store.server import KeyValueServer
+from murmur.worlds.process.store.server import StoreServer
 from murmur.worlds.process.store.torch_store import connect
 from murmur.worlds.process.transport.handshake import Refused
 from murmur.worlds.process.transport.listener import listen
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 from pool import Pool
 
 pytestmark = pytest.mark.processes
@@ -96,7 +96,7 @@ def test_learner_0_opens_a_store_for_those_with_the_same_secret() -> None:
 def test_sockets_listen_on_the_interface_asked_for(host: str) -> None:
     listener = listen(host)
     number = os.fstat(listener.fileno()).st_ino  # other processes may have the same port on another interface
-    server = KeyValueServer(listener, draw())
+    server = StoreServer(listener, draw())
     port = server.address[1]
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     packed = socket.inet_aton(host)[::-1].hex().upper()
@@ -132,7 +132,7 @@ def test_learners_of_a_foreign_launcher_train_with_a_secret_file(tmp_path: Path)
 
 def listening(place: Place) -> list[str]:
     """Where this process listens, as a learner of a world of several."""
-    with TorchWorld(place, timeout_seconds=20, store=connect(place, 20)).seated():
+    with ProcessWorld(place, timeout_seconds=20, store=connect(place, 20)).seated():
         own = {link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
         rows = [
             r.split() for name in ("tcp", "tcp6") for r in Path("/proc/self/net", name).read_text().splitlines()[1:]

@@ -14,7 +14,7 @@ from learner_programs import TRAINS, python
 from murmur.run.training import WHOLE, missing_from
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Restart
-from murmur.worlds.process.launch.signals import HALTED_STATUS
+from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
 pytestmark = pytest.mark.processes
 KILLED = "import os; os.kill(os.getpid(), 9)"
@@ -97,8 +97,8 @@ def test_a_launch_is_not_well_before_its_run_is_whole(tmp_path: Path) -> None:
 
     status = Launch(fails_last, 2, restart=Restart.ALONE, missing=missing_from(tmp_path)).run()
     assert status == 7, "the learner that tests the model has failed, the others ended well"
-    halted = Launch(lambda p, r: python(f"raise SystemExit({HALTED_STATUS})"), 2, missing=missing_from(tmp_path))
-    assert halted.run() == HALTED_STATUS
+    halted = Launch(lambda p, r: python(f"raise SystemExit({STOPPED_STATUS})"), 2, missing=missing_from(tmp_path))
+    assert halted.run() == STOPPED_STATUS
 
 
 def test_a_lost_store_ends_the_launch_with_the_status_of_a_loss() -> None:

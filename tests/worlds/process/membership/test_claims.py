@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from murmur.core.membership import Preparation
 from murmur.worlds.process.membership.claims import MOST_AHEAD, Holdings
-from murmur.worlds.process.membership.client import BEAT_SECONDS, NetRoll
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.membership.client import BEAT_SECONDS, StoreMembership
+from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.transport.listener import listen
 
 seconds = st.floats(0.001, 10.0)
@@ -50,8 +50,8 @@ def test_nothing_is_asked_for_where_none_are_left_or_no_gradient_is_under_way() 
 class SlowLine:
     """A line over which every request takes a while; remembers what was asked."""
 
-    def __init__(self, server: KeyValueServer, trip_seconds: float) -> None:
-        self._line, self._trip_seconds = KeyValueClient(*server.address), trip_seconds
+    def __init__(self, server: StoreServer, trip_seconds: float) -> None:
+        self._line, self._trip_seconds = StoreClient(*server.address), trip_seconds
         self.acts: list[str] = []
 
     def call(self, head: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
@@ -66,19 +66,19 @@ class SlowLine:
 class Member:
     """A learner's line to a register, and the lines it opened: the second is that of its signs of life."""
 
-    def __init__(self, server: KeyValueServer, rank: int, size: int, trip_seconds: float) -> None:
+    def __init__(self, server: StoreServer, rank: int, size: int, trip_seconds: float) -> None:
         self.lines: list[SlowLine] = []
-        self.roll = NetRoll(lambda: self.open(server, trip_seconds), "flock", rank, size, 60.0)
+        self.membership = StoreMembership(lambda: self.open(server, trip_seconds), "flock", rank, size, 60.0)
 
-    def open(self, server: KeyValueServer, trip_seconds: float) -> SlowLine:
+    def open(self, server: StoreServer, trip_seconds: float) -> SlowLine:
         self.lines.append(SlowLine(server, 0.0 if len(self.lines) == 1 else trip_seconds))
         return self.lines[-1]
 
     def work(self, total: int, gradient_seconds: float, at_most: int) -> list[int]:
         """Numbers in the order they were done."""
         done: list[int] = []
-        while len(done) < at_most and (claim := self.roll.claim(0, total)) is not None:
-            self.roll.expect(gradient_seconds)
+        while len(done) < at_most and (claim := self.membership.claim(0, total)) is not None:
+            self.membership.expect(gradient_seconds)
             time.sleep(gradient_seconds)
             done.extend(claim)
         return done
@@ -90,135 +90,135 @@ class Member:
 
 @pytest.fixture
 def server() -> Any:
-    serving = KeyValueServer(listen())
+    serving = StoreServer(listen())
     yield serving
     serving.close()
 
 
 @pytest.mark.parametrize("trip_seconds", [0.01, 0.06])  # less and more than a gradient
-def test_a_far_learner_waits_for_its_first_claim_and_its_last(server: KeyValueServer, trip_seconds: float) -> None:
+def test_a_far_learner_waits_for_its_first_claim_and_its_last(server: StoreServer, trip_seconds: float) -> None:
     far = Member(server, 0, 1, trip_seconds)
     assert far.work(30, 0.03, at_most=100) == list(range(30))
-    assert far.roll.spent
+    assert far.membership.spent
     assert far.direct_claims <= 4  # each other one was there when it was needed, or on its way
-    far.roll.leave()
+    far.membership.leave()
 
 
-def test_a_near_learner_asks_when_it_needs_to(server: KeyValueServer) -> None:
+def test_a_near_learner_asks_when_it_needs_to(server: StoreServer) -> None:
     near = Member(server, 0, 1, 0.0)
-    near.roll.claim(0, 5)
-    near.roll.expect(100.0)
-    assert near.roll._ahead._thread is None
-    near.roll.leave()
+    near.membership.claim(0, 5)
+    near.membership.expect(100.0)
+    assert near.membership._ahead._thread is None
+    near.membership.leave()
 
 
-def test_what_takes_time_to_prepare_is_claimed_ahead_and_begun(server: KeyValueServer) -> None:
+def test_what_takes_time_to_prepare_is_claimed_ahead_and_begun(server: StoreServer) -> None:
     near, begun = Member(server, 0, 1, 0.0), list[int]()
     preparation = Preparation(0.02, begun.extend)
     for number in range(12):
-        assert near.roll.claim(0, 12) == range(number, number + 1)
+        assert near.membership.claim(0, 12) == range(number, number + 1)
         # Before it was asked for; on a busy machine round trips are slow, and more is asked for ahead, as it should be.
         assert number == 0 or begun[:number] == list(range(1, number + 1))
-        near.roll.expect(0.05, preparation)
+        near.membership.expect(0.05, preparation)
         time.sleep(0.05)
-    assert near.roll.claim(0, 12) is None
-    near.roll.leave()
+    assert near.membership.claim(0, 12) is None
+    near.membership.leave()
 
 
-def test_a_straggler_holds_nothing_that_others_could_do(server: KeyValueServer) -> None:
+def test_a_straggler_holds_nothing_that_others_could_do(server: StoreServer) -> None:
     slow, quick = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
-    assert slow.roll.claim(0, 20) == range(1)
-    slow.roll.expect(4.0)
+    assert slow.membership.claim(0, 20) == range(1)
+    slow.membership.expect(4.0)
     assert quick.work(20, 0.001, at_most=100) == list(range(1, 20))
-    assert not quick.roll.spent
-    assert (slow.roll.claim(0, 20), quick.roll.spent) == (None, True)
+    assert not quick.membership.spent
+    assert (slow.membership.claim(0, 20), quick.membership.spent) == (None, True)
     for member in (slow, quick):
-        member.roll.leave()
+        member.membership.leave()
 
 
-def test_what_a_lost_learner_held_is_done_by_another(server: KeyValueServer) -> None:
+def test_what_a_lost_learner_held_is_done_by_another(server: StoreServer) -> None:
     far, other = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
     finished = far.work(40, 0.01, at_most=6)
-    assert far.roll._ahead._has.held, "it holds some ahead"
+    assert far.membership._ahead._has.held, "it holds some ahead"
     far.lines[1]._line._line.shutdown(2)  # what the system does for a process that was killed
-    while other.roll.view().live != (1,):
+    while other.membership.view().live != (1,):
         time.sleep(0.01)
     rest = other.work(40, 0.001, at_most=100)
-    assert other.roll.spent
+    assert other.membership.spent
     assert set(finished) | set(rest) == set(range(40))
     assert len(rest) == len(set(rest))
-    other.roll.leave()
+    other.membership.leave()
 
 
-def test_who_was_thought_dead_drops_what_it_held(server: KeyValueServer) -> None:
+def test_who_was_thought_dead_drops_what_it_held(server: StoreServer) -> None:
     far, other = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
     far.work(40, 0.01, at_most=6)
-    held = [n for claim in far.roll._ahead._has.held for n in claim]
+    held = [n for claim in far.membership._ahead._has.held for n in claim]
     assert held
-    server._rollcall._registers["flock"].lose(0)
+    server._membership_server._tables["flock"].lose(0)
     assert set(held) <= set(other.work(40, 0.0, at_most=100))
-    while 0 not in far.roll.view(fresh=True).live:  # its next sign of life brings it back
+    while 0 not in far.membership.view(fresh=True).live:  # its next sign of life brings it back
         time.sleep(0.01)
-    assert far.roll.claim(0, 40) is None
+    assert far.membership.claim(0, 40) is None
     for member in (far, other):
-        member.roll.leave()
+        member.membership.leave()
 
 
-def test_what_is_claimed_before_it_is_known_that_one_was_thought_dead_is_kept(server: KeyValueServer) -> None:
+def test_what_is_claimed_before_it_is_known_that_one_was_thought_dead_is_kept(server: StoreServer) -> None:
     """A request that came through a mended cable is answered by a view that signs of life have not told of yet."""
-    far, register = Member(server, 0, 2, 0.05), server._rollcall._registers["flock"]
+    far, table = Member(server, 0, 2, 0.05), server._membership_server._tables["flock"]
     first = far.work(60, 0.01, at_most=6)
-    while far.roll._ahead._asking:
+    while far.membership._ahead._asking:
         time.sleep(0.01)
-    unaware, far.roll._see = far.roll._see, lambda answer: None  # type: ignore[method-assign]
-    before = far.roll._view
+    unaware, far.membership._see = far.membership._see, lambda answer: None  # type: ignore[method-assign]
+    before = far.membership._view
     time.sleep(2 * BEAT_SECONDS)  # the sign of life that is under way still tells what it sees
-    register.lose(0)
-    register.join(0)
+    table.lose(0)
+    table.join(0)
     rest = far.work(60, 0.01, at_most=20)
-    while far.roll._ahead._asking:
+    while far.membership._ahead._asking:
         time.sleep(0.01)
-    assert far.roll._view is before, "it does not know yet"
-    assert far.roll._ahead._has.held
-    far.roll._see = unaware  # type: ignore[method-assign]
-    while far.roll.view(fresh=True) is before:
+    assert far.membership._view is before, "it does not know yet"
+    assert far.membership._ahead._has.held
+    far.membership._see = unaware  # type: ignore[method-assign]
+    while far.membership.view(fresh=True) is before:
         time.sleep(0.01)
     rest += far.work(60, 0.01, at_most=100)
     assert set(first) | set(rest) == set(range(60))
-    assert far.roll.spent
-    far.roll.leave()
+    assert far.membership.spent
+    far.membership.leave()
 
 
-def test_the_server_hears_what_is_done(server: KeyValueServer) -> None:
+def test_the_server_hears_what_is_done(server: StoreServer) -> None:
     far = Member(server, 0, 1, 0.02)
     far.work(40, 0.01, at_most=5)
-    latest = far.roll.claim(0, 40)
+    latest = far.membership.claim(0, 40)
     assert latest is not None
-    register = server._rollcall._registers["flock"]
+    table = server._membership_server._tables["flock"]
     deadline = time.monotonic() + 10.0
-    while (still := min(register._open[0])) < latest.start and time.monotonic() < deadline:
+    while (still := min(table._open[0])) < latest.start and time.monotonic() < deadline:
         time.sleep(0.01)
     assert still == latest.start
-    far.roll.leave()
+    far.membership.leave()
 
 
-def test_nothing_is_asked_ahead_while_the_learner_asks_itself(server: KeyValueServer) -> None:
+def test_nothing_is_asked_ahead_while_the_learner_asks_itself(server: StoreServer) -> None:
     far = Member(server, 0, 1, 0.02)
     assert far.work(5, 0.01, at_most=100) == list(range(5))  # the last claim went to the server directly
-    assert far.roll._ahead._has.due is None
-    far.roll.leave()
+    assert far.membership._ahead._has.due is None
+    far.membership.leave()
 
 
-def test_a_broken_line_for_claims_is_told(server: KeyValueServer) -> None:
+def test_a_broken_line_for_claims_is_told(server: StoreServer) -> None:
     far = Member(server, 0, 1, 0.05)
     far.work(100, 0.02, at_most=4)
     far.lines[2]._line._line.shutdown(2)
     with pytest.raises(ConnectionError, match="line for claims"):
         far.work(100, 0.02, at_most=100)
-    far.roll.leave()
+    far.membership.leave()
 
 
-def test_two_far_learners_cover_the_budget(server: KeyValueServer) -> None:
+def test_two_far_learners_cover_the_budget(server: StoreServer) -> None:
     both = [Member(server, rank, 2, 0.04) for rank in range(2)]
     done: list[list[int]] = [[], []]
 
@@ -232,5 +232,5 @@ def test_two_far_learners_cover_the_budget(server: KeyValueServer) -> None:
         thread.join()
     assert sorted(done[0] + done[1]) == list(range(50))
     for member in both:
-        assert member.roll.spent
-        member.roll.leave()
+        assert member.membership.spent
+        member.membership.leave()

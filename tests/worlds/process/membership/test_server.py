@@ -8,23 +8,23 @@ from threading import Event
 
 import pytest
 
-from murmur.core.membership import ENDED, Register
-from murmur.worlds.process.membership.client import CountedRoll, NetRoll
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.core.membership import ENDED, MembershipTable
+from murmur.worlds.process.membership.client import CountedMembership, StoreMembership
+from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.transport.listener import listen
 
 LONG_SECONDS = 60.0
 
 
 @pytest.fixture
-def server() -> Iterator[KeyValueServer]:
-    serving = KeyValueServer(listen())
+def server() -> Iterator[StoreServer]:
+    serving = StoreServer(listen())
     yield serving
     serving.close()
 
 
-def member(server: KeyValueServer, rank: int, size: int = 2, lease_seconds: float = LONG_SECONDS) -> NetRoll:
-    return NetRoll(lambda: KeyValueClient(*server.address), "flock", rank, size, lease_seconds)
+def member(server: StoreServer, rank: int, size: int = 2, lease_seconds: float = LONG_SECONDS) -> StoreMembership:
+    return StoreMembership(lambda: StoreClient(*server.address), "flock", rank, size, lease_seconds)
 
 
 def eventually(what: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -34,7 +34,7 @@ def eventually(what: Callable[[], bool], seconds: float = 10.0) -> bool:
     return what()
 
 
-def test_a_closed_line_is_a_death_long_before_the_lease(server: KeyValueServer) -> None:
+def test_a_closed_line_is_a_death_long_before_the_lease(server: StoreServer) -> None:
     first, second = member(server, 0), member(server, 1)
     assert [second.claim(0, 2), first.claim(0, 2)] == [range(1), range(1, 2)]
     second._pulse._line.shutdown(2)  # what the system does for a process that was killed
@@ -44,28 +44,28 @@ def test_a_closed_line_is_a_death_long_before_the_lease(server: KeyValueServer) 
     first.leave()
 
 
-def test_a_learner_that_dies_before_its_first_sign_of_life_is_lost_at_once(server: KeyValueServer) -> None:
+def test_a_learner_that_dies_before_its_first_sign_of_life_is_lost_at_once(server: StoreServer) -> None:
     first = member(server, 0)
-    brief = KeyValueClient(*server.address)
-    brief.call({"do": "roll", "act": "enter", "roll": "flock", "rank": 1, "size": 2, "lease": LONG_SECONDS})
+    brief = StoreClient(*server.address)
+    brief.call({"do": "membership", "act": "enter", "group": "flock", "rank": 1, "size": 2, "lease": LONG_SECONDS})
     brief.close()
     assert eventually(lambda: first.view().live == (0,))
     first.leave()
 
 
-def test_silence_ends_with_the_lease(server: KeyValueServer) -> None:
+def test_silence_ends_with_the_lease(server: StoreServer) -> None:
     first = member(server, 0)
-    silent = KeyValueClient(*server.address)  # enters, and gives no sign of life
-    silent.call({"do": "roll", "act": "enter", "roll": "flock", "rank": 1, "size": 2, "lease": 0.3})
+    silent = StoreClient(*server.address)  # enters, and gives no sign of life
+    silent.call({"do": "membership", "act": "enter", "group": "flock", "rank": 1, "size": 2, "lease": 0.3})
     assert first.view(fresh=True).live == (0, 1)
     assert eventually(lambda: first.view().live == (0,))
-    silent.call({"do": "roll", "act": "beat", "roll": "flock", "rank": 1, "lease": 60.0, "known": -1, "seconds": 0.0})
+    silent.call({"do": "membership", "act": "beat", "group": "flock", "rank": 1, "lease": 60.0, "known": -1, "seconds": 0.0})
     assert eventually(lambda: first.view().live == (0, 1))
     assert first.view().incarnations[1] > 0, "it is not taken for the one before"
     first.leave()
 
 
-def test_who_was_thought_lost_is_told(server: KeyValueServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_was_thought_lost_is_told(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
     first, starved = member(server, 0), member(server, 1, lease_seconds=0.3)
     runs_again = Event()
 
@@ -84,7 +84,7 @@ def test_who_was_thought_lost_is_told(server: KeyValueServer, caplog: pytest.Log
     assert not caplog.text
 
 
-def test_another_process_of_a_learner_is_another_incarnation(server: KeyValueServer) -> None:
+def test_another_process_of_a_learner_is_another_incarnation(server: StoreServer) -> None:
     first, second = member(server, 0), member(server, 1)
     before = first.view().incarnations[1]
     again = member(server, 1)
@@ -95,24 +95,24 @@ def test_another_process_of_a_learner_is_another_incarnation(server: KeyValueSer
     first.leave()
 
 
-def test_without_its_server_a_learner_is_told(server: KeyValueServer) -> None:
-    roll = member(server, 0, size=1)
-    roll._pulse._line.shutdown(2)
-    roll._line._line.shutdown(2)
+def test_without_its_server_a_learner_is_told(server: StoreServer) -> None:
+    membership = member(server, 0, size=1)
+    membership._pulse._line.shutdown(2)
+    membership._line._line.shutdown(2)
     with pytest.raises(ConnectionError):
-        roll.claim(0, 1)
-    assert eventually(lambda: roll._failure is not None)
+        membership.claim(0, 1)
+    assert eventually(lambda: membership._failure is not None)
     with pytest.raises(ConnectionError, match="learner 0 cannot reach the store"):
-        roll.view()
+        membership.view()
 
 
 def test_leaving_before_the_end_does_not_end_the_run() -> None:
-    register = Register.of(3)
-    register.leave(2)
-    assert register.view.left == 0
-    register.reach(1, ENDED)
-    register.leave(1)
-    assert (register.view.left, register.view.live) == (1, (0,))
+    table = MembershipTable.of(3)
+    table.leave(2)
+    assert table.view.left == 0
+    table.arrive(1, ENDED)
+    table.leave(1)
+    assert (table.view.left, table.view.live) == (1, (0,))
 
 
 def test_counters_can_stand_for_a_register() -> None:
@@ -122,11 +122,20 @@ def test_counters_can_stand_for_a_register() -> None:
         counters[name] = counters.get(name, 0) + amount
         return counters[name]
 
-    rolls = [CountedRoll(count, rank, 2) for rank in range(2)]
-    assert [rolls[0].claim(3, 6), rolls[1].claim(3, 6, 2), rolls[0].claim(3, 6)] == [range(3, 4), range(4, 6), None]
-    assert (rolls[1].claim(3, 6), rolls[1].spent) == (None, True)
-    assert (rolls[0].claim(3, 6), rolls[0].spent) == (None, True)
-    assert [rolls[0].reach("a"), rolls[0].reach("a"), rolls[1].reach("a"), rolls[0].reach("a")] == [
+    memberships = [CountedMembership(count, rank, 2) for rank in range(2)]
+    assert [memberships[0].claim(3, 6), memberships[1].claim(3, 6, 2), memberships[0].claim(3, 6)] == [
+        range(3, 4),
+        range(4, 6),
+        None,
+    ]
+    assert (memberships[1].claim(3, 6), memberships[1].spent) == (None, True)
+    assert (memberships[0].claim(3, 6), memberships[0].spent) == (None, True)
+    assert [
+        memberships[0].arrive("a"),
+        memberships[0].arrive("a"),
+        memberships[1].arrive("a"),
+        memberships[0].arrive("a"),
+    ] == [
         False,
         False,
         True,

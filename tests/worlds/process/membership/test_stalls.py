@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.worlds.process.membership.client import NetRoll, stalls_of
+from murmur.worlds.process.membership.client import StoreMembership, stalls_of
 from murmur.worlds.process.membership.stalls import TOLD_AFTER_SECONDS, Wait, Waits, ranks, table
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.transport.listener import listen
 
 LEARNER = """
@@ -36,8 +36,8 @@ time.sleep(100)
 
 
 @pytest.fixture
-def server() -> Iterator[KeyValueServer]:
-    serving = KeyValueServer(listen())
+def server() -> Iterator[StoreServer]:
+    serving = StoreServer(listen())
     yield serving
     serving.close()
 
@@ -83,19 +83,21 @@ def test_ranks_in_few_words_are_the_same_ranks(numbers: set[int]) -> None:
     assert ranks(range(128)) == "0-127"
 
 
-def test_any_learner_can_ask_what_all_wait_for(server: KeyValueServer) -> None:
-    rolls = [NetRoll(lambda: KeyValueClient(*server.address), "launch/world", rank, 3, 60.0) for rank in range(3)]
-    rolls[1].waiting = lambda: ("a letter " + "x" * 1000, 5.0)
-    rolls[2].fail("MemoryError: full")
+def test_any_learner_can_ask_what_all_wait_for(server: StoreServer) -> None:
+    memberships = [
+        StoreMembership(lambda: StoreClient(*server.address), "launch/world", rank, 3, 60.0) for rank in range(3)
+    ]
+    memberships[1].waiting = lambda: ("a letter " + "x" * 1000, 5.0)
+    memberships[2].fail("MemoryError: full")
     deadline = time.monotonic() + 10
-    while "a letter" not in rolls[0].stalls() and time.monotonic() < deadline:
+    while "a letter" not in memberships[0].stalls() and time.monotonic() < deadline:
         time.sleep(0.01)
-    lines = stalls_of(KeyValueClient(*server.address), "launch/").splitlines()
+    lines = stalls_of(StoreClient(*server.address), "launch/").splitlines()
     assert lines[1:3] == ["  learner 2: lost, MemoryError: full", "  learner 0: waits for nobody"]
     assert re.match(r"  learner 1: has waited [56]\.\d s for a letter x+$", lines[3])
     assert len(lines[3]) < 600
-    for roll in rolls[:2]:
-        roll.leave()
+    for membership in memberships[:2]:
+        membership.leave()
 
 
 @pytest.mark.processes

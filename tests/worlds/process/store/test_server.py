@@ -8,27 +8,27 @@ from threading import Thread
 import pytest
 
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer, MissingKey
+from murmur.worlds.process.store.server import MissingKey, StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore, connect
 from murmur.worlds.process.transport.listener import listen
 
 
 @pytest.fixture
-def server() -> Iterator[KeyValueServer]:
-    running = KeyValueServer(listen())
+def server() -> Iterator[StoreServer]:
+    running = StoreServer(listen())
     yield running
     running.close()
 
 
-def store_of(server: KeyValueServer, prefix: str = "") -> NetStore:
-    return NetStore(KeyValueClient(*server.address, timeout_seconds=5), prefix)
+def store_of(server: StoreServer, prefix: str = "") -> NetStore:
+    return NetStore(StoreClient(*server.address, timeout_seconds=5), prefix)
 
 
-def test_it_listens_on_loopback_only(server: KeyValueServer) -> None:
+def test_it_listens_on_loopback_only(server: StoreServer) -> None:
     assert server.address[0] == "127.0.0.1"
 
 
-def test_values(server: KeyValueServer) -> None:
+def test_values(server: StoreServer) -> None:
     store = store_of(server)
     store.set("a", b"\x00\xff")
     assert store.get("a") == b"\x00\xff"
@@ -41,12 +41,12 @@ def test_values(server: KeyValueServer) -> None:
     assert store.compare_set("c", "first", "second") == b"second"
 
 
-def test_prefixes_keep_launches_apart(server: KeyValueServer) -> None:
+def test_prefixes_keep_launches_apart(server: StoreServer) -> None:
     store_of(server, "generation-0/").set("key", "old")
     assert not store_of(server, "generation-1/").check(["key"])
 
 
-def test_counters_lose_nothing(server: KeyValueServer) -> None:
+def test_counters_lose_nothing(server: StoreServer) -> None:
     totals: list[int] = []
 
     def count() -> None:
@@ -61,7 +61,7 @@ def test_counters_lose_nothing(server: KeyValueServer) -> None:
     assert sorted(totals) == list(range(1, 401))
 
 
-def test_a_waiting_clone_blocks_nobody(server: KeyValueServer) -> None:
+def test_a_waiting_clone_blocks_nobody(server: StoreServer) -> None:
     store = store_of(server)
     got: list[bytes] = []
     waiting = store.clone()
@@ -73,12 +73,12 @@ def test_a_waiting_clone_blocks_nobody(server: KeyValueServer) -> None:
     assert got == [b"here"]
 
 
-def test_what_is_missing_is_named(server: KeyValueServer) -> None:
+def test_what_is_missing_is_named(server: StoreServer) -> None:
     with pytest.raises(MissingKey, match="has no never"):
         store_of(server).wait(["never"], timedelta(seconds=0.05))
 
 
-def test_strangers_do_no_harm(server: KeyValueServer) -> None:
+def test_strangers_do_no_harm(server: StoreServer) -> None:
     for garbage in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, b"\x02\x00\x00\x00\x00\x00\x00\x00[]"):
         with socket.create_connection(server.address) as line:
             line.sendall(garbage)

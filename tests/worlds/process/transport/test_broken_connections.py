@@ -22,11 +22,11 @@ from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, SuperLearners
 from murmur.worlds.process.group import TorchGroup
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore, connect
 from murmur.worlds.process.transport.listener import listen
 from murmur.worlds.process.transport.mail import Mail
-from murmur.worlds.process.world import TorchWorld
+from murmur.worlds.process.world import ProcessWorld
 from pool import Pool
 from tasks import Point
 
@@ -56,28 +56,28 @@ def cutting(mail: Mail, seed: int, every_seconds: float) -> Iterator[Callable[[]
         thread.join()
 
 
-def post_all(mail: Mail, to: int, letters: int, seed: int) -> None:
+def post_all(mail: Mail, to: int, messages: int, seed: int) -> None:
     draw = random.Random(seed)
-    for n in range(letters):
+    for n in range(messages):
         mail.post(torch.full((draw.choice([0, 1, 1000, 300_000]),), float(n)), to, "a", (float(n),))
         time.sleep(draw.uniform(0.0, 0.004))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_letters_survive_their_connections(seed: int) -> None:
-    server, letters = KeyValueServer(listen(), SECRET), 300
+    server, messages = StoreServer(listen(), SECRET), 300
     mails = [
-        Mail(NetStore(KeyValueClient(*server.address, 5, SECRET), ""), rank, "127.0.0.1", 60, SECRET) for rank in (0, 1)
+        Mail(NetStore(StoreClient(*server.address, 5, SECRET), ""), rank, "127.0.0.1", 60, SECRET) for rank in (0, 1)
     ]
     with cutting(mails[0], seed, 0.03) as first, cutting(mails[1], seed + 100, 0.03) as second:
-        posts = [threading.Thread(target=post_all, args=(mails[r], 1 - r, letters, seed + r)) for r in (0, 1)]
+        posts = [threading.Thread(target=post_all, args=(mails[r], 1 - r, messages, seed + r)) for r in (0, 1)]
         for post in posts:
             post.start()
         for rank in (0, 1):
-            for n in range(letters):
-                letter = mails[rank].box.take(1 - rank, "a", 60.0, lambda: TimeoutError("a letter was lost"))
-                assert letter.note == (float(n),)
-                assert bool((letter.x == n).all())
+            for n in range(messages):
+                message = mails[rank].box.take(1 - rank, "a", 60.0, lambda: TimeoutError("a letter was lost"))
+                assert message.header == (float(n),)
+                assert bool((message.x == n).all())
         for post in posts:
             post.join()
         assert first() >= 5
@@ -90,9 +90,9 @@ def test_letters_survive_their_connections(seed: int) -> None:
 
 def test_a_broken_connection_is_opened_again_though_nothing_is_to_be_sent() -> None:
     """A learner that waits for a silent one is not told that it is lost."""
-    server = KeyValueServer(listen(), SECRET)
+    server = StoreServer(listen(), SECRET)
     first, second = (
-        Mail(NetStore(KeyValueClient(*server.address, 5, SECRET), ""), rank, "127.0.0.1", 60, SECRET) for rank in (0, 1)
+        Mail(NetStore(StoreClient(*server.address, 5, SECRET), ""), rank, "127.0.0.1", 60, SECRET) for rank in (0, 1)
     )
     first.post(torch.zeros(1), 1, "a")
     second.box.take(0, "a", 30.0, lambda: TimeoutError("nothing came"))
@@ -133,7 +133,7 @@ class CutAveraging(Averaging):
 
 def averaged_in_process(place: Place, program: CutAveraging) -> tuple[list[float], int]:
     torch.set_num_threads(1)
-    (found,) = TorchWorld(place, timeout_seconds=60, store=connect(place, 60), lease_seconds=30).run(program)
+    (found,) = ProcessWorld(place, timeout_seconds=60, store=connect(place, 60), lease_seconds=30).run(program)
     return found  # type: ignore[return-value]
 
 

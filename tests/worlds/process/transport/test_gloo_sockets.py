@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from murmur.worlds.process.transport.gloo_sockets import Connections, Device, connections, drop
+from murmur.worlds.process.transport.gloo_sockets import Device, GlooSockets, connections, drop
 from murmur.worlds.process.transport.listener import listen
 
 TIMEOUT_SECONDS = 20.0
@@ -45,7 +45,7 @@ def test_what_waits_for_a_silent_member_ends_at_once(tmp_path: Path) -> None:
     devices = [Device.at("127.0.0.1") for _ in range(3)]
     before = connections()
     made = group_of(tmp_path, devices)
-    own = Connections([device.address for device in devices], before)
+    own = GlooSockets([device.address for device in devices], before)
     work = made[0].allreduce([torch.ones(100_000)])  # nobody else takes part
     with pytest.raises(RuntimeError):
         work.wait(timedelta(seconds=0.2))
@@ -92,7 +92,7 @@ def test_connections_of_others_stay(tmp_path: Path) -> None:
     caller = socket.create_connection(listener.getsockname())
     called, _ = listener.accept()
     made = group_of(tmp_path, devices)
-    own = Connections([device.address for device in devices], before)
+    own = GlooSockets([device.address for device in devices], before)
     own.cut()
     caller.sendall(b"still here")
     assert called.recv(100) == b"still here"
@@ -107,7 +107,7 @@ def test_a_descriptor_that_has_another_owner_by_now_is_left_alone(tmp_path: Path
     devices = [Device.at("127.0.0.1") for _ in range(2)]
     before = connections()
     made = group_of(tmp_path, devices)
-    own = Connections([device.address for device in devices], before)
+    own = GlooSockets([device.address for device in devices], before)
     made.clear()  # its descriptors are free again
     listener = listen()
     pairs = [socket.create_connection(listener.getsockname()) for _ in range(4)]

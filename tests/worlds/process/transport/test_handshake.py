@@ -16,11 +16,11 @@ import torch
 
 from murmur.core.group import PeerLost
 from murmur.worlds.process.launch.secret import draw, from_descriptor, from_file, unnamed_file
-from murmur.worlds.process.store.server import PURPOSE, KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.server import PURPOSE, StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore
 from murmur.worlds.process.transport import handshake
 from murmur.worlds.process.transport.handshake import ANSWER, GREETING, SPOKEN, Refused
-from murmur.worlds.process.transport.listener import MOST_STRANGERS, Door, dial, listen
+from murmur.worlds.process.transport.listener import MOST_STRANGERS, Listener, dial, listen
 from murmur.worlds.process.transport.mail import Mail
 from murmur.worlds.process.transport.stream import NUMBER, OPENING
 from murmur.worlds.process.transport.wire_format import (
@@ -37,8 +37,8 @@ SECRET = b"what only this run's learners know"
 
 
 @pytest.fixture
-def server() -> Iterator[KeyValueServer]:
-    running = KeyValueServer(listen(), SECRET)
+def server() -> Iterator[StoreServer]:
+    running = StoreServer(listen(), SECRET)
     yield running
     running.close()
 
@@ -61,23 +61,23 @@ def hung_up(line: socket.socket, seconds: float = 5.0) -> bool:
         return False
 
 
-def test_with_the_secret_all_is_as_ever(server: KeyValueServer) -> None:
-    store = NetStore(KeyValueClient(*server.address, 5, SECRET), "")
+def test_with_the_secret_all_is_as_ever(server: StoreServer) -> None:
+    store = NetStore(StoreClient(*server.address, 5, SECRET), "")
     store.set("a", "b")
     assert store.clone().get("a") == b"b"
 
 
 @pytest.mark.parametrize("other", [b"", b"another run's", SECRET + b"."])
-def test_without_the_secret_nothing_is_served(server: KeyValueServer, other: bytes) -> None:
+def test_without_the_secret_nothing_is_served(server: StoreServer, other: bytes) -> None:
     began = time.monotonic()
     with pytest.raises(Refused, match="is not this run's store"):
-        KeyValueClient(*server.address, 60, other)
+        StoreClient(*server.address, 60, other)
     assert time.monotonic() - began < 30, "it is known at once"
 
 
-def test_requests_instead_of_a_proof_are_not_answered(server: KeyValueServer) -> None:
-    NetStore(KeyValueClient(*server.address, 5, SECRET), "").set("key", "value")
-    for head in ({"do": "wait", "keys": ["key"], "seconds": 0}, {"do": "roll", "act": "view", "roll": "world"}):
+def test_requests_instead_of_a_proof_are_not_answered(server: StoreServer) -> None:
+    NetStore(StoreClient(*server.address, 5, SECRET), "").set("key", "value")
+    for head in ({"do": "wait", "keys": ["key"], "seconds": 0}, {"do": "membership", "act": "view", "group": "world"}):
         with socket.create_connection(server.address) as line:
             send_frame(line, head, b"")
             assert hung_up(line)
@@ -88,7 +88,7 @@ def test_requests_instead_of_a_proof_are_not_answered(server: KeyValueServer) ->
             assert hung_up(line)
 
 
-def test_a_proof_is_good_for_one_connection_one_purpose_and_one_caller(server: KeyValueServer) -> None:
+def test_a_proof_is_good_for_one_connection_one_purpose_and_one_caller(server: StoreServer) -> None:
     """A host that asks a learner the store's question, to answer it there, gets nothing to use."""
     nonce = bytes(range(32))
 
@@ -110,7 +110,7 @@ def test_a_proof_is_good_for_one_connection_one_purpose_and_one_caller(server: K
     assert not tried("caller", PURPOSE, 0, bytes(32))
 
 
-def test_two_greetings_get_two_nonces(server: KeyValueServer) -> None:
+def test_two_greetings_get_two_nonces(server: StoreServer) -> None:
     answers = set()
     for _ in range(2):
         with socket.create_connection(server.address) as line:
@@ -122,20 +122,20 @@ def test_two_greetings_get_two_nonces(server: KeyValueServer) -> None:
 @pytest.mark.parametrize("dripping", [b"", SPOKEN[:3]])
 def test_who_says_nothing_is_hung_up_on(dripping: bytes) -> None:
     let_in: list[int] = []
-    door = Door(listen(), SECRET, "test", lambda line, number: let_in.append(number), stranger_seconds=0.3)
-    with socket.create_connection(door.address) as line:
+    listener = Listener(listen(), SECRET, "test", lambda line, number: let_in.append(number), stranger_seconds=0.3)
+    with socket.create_connection(listener.address) as line:
         began = time.monotonic()
         line.sendall(dripping)
         assert hung_up(line)
         assert time.monotonic() - began > 0.2
     assert not let_in
-    door.close()
+    listener.close()
 
 
 def test_who_drips_is_hung_up_on_as_well() -> None:
-    door = Door(listen(), SECRET, "test", lambda line, number: None, stranger_seconds=0.4)
+    listener = Listener(listen(), SECRET, "test", lambda line, number: None, stranger_seconds=0.4)
     greeting = GREETING.pack(SPOKEN, 0, bytes(32))
-    with socket.create_connection(door.address) as line:
+    with socket.create_connection(listener.address) as line:
         sent = 0
         with contextlib.suppress(OSError):  # reset or broken pipe, in the middle of the greeting
             for byte in greeting:
@@ -143,14 +143,14 @@ def test_who_drips_is_hung_up_on_as_well() -> None:
                 sent += 1
                 time.sleep(0.05)
         assert sent < len(greeting)
-    door.close()
+    listener.close()
 
 
-def test_silent_strangers_keep_no_learner_out(server: KeyValueServer) -> None:
+def test_silent_strangers_keep_no_learner_out(server: StoreServer) -> None:
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection(server.address)) for _ in range(MOST_STRANGERS + 50)]
         began = time.monotonic()
-        assert KeyValueClient(*server.address, 60, SECRET).call({"do": "size"})[0] == {"total": 0}
+        assert StoreClient(*server.address, 60, SECRET).call({"do": "size"})[0] == {"total": 0}
         assert time.monotonic() - began < 30
         assert hung_up(silent[0], 2), "the first had to make room"
         assert eventually(lambda: len(server._door._strangers) <= MOST_STRANGERS)
@@ -169,13 +169,13 @@ def test_a_door_outlives_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) 
                 raise failures.pop()
             return listener.accept()
 
-    door = Door(Short(), SECRET, "test", lambda line, number: line.close())  # type: ignore[arg-type]
-    dial(door.address, SECRET, "test", 0, 5).close()
+    listener = Listener(Short(), SECRET, "test", lambda line, number: line.close())  # type: ignore[arg-type]
+    dial(listener.address, SECRET, "test", 0, 5).close()
     assert not failures
-    door.close()
+    listener.close()
 
 
-def test_what_strangers_promise_takes_no_memory(server: KeyValueServer) -> None:
+def test_what_strangers_promise_takes_no_memory(server: StoreServer) -> None:
     with socket.create_connection(server.address) as line:
         line.sendall(LENGTHS.pack(HEAD_BYTES, VALUE_BYTES) * 8)
         assert hung_up(line)
@@ -202,42 +202,42 @@ REQUESTS = [
     {"do": "wait", "keys": ["never"], "seconds": "soon"},
     {"do": "check", "keys": None},
     {"do": "swap", "key": "a", "expected": "zz"},
-    {"do": "roll", "act": "enter", "roll": "flock", "rank": 0, "size": 10**9, "lease": 1},
-    {"do": "roll", "act": "enter", "roll": "flock", "rank": 70000, "size": 2, "lease": 1},
-    {"do": "roll", "act": "claim", "roll": "unknown", "rank": 0},
-    {"do": "roll", "act": "claim", "roll": "known", "rank": 0, "first": 0, "total": 10**12, "doing": [],
+    {"do": "membership", "act": "enter", "group": "flock", "rank": 0, "size": 10**9, "lease": 1},
+    {"do": "membership", "act": "enter", "group": "flock", "rank": 70000, "size": 2, "lease": 1},
+    {"do": "membership", "act": "claim", "group": "unknown", "rank": 0},
+    {"do": "membership", "act": "claim", "group": "known", "rank": 0, "first": 0, "total": 10**12, "doing": [],
      "done": [], "size": 1, "count": 10**9},
-    {"do": "roll", "act": "claim", "roll": "known", "rank": 0, "first": 0, "total": 10**12, "doing": [],
+    {"do": "membership", "act": "claim", "group": "known", "rank": 0, "first": 0, "total": 10**12, "doing": [],
      "done": [], "size": 10**4, "count": 10**4},
-    {"do": "roll", "act": "beat", "roll": "known", "rank": 0, "lease": 1e999, "known": 0, "seconds": 1},
-    {"do": "roll", "act": "dance", "roll": "known", "rank": 0},
+    {"do": "membership", "act": "beat", "group": "known", "rank": 0, "lease": 1e999, "known": 0, "seconds": 1},
+    {"do": "membership", "act": "dance", "group": "known", "rank": 0},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("frame", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_frames_of_learners_are_refused(server: KeyValueServer, frame: bytes) -> None:
+def test_hostile_frames_of_learners_are_refused(server: StoreServer, frame: bytes) -> None:
     with dial(server.address, SECRET, PURPOSE, 0, 5) as line:
         line.sendall(frame)
         assert hung_up(line)
-    assert KeyValueClient(*server.address, 5, SECRET).call({"do": "size"})[0]["total"] == 0
+    assert StoreClient(*server.address, 5, SECRET).call({"do": "size"})[0]["total"] == 0
 
 
 @pytest.mark.parametrize("head", REQUESTS, ids=named)
-def test_hostile_requests_of_learners_are_refused(server: KeyValueServer, head: dict[str, object]) -> None:
-    good = KeyValueClient(*server.address, 5, SECRET)
+def test_hostile_requests_of_learners_are_refused(server: StoreServer, head: dict[str, object]) -> None:
+    good = StoreClient(*server.address, 5, SECRET)
     good.call({"do": "set", "key": "text"}, b"letters")
-    good.call({"do": "roll", "act": "enter", "roll": "known", "rank": 0, "size": 2, "lease": 60})
+    good.call({"do": "membership", "act": "enter", "group": "known", "rank": 0, "size": 2, "lease": 60})
     with pytest.raises(ConnectionError, match="is gone"):
-        KeyValueClient(*server.address, 5, SECRET).call(head)
+        StoreClient(*server.address, 5, SECRET).call(head)
     assert good.call({"do": "size"})[0]["total"] == 1
-    assert good.call({"do": "roll", "act": "view", "roll": "known", "rank": 0})[0]["live"] == [[0, 0], [1, 0]]
+    assert good.call({"do": "membership", "act": "view", "group": "known", "rank": 0})[0]["live"] == [[0, 0], [1, 0]]
 
 
 class Offices:
     """Two learners' mail, the second perhaps with a secret of its own."""
 
-    def __init__(self, server: KeyValueServer, theirs: bytes = SECRET) -> None:
-        self.store = NetStore(KeyValueClient(*server.address, 5, SECRET), "")
+    def __init__(self, server: StoreServer, theirs: bytes = SECRET) -> None:
+        self.store = NetStore(StoreClient(*server.address, 5, SECRET), "")
         self.first = Mail(self.store, 0, "127.0.0.1", 3, SECRET)
         self.second = Mail(self.store, 1, "127.0.0.1", 3, theirs)
 
@@ -253,17 +253,17 @@ def lost() -> Exception:
     return PeerLost("nothing came", 0)
 
 
-def test_mail_goes_both_ways_with_the_secret(server: KeyValueServer) -> None:
+def test_mail_goes_both_ways_with_the_secret(server: StoreServer) -> None:
     with Offices(server) as both:
         both.first.post(torch.arange(5.0), 1, "tag", [2.5, float("nan")])
-        letter = both.second.box.take(0, "tag", 5, lost)
-        assert letter.x.tolist() == [0, 1, 2, 3, 4]
-        assert letter.note[0] == 2.5
+        message = both.second.box.take(0, "tag", 5, lost)
+        assert message.x.tolist() == [0, 1, 2, 3, 4]
+        assert message.header[0] == 2.5
         both.second.post(torch.zeros(0), 0, "empty")
         assert both.first.box.take(1, "empty", 5, lost).x.numel() == 0
 
 
-def test_mail_goes_nowhere_without_it(server: KeyValueServer) -> None:
+def test_mail_goes_nowhere_without_it(server: StoreServer) -> None:
     with Offices(server, theirs=b"another run's secret") as both:
         both.first.post(torch.ones(3), 1, "tag")
         with pytest.raises(PeerLost, match="does not have this run's secret"):
@@ -291,7 +291,7 @@ LETTERS = {
 
 
 @pytest.mark.parametrize("head", LETTERS.values(), ids=LETTERS)
-def test_hostile_letters_break_their_own_line_only(server: KeyValueServer, head: bytes) -> None:
+def test_hostile_letters_break_their_own_line_only(server: StoreServer, head: bytes) -> None:
     with Offices(server) as both:
         with dial(both.second._door.address, SECRET, "mail to 1", 0, 5) as line:
             begin_stream(line)
@@ -303,7 +303,7 @@ def test_hostile_letters_break_their_own_line_only(server: KeyValueServer, head:
         assert both.second.box.wait("good", 5) is not None
 
 
-def test_a_promised_vector_takes_no_memory_until_it_comes(server: KeyValueServer) -> None:
+def test_a_promised_vector_takes_no_memory_until_it_comes(server: StoreServer) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -331,11 +331,11 @@ def test_connecting_takes_one_round_trip_more() -> None:
         Thread(target=slowly, args=(line, other), daemon=True).start()
         Thread(target=slowly, args=(other, line), daemon=True).start()
 
-    server = KeyValueServer(listen(), SECRET)
+    server = StoreServer(listen(), SECRET)
     with listen() as far:
         Thread(target=lambda: relay(far.accept()[0], server.address), daemon=True).start()
         began = time.monotonic()
-        client = KeyValueClient(*far.getsockname(), 5, SECRET)
+        client = StoreClient(*far.getsockname(), 5, SECRET)
         client.call({"do": "size"})
         took = time.monotonic() - began
         began = time.monotonic()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from murmur.core.group import PeerLost
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore
 from murmur.worlds.process.transport import mail as mail_module
 from murmur.worlds.process.transport.listener import HungUp, dial, listen
@@ -24,8 +24,8 @@ SECRET = b"0123456789abcdef"
 
 @pytest.fixture
 def store() -> Iterator[NetStore]:
-    server = KeyValueServer(listen(), SECRET)
-    yield NetStore(KeyValueClient(*server.address, 5, SECRET), "")
+    server = StoreServer(listen(), SECRET)
+    yield NetStore(StoreClient(*server.address, 5, SECRET), "")
     server.close()
 
 
@@ -98,10 +98,10 @@ def test_letters_follow_a_learner_whose_first_address_is_closed(store: NetStore)
 def test_a_learner_that_stays_away_is_told(store: NetStore, silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mail_module, "TRY_SECONDS", 0.1)
     first = Mail(store, 0, "127.0.0.1", 0.6, SECRET)
-    with listen() as door:
-        store.set("mail/1", "{}:{}".format(*door.getsockname()))
+    with listen() as listener:
+        store.set("mail/1", "{}:{}".format(*listener.getsockname()))
         if not silent:
-            door.close()
+            listener.close()
         first.post(torch.zeros(1), 1, "a")
         with pytest.raises(PeerLost, match="learner 1 cannot be reached by mail"):
             first.box.take(1, "b", 20.0, nothing)

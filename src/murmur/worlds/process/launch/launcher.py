@@ -22,9 +22,9 @@ from typing import IO, Any
 
 from murmur.worlds.process.launch.environment import BEGUN_KEY, COME_KEY, ENDED_KEY, Place, child_variables
 from murmur.worlds.process.launch.secret import draw, unnamed_file
-from murmur.worlds.process.launch.signals import HALTED_STATUS, StopSignals, ignore_until_ready
+from murmur.worlds.process.launch.signals import STOPPED_STATUS, StopSignals, ignore_until_ready
 from murmur.worlds.process.membership.client import WORLD, stalls_of
-from murmur.worlds.process.store.server import KeyValueClient
+from murmur.worlds.process.store.server import StoreClient
 from murmur.worlds.process.transport.listener import listen
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class LaunchStanding:
 
     def has_ended(self, unit: Unit) -> bool:
         """Whether a learner has come to the end of training."""
-        return unit.code in (0, HALTED_STATUS) or (unit.code is None and unit.rank in self.ended)
+        return unit.code in (0, STOPPED_STATUS) or (unit.code is None and unit.rank in self.ended)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ class Launch:
         """Start everything and wait for the end.
 
         Returns:
-            0 if the run is whole, `HALTED_STATUS` where the learners have saved and ended because they were asked to,
+            0 if the run is whole, `STOPPED_STATUS` where the learners have saved and ended because they were asked to,
             `PEER_LOST_STATUS` where a learner or the store was lost, or the exit status of the learner whose failure
             ended the run.
         """
@@ -232,8 +232,8 @@ class Launch:
 
     def _well(self) -> tuple[int | None, ...]:
         """Statuses that are no failure; one that stops before it trains leaves the others alone, who then stop too."""
-        stopped = self._asked() and any(unit.code == HALTED_STATUS for unit in self.units)
-        return (None, 0, HALTED_STATUS, PEER_LOST_STATUS) if stopped else (None, 0, HALTED_STATUS)
+        stopped = self._asked() and any(unit.code == STOPPED_STATUS for unit in self.units)
+        return (None, 0, STOPPED_STATUS, PEER_LOST_STATUS) if stopped else (None, 0, STOPPED_STATUS)
 
     def _conclude(self) -> int:
         """The exit status when no learner runs any more: 0 only if the run is whole."""
@@ -241,8 +241,8 @@ class Launch:
         missing = self.missing()
         if 0 in codes and not missing:
             return 0
-        if HALTED_STATUS in codes:
-            return HALTED_STATUS
+        if STOPPED_STATUS in codes:
+            return STOPPED_STATUS
         log.error("all learners have ended, but the run is not whole: %s is missing; --resume finishes it", missing)
         return max(codes - {0, PEER_LOST_STATUS}, default=PEER_LOST_STATUS)
 
@@ -252,7 +252,7 @@ class Launch:
             return
         signal.sigwait([signal.SIGQUIT])
         try:
-            with closing(KeyValueClient(self.host, self._port, GRACE_SECONDS, self.secret)) as line:
+            with closing(StoreClient(self.host, self._port, GRACE_SECONDS, self.secret)) as line:
                 log.warning("%s", stalls_of(line, self._prefix))
         except ConnectionError:
             log.warning("no learner waits for another one yet")
@@ -284,7 +284,7 @@ class Launch:
     def _recover(self, failed: Sequence[Unit]) -> int | None:
         """Go on after a failure, with restarts or without the learner; the exit status if that is not possible."""
         try:
-            with closing(KeyValueClient(self.host, self._port, ASK_SECONDS, self.secret)) as line:
+            with closing(StoreClient(self.host, self._port, ASK_SECONDS, self.secret)) as line:
                 standing = self._standing(line)
                 self._training |= len(standing.begun) == len(self.units)
                 self._ever_began |= bool(standing.begun)
@@ -352,16 +352,16 @@ class Launch:
     def _end_at_once(self, units: Sequence[Unit]) -> None:
         end_all([u.process for u in units if u.process], grace_seconds=0.0)
 
-    def _standing(self, line: KeyValueClient) -> LaunchStanding:
+    def _standing(self, line: StoreClient) -> LaunchStanding:
         def with_key(name: str) -> frozenset[int]:
             keys = {u.rank: f"{self._prefix}{name}/{u.rank}" for u in self.units}
             return frozenset(r for r, key in keys.items() if line.call({"do": "check", "keys": [key]})[0]["there"])
 
         return LaunchStanding(with_key(COME_KEY), with_key(BEGUN_KEY), with_key(ENDED_KEY))
 
-    def _tell(self, line: KeyValueClient, unit: Unit, how: str) -> None:
+    def _tell(self, line: StoreClient, unit: Unit, how: str) -> None:
         """Tell the others through their membership that a learner is gone, so that nothing waits for it."""
-        line.call({"do": "gone", "roll": self._prefix + WORLD, "rank": unit.rank, "why": f"its process {how}"})
+        line.call({"do": "gone", "group": self._prefix + WORLD, "rank": unit.rank, "why": f"its process {how}"})
         line.call({"do": "delete", "key": f"{self._prefix}{BEGUN_KEY}/{unit.rank}"})
 
     @property

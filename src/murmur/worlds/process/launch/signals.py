@@ -14,9 +14,9 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from murmur.core.stop_signals import HALTED_STATUS, SAME_SECONDS, STOP_SIGNALS, Stopped
+from murmur.core.stop_signals import SAME_SECONDS, STOP_SIGNALS, STOPPED_STATUS, Stopped
 
-__all__ = ["HALTED_STATUS", "StopSignals", "StopWhenPolled", "ignore_until_ready"]
+__all__ = ["STOPPED_STATUS", "StopSignals", "StopWhenPolled", "ignore_until_ready"]
 
 
 class StopSignals:

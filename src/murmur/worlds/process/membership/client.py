@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from threading import Event, Lock, Thread
 from typing import Any
 
-from murmur.core.membership import NOTHING, Preparation, Roll, View
+from murmur.core.membership import NOTHING, Membership, Preparation, View
 from murmur.worlds.process.membership.claims import ClaimClient, ClaimsAhead, Limits, claims_in
 from murmur.worlds.process.membership.server import ENTRY_SECONDS
 from murmur.worlds.process.membership.stalls import read_table
@@ -25,10 +25,10 @@ def stalls_of(line: ClaimClient, prefix: str) -> str:
     Raises:
         ConnectionError: the server is gone, or no learner has entered yet.
     """
-    return read_table(line.call({"do": "roll", "act": "waits", "roll": prefix + WORLD, "rank": 0})[0])
+    return read_table(line.call({"do": "membership", "act": "waits", "group": prefix + WORLD, "rank": 0})[0])
 
 
-class NetRoll(Roll):
+class StoreMembership(Membership):
     """A learner's line to the register of its group on the server.
 
     Attributes:
@@ -69,7 +69,7 @@ class NetRoll(Roll):
         self._seeing = Lock()
         self._view = _view(self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds))
         self._latest: tuple[range, Limits] | None = None
-        head = {"do": "roll", "act": "claim", "roll": name, "rank": rank}
+        head = {"do": "membership", "act": "claim", "group": name, "rank": rank}
         self._ahead = ClaimsAhead(connect, head, lambda: (self._view.number, self._view.incarnations.get(rank)))
         self._thread = Thread(target=self._beat, name=f"signs of life in {name}", daemon=True)
         self._thread.start()
@@ -106,8 +106,8 @@ class NetRoll(Roll):
     def spent(self) -> bool:
         return bool(self._ask("spent")["spent"])
 
-    def reach(self, stage: str) -> bool:
-        return bool(self._ask("reach", stage=stage)["all"])
+    def arrive(self, barrier: str) -> bool:
+        return bool(self._ask("arrive", barrier=barrier)["all"])
 
     def leave(self) -> None:
         if not self._left.is_set():
@@ -137,7 +137,7 @@ class NetRoll(Roll):
             self._pulse.close()
 
     def _ask(self, act: str, **more: object) -> dict[str, Any]:
-        return self._line.call({"do": "roll", "act": act, "roll": self.name, "rank": self.rank, **more})[0]
+        return self._line.call({"do": "membership", "act": act, "group": self.name, "rank": self.rank, **more})[0]
 
     def _see(self, answer: dict[str, Any]) -> None:
         with self._seeing:
@@ -158,7 +158,7 @@ class NetRoll(Roll):
             self._view = view
 
     def _beat(self) -> None:
-        head = {"do": "roll", "act": "beat", "roll": self.name, "rank": self.rank}
+        head = {"do": "membership", "act": "beat", "group": self.name, "rank": self.rank}
         try:
             while not self._left.is_set():
                 lease = self.lease_seconds
@@ -178,7 +178,7 @@ class NetRoll(Roll):
             self._pulse.close()
 
 
-class CountedRoll(Roll):
+class CountedMembership(Membership):
     """A register made of shared counters, for stores that only count: claims work, deaths are not noticed."""
 
     def __init__(self, count: Callable[[str, int], int], rank: int, size: int) -> None:
@@ -208,10 +208,10 @@ class CountedRoll(Roll):
         first, total = self._limits
         return self._count("done", 0) >= total - first
 
-    def reach(self, stage: str) -> bool:
-        fresh = 0 if stage in self._reached else 1
-        self._reached.add(stage)
-        return self._count(f"reached {stage}", fresh) >= self.size
+    def arrive(self, barrier: str) -> bool:
+        fresh = 0 if barrier in self._reached else 1
+        self._reached.add(barrier)
+        return self._count(f"reached {barrier}", fresh) >= self.size
 
     def leave(self) -> None:
         """Nobody else would notice."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from murmur.core.group import PeerLost
-from murmur.worlds.process.membership.client import NetRoll
+from murmur.worlds.process.membership.client import StoreMembership
 from murmur.worlds.process.transport.mail import Mail
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ UNHEARD_SECONDS = 5.0  # a learner that the store does not answer for so long ha
 NAME_SECONDS = 2.0  # how long a broken connection waits for the register to say whose it is
 
 
-class Presence:
+class FailureDetector:
     """One learner's view of the others.
 
     Args:
@@ -38,11 +38,15 @@ class Presence:
     """
 
     def __init__(
-        self, roll: NetRoll, host_of: Callable[[int], str], mail: Mail, least_seconds: float = LEAST_SECONDS
+        self,
+        membership: StoreMembership,
+        host_of: Callable[[int], str],
+        mail: Mail,
+        least_seconds: float = LEAST_SECONDS,
     ) -> None:
-        self.roll, self._host_of, self._mail, self._least = roll, host_of, mail, least_seconds
-        roll.when_gone = self._gone
-        self._rolls = [roll]
+        self.membership, self._host_of, self._mail, self._least = membership, host_of, mail, least_seconds
+        membership.when_gone = self._gone
+        self._memberships = [membership]
         self._told = -math.inf
         self._rounds: deque[float] = deque(maxlen=MOST_ROUNDS)
 
@@ -52,23 +56,23 @@ class Presence:
         if len(self._rounds) < FEWEST_ROUNDS:
             return
         median = statistics.median(self._rounds)
-        for roll in self._rolls:
-            roll.lease_seconds = max(self._least, ROUNDS * median)
-        if len(self._rounds) == FEWEST_ROUNDS and self.roll.rank == 0:
+        for membership in self._memberships:
+            membership.lease_seconds = max(self._least, ROUNDS * median)
+        if len(self._rounds) == FEWEST_ROUNDS and self.membership.rank == 0:
             log.info(
                 "a learner that is silent for %.2f s, max(%g s, %d median rounds of %.3f s), counts as lost",
-                *(self.roll.lease_seconds, self._least, ROUNDS, median),
+                *(self.membership.lease_seconds, self._least, ROUNDS, median),
             )
 
-    def adopted(self, roll: NetRoll) -> NetRoll:
+    def adopted(self, membership: StoreMembership) -> StoreMembership:
         """The register of a group, in which silence is borne as long as in the world."""
-        roll.lease_seconds = self.roll.lease_seconds
-        self._rolls.append(roll)
-        return roll
+        membership.lease_seconds = self.membership.lease_seconds
+        self._memberships.append(membership)
+        return membership
 
     def incarnations(self, members: Sequence[int]) -> dict[int, int]:
         """Of those members that are here now; see `missing`."""
-        found = self.roll.view().incarnations
+        found = self.membership.view().incarnations
         return {m: found[m] for m in members if m in found}
 
     def missing(self, members: Sequence[int], born: Mapping[int, int]) -> PeerLost | None:
@@ -81,19 +85,19 @@ class Presence:
         Raises:
             ConnectionError: the store is gone.
         """
-        live, lost = self.roll.view().incarnations, self.roll.lost
-        unheard = self.roll.unheard_seconds
-        if unheard > max(UNHEARD_SECONDS, 2 * self.roll.lease_seconds):
-            me = self.roll.rank
+        live, lost = self.membership.view().incarnations, self.membership.lost
+        unheard = self.membership.unheard_seconds
+        if unheard > max(UNHEARD_SECONDS, 2 * self.membership.lease_seconds):
+            me = self.membership.rank
             return PeerLost(f"learner {me} has had no answer from the store for {unheard:.1f} s: is it cut off?", me)
         gone = [m for m in members if m not in live or live[m] != born.get(m, live[m])]
         if not gone:
             return None
-        if self.roll.rank in gone:
+        if self.membership.rank in gone:
             return PeerLost(
-                f"learner {self.roll.rank} was thought lost by the others: it gave no sign of life for longer than"
-                f" {self.roll.lease_seconds:.2f} s",
-                self.roll.rank,
+                f"learner {self.membership.rank} was thought lost by the others: it gave no sign of life for longer than"
+                f" {self.membership.lease_seconds:.2f} s",
+                self.membership.rank,
             )
         first = next((m for m in lost if m in gone), gone[0])
         return self._loss(first, lost.get(first, "it has ended"))
@@ -108,10 +112,10 @@ class Presence:
     def tell_stalls(self) -> None:
         """Print who waits for what; only the first of those that are here does, if it is not told yet."""
         now = time.monotonic()
-        first = min(self.roll.view().live, default=self.roll.rank)
-        if first == self.roll.rank and now - self._told > SAME_SECONDS:
+        first = min(self.membership.view().live, default=self.membership.rank)
+        if first == self.membership.rank and now - self._told > SAME_SECONDS:
             self._told = now
-            log.warning("%s", self.roll.stalls())
+            log.warning("%s", self.membership.stalls())
 
     def await_missing(self, members: Sequence[int], born: Mapping[int, int]) -> PeerLost | None:
         """`missing`, of which the register may hear a little later than a connection breaks."""

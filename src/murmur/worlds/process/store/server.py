@@ -20,9 +20,9 @@ from typing import Any
 
 from murmur.worlds.process.launch import secret as secrets_
 from murmur.worlds.process.launch.signals import ignore_until_ready
-from murmur.worlds.process.membership.server import Rollcall
+from murmur.worlds.process.membership.server import MembershipServer
 from murmur.worlds.process.transport.handshake import Refused
-from murmur.worlds.process.transport.listener import Door, dial
+from murmur.worlds.process.transport.listener import Listener, dial
 from murmur.worlds.process.transport.wire_format import receive_frame, seconds, send_frame, text, texts, whole
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class MissingKey(TimeoutError):
     """A key did not appear in time."""
 
 
-class KeyValueServer:
+class StoreServer:
     """Serves keys on a listening socket, one thread a connection, until it is closed.
 
     Args:
@@ -51,8 +51,8 @@ class KeyValueServer:
     def __init__(self, listener: socket.socket, secret: bytes = b"") -> None:
         self._values: dict[str, bytes] = {}
         self._changed = Condition()
-        self._rollcall = Rollcall(self._changed)
-        self._door = Door(listener, secret, PURPOSE, self._serve)
+        self._membership_server = MembershipServer(self._changed)
+        self._door = Listener(listener, secret, PURPOSE, self._serve)
         self.address: tuple[str, int] = self._door.address
 
     def close(self) -> None:
@@ -68,13 +68,13 @@ class KeyValueServer:
                     head, value = receive_frame(line)
                     answer, value = self._answer(head, value)
                     if head.get("act") in ("enter", "beat"):
-                        living[head["roll"], head["rank"]] = dict(answer["live"]).get(head["rank"], -1)
+                        living[head["group"], head["rank"]] = dict(answer["live"]).get(head["rank"], -1)
                     send_frame(line, answer, value)
                 except (OSError, EOFError, ValueError):
                     break  # a caller that hung up, or who asks for what cannot be
         with self._changed:
-            for (roll, rank), incarnation in living.items():
-                self._rollcall.hung_up(roll, rank, incarnation)
+            for (membership, rank), incarnation in living.items():
+                self._membership_server.hung_up(membership, rank, incarnation)
 
     def _answer(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
         verbs: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
@@ -84,8 +84,8 @@ class KeyValueServer:
             "swap": self._swap,
             "check": lambda h, _: ({"there": all(k in self._values for k in texts(h, "keys"))}, b""),
             "delete": lambda h, _: ({"there": self._values.pop(text(h, "key"), None) is not None}, b""),
-            "roll": lambda h, _: (self._rollcall.answer(h), b""),
-            "gone": lambda h, _: (self._rollcall.gone(h), b""),
+            "membership": lambda h, _: (self._membership_server.answer(h), b""),
+            "gone": lambda h, _: (self._membership_server.gone(h), b""),
             "size": lambda _, __: ({"total": len(self._values)}, b""),
         }
         verb = verbs.get(text(head, "do"))
@@ -122,7 +122,7 @@ class KeyValueServer:
         self._changed.notify_all()
 
 
-class KeyValueClient:
+class StoreClient:
     """One connection. Calls from several threads take turns; a thread that waits long should have its own.
 
     Args:
@@ -162,9 +162,9 @@ class KeyValueClient:
                     )
                 time.sleep(0.05)
 
-    def again(self, timeout_seconds: float) -> KeyValueClient:
+    def again(self, timeout_seconds: float) -> StoreClient:
         """Another connection to the same server."""
-        return KeyValueClient(self.host, self.port, timeout_seconds, self._secret)
+        return StoreClient(self.host, self.port, timeout_seconds, self._secret)
 
     def call(
         self, head: dict[str, Any], value: bytes = b"", seconds: float | None = None
@@ -204,7 +204,7 @@ def main() -> None:
     """Serve until standard input closes with the launcher. Arguments: descriptors of the listening socket and of the
     file with the secret."""
     ignore_until_ready()  # a scheduler asks every process to end; the learners need the store until they have saved
-    server = KeyValueServer(socket.socket(fileno=int(sys.argv[1])), secrets_.from_descriptor(int(sys.argv[2])))
+    server = StoreServer(socket.socket(fileno=int(sys.argv[1])), secrets_.from_descriptor(int(sys.argv[2])))
     sys.stdin.buffer.read()
     server.close()
 

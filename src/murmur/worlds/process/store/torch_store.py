@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from murmur.worlds.process.launch.environment import PORT_ERRORS, Place, resolve
 from murmur.worlds.process.launch.secret import draw
-from murmur.worlds.process.store.server import KeyValueClient, KeyValueServer
+from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.transport.listener import listen
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class NetStore(Store):
     Keys are seen under `prefix`, so that a restarted launch never meets those of the launch before.
     """
 
-    def __init__(self, client: KeyValueClient, prefix: str) -> None:
+    def __init__(self, client: StoreClient, prefix: str) -> None:
         super().__init__()
         self._client, self._prefix = client, prefix
         self._seconds = client.timeout_seconds
@@ -35,7 +35,7 @@ class NetStore(Store):
         twin._seconds = self._seconds
         return twin
 
-    def line(self) -> KeyValueClient:
+    def line(self) -> StoreClient:
         """A fresh connection to the server, for what is no store of keys."""
         return self._client.again(self._seconds)
 
@@ -101,7 +101,7 @@ def connect(place: Place, timeout_seconds: float) -> Store:
         ValueError: this learner has to open the store and cannot.
     """
     if place.store == "learner 0" and place.rank == 0:
-        KeyValueServer(_listen_at(place), place.secret)
+        StoreServer(_listen_at(place), place.secret)
         if not place.secret and not place.host.startswith("127."):
             log.warning(
                 "whoever can reach %s:%d can take part in this run: give every learner the same --secret-file",
@@ -109,7 +109,7 @@ def connect(place: Place, timeout_seconds: float) -> Store:
                 place.port,
             )
     if place.store != "torchrun":
-        return NetStore(KeyValueClient(place.host, place.port, timeout_seconds, place.secret), place.prefix)
+        return NetStore(StoreClient(place.host, place.port, timeout_seconds, place.secret), place.prefix)
     try:
         seconds = timedelta(seconds=timeout_seconds)
         theirs = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)

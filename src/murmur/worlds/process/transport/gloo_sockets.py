@@ -55,7 +55,7 @@ class Connection:
     there: Address
 
 
-class Connections:
+class GlooSockets:
     """The connections that gloo opened while one group was made.
 
     Args:

@@ -26,7 +26,7 @@ class HungUp(ConnectionError):
     """A door has had too many strangers all the time, or its learner was ending."""
 
 
-class Door:
+class Listener:
     """Lets `serve(line, number)` run in a thread of its own for every caller that has the secret.
 
     Args:

@@ -29,10 +29,10 @@ from torch._C._distributed_c10d import Store
 from murmur.core.group import PeerLost
 from murmur.worlds.mailbox import Mailbox
 from murmur.worlds.process.store.torch_store import cloned
-from murmur.worlds.process.transport.listener import Door, HungUp, dial, listen
+from murmur.worlds.process.transport.listener import HungUp, Listener, dial, listen
 from murmur.worlds.process.transport.stream import LENGTH, Inbox, Outbox, opening, want, watch
 from murmur.worlds.process.transport.traffic import Flow, flow_of
-from murmur.worlds.process.transport.wire_format import Head, exactly, header, text, whole
+from murmur.worlds.process.transport.wire_format import Head, exactly, parse_head, text, whole
 
 TYPES = {str(t): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)}
 HEADER_BYTES = 1 << 16  # a longer header is not ours
@@ -72,15 +72,15 @@ class Mail:
         self._lock = Lock()
         self._closing = False
         self.sent_bytes = 0
-        self._door = Door(listen(address), secret, f"mail to {rank}", self._receive)
+        self._door = Listener(listen(address), secret, f"mail to {rank}", self._receive)
         store.set(f"mail/{rank}", "{}:{}".format(*self._door.address))
 
-    def post(self, x: Tensor, to: int, tag: str, note: Sequence[float] = ()) -> None:
+    def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
         """Queue a copy of x for learner `to`; returns at once."""
         if to == self.rank:
-            self.box.put(self.rank, tag, x.clone(), note)
+            self.box.put(self.rank, tag, x.clone(), header)
             return
-        head = {"tag": tag, "type": str(x.dtype), "numel": x.numel(), "note": list(note)}
+        head = {"tag": tag, "type": str(x.dtype), "numel": x.numel(), "note": list(header)}
         with self._lock:
             if to not in self._senders:
                 self._senders[to] = Outbox()
@@ -222,12 +222,12 @@ class Mail:
             wanted = self._inboxes[source].open(name, first)
         while self._latest(source) is line:
             want(line, wanted)
-            tag, x, note = receive_letter(line)
+            tag, x, header = receive_message(line)
             with self._lock:  # a newer connection asks for this letter again, or finds that it has come
                 if self._incoming.get(source, (0, None))[1] is not line:
                     return
                 wanted = self._inboxes[source].take(name)
-                self.box.put(source, tag, x, note)
+                self.box.put(source, tag, x, header)
 
     def _await_return(self, line: socket.socket, source: int, error: Exception) -> None:
         """A connection has ended: its learner is lost if it meant that, sent no letter, or opens no other one."""
@@ -259,7 +259,7 @@ class Mail:
         return True
 
 
-def receive_letter(line: socket.socket) -> tuple[str, Tensor, list[float]]:
+def receive_message(line: socket.socket) -> tuple[str, Tensor, list[float]]:
     """The tag, the vector and the note of the next letter.
 
     Raises:
@@ -272,8 +272,8 @@ def receive_letter(line: socket.socket) -> tuple[str, Tensor, list[float]]:
         raise Closed("it has sent all and closed the connection")
     if length > HEADER_BYTES:
         raise ValueError(f"a header of {length} bytes")
-    head = header(exactly(line, length))
-    tag, dtype, note = text(head, "tag"), TYPES.get(text(head, "type")), _note(head)
+    head = parse_head(exactly(line, length))
+    tag, dtype, header = text(head, "tag"), TYPES.get(text(head, "type")), _note(head)
     if dtype is None:
         raise ValueError(f"a vector of {head['type']!r}")
     count = whole(head, "numel", 0, LETTER_BYTES // dtype.itemsize) * dtype.itemsize
@@ -288,14 +288,14 @@ def receive_letter(line: socket.socket) -> tuple[str, Tensor, list[float]]:
         if got == 0:
             raise EOFError("the other side has closed the connection in the middle of a vector")
         view = view[got:]
-    return tag, torch.from_numpy(raw).view(dtype) if count else torch.empty(0, dtype=dtype), note
+    return tag, torch.from_numpy(raw).view(dtype) if count else torch.empty(0, dtype=dtype), header
 
 
 def _note(head: Head) -> list[float]:
-    note = head.get("note")
-    if not isinstance(note, list) or not all(isinstance(each, int | float) for each in note):
-        raise ValueError(f"a note that is {note!r}, not a list of numbers")
+    header = head.get("note")
+    if not isinstance(header, list) or not all(isinstance(each, int | float) for each in header):
+        raise ValueError(f"a note that is {header!r}, not a list of numbers")
     try:
-        return [float(each) for each in note]  # a loss among them may well be none or endless
+        return [float(each) for each in header]  # a loss among them may well be none or endless
     except OverflowError as error:
         raise ValueError("a note of numbers beyond all measure") from error

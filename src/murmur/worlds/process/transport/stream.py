@@ -26,7 +26,7 @@ from torch import Tensor
 
 from murmur.worlds.process.transport.wire_format import exactly
 
-Letter = tuple[bytes, Tensor]  # header and vector, on the CPU
+Message = tuple[bytes, Tensor]  # header and vector, on the CPU
 LENGTH = struct.Struct("<I")
 NO_MORE = LENGTH.pack(0)  # in the place of a header's length: the sender has sent all and closes
 OPENING, NUMBER = struct.Struct("<QQ"), struct.Struct("<Q")
@@ -41,8 +41,8 @@ class Outbox:
     """The letters to one learner that it has not confirmed yet. Any thread may put; one thread sends."""
 
     def __init__(self) -> None:
-        self._new: SimpleQueue[Letter | None] = SimpleQueue()
-        self._kept: deque[Letter] = deque()
+        self._new: SimpleQueue[Message | None] = SimpleQueue()
+        self._kept: deque[Message] = deque()
         self._first = 0  # number of the first that is kept
         self._ended = False
         self._name = secrets.randbits(64)
@@ -53,9 +53,9 @@ class Outbox:
         """How many letters the receiver has taken in."""
         return self._first
 
-    def put(self, letter: Letter | None) -> None:
+    def put(self, message: Message | None) -> None:
         """Send a letter after those before it; None: there will be no more."""
-        self._new.put(letter)
+        self._new.put(message)
 
     def carry(self, line: socket.socket, sent: Callable[[int], None]) -> None:
         """Send over a new connection what is kept and what comes, until all has been confirmed and no more comes.
@@ -71,8 +71,8 @@ class Outbox:
         self._heard = b""
         line.sendall(OPENING.pack(self._name, self._first))
         self._confirm(*NUMBER.unpack(exactly(line, NUMBER.size)))
-        for letter in list(self._kept):
-            sent(_send(line, letter))
+        for message in list(self._kept):
+            sent(_send(line, message))
             self._hear(line, 0.0)
         while not self._ended:
             try:
@@ -159,8 +159,8 @@ def watch(line: socket.socket) -> None:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_SECONDS)
 
 
-def _send(line: socket.socket, letter: Letter) -> int:
-    head, x = letter
+def _send(line: socket.socket, message: Message) -> int:
+    head, x = message
     line.sendall(LENGTH.pack(len(head)) + head)
     line.sendall(x.contiguous().view(torch.uint8).numpy().data if x.numel() else b"")
     return LENGTH.size + len(head) + x.numel() * x.element_size()

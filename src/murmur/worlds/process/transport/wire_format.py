@@ -35,10 +35,10 @@ def receive_frame(line: socket.socket) -> tuple[Head, bytes]:
     words, value = LENGTHS.unpack(exactly(line, LENGTHS.size))
     if words > HEAD_BYTES or value > VALUE_BYTES:
         raise ValueError(f"a frame of {words} + {value} bytes")
-    return header(exactly(line, words)), exactly(line, value)
+    return parse_head(exactly(line, words)), exactly(line, value)
 
 
-def header(raw: bytes | bytearray) -> Head:
+def parse_head(raw: bytes | bytearray) -> Head:
     """The header of a frame.
 
     Raises:
