@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmur.core.compression import FORMATS, Cast, CompressedGroup, Scaled
+from murmur.core.compression import COMPRESSIONS, Cast, CompressedGroup, Scaled
 from murmur.core.mixing import randomized_ring, ring
 from murmur.core.world import Program, Seat, World
 from murmur.testing.worlds import check_group
@@ -29,12 +29,12 @@ def draw(numel: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tenso
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", COMPRESSIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_arrives_is_near_and_small(name: str, dtype: torch.dtype) -> None:
     x = draw(256 * 40, dtype=dtype)
-    code = FORMATS[name].encode(x)
-    arrived = FORMATS[name].decode(code, x)
+    code = COMPRESSIONS[name].encode(x)
+    arrived = COMPRESSIONS[name].decode(code, x)
     assert code.dim() == 1
     assert code.numel() * code.element_size() == BYTES[name] * x.numel()
     assert (arrived.dtype, arrived.shape) == (x.dtype, x.shape)
@@ -43,38 +43,38 @@ def test_what_arrives_is_near_and_small(name: str, dtype: torch.dtype) -> None:
     assert ((arrived - x).abs() <= ERROR[name] * largest * (1 + 1e-6) + 1e-7).all()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", COMPRESSIONS)
 @pytest.mark.parametrize("numel", [0, 1, 255, 256, 257, 1000])
 def test_any_length(name: str, numel: int) -> None:
     x = draw(numel)
-    assert torch.allclose(FORMATS[name].decode(FORMATS[name].encode(x), x), x, rtol=0.01, atol=0.02)
+    assert torch.allclose(COMPRESSIONS[name].decode(COMPRESSIONS[name].encode(x), x), x, rtol=0.01, atol=0.02)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", COMPRESSIONS)
 def test_what_arrived_arrives_again(name: str) -> None:
     """Decoded vectors are fixed points to the bit: passing on loses nothing more."""
-    form, x = FORMATS[name], torch.cat([draw(1000), 1e-38 * draw(500), 1e30 * draw(500)])
+    form, x = COMPRESSIONS[name], torch.cat([draw(1000), 1e-38 * draw(500), 1e30 * draw(500)])
     once = form.decode(form.encode(x), x)
     assert torch.equal(form.decode(form.encode(once), x), once)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", COMPRESSIONS)
 def test_zeros_arrive_as_zeros_and_the_argument_is_kept(name: str) -> None:
     x = draw(600)
     x[:300] = 0.0
     before = x.clone()
-    code = FORMATS[name].encode(x)
+    code = COMPRESSIONS[name].encode(x)
     code.zero_()
     assert torch.equal(x, before)
-    assert not FORMATS[name].decode(FORMATS[name].encode(x), x)[:300].any()
+    assert not COMPRESSIONS[name].decode(COMPRESSIONS[name].encode(x), x)[:300].any()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", COMPRESSIONS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_stays_visible(name: str, bad: float) -> None:
     x = draw(300)
     x[7] = bad
-    arrived = FORMATS[name].decode(FORMATS[name].encode(x), x)
+    arrived = COMPRESSIONS[name].decode(COMPRESSIONS[name].encode(x), x)
     assert not arrived[7].isfinite()
     assert arrived[290:].isfinite().all()
 
@@ -84,10 +84,10 @@ def test_float16_saturates() -> None:
     assert Cast(torch.float16).decode(Cast(torch.float16).encode(x), x).tolist() == [65504.0, -65504.0, 1.0]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", COMPRESSIONS)
 def test_a_message_of_another_length_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="the same format and model"):
-        FORMATS[name].decode(FORMATS[name].encode(draw(300)), draw(301))
+        COMPRESSIONS[name].decode(COMPRESSIONS[name].encode(draw(300)), draw(301))
 
 
 def test_received_bytes_need_not_be_aligned() -> None:
@@ -118,7 +118,7 @@ class Spoken:
     form: str
 
     async def __call__(self, seat: Seat) -> Any:
-        seat.group = CompressedGroup(seat.group, FORMATS[self.form])
+        seat.group = CompressedGroup(seat.group, COMPRESSIONS[self.form])
         return await self.program(seat)
 
 
@@ -150,7 +150,7 @@ class Means:
 
     def oracle(self, size: int, form: str) -> Tensor:
         """m = D(e + sum n_i D(x_i + e_i) / sum n_i) on the stacked vectors."""
-        speak = FORMATS[form]
+        speak = COMPRESSIONS[form]
         kept, owed, means = torch.zeros(size, self.numel).double(), torch.zeros(self.numel).double(), []
         for k in range(self.rounds):
             total, weights = torch.zeros(self.numel).double(), 0.0
@@ -167,7 +167,7 @@ class Means:
         return torch.stack(means)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", COMPRESSIONS)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("numel", [5, 700])
 def test_the_mean_follows_its_equation(form: str, size: int, numel: int) -> None:
@@ -180,7 +180,7 @@ def test_the_mean_follows_its_equation(form: str, size: int, numel: int) -> None
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", COMPRESSIONS)
 def test_the_mean_in_processes(form: str, pool: Pool) -> None:
     got = torch.tensor(Speaking(PooledWorld(pool, 3), form).run(Means()), dtype=torch.float64)
     assert torch.allclose(got, Means().oracle(3, form).expand_as(got), rtol=1e-12, atol=1e-12)
@@ -223,7 +223,7 @@ class Mixes:
         return x.tolist()
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", COMPRESSIONS)
 def test_mixing_never_moves_the_mean(form: str) -> None:
     start, end = (torch.tensor(Speaking(VirtualWorld(5), form).run(Mixes(k)), dtype=torch.float64) for k in (0, 300))
     assert torch.allclose(end.mean(0), start.mean(0), rtol=0, atol=1e-9)
@@ -243,7 +243,7 @@ async def messages(seat: Seat) -> list[Any]:
     return heard
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", COMPRESSIONS)
 def test_letters_arrive_as_they_were(form: str) -> None:
     for world in (VirtualWorld(2), ThreadWorld(2, timeout_seconds=10)):
         heard = Speaking(world, form).run(messages)[0]
@@ -261,7 +261,7 @@ async def counted(seat: Seat) -> int:
     return seat.group.sent_bytes
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", COMPRESSIONS)
 @pytest.mark.parametrize("size", [2, 4])
 def test_bytes_are_counted_and_seconds_fall_with_them(form: str, size: int) -> None:
     """A mean of P elements costs what an allreduce does, 2 (L - 1) / L P, on the wire and on a slow link."""

@@ -151,7 +151,7 @@ def test_gradients_and_averaging_that_begin_together_share_one_flock(monkeypatch
             made.append(self)
             super().__init__(*around)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(learner_module, "Flock", Slow)
+    monkeypatch.setattr(learner_module, "PairwiseAverager", Slow)
 
     async def program(seat: Seat) -> list[PairwiseAverager]:
         layout = Layout.trainable(Point(2))

@@ -46,7 +46,10 @@ CASES = [
     (["train", "HYBRID", "--set", "task.corpus=NOWHERE"], "nowhere: name the folder of the set (task.corpus)"),
     (["train", "HYBRID", "--set", "task.loader=an4"], "an4.dic is missing"),
     (["train", "HYBRID", "--set", "task.corpus=SET/data/train"], "is a data directory, not a set"),
-    (["train", "HYBRID", "--set", "averaged_marks=0", "--weights", "averaged"], "needs averaged_marks of 1 or more"),
+    (
+        ["train", "HYBRID", "--set", "averaged_checkpoints=0", "--weights", "averaged"],
+        "needs averaged_checkpoints of 1 or more",
+    ),
     (["train", "HYBRID", "--init", "NOWHERE"], "nowhere is neither a .safetensors file nor a run's folder"),
     (["train", "HYBRID", "--init", "DAMAGED"], "damaged.safetensors cannot be read"),
     (["train", "HYBRID", "--secret-file", "NOWHERE"], "nowhere"),

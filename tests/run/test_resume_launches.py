@@ -29,7 +29,7 @@ from tasks import fit_in_process
 pytestmark = pytest.mark.processes
 SETTINGS = ("budget.epochs=12", "task.hidden=8", "task.dropout=0.2", "evaluate_every_epochs=0.4")
 MINIBATCHES = 1200
-IN_STEP = ["SyncSGD()", "KAVG(K=4)", "BMUF(K=4)", "DelayByOne()", "Exchanged(KAVG(K=4), 'int8')", "AdaptiveKAVG()"]
+IN_STEP = ["SyncSGD()", "KAVG(K=4)", "BMUF(K=4)", "DelayByOne()", "Compressed(KAVG(K=4), 'int8')", "AdaptiveKAVG()"]
 
 
 def launch(strategy: str, out: Path, resume: bool) -> subprocess.Popen[str]:

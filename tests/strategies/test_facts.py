@@ -23,8 +23,8 @@ from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD
 from murmur.strategies.averaging_rules import Jobs
 from murmur.strategies.bmuf import BMUF
+from murmur.strategies.compressed import Compressed
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.strategies.exchanged import Compressed
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.strategies.super_learners import SuperLearners

@@ -32,7 +32,7 @@ from named import named
 from pool import Pool
 from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, plain_loop, weights_of
 
-SMALL = {"ParameterAveraging": ParameterAveraging(16), "Exchanged": Compressed(KAVG(4), "bfloat16")}
+SMALL = {"ParameterAveraging": ParameterAveraging(16), "Compressed": Compressed(KAVG(4), "bfloat16")}
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}
 STRATEGIES = [pytest.param(made, id=name) for name, made in MADE.items()]
 IN_STEP = [pytest.param(made, id=name) for name, made in MADE.items() if Facts.of(made).lock_step]

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from murmur.core.compression import FORMATS, CompressedGroup
+from murmur.core.compression import COMPRESSIONS, CompressedGroup
 from murmur.core.learner import Strategy
 from murmur.core.world import Seat, World
 from murmur.engine.budget import Budget
@@ -90,7 +90,7 @@ def test_a_server_that_claims_nothing_is_refused() -> None:
 
 
 async def in_a_format(seat: Seat) -> tuple[bool, bool]:
-    group, x = SharesGroup(CompressedGroup(seat.group, FORMATS["bfloat16"]), range(1), 1), torch.tensor([1.001])
+    group, x = SharesGroup(CompressedGroup(seat.group, COMPRESSIONS["bfloat16"]), range(1), 1), torch.tensor([1.001])
     return torch.equal(group.as_sent(x), x.bfloat16().float()), group.plain is seat.group
 
 

@@ -92,7 +92,7 @@ def check_one_model(name: str, ends: list[object]) -> None:
             if tensor.startswith("frozen"):
                 assert torch.equal(p, kept)
             if tensor.startswith("unused"):  # neither decayed nor moved, but for the rounding of means
-                assert torch.allclose(p, kept, rtol=0.01 if name == "Exchanged" else 1e-5, atol=0)
+                assert torch.allclose(p, kept, rtol=0.01 if name == "Compressed" else 1e-5, atol=0)
 
 
 class Counting(nn.Module):

@@ -95,7 +95,7 @@ def _mismatch(code: Tensor, like: Tensor, wanted: str) -> str:
     )
 
 
-FORMATS: Mapping[str, Compression] = {
+COMPRESSIONS: Mapping[str, Compression] = {
     "float32": Cast(torch.float32),
     "bfloat16": Cast(torch.bfloat16),
     "float16": Cast(torch.float16),

@@ -31,7 +31,7 @@ class Experiment:
         max_gradient_norm: gradients are scaled down to this length before a step; None leaves them alone.
         prefetch: how many minibatches each learner has prepared in the background; 0: none. Changes no bit.
         most_skipped: minibatches in a row whose loss or gradient is not finite, each skipped, that end the run.
-        averaged_marks: how many evaluation marks, those of the lowest held-out loss, make the averaged model; 0: none.
+        averaged_checkpoints: how many evaluation marks, those of the lowest held-out loss, make the averaged model; 0: none.
     """
 
     task: Task
@@ -52,7 +52,7 @@ class Experiment:
             raise ValueError(f"most_skipped must be at least 1, got {self.most_skipped}")
 
         if self.averaged_checkpoints < 0:
-            raise ValueError(f"averaged_marks must not be negative, got {self.averaged_checkpoints}")
+            raise ValueError(f"averaged_checkpoints must not be negative, got {self.averaged_checkpoints}")
 
         if self.prefetch < 0:
             raise ValueError(f"prefetch must not be negative, got {self.prefetch}")

@@ -45,4 +45,6 @@ def tested_model(experiment: Experiment, choice: Choice | None) -> None:
     """
     if choice == "averaged" and experiment.averaged_checkpoints == 0:
         known = ", ".join(name for name in ("lowest", *FILES) if name != "averaged")
-        raise SettingError(f"--weights averaged needs averaged_marks of 1 or more: set it, or choose one of {known}")
+        raise SettingError(
+            f"--weights averaged needs averaged_checkpoints of 1 or more: set it, or choose one of {known}"
+        )

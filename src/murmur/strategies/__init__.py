@@ -10,8 +10,8 @@ from murmur.strategies.adaptive_kavg import AdaptiveKAVG
 from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD, by_age, undamped
 from murmur.strategies.bmuf import BMUF
+from murmur.strategies.compressed import Compressed
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.strategies.exchanged import Compressed
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.own_shares import OwnShares
 from murmur.strategies.parameter_averaging import ParameterAveraging
@@ -53,8 +53,8 @@ __all__ = [
     "KAVG",
     "PARTS",
     "AdaptiveKAVG",
+    "Compressed",
     "DelayByOne",
-    "Exchanged",
     "OwnShares",
     "ParameterAveraging",
     "SuperLearners",

@@ -1,4 +1,5 @@
 import pytest
+
 from drawn_corpus import Corpus, draw_corpus
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drawn_corpus import draw_corpus
 
+from drawn_corpus import draw_corpus
 from murmur.speech.hmm import blocks, passes
 from murmur.speech.hmm.align import align, align_scores
 from murmur.speech.hmm.blocks import Workers, cut_into_blocks

@@ -22,7 +22,7 @@ from plateaus import make_set
 from pool import Pool
 from tasks import fit, fit_in_process, plain_loop
 
-SMALL = {"ParameterAveraging": ParameterAveraging(1000), "Exchanged": Compressed(KAVG(4), "bfloat16")}
+SMALL = {"ParameterAveraging": ParameterAveraging(1000), "Compressed": Compressed(KAVG(4), "bfloat16")}
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}
 LEARNERS, MINIBATCHES = 2, 16
 

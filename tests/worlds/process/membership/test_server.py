@@ -59,7 +59,9 @@ def test_silence_ends_with_the_lease(server: StoreServer) -> None:
     silent.call({"do": "membership", "act": "enter", "group": "flock", "rank": 1, "size": 2, "lease": 0.3})
     assert first.view(fresh=True).live == (0, 1)
     assert eventually(lambda: first.view().live == (0,))
-    silent.call({"do": "membership", "act": "beat", "group": "flock", "rank": 1, "lease": 60.0, "known": -1, "seconds": 0.0})
+    silent.call(
+        {"do": "membership", "act": "beat", "group": "flock", "rank": 1, "lease": 60.0, "known": -1, "seconds": 0.0}
+    )
     assert eventually(lambda: first.view().live == (0, 1))
     assert first.view().incarnations[1] > 0, "it is not taken for the one before"
     first.leave()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from murmur.core.compression import FORMATS
+from murmur.core.compression import COMPRESSIONS
 from murmur.core.learner import Strategy
 from murmur.core.mixing import matrix, randomized_ring
 from murmur.engine.budget import Budget
@@ -16,8 +16,8 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.strategies.bmuf import BMUF
+from murmur.strategies.compressed import Compressed
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.strategies.exchanged import Compressed
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.sync_sgd import SyncSGD
 from murmur.worlds.threads import ThreadWorld
@@ -32,7 +32,7 @@ SHORT, LONG = Budget(minibatches=32), Budget(minibatches=192)
 TOY = ToyTask(samples=8, ragged=True, hidden=16, dropout=0.2)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", COMPRESSIONS)
 def test_delay_by_one_mixes_what_arrives(form: str) -> None:
     """W <- W + (T - 1) D(W) - alpha G(W)."""
     task, alpha, learners, minibatches = Quadratic(size=300), 0.1, 5, 43
@@ -40,7 +40,7 @@ def test_delay_by_one_mixes_what_arrives(form: str) -> None:
     for k in range(-(-minibatches // learners)):
         ns = [k * learners + i for i in range(learners)]
         G = torch.stack([w - task.centre(n) if n < minibatches else 0 * w for w, n in zip(W, ns, strict=True)])
-        D = torch.stack([FORMATS[form].decode(FORMATS[form].encode(w), w) for w in W])
+        D = torch.stack([COMPRESSIONS[form].decode(COMPRESSIONS[form].encode(w), w) for w in W])
         W = W + matrix(randomized_ring, k, range(learners)) @ D - D - alpha * G
     strategy = Compressed(DelayByOne(randomized_ring), form)
     run = Experiment(task, strategy, Budget(minibatches=minibatches), SGD(alpha))
@@ -76,7 +76,7 @@ def test_processes_agree(strategy: Strategy, pool: Pool) -> None:
     assert (learners[0] - wanted).norm() < 0.5 * (plain - wanted).norm()
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", COMPRESSIONS)
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4), DelayByOne()], ids=named)
 def test_one_learner_rounds_nothing(strategy: Strategy, form: str) -> None:
     run = Experiment(TOY, Compressed(strategy, form), Budget(minibatches=50), SGD(0.1, momentum=0.9))
@@ -89,7 +89,7 @@ def test_seconds_fall_as_bytes_do_and_learning_does_not_suffer(strategy: Strateg
     cluster = Cluster(learners=4, compute=ConstantSeconds(1e-6), link=Link(0.0, 2e4))
     seconds, sent, loss = {}, {}, {}
     run = Experiment(ToyTask(samples=16, hidden=64), strategy, SHORT, SGD(0.2), evaluate_every_epochs=100)
-    for form in ("plain", *FORMATS):
+    for form in ("plain", *COMPRESSIONS):
         used = run if form == "plain" else replace(run, strategy=Compressed(strategy, form))
         ends = []
         for budget in (SHORT, LONG):  # what begins and ends a run keeps full precision
@@ -106,5 +106,5 @@ def test_seconds_fall_as_bytes_do_and_learning_does_not_suffer(strategy: Strateg
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match="no exchange format 'int4'; there are float32, bfloat16, float16, int8"):
+    with pytest.raises(ValueError, match="no compression 'int4'; there are float32, bfloat16, float16, int8"):
         Compressed(KAVG(8), "int4")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from murmur.core.compression import FORMATS, CompressedGroup
+from murmur.core.compression import COMPRESSIONS, CompressedGroup
 from murmur.core.facts import FactsOfInner, vectors_of
 from murmur.core.learner import Learner, Strategy
 from murmur.strategies.kavg import KAVG
@@ -20,17 +20,17 @@ from murmur.strategies.kavg import KAVG
 
 @dataclass(frozen=True)
 class Compressed(FactsOfInner):
-    """`strategy` over a group that speaks `format`: float32, bfloat16, float16 or int8."""
+    """`strategy` over a group whose vectors travel as `compression`: float32, bfloat16, float16 or int8."""
 
     strategy: Strategy = field(default_factory=KAVG)
-    format: str = "bfloat16"
+    compression: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"there is no exchange format {self.format!r}; there are {', '.join(FORMATS)}")
+        if self.compression not in COMPRESSIONS:
+            raise ValueError(f"there is no compression {self.compression!r}; there are {', '.join(COMPRESSIONS)}")
 
     async def __call__(self, me: Learner) -> None:
-        me.group = CompressedGroup(me.group, FORMATS[self.format], me.outer)
+        me.group = CompressedGroup(me.group, COMPRESSIONS[self.compression], me.outer)
         await self.strategy(me)
         me.group = me.group.plain  # by now the leaders', where the strategy has made nodes
 
