@@ -82,7 +82,7 @@ murmur train ctc --dry-run              (--no-prepare: what is known without pre
 murmur train ctc --init runs/two --set optimizer.lr=0.001 --out runs/three
 
 A run leaves model (the last consensus), best (of the lowest held-out loss) and averaged (the mean of the
-averaged_checkpoints best evaluation marks), each as .safetensors and .json, and score.json with the test figures of one.
+averaged_checkpoints best checkpoints), each as .safetensors and .json, and score.json with the test figures of one.
 
 The same file runs under torchrun, srun and mpiexec:
 

@@ -1,6 +1,6 @@
 """Formats in which vectors travel between learners: half or a quarter of the bytes for a bounded error.
 
-A `Compression` is a pure pair of functions. encode(x) is what goes on the wire; D(x) = decode(encode(x)) is what arrives:
+A `Compression` is a pair of pure functions: encode(x) goes on the wire, D(x) = decode(encode(x)) arrives:
 
     float32, bfloat16, float16    the nearest number of that type (float16 saturates at 65504)
     int8                          s round(x / s), one scale s = max |x| / 127 for every 256 elements

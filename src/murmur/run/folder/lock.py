@@ -1,6 +1,6 @@
 """A lock on a folder, held by all processes of a run until the last of them ends.
 
-The lock is an advisory `averager` on the file `.lock`. The first process of a run takes it exclusively, which fails while
+The lock is an advisory `flock` on the file `.lock`. The first process of a run takes it exclusively, which fails while
 any other process holds it, writes its name into the file, and then shares it: children inherit the open file, and
 learners that were started elsewhere join. The system releases the lock when the last of these processes ends, however
 that happens. On NFS the lock holds between hosts where the server supports locks (a mount without `nolock` or

@@ -95,8 +95,8 @@ class FailureDetector:
             return None
         if self.membership.rank in gone:
             return PeerLost(
-                f"learner {self.membership.rank} was thought lost by the others: it gave no sign of life for longer than"
-                f" {self.membership.lease_seconds:.2f} s",
+                f"learner {self.membership.rank} was thought lost by the others: it gave no sign of life for longer"
+                f" than {self.membership.lease_seconds:.2f} s",
                 self.membership.rank,
             )
         first = next((m for m in lost if m in gone), gone[0])
