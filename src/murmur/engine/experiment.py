@@ -31,7 +31,7 @@ class Experiment:
         max_gradient_norm: gradients are scaled down to this length before a step; None leaves them alone.
         prefetch: how many minibatches each learner has prepared in the background; 0: none. Changes no bit.
         most_skipped: minibatches in a row whose loss or gradient is not finite, each skipped, that end the run.
-        averaged_checkpoints: Number of checkpoints of the lowest held-out losses whose mean is the averaged model; 0: none.
+        averaged_checkpoints: Number of checkpoints, those of the lowest held-out loss, in the averaged model; 0: none.
     """
 
     task: Task
