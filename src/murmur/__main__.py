@@ -1,4 +1,4 @@
-"""python -m murmur"""
+"""Entry point of `python -m murmur`."""
 
 from murmur.cli import main
 

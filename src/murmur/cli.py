@@ -1,9 +1,9 @@
-"""The command line: `murmur COMMAND --help` says what each does, with an example.
+"""The command line: `murmur COMMAND --help` describes a command and shows an example.
 
-Every command is a module of `murmur.commands`, imported when it is used: the speech libraries take seconds, and
-training a plain PyTorch model needs none of them. Mistakes of the caller end with a message and status 1 (2 for wrong
-options), without a traceback; `murmur --traceback COMMAND` shows where they came from. A stop signal ends any command
-within seconds, with a line that says how to go on and status 79.
+Every command is a module of `murmur.commands` and is imported on first use: the speech libraries take seconds to
+import, and training a plain PyTorch model needs none of them. A user error ends with a message and status 1 (2 for
+wrong options), without a traceback; `murmur --traceback COMMAND` shows the traceback. A stop signal ends any command
+within seconds, with status 79 and a line that says how to continue.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from murmur.core.errors import WRITING, DamagedCheckpoint, nearest
 from murmur.core.stop_signals import Stoppable
 
 COMMANDS: Mapping[str, str] = {
-    "demo": "From nothing to a word error rate and a report: digits, one learner beside two.",
-    "prepare": "Speech data to feature shards, or everything an experiment needs before training.",
-    "align": "Gaussian half of a hybrid experiment: train it, write phone, word and state alignments.",
-    "settings": "Every field of an experiment that --set changes: name, value, type, meaning.",
+    "demo": "Make a digits corpus, train one learner and two, report their word error rates.",
+    "prepare": "Prepare a published corpus, the features of data, or the data of an experiment.",
+    "align": "Train the Gaussian systems of a hybrid experiment; write phone, word and state alignments.",
+    "settings": "List every field of an experiment that --set changes: name, value, type, meaning.",
     "train": "Train an experiment with one or more learners.",
-    "add": "Add a learner to a run that is under way.",
-    "launch": "Start a program of your own, with murmur.join in it, as several learners.",
+    "add": "Add a learner to a running experiment.",
+    "launch": "Start a program that calls murmur.join as several learners.",
     "decode": "Recognise speech with a trained model: hypotheses, word times, speed.",
-    "transcribe": "Write down recordings: times of words, how sure each is; text, JSON, CTM, subtitles.",
-    "export": "A model for other runtimes (ONNX): with its normalisation, graph and word list.",
-    "score": "Word or character error rate with its interval, by speaker; compare two systems.",
-    "lexicon": "Pronunciations for the words of a text: from a lexicon, guessed where it has none.",
-    "lm": "Language models: train, prune, perplexity.",
-    "plan": "Hours, bottleneck and cost of strategies on a cluster, before it is bought.",
-    "simulate": "Train on a cluster on paper: loss against virtual hours, stragglers, failures.",
-    "watch": "A run in the terminal: progress, loss, slow and lost learners, time to go.",
-    "compare": "A grid of strategies, learners and seeds, real and virtual: one table.",
-    "papers": "Experiments of five papers, small, on a virtual cluster; their conclusions judged.",
-    "report": "One HTML page from the records of runs.",
-    "doctor": "Check libraries, store, network between learners, cores, disk, memory.",
+    "transcribe": "Transcribe recordings: word times and confidences; text, JSON, CTM, subtitles.",
+    "export": "Export a model to other runtimes (ONNX) with its normalisation, graph and word list.",
+    "score": "Compute word or character error rates with intervals, by speaker; compare two systems.",
+    "lexicon": "Make a lexicon for the words of a text: looked up, or guessed where missing.",
+    "lm": "Train and prune language models; measure perplexity.",
+    "plan": "Estimate hours, bottleneck and cost of strategies on a cluster before buying it.",
+    "simulate": "Train on a simulated cluster: loss against virtual hours, stragglers, failures.",
+    "watch": "Watch a run in the terminal: progress, loss, slow and lost learners, time left.",
+    "compare": "Run a grid of strategies, learners and seeds, real and virtual; make one table.",
+    "papers": "Repeat experiments of five papers, small, on a virtual cluster; judge their conclusions.",
+    "report": "Make one HTML page from the records of runs.",
+    "doctor": "Check libraries, store, network between learners, cores, disk and memory.",
 }
-# What a caller can cause and mend. SettingError and CorpusError are ValueErrors.
-MISTAKES = (
+# Errors that a user can cause and correct. SettingError and CorpusError are ValueErrors.
+USER_ERRORS = (
     *(ValueError, DamagedCheckpoint),
     *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
 )
-PLACES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
+PATH_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 SPEECH_EXTRA = "pip install -c constraints.txt 'murmur[speech,synth,viz]'"
 
 
@@ -59,17 +59,17 @@ class Commands(TyperGroup):
     """The commands, each imported on first use."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Words as a shell means them: it leaves the ~ of --out=~/runs and task.corpus=~/an4 as it is."""
-        own = args[:1] != ["launch"]  # what follows that is another program's
+        """Expand ~ in --out=~/runs and task.corpus=~/an4, which a shell leaves as it is."""
+        own = args[:1] != ["launch"]  # the words after `launch` belong to another program
         parsed: list[str] = super().parse_args(ctx, [_at_home(word) for word in args] if own else args)
         return parsed
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
-        """Names in the order of their use."""
+        """Names of the commands in their usual order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name; ends the program with the nearest name where there is none."""
+        """Return the command of that name; for an unknown name, exit with the nearest one."""
         if cmd_name not in COMMANDS:
             ctx.fail(f"there is no command {cmd_name!r}{nearest(cmd_name, list(COMMANDS))}")
         try:
@@ -83,7 +83,7 @@ class Commands(TyperGroup):
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands, without importing any of them."""
+        """Write the list of commands without importing any of them."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         with formatter.section("Commands"):
@@ -93,18 +93,18 @@ class Commands(TyperGroup):
             formatter.write_dl([row for row in rows if row is not None])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; a mistake of the caller becomes one line and status 1."""
+        """Run a command; turn a user error into one line and status 1."""
         try:
             return super().invoke(ctx)
-        except (*MISTAKES, OSError) as error:
-            if ctx.params.get("traceback") or not (isinstance(error, MISTAKES) or error.errno in PLACES):
+        except (*USER_ERRORS, OSError) as error:
+            if ctx.params.get("traceback") or not (isinstance(error, USER_ERRORS) or error.errno in PATH_ERRORS):
                 raise
-            typer.echo(f"murmur: {error}{_to_do(error)}", err=True)
+            typer.echo(f"murmur: {error}{_remedy(error)}", err=True)
             raise typer.Exit(1) from error
 
 
-def _to_do(error: Exception) -> str:
-    """What to do about a place that cannot be written, where the error does not say it."""
+def _remedy(error: Exception) -> str:
+    """Remedy for a path that cannot be written, unless the error already names it."""
     what = WRITING.get(error.errno or 0) if isinstance(error, OSError) else None
     return "" if what is None or what in str(error) else f": {what}"
 
@@ -120,13 +120,13 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pret
 @app.callback()
 def root(
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show where a mistake was found, for debugging.")
+        bool, typer.Option("--traceback", help="Show the traceback of a user error, for debugging.")
     ] = False,
 ) -> None:
     """Train acoustic models on many learners, from audio to a word error rate.
 
     Every strategy is one coroutine that runs in one process, on a real cluster and on a simulated one. Start with
-    `murmur demo`; `murmur COMMAND --help` shows an example of each command.
+    `murmur demo`; `murmur COMMAND --help` describes a command and shows an example.
     """
 
 

@@ -197,7 +197,7 @@ def test_an_export_cannot_be_given_other_insides(hybrid, speech, tmp_path):
     assert transcribed(out, speech, "--beam", 20, "--lattice-beam", 3) == " ".join(WORDS)
     code, _, said = run("transcribe", out, speech, "--scale", 0.4, "--penalty", 1, "--set", "task.jobs=1")
     assert code == 1
-    assert "--scale, --penalty, --set: an exported folder has these inside" in said
+    assert "--scale, --penalty, --set: fixed in an export folder" in said
 
 
 def cut(path):

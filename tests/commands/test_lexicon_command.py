@@ -97,8 +97,8 @@ def test_letters_as_phones(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "without --base there is nothing to keep or to look words up in"),
-        (("--guess", "graphemes", "--whole"), "without --base there is nothing to keep"),
+        ((), "without --base there are no pronunciations to look up or keep"),
+        (("--guess", "graphemes", "--whole"), "without --base there are no pronunciations"),
         (("--guess", "graphemes", "--voice", "de"), "--voice and --map are for --guess espeak"),
         (("--guess", "espeak", "--voice", "de"), "the sounds of voice 'de' need a phone map"),
         (("--base", "gone"), "gone"),

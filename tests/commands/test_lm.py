@@ -70,7 +70,10 @@ def test_transcripts_of_a_data_directory_and_vocabularies(tmp_path: Path) -> Non
     ("words", "says"),
     [
         (["train", "nowhere.txt", "--out", "x"], "there is no file nowhere.txt"),
-        (["train", "TEXT", "--order", "2", "--cutoffs", "0,one", "--out", "x"], "give whole numbers between commas"),
+        (
+            ["train", "TEXT", "--order", "2", "--cutoffs", "0,one", "--out", "x"],
+            "give whole numbers separated by commas",
+        ),
         (["train", "TEXT", "--order", "2", "--cutoffs", "0", "--out", "x"], "give one per order"),
         (["train", "TEXT", "--vocabulary", "TEXT", "--most", "3", "--out", "x"], "give one of them"),
         (["train", "TEXT", "--vocabulary", "empty", "--unknown", "", "--out", "x"], "outside the closed vocabulary"),

@@ -247,15 +247,15 @@ def test_an_export_holds_the_own_words(hybrid, own, speech, tmp_path):
     assert transcribed(out, speech) == "ANNA BOB NOBBA"
     code, _, said = run("transcribe", out, speech, "--lm", rules, "--dev", "dev")
     assert code == 1
-    assert "--lm, --dev: an exported folder has these inside" in said
+    assert "--lm, --dev: fixed in an export folder" in said
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--grammar", "loop", "--words", "LIST"], "--grammar and --words exclude each other"),
-        (["--lexicon", "LIST"], "--lexicon is for words of your own"),
-        (["--guess", "none", "--grammar", "loop"], "--guess is for words of your own"),
+        (["--lexicon", "LIST"], "--lexicon needs your own vocabulary"),
+        (["--guess", "none", "--grammar", "loop"], "--guess needs your own vocabulary"),
         (["--lm", "nowhere.arpa"], "--lm nowhere.arpa does not exist"),
         (["--words", "LIST", "--lexicon", "nowhere"], "--lexicon nowhere does not exist"),
         (

@@ -144,7 +144,7 @@ def contents(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["yesn"], "'yesn' is no folder, no manifest, no .py file and no recipe; did you mean 'yesno'?"),
+        (["yesn"], "'yesn' is not a folder, a manifest, a .py file or a recipe; did you mean 'yesno'?"),
         (["SET"], "is a set, not a data directory: name one of"),
         (["EMPTY"], "has no file 'text'"),
         (["cuts.jsonl"], "cuts.jsonl does not exist"),

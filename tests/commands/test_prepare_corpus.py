@@ -90,7 +90,7 @@ def test_parts_of_librispeech_become_splits_and_the_absent_are_named(tmp_path: P
     assert code == 0, said
     assert {p.name for p in (tmp_path / "set/data").iterdir()} == {"train", "dev", "test", "test_other"}
     assert len(texts(tmp_path / "set", "train")) == 12  # both parts
-    assert "not there, and left out: dev-other, train-other-500" in said
+    assert "missing parts, left out: dev-other, train-other-500" in said
     # A second time with less: splits that went are gone, and other files stay.
     (tmp_path / "set/lm").mkdir()
     code, said = run("librispeech", "--from", root, "--out", tmp_path / "set", "--part", "test-clean")
@@ -224,7 +224,7 @@ def test_own_recordings_are_checked_as_training_does(tmp_path: Path) -> None:
     assert "s03/0.wav is shorter than its header says" in said
     assert "s04/0.flac cannot be read" in said
     assert len(json.loads((tmp_path / "my set/manifest.json").read_text())["splits"]["train"]["skipped"]) == 5
-    assert "data/test holds 50 words: one error more or less is 2.0 % of them" in said
+    assert "data/test holds 50 words: a single error is 2.0 % of them" in said
     assert f"all recordings have {rate} Hz and one channel" in said
     assert "licence: that of your recordings" in said
     assert f": murmur train ctc --set 'task.corpus={tmp_path}/my set' --set task.units=char" in said

@@ -78,7 +78,8 @@ def test_characters(data: Path) -> None:
 def test_mistakes(data: Path) -> None:
     assert run(data / "text", data / "nothing") == (
         1,
-        f"murmur: there is no file {data / 'nothing'}: give lines of an utterance and its words, as Kaldi's text\n",
+        f"murmur: there is no file {data / 'nothing'}: name a file of lines `utterance words...`,"
+        " such as Kaldi's text\n",
     )
     write_table(data / "short", {u: t for u, t in FIRST.items() if u != "s3-3"})
     code, said = run(data / "text", data / "short")

@@ -172,7 +172,9 @@ def test_a_run_that_does_not_train_is_stopped_and_goes_on(
         _, errors = process.communicate(timeout=LONG_SECONDS)
     assert process.returncode == STOPPED_STATUS, errors
     assert "Traceback" not in errors
-    assert errors.splitlines()[-1].startswith("murmur: stopped by SIGTERM; what is whole is kept; go on with: murmur")
+    assert errors.splitlines()[-1].startswith(
+        "murmur: stopped by SIGTERM; finished parts are kept; continue with: murmur"
+    )
     assert not (out / "score.json").exists()
     records = out / "records.jsonl"
     before = records.read_bytes() if records.exists() else b""

@@ -1,1 +1,1 @@
-"""One module for each command of the program `murmur`; `murmur.cli` imports a module when its command is used."""
+"""Commands of the program `murmur`, one module each; `murmur.cli` imports a module on first use."""

@@ -17,22 +17,22 @@ app = typer.Typer(add_completion=False)
 
 @app.command("add")
 def add(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder (--out) of a run that is under way.")],
-    secret_file: Annotated[Path, typer.Option(help="The secret file that the run was started with.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder (--out) of the running experiment.")],
+    secret_file: Annotated[Path, typer.Option(help="Secret file that the run was started with.")],
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Compute threads; the cores are shared out otherwise.")
+        int | None, typer.Option(min=1, help="Compute threads; an equal share of the cores by default.")
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Add a learner to a run that is under way; the others do not stop for it.
+    """Add a learner to a running experiment; the other learners do not stop.
 
-    The run must have been started with a secret file, and with ADPSGD or a strategy that outlives a learner (KAVG,
-    BMUF, AdaptiveKAVG, ParameterAveraging). The learner takes over the weights of the others, works with them to the
-    end of the budget, and may be killed like any other. On another host it needs the same files under the same names.
+    The run must have been started with a secret file and with a strategy that accepts new learners (ADPSGD, KAVG,
+    BMUF, AdaptiveKAVG, ParameterAveraging). The learner receives the weights of the others, takes part until the
+    budget ends, and may be killed like any other. On another host it needs the same files under the same names.
 
     Example: murmur add runs/two --secret-file secret
 
-    for a run that was started so:
+    The run of this example was started by:
 
     (umask 077; head -c 32 /dev/urandom | base64 > secret)
 

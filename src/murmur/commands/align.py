@@ -32,14 +32,14 @@ FRAME_SECONDS = 0.01
 
 
 Source = Annotated[
-    str, typer.Argument(metavar="EXPERIMENT", help="A hybrid experiment: a Python file or a recipe's name.")
+    str, typer.Argument(metavar="EXPERIMENT", help="A hybrid experiment: a Python file or the name of a recipe.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder for the alignments, one below it for each part.")]
+Out = Annotated[Path, typer.Option(help="Folder for the alignments; each part has a folder below it.")]
 Parts = Annotated[
-    list[str] | None, typer.Option("--part", help="train, dev or test; repeatable; train and dev otherwise.")
+    list[str] | None, typer.Option("--part", help="train, dev or test; repeatable; train and dev by default.")
 ]
 StageOption = Annotated[
-    str | None, typer.Option(help="Gaussian system: monophone, triphone or lda; the last one otherwise.")
+    str | None, typer.Option(help="Gaussian system: monophone, triphone or lda; the last one by default.")
 ]
 
 
@@ -52,13 +52,14 @@ def align(
     settings: Settings = None,
     jobs: Jobs = None,
 ) -> None:
-    """Train the Gaussian systems of a hybrid experiment and write what they align.
+    """Train the Gaussian systems of a hybrid experiment and write their alignments.
 
     Example: murmur align yesno --set task.corpus=FOLDER --out runs/align --jobs 2
 
-    Each part gets phones.ctm and words.ctm (utterance 1 start duration label, in seconds), pdfs.npz (an array a
-    frame for each utterance: the targets of a network) and summary.json (frames, pdfs, share of silence, utterances
-    that were lost). Every stage is kept in task.cache; a run that was cut off goes on with the next one.
+    Each part gets phones.ctm and words.ctm (lines of utterance, 1, start, duration, label; in seconds), pdfs.npz (for
+    each utterance an array with one pdf per frame: the targets of a network) and summary.json (frames, pdfs, share of
+    silence, utterances without an alignment). Every stage is stored in task.cache; after an interruption the same
+    command continues with the next stage.
     """
     task = resolved(source, settings or (), jobs).task
     if not isinstance(task, HybridTask):
@@ -81,14 +82,14 @@ def align(
 
 
 def check(task: HybridTask, parts: Sequence[str], stage: str | None, out: Path) -> None:
-    """Check names and paths, before anything is prepared.
+    """Check names and paths before anything is prepared.
 
     Raises:
-        SettingError, CorpusError: names what is missing or unknown.
+        SettingError, CorpusError: something is missing or unknown; the message names it.
     """
     for part in parts:
         if part not in PARTS:
-            raise SettingError(f"--part {part!r} is none of {', '.join(PARTS)}{nearest(part, PARTS)}")
+            raise SettingError(f"--part {part!r} is not one of {', '.join(PARTS)}{nearest(part, PARTS)}")
     if stage is not None and stage not in task.hmm.names:
         raise SettingError(f"the experiment has no stage {stage!r}{nearest(stage, task.hmm.names)}")
     folder_to_write(out, "--out")
@@ -96,7 +97,7 @@ def check(task: HybridTask, parts: Sequence[str], stage: str | None, out: Path) 
 
 
 def write_part(system: Stage, corpus: Corpus, tids: Mapping[str, np.ndarray], out: Path) -> dict[str, Any]:
-    """Write the alignments of one part; returns what stands in summary.json."""
+    """Write the alignments of one part; return the contents of summary.json."""
     out.mkdir(parents=True, exist_ok=True)
     model = system.model
     write_ctm(model, tids, out / "phones.ctm")

@@ -1,4 +1,4 @@
-"""Options about a cluster on paper, for the commands that plan and simulate."""
+"""Options that describe a simulated cluster, shared by the commands that plan, simulate and compare."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 from murmur.worlds.virtual.presets import PRESETS
 
 KINDS = f"One of {', '.join(PRESETS)}."
-Step = Annotated[float | None, typer.Option("--step-seconds", help="Of one learner's gradient.")]
-ModelBytes = Annotated[float | None, typer.Option(help="Of the weights.")]
-Jitter = Annotated[float, typer.Option(min=0.0, help="Spread (sigma of the logarithm) of compute times.")]
+Step = Annotated[float | None, typer.Option("--step-seconds", help="Seconds per gradient of one learner.")]
+ModelBytes = Annotated[float | None, typer.Option(help="Size of the weights in bytes.")]
+Jitter = Annotated[float, typer.Option(min=0.0, help="Spread of compute times (sigma of their logarithm).")]
 Stragglers = Annotated[
     list[str] | None, typer.Option("--straggler", help="0=10x: learner 0 is 10 times slower; repeatable.")
 ]

@@ -36,39 +36,58 @@ from murmur.studies.comparison.runs import CellPlace, locked, run
 from murmur.studies.comparison.table import table
 
 app = typer.Typer(add_completion=False)
-GRID, CLUSTER, HOW = "The grid", "The virtual cluster", "How it is run"
+GRID, CLUSTER, HOW = "Grid", "Virtual cluster", "Execution"
 
 Chosen = Annotated[
-    str, typer.Option("--strategies", help="Such as 'KAVG(8),ADPSGD(randomized_ring)'.", rich_help_panel=GRID)
+    str, typer.Option("--strategies", help="List such as 'KAVG(8),ADPSGD(randomized_ring)'.", rich_help_panel=GRID)
 ]
-Learners = Annotated[str, typer.Option(help="Processes on this host, such as 2,4; wall seconds.", rich_help_panel=GRID)]
-Virtual = Annotated[str, typer.Option(help="Virtual learners, such as 16,32; virtual seconds.", rich_help_panel=GRID)]
-Seeds = Annotated[str, typer.Option(help="Repetitions, such as 0,1,2.", rich_help_panel=GRID)]
+Learners = Annotated[
+    str,
+    typer.Option(help="Numbers of processes on this host, such as 2,4; times are wall seconds.", rich_help_panel=GRID),
+]
+Virtual = Annotated[
+    str,
+    typer.Option(help="Numbers of virtual learners, such as 16,32; times are virtual seconds.", rich_help_panel=GRID),
+]
+Seeds = Annotated[str, typer.Option(help="Seeds of the repetitions, such as 0,1,2.", rich_help_panel=GRID)]
 Kind = Annotated[
     str | None,
-    typer.Option("--cluster", help=f"{KINDS} Otherwise EXPERIMENT's own, or {KIND}.", rich_help_panel=CLUSTER),
+    typer.Option(
+        "--cluster",
+        help=f"{KINDS} By default the experiment's own cluster, or {KIND}.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 Step = Annotated[
     float | None,
-    typer.Option("--step-seconds", help="Of a virtual learner's gradient; measured here.", rich_help_panel=CLUSTER),
+    typer.Option(
+        "--step-seconds",
+        help="Seconds per gradient of a virtual learner; measured on this machine by default.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for rows, runs and tables.", rich_help_panel=HOW)]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Compute threads a process; the cores are shared out.", rich_help_panel=HOW)
+    int | None,
+    typer.Option(
+        min=1,
+        help="Compute threads per process; an equal share of the cores by default.",
+        rich_help_panel=HOW,
+    ),
 ]
-Dry = Annotated[bool, typer.Option("--dry-run", help="Show the grid with an estimate; train nothing.")]
-Retry = Annotated[bool, typer.Option("--retry", help="Run cells again that failed before.", rich_help_panel=HOW)]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Show the grid with an estimate of its time; train nothing.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Repeat cells that failed before.", rich_help_panel=HOW)]
 
-HELP = """Compare strategies at several numbers of learners: a grid of runs, one table.
+HELP = """Compare strategies at several numbers of learners: a grid of runs and one table.
 
 Example: murmur compare toy --strategies 'KAVG(8),ADPSGD()' --learners 1,2 --virtual 16 --seeds 0,1 --out runs/grid
 
---learners trains with real processes, --virtual on a virtual cluster with real gradients and a virtual clock. One
-learner is added to each: speed-up, efficiency and the difference of word error rates are relative to it.
+--learners trains with real processes; --virtual trains with real gradients on a virtual cluster with a virtual clock.
+A run of one learner is added to each: speed-up, efficiency and the difference of word error rates are relative to it.
 
-The same command again goes on where it was cut off; with more strategies, numbers or seeds it adds to the table. A cell
-that fails is recorded with its error, the others go on, and the exit code is 1. What each file holds: docs/compare.md.
-`murmur report runs/grid` makes a page of it.
+After an interruption the same command continues; with more strategies, numbers or seeds it adds to the table. A cell
+that fails is recorded with its error, the other cells go on, and the exit status is 1. docs/compare.md describes the
+files. `murmur report runs/grid` makes a page of the comparison.
 """
 
 
@@ -112,10 +131,10 @@ def compare_command(
 
 
 def told(out: Path, grid: Grid) -> Mapping[str, Any]:
-    """compare.json of a comparison that was begun in `out`; empty where there is none.
+    """Return compare.json of the comparison in `out`; empty if there is none.
 
     Raises:
-        SettingError: it is one of another experiment.
+        SettingError: the comparison is of another experiment.
     """
     path = out / "compare.json"
     if not path.is_file():
@@ -124,7 +143,7 @@ def told(out: Path, grid: Grid) -> Mapping[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         same = (found["source"], found["settings"]) == (grid.source, list(grid.settings))
         if not isinstance(found.get("measured_step_seconds", 0.0), float | None):
-            raise TypeError(f"measured_step_seconds is {found['measured_step_seconds']!r}, no number")
+            raise TypeError(f"measured_step_seconds is {found['measured_step_seconds']!r}, not a number")
     except (ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} is damaged ({error}): delete it, finished runs are kept") from error
     if not same:
@@ -135,12 +154,12 @@ def told(out: Path, grid: Grid) -> Mapping[str, Any]:
 
 
 def timed_grid(grid: Grid, before: Mapping[str, Any], dry: bool) -> tuple[Grid, float | None]:
-    """The grid with seconds a gradient, measured once for all launches where nothing says it; and what was measured."""
+    """Return the grid with its seconds per gradient, measured once if nothing states them, and the measured value."""
     experiment, measured = grid.base, before.get("measured_step_seconds")
     unknown = bool(grid.virtual) and grid.scenario.unknown_step(experiment)
     assumed = replace(grid, scenario=replace(grid.scenario, step_seconds=1.0)) if unknown else grid
     for cell in assumed.cells():
-        assumed.digest(cell)  # a strategy or cluster that cannot be is told before anything is prepared
+        assumed.digest(cell)  # reports an invalid strategy or cluster before anything is prepared
     if measured is None and (unknown or dry):
         experiment.task.prepare()
         with timed("a step of one learner, on this machine"):
@@ -152,7 +171,7 @@ def timed_grid(grid: Grid, before: Mapping[str, Any], dry: bool) -> tuple[Grid, 
 
 
 def asked(grid: Grid, measured: float | None) -> dict[str, Any]:
-    """compare.json."""
+    """Contents of compare.json."""
     return {
         "source": grid.source,
         "settings": list(grid.settings),
@@ -167,7 +186,7 @@ def asked(grid: Grid, measured: float | None) -> dict[str, Any]:
 
 
 def estimate(grid: Grid, rows: Mapping[str, Row], step_seconds: float | None) -> TerminalTable:
-    """The cells, and how long each takes here, its gradients alone."""
+    """Table of the cells with the time that the gradients of each take on this machine."""
     total, whole, cores = grid.base.budget.total(grid.base.task), 0.0, cores_here()
     shown = TerminalTable(("cell", "kind", "learners", "seed", "minibatches", "about", ""), keys=4)
     for cell in grid.cells():
@@ -179,15 +198,15 @@ def estimate(grid: Grid, rows: Mapping[str, Row], step_seconds: float | None) ->
         shown.add_row(
             cell.strategy, cell.kind, str(cell.learners), str(cell.seed), str(total), duration(seconds), state
         )
-    shown.caption = f"{duration(whole)} to do: gradients alone, no start of processes, evaluation or test"
+    shown.caption = f"{duration(whole)} to do: gradients only, without start of processes, evaluation or test"
     return shown
 
 
 def compare(grid: Grid, place: CellPlace, threads: int | None, retry: bool) -> int:
-    """Run what is missing, write and show the table.
+    """Run the missing cells; write and show the table.
 
     Returns:
-        The exit status: 1 where a cell failed.
+        The exit status: 1 if a cell failed.
     """
     rows, console = Rows(place.cells), Console(stderr=True)
     known = rows.read()
@@ -206,7 +225,7 @@ def _to_do(row: Row | None, retry: bool) -> bool:
 
 
 def run_all(grid: Grid, cells: Sequence[Cell], place: CellPlace, threads: int | None, console: Console) -> None:
-    """One cell after the other, each row written as soon as it is there."""
+    """Run one cell after the other; write each row as soon as its cell has ended."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(cells))
@@ -221,10 +240,10 @@ def run_all(grid: Grid, cells: Sequence[Cell], place: CellPlace, threads: int | 
 
 
 def show(grid: Grid, place: CellPlace) -> int:
-    """The table, on the terminal and in files.
+    """Show the table on the terminal and write it to files.
 
     Returns:
-        1 where a cell failed.
+        1 if a cell failed, else 0.
     """
     rows = Rows(place.cells).read()
     lines = table(grid, rows, place)

@@ -51,25 +51,27 @@ from murmur.tasks.prepare_data import check_data
 from murmur.tasks.vocabulary import Vocabulary
 
 app = typer.Typer(add_completion=False)
-KEPT = ".decoded"  # folder of what is decoded so far
+KEPT = ".decoded"  # folder of the results so far
 
 Source = Annotated[
-    str, typer.Argument(metavar="EXPERIMENT", help="The experiment that trained the model: a file or a recipe.")
+    str, typer.Argument(metavar="EXPERIMENT", help="Experiment that trained the model: a file or a recipe.")
 ]
 Model = Annotated[Path, typer.Option(help="Folder of the run, or one of its .safetensors files.")]
 Data = Annotated[
     str, typer.Option(help="train, dev or test of the experiment, or a Kaldi data directory or cut manifest.")
 ]
 Out = Annotated[Path, typer.Option(help="Folder for text, words.ctm and summary.json.")]
-Scale = Annotated[float | None, typer.Option(help="Acoustic scale; as tuned on dev by the run otherwise.", min=1e-6)]
-Penalty = Annotated[float | None, typer.Option(help="Cost of a word, natural log; as tuned on dev otherwise.")]
-Beam = Annotated[float | None, typer.Option(help="Search beam; as tuned on dev otherwise.", min=1e-6)]
-MaxActive = Annotated[int | None, typer.Option(help="Most states a frame; as tuned on dev otherwise.", min=21)]
+Scale = Annotated[float | None, typer.Option(help="Acoustic scale; by default as tuned on dev.", min=1e-6)]
+Penalty = Annotated[float | None, typer.Option(help="Cost of a word, natural log; by default as tuned on dev.")]
+Beam = Annotated[float | None, typer.Option(help="Search beam; by default as tuned on dev.", min=1e-6)]
+MaxActive = Annotated[
+    int | None, typer.Option(help="Largest number of states per frame; by default as tuned on dev.", min=21)
+]
 
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """One decoding: the data, the folder for results, the search, the settings that the run tuned, its weights."""
+    """Request to decode: data, folder for results, search, settings tuned by the run, and weights."""
 
     data: str
     out: Path
@@ -102,11 +104,11 @@ def decode(
 
     Example: murmur decode yesno --model runs/yesno --data test --out runs/decoded --jobs 2
 
-    Writes text (Kaldi's format, for murmur score), words.ctm (utterance 1 start duration word, in seconds; hybrid
-    systems only: the spikes of CTC have no length) and summary.json (settings, real-time factor, error rate where the
-    data has transcripts). The task's settings of the run, from its run.json, hold unless --set changes them; what the
-    run tuned on dev, from its score.json, holds unless --scale, --penalty, --beam, --max-active or --dev are given.
-    Results are kept one by one: the same command after a stop decodes the rest.
+    Writes text (Kaldi's format, for murmur score), words.ctm (lines of utterance, 1, start, duration, word; in
+    seconds; only hybrid systems, since the spikes of CTC have no length) and summary.json (settings, real-time factor,
+    and the error rate if the data has transcripts). The task's settings come from the run's run.json; --set changes
+    them. The search settings that the run tuned on dev come from its score.json; --scale, --penalty, --beam,
+    --max-active and --dev change them. Results are stored one by one: after a stop the same command decodes the rest.
     """
     folder = model if model.is_dir() else model.parent
     task = trained_task(folder, source, settings or (), jobs)
@@ -122,10 +124,10 @@ def decode(
 
 
 def trained_task(folder: Path, source: str, settings: Sequence[str], jobs: int | None) -> HybridTask | CtcTask:
-    """The task that a model was trained for, which prepares nothing.
+    """Return the task of a trained model, set to prepare nothing.
 
     Raises:
-        SettingError: it recognises no speech.
+        SettingError: the task recognises no speech.
     """
     task = task_of(folder, source, settings, jobs)
     if not isinstance(task, HybridTask | CtcTask):
@@ -134,13 +136,13 @@ def trained_task(folder: Path, source: str, settings: Sequence[str], jobs: int |
 
 
 def check(task: HybridTask | CtcTask, model: Path, weights: Choice | None, request: DecodeRequest) -> Path:
-    """Check the model, the data, the folders and the search of a decoding, before anything is prepared.
+    """Check the model, the data, the folders and the search before anything is prepared.
 
     Returns:
         The file of the model, without suffix.
 
     Raises:
-        SettingError, CorpusError: names what is missing.
+        SettingError, CorpusError: something is missing; the message names it.
     """
     stem = model_to_read(model, weights)
     folder_to_write(request.out, "--out")
@@ -153,10 +155,10 @@ def check(task: HybridTask | CtcTask, model: Path, weights: Choice | None, reque
 
 
 def check_search(task: HybridTask | CtcTask, request: DecodeRequest) -> None:
-    """Check that the settings of the search are known, and fit its kind.
+    """Check that the settings of the search are known and fit its kind.
 
     Raises:
-        SettingError: a best path with settings, or a graph without an acoustic scale.
+        SettingError: a best path has settings, or a graph has no acoustic scale.
     """
     if request.search.is_best_path(task):
         if request.search.changes:
@@ -172,10 +174,10 @@ def check_search(task: HybridTask | CtcTask, request: DecodeRequest) -> None:
 
 
 def load(task: Task, stem: Path, weights: Choice | None) -> tuple[nn.Module, str]:
-    """The task's network with the trained weights, and which they are, in words.
+    """Return the task's network with the trained weights, and a description of the weights.
 
     Raises:
-        SettingError: they do not fit; names the tensor.
+        SettingError: the weights do not fit; the message names the tensor.
     """
     with timed("loading data and model"):
         network = task.model()
@@ -201,7 +203,7 @@ def decode_hybrid(task: HybridTask, network: nn.Module, request: DecodeRequest) 
 
 
 def decode_ctc(task: CtcTask, network: nn.Module, request: DecodeRequest) -> dict[str, Any]:
-    """Decode by the best path of CTC, or with a graph."""
+    """Decode a CTC network by its best path or with a graph."""
     split = split_of(task, request.data)
     search = search_of(task, request.search.grammar)
     if search is None:
@@ -222,7 +224,7 @@ def decode_ctc(task: CtcTask, network: nn.Module, request: DecodeRequest) -> dic
 
 
 def search_of(task: CtcTask, grammar: str | Vocabulary | None) -> CtcSearch | None:
-    """The search of a CTC network with a grammar; None for the best path."""
+    """Return the search of a CTC network with a grammar; None for the best path."""
     if isinstance(grammar, Vocabulary):
         return task.search.with_own(grammar)
     name = grammar or task.decoding.grammar
@@ -232,26 +234,26 @@ def search_of(task: CtcTask, grammar: str | Vocabulary | None) -> CtcSearch | No
 def facts_of(
     found: Decoded, options: DecodeOptions, request: DecodeRequest, frames_per_second: float
 ) -> dict[str, Any]:
-    """Settings and speed of a search, and the utterances that it did not get through."""
+    """Settings and speed of a search, and the utterances that it did not complete."""
     speed = found.real_time_factor(frames_per_second)
     own = {} if request.search.named is None else {"grammar": request.search.named}
     return {**own, "search": shown(options), "real_time_factor": speed, "partial": list(found.partial)}
 
 
 def options_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Search settings with the types that the search wants; they come from JSON, where all are alike."""
+    """Search settings read from JSON, converted to the types of the search."""
     return {name: int(value) if name == "max_active" else value for name, value in settings.items()}
 
 
 def write_texts(texts: Mapping[str, str], out: Path) -> None:
-    """Hypotheses as Kaldi's text; utterances without a word keep their line."""
+    """Write hypotheses as Kaldi's text; an utterance without words keeps its line."""
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / "text", texts)
     typer.echo(f"{out / 'text'}")
 
 
 def told(references: Mapping[str, str], texts: Mapping[str, str], weights: str) -> float | None:
-    """The error rate in percent, printed; None where the data has no words to compare with."""
+    """Print the error rate and return it in percent; None if the data has no transcripts."""
     if not any(references.values()):
         return None
     rate = score({name: references[name] for name in texts}, texts)
@@ -260,5 +262,5 @@ def told(references: Mapping[str, str], texts: Mapping[str, str], weights: str) 
 
 
 def shown(options: DecodeOptions) -> dict[str, float]:
-    """What the search was set to."""
+    """Settings of the search."""
     return {field: getattr(options, field) for field in SETTINGS}

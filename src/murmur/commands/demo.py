@@ -15,14 +15,15 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the runs and what they share.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and their common data.")] = Path("runs/demo"),
     force: Annotated[
-        bool, typer.Option("--force", help="Replace runs of other experiments that are in --out: their files alone.")
+        bool,
+        typer.Option("--force", help="Replace runs of other experiments in --out; other files there stay."),
     ] = False,
 ) -> None:
-    """From nothing to a word error rate: synthesise digits, train with one learner and with two, compare.
+    """Synthesise a corpus of digits, train with one learner and with two, and compare their word error rates.
 
-    What is done is not done again: the same command goes on where it was cut off.
+    After an interruption the same command continues; finished parts are not repeated.
 
     Example: murmur demo
     """

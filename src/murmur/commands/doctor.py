@@ -32,11 +32,12 @@ TIMEOUT_SECONDS = 60.0
 
 
 Source = Annotated[
-    str | None, typer.Argument(metavar="[EXPERIMENT]", help="Check that all learners resolve it alike, too.")
+    str | None,
+    typer.Argument(metavar="[EXPERIMENT]", help="Also check that all learners resolve this experiment alike."),
 ]
-Learners = Annotated[int, typer.Option(min=1, help="Learners to start here; torchrun's own count under it.")]
-Out = Annotated[Path, typer.Option(help="Where runs will be written: the disk that is looked at.")]
-Findings = Annotated[Path | None, typer.Option("--json", help="Write what was found as JSON to this file, too.")]
+Learners = Annotated[int, typer.Option(min=1, help="Learners to start on this host; under torchrun its own number.")]
+Out = Annotated[Path, typer.Option(help="Future folder of runs; its disk is checked.")]
+Findings = Annotated[Path | None, typer.Option("--json", help="Also write the findings to this file as JSON.")]
 
 
 @app.command()
@@ -47,7 +48,7 @@ def doctor(
     out: Out = Path("runs"),
     findings: Findings = None,
 ) -> None:
-    """Look for what makes runs fail or crawl: libraries, store, network between learners, cores, disk, memory.
+    """Check this machine for causes of failed or slow runs: libraries, store, network, cores, disk, memory.
 
     Example: murmur doctor
 
@@ -55,7 +56,7 @@ def doctor(
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -m murmur doctor FILE
 
-    One line for each thing that was looked at, ok, warn or bad, with the remedy. The status is 1 if anything is bad.
+    Each check prints one line: ok, warn or bad, with a remedy. The exit status is 1 if a check is bad.
     """
     if findings is not None:
         file_to_write(findings, "--json")
@@ -86,7 +87,7 @@ def launch(source: str | None, settings: Sequence[str], learners: int) -> list[H
 
 
 def be_learner(place: Place, digest: str, out: Path, findings: Path | None) -> int:
-    """Examine the network as one learner of a launch; learner 0 of a launch that is not ours tells the findings."""
+    """Examine the network as one learner of a launch; under another launcher learner 0 prints the findings."""
     ours = place.store == "murmur"
     own = () if ours or place.local_rank > 0 else tuple(check_host(out, place.local_size))
     mine = Learned(host_name(), platform.python_version(), torch.__version__, digest, own)
@@ -110,7 +111,7 @@ def be_learner(place: Place, digest: str, out: Path, findings: Path | None) -> i
 
 
 def tell(found: Sequence[HostFinding], findings: Path | None) -> int:
-    """Print the findings, worst last, where they are seen; 1 if one is bad."""
+    """Print the findings, the worst last; return 1 if one is bad, else 0."""
     order = ("ok", "warn", "bad")
     for finding in sorted(found, key=lambda each: order.index(each.level)):
         typer.echo(str(finding))
@@ -120,5 +121,5 @@ def tell(found: Sequence[HostFinding], findings: Path | None) -> int:
 
 
 def save(found: Sequence[HostFinding], path: Path) -> None:
-    """The findings as JSON."""
+    """Write the findings as JSON."""
     write_whole(path, json.dumps([asdict(each) for each in found], indent=1).encode())

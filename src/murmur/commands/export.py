@@ -29,28 +29,32 @@ NORMALISATION, SEARCH = "Normalisation", "Search"
 
 Model = Annotated[Path, typer.Argument(help="Folder of a run, or one of its .safetensors files.")]
 To = Annotated[Literal["onnx"], typer.Option(help="Format of the network.")]
-Out = Annotated[
-    Path, typer.Option(help="Folder of the export; it must be new, or hold an export that --force replaces as a whole.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace an export that is in --out.")]
+Out = Annotated[Path, typer.Option(help="Folder of the export: a new one, or with --force that of an earlier export.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the export in --out.")]
 KindOption = Annotated[
-    Kind, typer.Option(help="whole utterances, or stream: chunk by chunk, states in and out (one-directional LSTMs).")
+    Kind,
+    typer.Option(
+        help="whole: utterance by utterance; stream: chunk by chunk, with states as inputs and outputs"
+        " (one-directional LSTMs)."
+    ),
 ]
 CmvnOption = Annotated[
     Cmvn,
     typer.Option(
-        help="utterance: each utterance by itself, as in training with task...cmvn=utterance; global: by the training"
-        " set's statistics. Without it: what is closest to training.",
+        help="utterance: normalise each utterance by itself, as in training with task...cmvn=utterance; global: by the"
+        " statistics of the training set. By default the closest to training.",
         rich_help_panel=NORMALISATION,
     ),
 ]
 Scale = Annotated[
     float | None,
-    typer.Option(min=1e-6, help="Acoustic scale, put into the model; as tuned otherwise.", rich_help_panel=SEARCH),
+    typer.Option(
+        min=1e-6, help="Acoustic scale, stored in the model; by default the tuned one.", rich_help_panel=SEARCH
+    ),
 ]
 Penalty = Annotated[
     float | None,
-    typer.Option(help="Cost of a word, put into the graph; as tuned otherwise.", rich_help_panel=SEARCH),
+    typer.Option(help="Cost of a word, stored in the graph; by default the tuned one.", rich_help_panel=SEARCH),
 ]
 
 
@@ -75,14 +79,14 @@ def export(
     settings: Settings = None,
     force: Force = False,
 ) -> None:
-    """Write a trained model for other runtimes: network, normalisation, prior, graph, tokens and words in one folder.
+    """Export a trained model: network, normalisation, prior, graph, tokens and words in one folder.
 
     Example: murmur export runs/demo/one-learner --to onnx --out exported
 
     The folder holds model.onnx, tokens.txt, metadata.json, times.json and, with a graph, graph.fst, graph.json and
-    words.txt, as sherpa-onnx's from_zipformer_ctc wants them. murmur transcribe takes it, and
-    examples/decode_export.py decodes it with onnxruntime. The scores are compared with the network's before anything
-    is kept; docs/export.md says how each kind of model is decoded.
+    words.txt, as sherpa-onnx's from_zipformer_ctc expects them. murmur transcribe reads it, and
+    examples/decode_export.py decodes it with onnxruntime. The export's scores are compared with the network's before
+    the folder is written; docs/export.md describes the decoding of each kind of model.
     """
     folder_to_write(out, "--out")
     check_place(out, force)

@@ -21,9 +21,11 @@ def launch(
     ctx: typer.Context,
     program: Annotated[Path, typer.Argument(help="A Python program that calls murmur.join.")],
     learners: Annotated[int, typer.Option(min=1, help="Processes to start on this host.")] = 2,
-    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads a learner.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Compute threads per learner; an equal share of the cores by default.")
+    ] = None,
 ) -> None:
-    """Start a program of your own as several learners; what stands behind its name goes to it.
+    """Start a program as several learners; the words after its name are its arguments.
 
     Example: murmur launch --learners 2 examples/my_own_loop.py
     """

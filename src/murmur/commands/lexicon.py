@@ -24,30 +24,35 @@ Text = Annotated[
     list[Path],
     typer.Argument(
         metavar="TEXT...",
-        help="Whose words are wanted: files of words or sentences (.gz too), or Kaldi data directories.",
+        help="Source of the words: files of words or sentences (also .gz), or Kaldi data directories.",
     ),
 ]
-Base = Annotated[
-    Path | None, typer.Option(help="Lexicon whose pronunciations are taken over: Kaldi's lexicon.txt or CMUdict.")
-]
+Base = Annotated[Path | None, typer.Option(help="Base lexicon for the pronunciations: Kaldi's lexicon.txt or CMUdict.")]
 Out = Annotated[Path, typer.Option(help=f"Folder for {LEXICON}, {ORIGINS} and {REFUSED}.")]
-Whole = Annotated[bool, typer.Option("--whole", help="Keep the base lexicon's other words too.")]
+Whole = Annotated[bool, typer.Option("--whole", help="Also write the words of the base that TEXT lacks.")]
 Stress = Annotated[
-    Literal["as-is", "drop"], typer.Option(help="Stress digits of the base (AH0): as they are, or taken off.")
+    Literal["as-is", "drop"], typer.Option(help="Keep the stress digits of the base (AH0), or drop them.")
 ]
 GuessOption = Annotated[
     Guess,
-    typer.Option(help="espeak: sounds by espeak-ng; graphemes: letters; none: refuse.", rich_help_panel=GUESSES),
+    typer.Option(
+        help="espeak: phones by espeak-ng; graphemes: letters as phones; none: refuse the word.",
+        rich_help_panel=GUESSES,
+    ),
 ]
-Voice = Annotated[str, typer.Option(help="Voice of espeak-ng; others than en-us need --map.", rich_help_panel=GUESSES)]
+Voice = Annotated[
+    str, typer.Option(help="Voice of espeak-ng; every voice other than en-us needs --map.", rich_help_panel=GUESSES)
+]
 Map = Annotated[
     Path | None,
-    typer.Option("--map", help="Lines `IPA phone phone ...`, in place of CMUdict's phones.", rich_help_panel=GUESSES),
+    typer.Option(
+        "--map", help="File of lines `IPA phone phone ...` to replace CMUdict's phones.", rich_help_panel=GUESSES
+    ),
 ]
 DigitsOption = Annotated[
     Digits,
     typer.Option(
-        help="Words with digits: refuse them, or read them (espeak-ng as numbers, graphemes digit by digit).",
+        help="Refuse words with digits, or read them (espeak-ng: as numbers; graphemes: digit by digit).",
         rich_help_panel=GUESSES,
     ),
 ]
@@ -65,20 +70,20 @@ def lexicon(
     phone_map: Map = None,
     digits: DigitsOption = "refuse",
 ) -> None:
-    """A lexicon for the words of a text: pronunciations of a base lexicon, and guesses for the rest.
+    """Make a lexicon for the words of a text: pronunciations of a base lexicon, and guesses for the rest.
 
     Example: murmur lexicon data/train data/dev --base cmudict.dict --guess espeak --out data/lexicon
 
     Example, letters as phones, no base: murmur lexicon data/train --guess graphemes --out data/lexicon
 
-    All pronunciations of a word are kept. A word that the base has in another case counts as there. What was guessed
-    stands in pronunciations.tsv: look it over, correct the lines in a copy of lexicon.txt. What is no word (digits,
-    symbols) stands in refused.tsv with the reason. See docs/lexicons.md.
+    All pronunciations of a word are kept. Upper and lower case are not told apart when a word is looked up in the
+    base. pronunciations.tsv lists the guesses: review them, and correct the lines in a copy of lexicon.txt.
+    refused.tsv lists tokens that are not words (digits, symbols), each with the reason. See docs/lexicons.md.
     """
     if (phone_map is not None or voice != "en-us") and guess != "espeak":
         raise SettingError("--voice and --map are for --guess espeak")
     if base is None and (whole or guess == "none"):
-        raise SettingError("without --base there is nothing to keep or to look words up in: give one, or --guess")
+        raise SettingError("without --base there are no pronunciations to look up or keep: give --base, or --guess")
     if base is not None and base.resolve() == (out / LEXICON).resolve():
         raise SettingError(f"{base} is the base and would be overwritten: choose another --out")
     check(text, base, guess, phone_map, out)
@@ -96,10 +101,10 @@ def lexicon(
 
 
 def check(text: list[Path], base: Path | None, guess: Guess, phone_map: Path | None, out: Path) -> None:
-    """Check that all files can be read and the folder be written, before any is read.
+    """Check, before any file is read, that all files can be read and the folder can be written.
 
     Raises:
-        SettingError, SynthesisError: names what is missing.
+        SettingError, SynthesisError: something is missing; the message names it.
     """
     check_text(text)
     for path, option in ((base, "--base"), (phone_map, "--map")):
@@ -111,7 +116,7 @@ def check(text: list[Path], base: Path | None, guess: Guess, phone_map: Path | N
 
 
 def summary(found: Completed, counts: Counter[str]) -> str:
-    """How many words of which origin, what was refused, and what share of the running text that is."""
+    """Numbers of words by origin, and the refused words with their share of the running text."""
     origins = Counter(how.partition(" as ")[0] for how in {word: how for word, _, how in found.origins}.values())
     words = sum(origins.values())
     lines = [f"{words} words, {len(found.origins)} pronunciations"]

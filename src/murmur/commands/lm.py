@@ -28,10 +28,10 @@ Text = Annotated[
     list[Path],
     typer.Argument(
         metavar="TEXT...",
-        help="Files of one sentence a line (.gz too), or Kaldi data directories for their transcripts.",
+        help="Files of sentences, one per line (also .gz), or Kaldi data directories for their transcripts.",
     ),
 ]
-Model = Annotated[Path, typer.Argument(metavar="LM", help="ARPA file; .gz too.")]
+Model = Annotated[Path, typer.Argument(metavar="LM", help="ARPA file, plain or .gz.")]
 Out = Annotated[Path, typer.Option(help="ARPA file to write; compressed if its name ends in .gz.")]
 
 
@@ -39,17 +39,19 @@ Out = Annotated[Path, typer.Option(help="ARPA file to write; compressed if its n
 def train_command(
     text: Text,
     out: Out,
-    order: Annotated[int, typer.Option(min=1, max=4, help="Longest n-gram, in words.")] = 3,
+    order: Annotated[int, typer.Option(min=1, max=4, help="Length of the longest n-gram, in words.")] = 3,
     cutoffs: Annotated[
         str | None,
-        typer.Option(help="One number an order: n-grams that occur at most so often are left out, e.g. 0,0,1."),
+        typer.Option(
+            help="One number per order, such as 0,0,1: n-grams that occur no more often than that are left out."
+        ),
     ] = None,
     vocabulary: Annotated[
-        Path | None, typer.Option(help="File of words, one a line (a lexicon will do); others count as unknown.")
+        Path | None, typer.Option(help="File of words, one per line (or a lexicon); other words count as unknown.")
     ] = None,
-    most: Annotated[int | None, typer.Option(min=1, help="Keep only so many words, the most frequent ones.")] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Keep only this many words, the most frequent ones.")] = None,
     unknown: Annotated[
-        str | None, typer.Option(help="Word for all that is outside the vocabulary; '' for a closed one.")
+        str | None, typer.Option(help="Word for everything outside the vocabulary; '' for a closed vocabulary.")
     ] = UNKNOWN,
 ) -> None:
     """Estimate an interpolated modified Kneser-Ney model.
@@ -70,7 +72,7 @@ def train_command(
     with timed(f"counting and estimating {len(lines)} sentences"):
         trained = config.train(lines, words)
     for fallen in trained.fell_back:
-        typer.echo(f"order {fallen}: too little text for discounts of its own; 0.5, 1, 1.5 stand in", err=True)
+        typer.echo(f"order {fallen}: too little text to estimate discounts; 0.5, 1, 1.5 are used", err=True)
     with timed(f"writing {out}"):
         write(trained.model, out)
     typer.echo(f"{summary(trained.model)}; {trained.unknown_words} words of the text are outside the vocabulary")
@@ -81,14 +83,14 @@ def prune_command(
     model: Model,
     out: Out,
     threshold: Annotated[
-        float, typer.Option(help="Leave out n-grams that raise perplexity by less than this, relative.")
+        float, typer.Option(help="Remove n-grams whose removal raises the perplexity by a smaller share than this.")
     ] = 1e-8,
 ) -> None:
-    """Make a model smaller by relative entropy (Stolcke 1998).
+    """Make a model smaller by relative entropy pruning (Stolcke 1998).
 
     Example: murmur lm prune lm.arpa.gz --threshold 1e-7 --out small.arpa.gz
 
-    Look at the perplexity of both afterwards: Kneser-Ney models lose more than others.
+    Compare the perplexities of both models afterwards: Kneser-Ney models lose more than others.
     """
     file_to_read(model, "LM")
     file_to_write(out, "--out")
@@ -102,7 +104,7 @@ def prune_command(
 
 @app.command("perplexity")
 def perplexity_command(model: Model, text: Text) -> None:
-    """Perplexity of text under a model, and how many of its words the model does not know.
+    """Measure the perplexity of a text under a model, and count the words that the model does not know.
 
     Example: murmur lm perplexity lm.arpa.gz data/dev
     """
@@ -114,10 +116,10 @@ def perplexity_command(model: Model, text: Text) -> None:
 
 
 def check_text(paths: list[Path]) -> None:
-    """Check that all texts are there, before any is read.
+    """Check that all texts exist before any is read.
 
     Raises:
-        SettingError: names the first that is not.
+        SettingError: a text is missing; the message names the first one.
     """
     for path in paths:
         if path.is_dir() and not (path / "text").is_file():
@@ -127,10 +129,10 @@ def check_text(paths: list[Path]) -> None:
 
 
 def sentences_of(paths: list[Path]) -> list[str]:
-    """Sentences of text files and transcripts of data directories; blank lines are passed over.
+    """Return the sentences of text files and the transcripts of data directories, without blank lines.
 
     Raises:
-        SettingError: a file is missing, not UTF-8, or nothing stands in any of them.
+        SettingError: a file is missing or not UTF-8, or all are empty.
     """
     check_text(paths)
     lines: list[str] = []
@@ -146,10 +148,10 @@ def sentences_of(paths: list[Path]) -> list[str]:
 
 
 def text_lines(path: Path) -> list[str]:
-    """Lines of a UTF-8 file, unpacked if its name ends in .gz.
+    """Return the lines of a UTF-8 file, unpacked if its name ends in .gz.
 
     Raises:
-        SettingError: it is missing, damaged or not UTF-8.
+        SettingError: the file is missing, damaged or not UTF-8.
     """
     if not path.is_file():
         raise SettingError(f"there is no file {path}")
@@ -163,26 +165,26 @@ def text_lines(path: Path) -> list[str]:
 
 
 def numbers(text: str | None) -> tuple[int, ...]:
-    """Whole numbers between commas; none for None.
+    """Parse whole numbers separated by commas; None gives an empty tuple.
 
     Raises:
-        SettingError: something else stands there.
+        SettingError: the text holds something else.
     """
     try:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError as error:
-        raise SettingError(f"--cutoffs {text!r}: give whole numbers between commas, one an order") from error
+        raise SettingError(f"--cutoffs {text!r}: give whole numbers separated by commas, one per order") from error
 
 
 def write(model: NgramModel, out: Path) -> None:
-    """Write a model under another name first, so that what stands under `out` is always whole."""
+    """Write a model under another name first, so that `out` is complete at any time."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f".unfinished-{out.name}")  # ends as `out` does: the suffix decides on compression
+    beside = out.with_name(f".unfinished-{out.name}")  # the same suffix as `out`: it decides on compression
     write_arpa(model, beside)
     beside.replace(out)
 
 
 def summary(model: NgramModel) -> str:
-    """Words and n-grams by order."""
+    """Numbers of words and of n-grams by order."""
     counts = ", ".join(f"{len(grams)} {n}-grams" for n, grams in enumerate(model.orders, 1))
     return f"{len(model.words)} words; {counts}"

@@ -9,35 +9,37 @@ import typer
 from murmur.run.saved_model import Choice
 
 Source = Annotated[
-    str, typer.Argument(metavar="EXPERIMENT", help="A Python file with experiment(), or a recipe's name.")
+    str, typer.Argument(metavar="EXPERIMENT", help="A Python file with experiment(), or the name of a recipe.")
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change a field, such as budget.epochs=2; repeatable; murmur settings lists all."),
+    typer.Option(
+        "--set", help="Change a field, such as budget.epochs=2; repeatable; murmur settings lists the fields."
+    ),
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; an experiment's own task.jobs otherwise.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Number of processes; by default task.jobs of the experiment.")]
 
 OfRun = Annotated[
-    str | None, typer.Option("--experiment", help="File or recipe, where the run's run.json does not name it.")
+    str | None, typer.Option("--experiment", help="File or recipe, if the run's run.json does not name it.")
 ]
 
 TestedWeights = Annotated[
     Choice,
     typer.Option(
         "--weights",
-        help="Which model is tested and stands for the run: lowest (the one of the lowest held-out loss), last, best"
-        " (evaluation mark) or averaged (mean of the best marks).",
+        help="Model that is tested and represents the run: lowest (the one of the lowest held-out loss), last, best"
+        " (best checkpoint) or averaged (mean of the best checkpoints).",
     ),
 ]
 Weights = Annotated[
     Choice | None,
     typer.Option(
         "--weights",
-        help="Which model of the run: lowest (held-out loss), last, best or averaged; otherwise the one that the run"
-        " tested, which is lowest unless its --weights said otherwise.",
+        help="Model of the run: lowest (held-out loss), last, best or averaged; by default the one that the run tested,"
+        " which is lowest unless the run had another --weights.",
     ),
 ]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Run the Python file that the run's run.json names, though another user wrote it."),
+    typer.Option("--trust", help="Run the Python file named in run.json even if it belongs to another user."),
 ]

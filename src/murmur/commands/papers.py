@@ -25,14 +25,16 @@ from murmur.studies.papers.study import Study
 
 app = typer.Typer(add_completion=False)
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME...]", help=f"Of {', '.join(STUDIES)}; all otherwise.")
+    list[str] | None, typer.Argument(metavar="[NAME...]", help=f"Any of {', '.join(STUDIES)}; all by default.")
 ]
-Corpus = Annotated[Path | None, typer.Option(help="AN4's folder; without it nothing is trained, only pages are made.")]
-Kept = Annotated[Path, typer.Option("--rows", help="File of the rows; runs that it holds are not made again.")]
+Corpus = Annotated[
+    Path | None, typer.Option(help="Folder of AN4; without it nothing is trained, and only the page is made.")
+]
+Finished = Annotated[Path, typer.Option("--rows", help="File of the rows; runs that it holds are not repeated.")]
 Out = Annotated[Path, typer.Option(help="Folder for papers.md and its picture.")]
 Cache = Annotated[Path, typer.Option(help="Folder for features, alignments and pre-trained stacks.")]
 
-HELP = """The experiments of five papers, small: real gradients on AN4, a virtual cluster, conclusions judged.
+HELP = """Repeat experiments of five papers, small: real gradients on AN4, a virtual cluster, judged conclusions.
 
 Example: murmur papers --corpus corpora/an4 --out runs/papers
 
@@ -44,7 +46,8 @@ frequency: how often to average models (Rosciszewski and Kaliski). schedules: na
 Chen). asgd: asynchronous SGD against K-step averaging (Cong et al.). stragglers, rings: fixed and randomised rings,
 delay-by-one, slow learners, large minibatches (Cui et al.). hierarchy: 8 x 8 learners (Zhang et al.).
 
-Every run is a row; what was cut off goes on where it was. About a quarter of an hour of processor time in all.
+Every run is a row. After an interruption the same command continues. All studies take about 15 minutes of processor
+time.
 """
 
 
@@ -52,27 +55,27 @@ Every run is a row; what was cut off goes on where it was. About a quarter of an
 def papers_command(
     names: Names = None,
     corpus: Corpus = None,
-    kept: Kept = Path("runs/papers/papers.jsonl"),
+    rows: Finished = Path("runs/papers/papers.jsonl"),
     out: Out = Path("runs/papers"),
     cache: Cache = Path("runs/cache"),
 ) -> None:
     chosen = studies(names or list(STUDIES))
-    if corpus is None and not kept.is_file():  # the page of no runs would take another one's place
-        raise SettingError(f"there are no rows in {kept}: give --corpus to make them, or name a file of rows")
+    if corpus is None and not rows.is_file():  # an empty page would replace an earlier one
+        raise SettingError(f"there are no rows in {rows}: give --corpus to make them, or name a file of rows")
     folder_to_write(out, "--out")
-    file_to_write(kept, "--rows")
+    file_to_write(rows, "--rows")
     refuse_other_page(out)
     if corpus is not None:
         task_to_do(StudyMaterial(corpus, cache).supervised)
     with ExitStack() as locks:
-        for path in {out / LOCK, kept.parent / LOCK}:
+        for path in {out / LOCK, rows.parent / LOCK}:
             locks.enter_context(locked(path))
-        whole = make(chosen, corpus, cache, kept, out)
-    raise typer.Exit(0 if whole else 1)
+        complete = make(chosen, corpus, cache, rows, out)
+    raise typer.Exit(0 if complete else 1)
 
 
-def make(chosen: Sequence[Study], corpus: Path | None, cache: Path, kept: Path, out: Path) -> bool:
-    """Run what is missing, where there is a corpus, and write the page; whether all runs are there."""
+def make(chosen: Sequence[Study], corpus: Path | None, cache: Path, rows: Path, out: Path) -> bool:
+    """Run the missing cells, if there is a corpus, and write the page; True if all runs exist."""
     torch.set_num_threads(1)
     console = Console()
     material = None if corpus is None else StudyMaterial(corpus, cache)
@@ -83,23 +86,23 @@ def make(chosen: Sequence[Study], corpus: Path | None, cache: Path, kept: Path, 
     def tell(cell: StudyCell, row: Row) -> None:
         console.print(line(cell, row), highlight=False, soft_wrap=True)
 
-    run, whole = Runner(Rows(kept), material, tell), True
+    run, complete = Runner(Rows(rows), material, tell), True
     for study in chosen:
         try:
             console.print(findings_table(study, run))
         except MissingRun as error:
-            whole = False
+            complete = False
             console.print(f"{study.name}: {error}; give --corpus to make it", highlight=False, soft_wrap=True)
-    page = write(Runner(Rows(kept)), out)
+    page = write(Runner(Rows(rows)), out)
     console.print(f"{page}", highlight=False, soft_wrap=True)
-    return whole
+    return complete
 
 
 def refuse_other_page(out: Path) -> None:
-    """Do not replace a page that this command has not written.
+    """Refuse to replace a page that this command has not written.
 
     Raises:
-        SettingError: there is one; names it.
+        SettingError: there is such a page; the message names it.
     """
     page = out / PAGE
     if page.is_file() and not page.read_text(encoding="utf-8", errors="replace").startswith(HEAD.splitlines()[0]):
@@ -107,10 +110,10 @@ def refuse_other_page(out: Path) -> None:
 
 
 def studies(names: Sequence[str]) -> list[Study]:
-    """The studies of these names.
+    """Return the studies of these names.
 
     Raises:
-        SettingError: there is none of a name.
+        SettingError: a name is unknown.
     """
     for name in names:
         if name not in STUDIES:
@@ -119,14 +122,14 @@ def studies(names: Sequence[str]) -> list[Study]:
 
 
 def line(cell: StudyCell, row: Row) -> str:
-    """A run that has ended."""
+    """Line about a run that has ended."""
     loss = row["heldout"].get("loss")
     end = "diverged" if loss is None else f"held-out loss {loss:.4f}"
     return f"{cell.told}, {cell.optimizer}: {end}; {row['seconds']:.0f} virtual s, {row['cpu_seconds']:.0f} processor s"
 
 
 def findings_table(study: Study, run: Runner) -> TerminalTable:
-    """What a study found."""
+    """Table of a study's findings."""
     table = TerminalTable(("conclusion", "published", "here", ""), title=study.name)
     for finding in study.findings(study.runs(run)):
         table.add_row(finding.claim, finding.published, finding.ours, finding.verdict)

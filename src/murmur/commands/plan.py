@@ -38,14 +38,21 @@ USUAL = ("SyncSGD", "KAVG(K=8)", "BMUF(K=8)", "DelayByOne", "ADPSGD", "ASGD")
 Source = Annotated[
     str | None, typer.Argument(metavar="[EXPERIMENT]", help="With --measure: the experiment whose steps are timed.")
 ]
-Measure = Annotated[bool, typer.Option("--measure", help="Time EXPERIMENT's steps, sums and the loopback, here.")]
-Learners = Annotated[int, typer.Option(min=1, help="How many.")]
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Time steps of EXPERIMENT, sums and the loopback on this machine.")
+]
+Learners = Annotated[int, typer.Option(min=1, help="Number of learners.")]
 Kind = Annotated[str, typer.Option("--cluster", help=KINDS)]
-Flops = Annotated[float | None, typer.Option("--flops-per-frame", help="Of a gradient, in place of --step-seconds.")]
-Utilisation = Annotated[float, typer.Option(help="Share of the device's peak that is reached, with --flops-per-frame.")]
-Hours = Annotated[float | None, typer.Option(help="Audio of an epoch.")]
-Frames = Annotated[float | None, typer.Option("--frames-per-minibatch", help="Of one learner.")]
-Price = Annotated[float, typer.Option(min=0.0, help="Of a device hour, for the column of costs.")]
+Flops = Annotated[
+    float | None,
+    typer.Option("--flops-per-frame", help="Floating-point operations of a gradient, in place of --step-seconds."),
+]
+Utilisation = Annotated[
+    float, typer.Option(help="Share of the device's peak that a gradient reaches, with --flops-per-frame.")
+]
+Hours = Annotated[float | None, typer.Option(help="Hours of audio in an epoch.")]
+Frames = Annotated[float | None, typer.Option("--frames-per-minibatch", help="Frames in a minibatch of one learner.")]
+Price = Annotated[float, typer.Option(min=0.0, help="Price of a device hour, for the column of costs.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Show each formula with its numbers.")]
 Plot = Annotated[Path | None, typer.Option(help="Write a picture of the speed-up at 1 to 1024 learners to this file.")]
 Given = dict[str, float | None]
@@ -77,12 +84,12 @@ def plan(
     explain: Explain = False,
     plot: Plot = None,
 ) -> None:
-    """Hours of an epoch, speed-up, what binds, memory and cost of strategies on a cluster, before it is bought.
+    """Estimate hours per epoch, speed-up, bottleneck, memory and cost of strategies on a cluster before buying it.
 
     Example: murmur plan --step-seconds 0.07 --model-bytes 165e6 --corpus-hours 1975 --frames-per-minibatch 2688
     --learners 64 --cluster v100-ethernet --jitter 0.1 --price 2.5 --explain
 
-    From an experiment, timed here: murmur plan toy --measure --cluster ethernet-1g --learners 8
+    From an experiment, timed on this machine: murmur plan toy --measure --cluster ethernet-1g --learners 8
     """
     hardware = hardware_of(kind, plot)
     given: Given = {"model_bytes": model_bytes, "corpus_hours": corpus_hours, "frames_per_minibatch": frames}
@@ -101,10 +108,10 @@ def plan(
 
 
 def hardware_of(kind: str, plot: Path | None) -> Preset:
-    """The machines of a name, once it is known that the picture can be written.
+    """Return the machines of a name, after checking that the picture can be written.
 
     Raises:
-        SettingError: an unknown name, or the picture's file cannot be written.
+        SettingError: the name is unknown, or the picture's file cannot be written.
     """
     if plot is not None:
         file_to_write(plot, "--plot")
@@ -112,30 +119,30 @@ def hardware_of(kind: str, plot: Path | None) -> Preset:
 
 
 def all_given(given: Given) -> dict[str, float]:
-    """The numbers that a plan needs.
+    """Return the numbers that a plan needs.
 
     Raises:
-        SettingError: some are not given; names all of them.
+        SettingError: some are missing; the message names all of them.
     """
     missing = [NEEDS[name] for name, value in given.items() if value is None and name in NEEDS]
     if missing:
         raise SettingError(
-            f"plan needs {', '.join(missing)}; or an experiment that is timed here: murmur plan EXPERIMENT --measure"
+            f"plan needs {', '.join(missing)}; or time an experiment on this machine: murmur plan EXPERIMENT --measure"
         )
     return {name: value for name, value in given.items() if value is not None}
 
 
 def strategy_of(text: str) -> Strategy:
-    """The strategy that a text such as KAVG(K=8) names."""
+    """Return the strategy that a text such as KAVG(K=8) names."""
     return configure(Experiment(ToyTask(), SyncSGD()), strategy=text).strategy
 
 
 def measured(
     source: str | None, settings: Sequence[str], given: Given, hardware: Preset
 ) -> tuple[Given, float, Preset]:
-    """What an experiment's first steps and this machine's sums say; what was given by hand stays.
+    """Measure an experiment's first steps and this machine's sums; values given by hand take precedence.
 
-    The wire stays the preset's, but is no faster than this host's loopback.
+    The network link is the preset's, but no faster than this host's loopback.
 
     Raises:
         SettingError: there is no experiment.
@@ -168,7 +175,7 @@ def measured(
 
 
 def show(rows: Sequence[PlanRow], title: str, explain: bool) -> None:
-    """Print the ranked table, and each formula where asked for."""
+    """Print the ranked table, and on request each formula."""
     heads = ("strategy", "hours", "speed-up", "efficiency", "binds", "rounds", "memory, MB", "cost")
     table = TerminalTable(heads, title)
     for row in rows:
@@ -188,7 +195,7 @@ def show(rows: Sequence[PlanRow], title: str, explain: bool) -> None:
 
 
 def draw(path: Path, wanted: Sequence[Strategy], hardware: Preset, compute: ComputeTime, work: Work) -> None:
-    """The picture of the speed-up over numbers of learners."""
+    """Draw the speed-up over the number of learners."""
     with timed("speed-up at 1 to 1024 learners"):
         curves: Mapping[str, Sequence[PlanRow]] = {
             shown(strategy): scaled(strategy, lambda count: hardware.cluster(count, compute, work.model_bytes), work)

@@ -1,4 +1,4 @@
-"""`murmur prepare`: published corpora to sets, speech data to features, all that an experiment needs."""
+"""`murmur prepare`: make data sets from published corpora, features from speech, and the data of an experiment."""
 
 from __future__ import annotations
 
@@ -37,25 +37,30 @@ Source = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(help="Folder of the set, corpora/CORPUS by default, or of the feature store, runs/cache by default."),
+    typer.Option(help="Folder of the data set (default corpora/CORPUS) or of the feature store (default runs/cache)."),
 ]
 KindOption = Annotated[
     Kind | None,
     typer.Option(
-        help="log-mel (default for audio), mfcc, or stored: those of feats.scp as they are.", rich_help_panel=FEATURES
+        help="log-mel (default for audio), mfcc, or stored: the features of feats.scp as they are.",
+        rich_help_panel=FEATURES,
     ),
 ]
 Bins = Annotated[
-    int | None, typer.Option(min=1, help="Mel bins; 80 for log-mel, 23 below mfcc.", rich_help_panel=FEATURES)
+    int | None,
+    typer.Option(min=1, help="Mel bins; by default 80 for log-mel and 23 for mfcc.", rich_help_panel=FEATURES),
 ]
 Cmvn = Annotated[
     Scope,
-    typer.Option(help="Whose mean and deviation are written, or taken off aligned frames.", rich_help_panel=FEATURES),
+    typer.Option(
+        help="Scope of the mean and deviation that are written, or removed from aligned frames.",
+        rich_help_panel=FEATURES,
+    ),
 ]
 Alignments = Annotated[
     Path | None,
     typer.Option(
-        help="Classes of all frames, .npz or folder of ali.*.gz: makes a corpus that `frames` trains on.",
+        help="Classes of all frames, as .npz or a folder of ali.*.gz; makes a corpus for the recipe `frames`.",
         rich_help_panel=FEATURES,
     ),
 ]
@@ -63,17 +68,17 @@ AllowCommands = Annotated[
     bool,
     typer.Option(
         "--allow-commands",
-        help="Run the shell commands that wav.scp holds instead of files: as much as running a program that came "
-        "with the data.",
+        help="Run the shell commands in wav.scp. Use it only with data whose programs you would run.",
         rich_help_panel=FEATURES,
     ),
 ]
 StorageOption = Annotated[
-    Storage, typer.Option(help="Bytes a value of aligned frames: 4, 2 or 1.", rich_help_panel=FEATURES)
+    Storage,
+    typer.Option(help="Type of the values of aligned frames: 4, 2 or 1 bytes each.", rich_help_panel=FEATURES),
 ]
 FromOption = Annotated[
     Path | None,
-    typer.Option("--from", help="Folder that the corpus is unpacked in; no network.", rich_help_panel=PUBLISHED),
+    typer.Option("--from", help="Folder with the unpacked corpus; no network is used.", rich_help_panel=PUBLISHED),
 ]
 Download = Annotated[
     Path | None,
@@ -81,11 +86,13 @@ Download = Annotated[
 ]
 Parts = Annotated[
     list[str] | None,
-    typer.Option("--part", help="Only this part of the corpus, see --list; repeatable.", rich_help_panel=PUBLISHED),
+    typer.Option(
+        "--part", help="Use only this part of the corpus (see --list); repeatable.", rich_help_panel=PUBLISHED
+    ),
 ]
 Mirror = Annotated[
     str | None,
-    typer.Option(help="Address of the archives in place of the publisher's.", rich_help_panel=PUBLISHED),
+    typer.Option(help="Address of the archives, in place of the publisher's.", rich_help_panel=PUBLISHED),
 ]
 List = Annotated[
     bool,
@@ -117,7 +124,7 @@ def prepare(
     jobs: Jobs = None,
     settings: Settings = None,
 ) -> None:
-    """Turn a published corpus into a set to train on, speech into features, or make all an experiment needs.
+    """Prepare a published corpus for training, the features of data, or everything that an experiment needs.
 
     Example: murmur prepare yesno --download downloads && murmur train yesno
 
@@ -125,8 +132,8 @@ def prepare(
 
     Example: murmur prepare data/train --alignments exp/tri/pdfs --storage uint8 --jobs 4 --out runs/train
 
-    A recipe's name or a .py file is an experiment; with --from or --download a name is a corpus. What cannot be used
-    is named and left out; more than 1 % of it is an error.
+    The name of a recipe or a .py file is an experiment; with --from or --download a name is a corpus. Unusable
+    utterances are named and left out; more than 1 % of them is an error.
     """
     wanted = Wanted(kind, bins, cmvn, alignments, allow_commands)
     plain = wanted == Wanted(None, None, cmvn, None)
@@ -143,7 +150,7 @@ def prepare(
 
 
 def prepare_set(name: str, places: From, out: Path, jobs: int) -> None:
-    """Write a published corpus, with the lock of its folder."""
+    """Write the data set of a published corpus while holding the lock of its folder."""
     folder_to_write(out, "--out")
     if places.download is not None:
         folder_to_write(places.download, "--download")
@@ -152,17 +159,17 @@ def prepare_set(name: str, places: From, out: Path, jobs: int) -> None:
 
 
 def prepare_features(source: str, wanted: Wanted, how: Making) -> None:
-    """Make features of data, with the lock of their folder."""
+    """Make the features of data while holding the lock of their folder."""
     if not Path(source).exists():
         known = nearest(source, recipe_names())
-        raise SettingError(f"{source!r} is no folder, no manifest, no .py file and no recipe{known}")
+        raise SettingError(f"{source!r} is not a folder, a manifest, a .py file or a recipe{known}")
     check(source, wanted, how.out)
     with locked(beside(how.out)):
         prepare_data(source, wanted, how)
 
 
 def prepare_experiment(source: str, settings: list[str], jobs: int | None) -> None:
-    """Make everything that an experiment needs before training."""
+    """Make all data that an experiment needs for training."""
     experiment = resolved(source, settings, jobs)
     task_to_do(experiment.task)
     tell_preparation(experiment.task)
@@ -175,10 +182,10 @@ FOR_DATA = "--kind, --bins, --alignments and --allow-commands are for data; an e
 
 
 def refuse(where: object, message: str) -> None:
-    """A mistake of the caller where `where` holds anything.
+    """Refuse options that do not fit.
 
     Raises:
-        SettingError: it does.
+        SettingError: `where` is not empty.
     """
     if where:
         raise SettingError(message)

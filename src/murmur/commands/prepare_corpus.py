@@ -1,4 +1,4 @@
-"""`murmur prepare CORPUS`: a published corpus, from the network or a folder, to a set that experiments train on."""
+"""`murmur prepare CORPUS`: make a data set from a published corpus, taken from the network or a folder."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from murmur.speech.corpus.published.dataset_writer import write_set
 from murmur.speech.corpus.published.fetch import fetch
 from murmur.tasks.corpora import HELD_OUT
 
-DEV_OF_UTTERANCES = ("yesno",)  # recipes that take dev from the utterances of train, not from its speakers
-FEW_WORDS = 200  # below, an error rate moves by half a percent with every error
+DEV_OF_UTTERANCES = ("yesno",)  # recipes whose dev holds utterances of train, not speakers of their own
+FEW_WORDS = 200  # with fewer words, one error changes the error rate by more than half a percent
 
 
 @dataclass(frozen=True)
 class From:
-    """Where a corpus comes from.
+    """Source of a corpus.
 
     Attributes:
-        folder: holds an unpacked copy.
-        download: archives are fetched into it and unpacked there.
-        parts: of the corpus; none means all that there are in a folder, and the usual ones of a download.
-        mirror: in place of the publisher's address.
+        folder: Folder with an unpacked copy.
+        download: Folder into which the archives are fetched and unpacked.
+        parts: Parts of the corpus; if empty, all parts in `folder`, or the usual parts of a download.
+        mirror: Address that replaces the publisher's.
     """
 
     folder: Path | None = None
@@ -39,14 +39,14 @@ class From:
 
 
 def prepare_corpus(name: str, places: From, out: Path, jobs: int) -> None:
-    """Fetch, read and write one corpus, and say what there is and how to go on.
+    """Fetch, read and write one corpus; print its contents and the next commands.
 
     Raises:
-        SettingError: an unknown corpus or part, or not one place to take it from.
-        CorpusError: it cannot be fetched, read or used; the message says what is missing.
+        SettingError: the corpus or a part is unknown, or there is not exactly one source.
+        CorpusError: the corpus cannot be fetched, read or used; the message names what is missing.
     """
     if name not in CORPORA:
-        raise SettingError(f"{name!r} is no corpus that murmur knows{nearest(name, list(CORPORA))}; see --list")
+        raise SettingError(f"there is no corpus {name!r}{nearest(name, list(CORPORA))}; see --list")
     if (places.folder is None) == (places.download is None):
         raise SettingError(
             f"where is {name}? --from FOLDER takes an unpacked copy, --download FOLDER fetches one (not both)"
@@ -69,7 +69,7 @@ def prepare_corpus(name: str, places: From, out: Path, jobs: int) -> None:
 
 
 def chosen_parts(name: str, corpus: Published, places: From) -> tuple[CorpusPart, ...]:
-    """The parts that are asked for; otherwise all that a folder may hold, or the usual ones of a download.
+    """Return the requested parts; by default all parts of a folder, or the usual parts of a download.
 
     Raises:
         SettingError: the corpus has no such part.
@@ -84,7 +84,7 @@ def chosen_parts(name: str, corpus: Published, places: From) -> tuple[CorpusPart
 
 
 def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
-    """A line a split, what is missing, and the next command."""
+    """Print one line per split, the missing parts, and the next command."""
     for split, facts in manifest["splits"].items():
         typer.echo(
             f"{out / 'data' / split}: {facts['utterances']} utterances, {facts['speakers']} speakers, "
@@ -93,16 +93,14 @@ def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
         for problem in facts["skipped"]:
             typer.echo(f"skipped {problem['utterance']} ({problem['where']}): {problem['what']}")
     if manifest["absent"]:
-        typer.echo(f"not there, and left out: {', '.join(manifest['absent'])}")
+        typer.echo(f"missing parts, left out: {', '.join(manifest['absent'])}")
     why = why_not_trainable(manifest["splits"], 1 if corpus.recipe in DEV_OF_UTTERANCES else HELD_OUT)
     if why is not None:
         typer.echo(why)
         return
     words = manifest["splits"]["test"]["words"]
     if words < FEW_WORDS:
-        typer.echo(
-            f"data/test holds {words} words: one error more or less is {100 / words:.1f} % of them; add recordings"
-        )
+        typer.echo(f"data/test holds {words} words: a single error is {100 / words:.1f} % of them; add recordings")
     if manifest["rate_hz"] is not None:
         typer.echo(f"all recordings have {manifest['rate_hz']} Hz and one channel; training uses them as they are")
     typer.echo(f"licence: {corpus.licence}; more in {out / 'manifest.json'}")
@@ -111,7 +109,7 @@ def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
 
 
 def next_commands(corpus: Published, out: Path) -> list[str]:
-    """The commands that lead from a set to a model, and what they make."""
+    """Return the commands that lead from a data set to a model."""
     place, setting = shlex.quote(str(out)), shlex.quote(f"task.corpus={out}")
     recipe = f"murmur train {corpus.recipe} --set {setting}"
     letters = f"murmur train ctc --set {setting} --set task.units={corpus.units}"
@@ -127,13 +125,13 @@ def next_commands(corpus: Published, out: Path) -> list[str]:
     if not makes.keys() >= set(missing):
         return [f"next: {letters}"]
     commands = [*(makes[file] for file in missing), recipe]
-    return [*(f"next: {command}" for command in commands), f"or, letters without a lexicon, from hours on: {letters}"]
+    return [*(f"next: {command}" for command in commands), f"or, with hours of speech, without a lexicon: {letters}"]
 
 
 def why_not_trainable(splits: Mapping[str, Any], least_speakers: int) -> str | None:
-    """What training lacks in these splits, and what to do; None if nothing.
+    """Return the reason why these splits cannot be trained on, with a remedy; None if they can.
 
-    `least_speakers` of data/train are needed where there is no data/dev.
+    Without data/dev, data/train needs at least `least_speakers` speakers.
     """
     lacking = [split for split in ("train", "test") if split not in splits]
     if lacking:
@@ -142,13 +140,13 @@ def why_not_trainable(splits: Mapping[str, Any], least_speakers: int) -> str | N
     if "dev" not in splits and speakers < least_speakers:
         return (
             f"training tunes on data/dev, or on every {HELD_OUT}th speaker of data/train, which has {speakers}:"
-            f" add speakers, or make folders train, dev and test with speakers of their own"
+            f" add speakers, or make folders train, dev and test without common speakers"
         )
     return None
 
 
 def show_corpora(wanted: bool) -> None:
-    """Print the list of corpora and end the program, where it is wanted."""
+    """Print the list of corpora and end the program if `wanted`."""
     if not wanted:
         return
     for name, corpus in CORPORA.items():

@@ -17,16 +17,18 @@ app = typer.Typer(add_completion=False)
 
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Folders that murmur train, simulate or compare wrote.")
+    list[Path], typer.Argument(metavar="RUN...", help="Folders written by murmur train, simulate or compare.")
 ]
-Out = Annotated[Path | None, typer.Option(help="The page to write; RUN/report.html of the first run otherwise.")]
+Out = Annotated[Path | None, typer.Option(help="Page to write; by default RUN/report.html of the first run.")]
 Audio = Annotated[
     list[Path] | None,
-    typer.Option(help="A folder with UTTERANCE.wav, .flac, ..., or a wav.scp: recordings beside the worst utterances."),
+    typer.Option(
+        help="Folder of UTTERANCE.wav, .flac, ..., or a wav.scp; shows recordings beside the worst utterances."
+    ),
 ]
 Tensorboard = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Write event files for TensorBoard into DIR, one folder a run, and no page."),
+    typer.Option(metavar="DIR", help="Write TensorBoard event files into DIR, one folder per run, instead of a page."),
 ]
 
 
@@ -37,12 +39,12 @@ def report(
     audio: Audio = None,
     tensorboard: Tensorboard = None,
 ) -> None:
-    """One self-contained HTML page from the records of one or more runs: who won, curves, time, averaging, worst words.
+    """Make one self-contained HTML page of one or more runs: best run, curves, time, averaging, worst words.
 
     Example: murmur report runs/one runs/two --out report.html
 
-    The folder of a murmur compare gives the page of all its cells. Runs that are still going, or were cut off, are
-    reported as far as they go. The page needs no network.
+    A folder of murmur compare gives a page of all its cells. Unfinished runs are reported up to their latest record.
+    The page needs no network.
 
     murmur report runs/two --audio data/test/wav.scp
 

@@ -17,12 +17,12 @@ from murmur.speech.decoding.error_report import write_error_report
 from murmur.speech.decoding.wer import ErrorRate, Unit, score_by_group, score_utterances, total_of
 
 app = typer.Typer(add_completion=False)
-FEW_SPEAKERS = 8  # with fewer, whole speakers say nothing about spread: utterances are drawn
+FEW_SPEAKERS = 8  # with fewer speakers, utterances are drawn instead of speakers
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How bootstrap intervals are made; `speakers` of the utterances are None where utterances are drawn."""
+    """Settings of bootstrap intervals; `speakers` maps utterances to speakers, None to draw utterances."""
 
     speakers: Mapping[str, str] | None
     replications: int
@@ -30,19 +30,19 @@ class Draws:
 
     @property
     def unit(self) -> str:
-        """What is drawn, for people."""
+        """Name of the drawn units, for messages."""
         return "utterances" if self.speakers is None else "speakers"
 
 
 Reference = Annotated[Path, typer.Argument(metavar="REF", help="Transcripts: a Kaldi text file or data directory.")]
 Hypotheses = Annotated[list[Path], typer.Argument(metavar="HYP...", help="One or two files of hypotheses.")]
-UnitOption = Annotated[Unit, typer.Option(help="What is counted.")]
+UnitOption = Annotated[Unit, typer.Option(help="Unit that is counted.")]
 Speakers = Annotated[
-    Path | None, typer.Option(help="utt2spk: errors by speaker, and intervals over speakers from 8 on.")
+    Path | None, typer.Option(help="utt2spk: show errors by speaker; with 8 or more, draw speakers for the intervals.")
 ]
-Errors = Annotated[Path | None, typer.Option(help="Write all utterances aligned, worst first, to this file.")]
-Replications = Annotated[int, typer.Option(min=1, help="Bootstrap draws.")]
-Seed = Annotated[int, typer.Option(help="Of the bootstrap draws.")]
+Errors = Annotated[Path | None, typer.Option(help="Write all utterances, aligned, worst first, to this file.")]
+Replications = Annotated[int, typer.Option(min=1, help="Number of bootstrap draws.")]
+Seed = Annotated[int, typer.Option(help="Seed of the bootstrap draws.")]
 
 
 @app.command()
@@ -55,12 +55,12 @@ def score(
     replications: Replications = 10_000,
     seed: Seed = 0,
 ) -> None:
-    """Word or character error rate of hypotheses, with a 95 % bootstrap interval, by speaker.
+    """Compute the word or character error rate of hypotheses, with a 95 % bootstrap interval, by speaker.
 
     Example: murmur score data/test/text runs/decoded/text --speakers data/test/utt2spk --errors errors.txt
 
-    prints %WER 1.23 [ 12 / 975, 3 ins, 4 del, 5 sub ] and its interval. A data directory as REF gives its text and
-    utt2spk. Two files of hypotheses are compared by a paired bootstrap: both are scored on the same draws.
+    The output is %WER 1.23 [ 12 / 975, 3 ins, 4 del, 5 sub ] and its interval. A data directory as REF supplies text
+    and utt2spk. Two files of hypotheses are compared by a paired bootstrap: both are scored on the same draws.
 
     Example: murmur score data/test runs/a/text runs/b/text
     """
@@ -88,15 +88,15 @@ def score(
 
 
 def check(reference: Path, hypotheses: list[Path], speakers: Path | None, errors: Path | None) -> None:
-    """Check that all files can be read, and the report written, before any is read.
+    """Check, before any file is read, that all files can be read and the report can be written.
 
     Raises:
-        SettingError: names the first file that is missing.
+        SettingError: a file is missing; the message names the first one.
     """
     for path in (reference, *hypotheses):
         if not _text(path).is_file():
             raise SettingError(
-                f"there is no file {_text(path)}: give lines of an utterance and its words, as Kaldi's text"
+                f"there is no file {_text(path)}: name a file of lines `utterance words...`, such as Kaldi's text"
             )
     if speakers is not None:
         file_to_read(speakers, "--speakers")
@@ -105,10 +105,10 @@ def check(reference: Path, hypotheses: list[Path], speakers: Path | None, errors
 
 
 def texts_of(path: Path) -> dict[str, str]:
-    """{utterance: text} of a file of lines `utterance words...`.
+    """Return {utterance: text} of a file of lines `utterance words...`.
 
     Raises:
-        CorpusError: it is malformed.
+        CorpusError: the file is malformed.
     """
     return read_table(_text(path), values_required=False)
 
@@ -118,7 +118,7 @@ def _text(path: Path) -> Path:
 
 
 def line_of(scores: Mapping[str, ErrorRate], draws: Draws) -> str:
-    """Kaldi's line, and the interval behind it.
+    """Return the error rate as a line of Kaldi's, followed by the interval.
 
     Raises:
         ValueError: the references hold no token.
@@ -129,7 +129,7 @@ def line_of(scores: Mapping[str, ErrorRate], draws: Draws) -> str:
 
 
 def difference_of(first: Mapping[str, ErrorRate], second: Mapping[str, ErrorRate], draws: Draws) -> str:
-    """The second less the first, with its interval, and how sure that is."""
+    """Second rate minus the first, with its interval and the share of draws in which the second is better."""
     found = compare(first, second, draws.speakers, replications=draws.replications, seed=draws.seed)
     change = found.difference
     return (
@@ -139,7 +139,7 @@ def difference_of(first: Mapping[str, ErrorRate], second: Mapping[str, ErrorRate
 
 
 def by_speaker(scores: list[dict[str, ErrorRate]], speaker_of: Mapping[str, str]) -> str:
-    """A line a speaker, a column a system."""
+    """Return one line per speaker with one column per system."""
     columns = [score_by_group(each, speaker_of) for each in scores]
     width = max(len(speaker) for speaker in columns[0])
     return "\n".join(

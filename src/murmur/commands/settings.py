@@ -21,7 +21,7 @@ WIDTH = 80  # columns
 
 Pattern = Annotated[
     str | None,
-    typer.Argument(help="Only names that contain this text, or match it if it has *, ? or [, such as 'task.*.bins'."),
+    typer.Argument(help="List only names that contain this text or, with *, ? or [, match it: 'task.*.bins'."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="A JSON list of objects: name, type, default, explanation.")]
 
@@ -32,13 +32,13 @@ def settings(source: Source, pattern: Pattern = None, set_: Settings = None, as_
 
     Example: murmur settings toy
 
-    A line such as "task.hidden = 128" gives the name and the value in this experiment. Below it stand the type and
-    the meaning. Give another value to any command that takes --set:
+    A line such as "task.hidden = 128" gives the name and the value in this experiment. The next line gives the type
+    and the meaning. Give another value to any command that takes --set:
 
         murmur train toy --set task.hidden=64
 
-    Quote values with brackets for the shell: --set 'optimizer=Adam(lr=0.001)'. Other values have other fields; with
-    --set the list shows them:
+    Quote values with brackets: --set 'optimizer=Adam(lr=0.001)'. Another value may have other fields; with --set the
+    list shows them:
 
         murmur settings ctc optimizer --set 'optimizer=SGD()'
 

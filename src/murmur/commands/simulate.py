@@ -35,66 +35,84 @@ from murmur.simulation.tables import cards_table, learners_table, marks_table, s
 from murmur.worlds.process.launch.environment import threads_per_learner
 
 app = typer.Typer(add_completion=False)
-CLUSTER, TROUBLE, HOW = "The cluster", "What goes wrong", "How it is run"
+CLUSTER, FAULTS, HOW = "Cluster", "Faults", "Execution"
 
 Learners = Annotated[
     int | None,
-    typer.Option(min=1, help=f"How many; {LEARNERS} where EXPERIMENT says nothing.", rich_help_panel=CLUSTER),
+    typer.Option(
+        min=1,
+        help=f"Number of learners; by default the experiment's, or {LEARNERS}.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 Kind = Annotated[
     str | None,
-    typer.Option("--cluster", help=f"{KINDS} Otherwise EXPERIMENT's own, or {KIND}.", rich_help_panel=CLUSTER),
+    typer.Option(
+        "--cluster",
+        help=f"{KINDS} By default the experiment's own cluster, or {KIND}.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 Nodes = Annotated[
-    int | None, typer.Option(min=1, help="How many there are; as many as learners need.", rich_help_panel=CLUSTER)
+    int | None,
+    typer.Option(min=1, help="Number of nodes; by default as many as the learners need.", rich_help_panel=CLUSTER),
 ]
 Trace = Annotated[
     Path | None,
-    typer.Option(help="A real run's folder: replay its compute times, learner by learner.", rich_help_panel=CLUSTER),
+    typer.Option(help="Folder of a real run; replay the compute times of its learners.", rich_help_panel=CLUSTER),
 ]
 ModelBytes = Annotated[
     float | None,
-    typer.Option(help="Of a vector on the wire, in place of the model's own size.", rich_help_panel=CLUSTER),
+    typer.Option(help="Bytes of a vector on the wire, in place of the model's own size.", rich_help_panel=CLUSTER),
 ]
 Kills = Annotated[
-    list[str] | None, typer.Option("--kill", help="5@30s: learner 5 dies; repeatable.", rich_help_panel=TROUBLE)
+    list[str] | None,
+    typer.Option("--kill", help="5@30s: learner 5 is killed after 30 s; repeatable.", rich_help_panel=FAULTS),
 ]
 Stops = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="3@10s+20s: learner 3 stands still for 20 s.", rich_help_panel=TROUBLE),
+    typer.Option(
+        "--stop", help="3@10s+20s: learner 3 is suspended after 10 s for 20 s; repeatable.", rich_help_panel=FAULTS
+    ),
 ]
 Rejoins = Annotated[
     list[str] | None,
-    typer.Option("--rejoin", help="5@60s: the killed learner 5 is started again.", rich_help_panel=TROUBLE),
+    typer.Option(
+        "--rejoin", help="5@60s: the killed learner 5 starts again after 60 s; repeatable.", rich_help_panel=FAULTS
+    ),
 ]
 Lease = Annotated[
     float | None,
-    typer.Option("--lease-seconds", help="A learner silent for so long counts as dead.", rich_help_panel=TROUBLE),
+    typer.Option("--lease-seconds", help="A learner silent for this long counts as lost.", rich_help_panel=FAULTS),
 ]
 TimingOnly = Annotated[
-    bool, typer.Option("--timing-only", help="No gradients, no loss: for large flocks.", rich_help_panel=HOW)
+    bool,
+    typer.Option("--timing-only", help="Compute no gradients and no loss; for many learners.", rich_help_panel=HOW),
 ]
 Batched = Annotated[
     bool,
-    typer.Option("--batched", help="Many learners' gradients by one call, where the task can.", rich_help_panel=HOW),
+    typer.Option(
+        "--batched",
+        help="Compute the gradients of many learners in one call, if the task supports it.",
+        rich_help_panel=HOW,
+    ),
 ]
 Jobs = Annotated[int, typer.Option(min=1, help="Strategies simulated at the same time.", rich_help_panel=HOW)]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Compute threads a job; the cores are shared out.", rich_help_panel=HOW)
+    int | None,
+    typer.Option(min=1, help="Compute threads per job; an equal share of the cores by default.", rich_help_panel=HOW),
 ]
 Out = Annotated[
     Path,
     typer.Option(
-        help="Folder for records, trace, models, pictures; a folder a strategy. runs/latest is a link to a new folder"
-        " runs/DATE-NAME.",
+        help="Folder for records, trace, models and pictures; with several strategies, one folder below it for each."
+        " By default a new folder runs/DATE-NAME, with the link runs/latest to it.",
         rich_help_panel=HOW,
     ),
 ]
 Force = Annotated[
     bool,
-    typer.Option(
-        "--force", help="Replace runs that are in --out: their files are removed, nothing else.", rich_help_panel=HOW
-    ),
+    typer.Option("--force", help="Replace the runs in --out; other files there stay.", rich_help_panel=HOW),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.", rich_help_panel=HOW)
@@ -102,21 +120,21 @@ Resume = Annotated[
 Tested = Annotated[
     Literal["lowest", "last", "best", "averaged", "none"],
     typer.Option(
-        "--weights", help="Which model is tested at the end, as by murmur train; none: none.", rich_help_panel=HOW
+        "--weights", help="Model that is tested at the end, as in murmur train; none: no test.", rich_help_panel=HOW
     ),
 ]
-HELP = """Train an experiment on a cluster on paper: real gradients, modelled seconds and bytes, the same bits always.
+HELP = """Train an experiment on a simulated cluster: real gradients, modelled seconds and bytes, bitwise repeatable.
 
 Example: murmur simulate ctc --learners 16 --cluster v100-ethernet --straggler 0=10x
 --strategy 'KAVG(K=8)' --strategy 'ADPSGD(mixing=randomized_ring)' --jobs 2 --out runs/sixteen
 
-How long a gradient takes comes from --step-seconds, from --trace RUN of a real run, or is measured here. The
-simulation itself takes as long as all learners' gradients one after another; --timing-only leaves them out.
+The seconds of a gradient come from --step-seconds or from --trace RUN of a real run; otherwise they are measured on
+this machine. A simulation takes as long as the gradients of all learners one after another; --timing-only skips them.
 
-A learner that dies and comes back: murmur simulate toy --strategy ADPSGD --step-seconds 1 --lease-seconds 5
+A learner that is killed and restarted: murmur simulate toy --strategy ADPSGD --step-seconds 1 --lease-seconds 5
 --kill 5@10s --rejoin 5@30s
 
-It leaves what murmur train leaves, with virtual seconds, and simulated.json and simulated.png beside it: loss against
+The folder holds the files of murmur train, with virtual seconds, and simulated.json and simulated.png: loss against
 virtual hours, staleness, consensus distance, idle learners, bytes. murmur report reads it like a real run.
 """
 
@@ -147,7 +165,7 @@ def simulate_command(
     force: Force = False,
     tested: Tested = "lowest",
 ) -> None:
-    """Train on a cluster on paper; see HELP."""
+    """Train on a simulated cluster; see HELP."""
     slow, kills, stops, rejoins = (tuple(given or ()) for given in (straggler, kill, stop, rejoin))
     scenario = Scenario(learners, kind, nodes, step, trace, jitter, slow, kills, stops, rejoins, lease, model_bytes)
     cores = threads or threads_per_learner(cores_here(), jobs)
@@ -159,10 +177,10 @@ def simulate_command(
 
 
 def compare(one: Simulation, strategies: Sequence[str | None], jobs: int) -> int:
-    """Simulate an experiment with each of the strategies, and show them side by side.
+    """Simulate an experiment with each of the strategies, and show the results side by side.
 
     Returns:
-        The exit status: 1 where one came to no end.
+        The exit status: 1 if a simulation failed.
     """
     outs = folders(one.out, strategies)
     if not one.resume and not one.force:
@@ -171,7 +189,7 @@ def compare(one: Simulation, strategies: Sequence[str | None], jobs: int) -> int
     simulations = ready([replace(one, strategy=strategy) for strategy in strategies])
     root = chosen_folder(one.out, one.name, one.resume)
     places = zip(simulations, folders(root, strategies), strict=True)
-    with locked(root / LOCK) if len(strategies) > 1 else nullcontext():  # each run has a lock of its own
+    with locked(root / LOCK) if len(strategies) > 1 else nullcontext():  # each run's folder has its own lock
         found = side_by_side([replace(each, out=out) for each, out in places], jobs)
         show([account for account in found if isinstance(account, Account)], root)
     failures = [failure for failure in found if isinstance(failure, Failure)]
@@ -181,10 +199,10 @@ def compare(one: Simulation, strategies: Sequence[str | None], jobs: int) -> int
 
 
 def folders(out: Path, strategies: Sequence[str | None]) -> list[Path]:
-    """Where each strategy's run goes: `out` itself, or folders in it named after the strategies.
+    """Return the folder of each strategy's run: `out` itself, or folders in it named after the strategies.
 
     Raises:
-        SettingError: two of them would have one name.
+        SettingError: two folders would have the same name.
     """
     if len(strategies) == 1:
         return [out]
@@ -196,7 +214,7 @@ def folders(out: Path, strategies: Sequence[str | None]) -> list[Path]:
 
 
 def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
-    """Check all before any is run; prepare the data, and measure a step where nothing says how long it takes."""
+    """Check all simulations before any is run, prepare the data, and measure a step if its time is unknown."""
     first, experiment = simulations[0], simulations[0].experiment()
     strategies = [simulation.experiment().strategy for simulation in simulations]
     for place, simulation in enumerate(simulations):
@@ -216,12 +234,12 @@ def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
     with timed("a step of one learner, on this machine"):
         seed_torch(seed_of(experiment.seed, "model"), "cpu")
         seconds = first_steps(experiment, experiment.task.model(), "cpu").step_seconds
-    typer.echo(f"a gradient takes {seconds:.6f} s, as here; --step-seconds or --trace takes another machine's")
+    typer.echo(f"a gradient takes {seconds:.6f} s on this machine; --step-seconds or --trace gives another's")
     return [replace(s, scenario=replace(s.scenario, step_seconds=seconds)) for s in simulations]
 
 
 def show(accounts: Sequence[Account], out: Path) -> None:
-    """Tables on the terminal, the picture in the folder."""
+    """Show tables on the terminal and write the picture to the folder."""
     if not accounts:
         return
     console = Console()

@@ -1,4 +1,4 @@
-"""What a command that a signal has stopped says on its last line: what is kept, and how to go on."""
+"""Last line of a command that a signal has stopped: its saved results, and how to continue."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 
-AGAIN = "nothing half-written is left; the same command starts anew"
-GOES_ON = "what is whole is kept; the same command goes on"
+AGAIN = "no partial files are left; run the same command to start again"
+GOES_ON = "finished parts are kept; run the same command to continue"
 RESUMED = ("train", "simulate")  # by --resume
 AFTER: Mapping[str, str] = {
     "demo": GOES_ON,
     "prepare": GOES_ON,
     "align": GOES_ON,
     "settings": AGAIN,
-    "add": "the run goes on without this learner; the same command adds one again",
-    "launch": "the learners were ended; what they saved themselves is kept",
-    "decode": "what is decoded is kept; the same command decodes the rest",
-    "transcribe": "files already written are whole; the same command writes all of them again, in the same way",
+    "add": "the run goes on without this learner; run the same command to add a learner again",
+    "launch": "the learners were ended; files that they saved are kept",
+    "decode": "decoded utterances are kept; run the same command to decode the rest",
+    "transcribe": "files already written are complete; the same command writes all files again, with the same contents",
     "export": AGAIN,
     "score": AGAIN,
     "lexicon": AGAIN,
     "lm": AGAIN,
     "plan": AGAIN,
     "watch": AGAIN,
-    "compare": "finished runs are kept, the one under way goes on from its newest checkpoint; the same command goes on",
-    "papers": "finished runs are kept, the one under way starts anew; the same command goes on",
+    "compare": "finished runs are kept; run the same command to continue from the newest checkpoint of the current run",
+    "papers": "finished runs are kept; run the same command to continue with the current run from its start",
     "report": AGAIN,
     "doctor": AGAIN,
 }
@@ -37,11 +37,11 @@ def say_stopped(signal_name: str, words: Sequence[str]) -> None:
 
 
 def how_to_go_on(words: Sequence[str]) -> str:
-    """What follows for the command that was called with these words."""
+    """Return the remark for the command that was called with these words."""
     name = next((word for word in words if not word.startswith("-")), "")
     if name not in RESUMED:
         return AFTER.get(name, AGAIN)
     if "--dry-run" in words:
         return GOES_ON
     again = [*words, *(() if "--resume" in words else ("--resume",))]
-    return f"what is whole is kept; go on with: {shlex.join(['murmur', *again])}"
+    return f"finished parts are kept; continue with: {shlex.join(['murmur', *again])}"

@@ -22,52 +22,55 @@ from murmur.worlds.process.launch.secret import from_file
 app = typer.Typer(add_completion=False)
 
 
-Strategy = Annotated[str | None, typer.Option(help="A strategy instead of the file's, such as 'KAVG(K=8)'.")]
+Strategy = Annotated[str | None, typer.Option(help="Strategy in place of the experiment's, such as 'KAVG(K=8)'.")]
 Learners = Annotated[int, typer.Option(min=1, help="Processes to start on this host.")]
 Out = Annotated[
     Path,
     typer.Option(
-        help="Folder for records, trace, checkpoints and models. runs/latest is a link to the newest run without this"
-        " option: a new folder runs/DATE-NAME, or with --resume the one that it points to."
+        help="Folder for records, trace, checkpoints and models. By default a new folder runs/DATE-NAME, with the link"
+        " runs/latest to it; with --resume the folder that runs/latest points to."
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Compute threads a learner; the cores are shared out otherwise.")
+    int | None, typer.Option(min=1, help="Compute threads per learner; an equal share of the cores by default.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Replace a run that is in --out: its files are removed, and nothing else.")
-]
-Restarts = Annotated[int, typer.Option(min=0, help="How often each learner may be started again.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the run in --out; other files there stay.")]
+Restarts = Annotated[int, typer.Option(min=0, help="Maximal number of restarts of each learner.")]
 Init = Annotated[
     Path | None,
     typer.Option(help="Start from the weights of a trained model: a run's folder or a .safetensors file."),
 ]
 Dry = Annotated[
-    bool, typer.Option("--dry-run", help="Only show shapes, the first minibatch, memory and time; train nothing.")
+    bool, typer.Option("--dry-run", help="Show shapes, the first minibatch, memory and time; train nothing.")
 ]
 Prepare = Annotated[
-    bool, typer.Option("--prepare/--no-prepare", help="With --dry-run: prepare data that is not prepared yet, or not.")
+    bool,
+    typer.Option(
+        "--prepare/--no-prepare",
+        help="With --dry-run: prepare missing data first, or show only what is known without it.",
+    ),
 ]
 World = Annotated[
     Literal["torch", "mpi"],
-    typer.Option(help="What moves vectors between learners: gloo or NCCL under any launcher, or MPI under mpiexec."),
+    typer.Option(help="Transport of vectors between learners: gloo or NCCL under any launcher, or MPI under mpiexec."),
 ]
 SecretFile = Annotated[
     Path | None,
-    typer.Option(help="A file that only you may read; learners on several hosts know each other by what stands in it."),
+    typer.Option(help="File with a secret, readable by you alone, that authenticates learners on several hosts."),
 ]
 LeaseSeconds = Annotated[
     float | None,
     typer.Option(
         min=0.1,
-        help="A learner silent for so long, and for ten median gradients, is lost; 1 (MPI: 30) otherwise.",
+        help="A learner counts as lost when it is silent for this long and for ten median gradients; default 1"
+        " (MPI: 30).",
     ),
 ]
 
 StartSeconds = Annotated[
     float | None,
-    typer.Option(min=1, help="How long learners wait for one another at start, with a line every 10 s; 300 otherwise."),
+    typer.Option(min=1, help="Longest wait for the other learners at start; default 300."),
 ]
 
 
@@ -75,14 +78,14 @@ HELP = """Train an experiment with one or more learners.
 
 Example: murmur train ctc --learners 2 --strategy 'KAVG(K=8)' --set budget.epochs=4 --out runs/two
 
-Look first, and continue from a trained model:
+Check an experiment without training it (--no-prepare: without preparing its data), or continue from a trained model:
 
-murmur train ctc --dry-run              (--no-prepare: what is known without preparing the data)
+murmur train ctc --dry-run --no-prepare
 
 murmur train ctc --init runs/two --set optimizer.lr=0.001 --out runs/three
 
-A run leaves model (the last consensus), best (of the lowest held-out loss) and averaged (the mean of the
-averaged_checkpoints best checkpoints), each as .safetensors and .json, and score.json with the test figures of one.
+A run writes three models, each as .safetensors and .json: model (the last consensus), best (of the lowest held-out
+loss) and averaged (the mean of the averaged_checkpoints best checkpoints). score.json holds the test figures of one.
 
 The same file runs under torchrun, srun and mpiexec:
 
@@ -90,16 +93,16 @@ torchrun --nproc-per-node 2 -m murmur train FILE
 
 mpiexec -n 2 murmur train FILE
 
-On several hosts give all of them one secret, so that nobody else can take part:
+On several hosts, give all learners the same secret, so that no other process can join:
 
 (umask 077; head -c 32 /dev/urandom | base64 > secret); srun murmur train FILE --secret-file secret
 
-Vectors then travel by gloo or NCCL all the same; --world mpi lets MPI itself move them (extra `mpi`). That pays
-where MPI knows a network which gloo does not; but MPI does not outlive a lost learner, so the run then ends.
+Under mpiexec, vectors still travel by gloo or NCCL; --world mpi sends them by MPI itself (extra `mpi`). Use it on
+networks that MPI supports and gloo does not. A run under MPI does not tolerate the loss of a learner.
 
-Exit codes: 0 the run has come to its end, model and score are written; 79 stopped by SIGTERM, SIGINT (Ctrl-C) or
-SIGUSR1, saved, go on with --resume (a second SIGTERM or SIGINT ends at once); 75 a learner or the store was lost, go on
-with --resume from the newest checkpoint; 1 a mistake, or training that diverged.
+Exit status: 0, the run is complete, model and score are written; 79, stopped by SIGTERM, SIGINT (Ctrl-C) or SIGUSR1
+and saved, continue with --resume (a second SIGTERM or SIGINT ends the run at once); 75, a learner or the store was
+lost, continue with --resume from the newest checkpoint; 1, a user error, or training diverged.
 """
 
 
@@ -144,13 +147,13 @@ def train_command(
 
 
 def run(request: RunRequest, dry: bool, prepare: bool) -> int:
-    """Train, or only look, after all paths and names have been checked.
+    """Check all paths and names, then train or make a dry run.
 
     Returns:
         The exit status.
 
     Raises:
-        SettingError: data is not to be prepared, but to be trained on.
+        SettingError: `prepare` is False without `dry`.
     """
     if not prepare and not dry:
         raise SettingError("--no-prepare is for --dry-run: training needs its data prepared")
@@ -165,7 +168,7 @@ def run(request: RunRequest, dry: bool, prepare: bool) -> int:
 
 
 def next_commands(source: str, out: Path) -> list[str]:
-    """What can be done with a run that has ended, as commands; those for speech where it has recognised some."""
+    """Return the commands that can follow a finished run; those for speech if the run has recognised speech."""
     out = out.parent / out.readlink() if out.is_symlink() else out  # the link will point to later runs
     run_folder, experiment = shlex.quote(str(out)), shlex.quote(source)
     speech = [
@@ -178,10 +181,10 @@ def next_commands(source: str, out: Path) -> list[str]:
 
 
 def check(request: RunRequest, dry: bool) -> None:
-    """Check paths and names of a training, before anything is prepared.
+    """Check the paths and names of a request before anything is prepared.
 
     Raises:
-        SettingError, ValueError: names what is missing or does not fit.
+        SettingError, ValueError: something is missing or does not fit; the message names it.
     """
     folder_to_write(request.out, "--out")
     if request.init is not None:

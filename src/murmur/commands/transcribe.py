@@ -42,39 +42,52 @@ SOME_FAILED = 3
 Format = Literal["text", "json", "ctm", "srt"]
 FILES, SEARCH, OUTPUT = "Audio", "Search", "Output"
 
-Model = Annotated[Path, typer.Argument(help="Folder of a run, one of its .safetensors files, or an exported folder.")]
+Model = Annotated[Path, typer.Argument(help="Folder of a run, one of its .safetensors files, or an export folder.")]
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="WAV, FLAC, Ogg or MP3 files, or - for a stream.")]
 Form = Annotated[Format, typer.Option("--format", help="text, json, ctm or srt.", rich_help_panel=OUTPUT)]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for one file each; standard output otherwise.", rich_help_panel=OUTPUT)
+    Path | None,
+    typer.Option(
+        help="Folder for the transcripts, one file per recording; standard output by default.", rich_help_panel=OUTPUT
+    ),
 ]
 Rate = Annotated[
     int | None,
-    typer.Option(min=1000, help="Hz of raw 16-bit little-endian samples from -.", rich_help_panel=FILES),
+    typer.Option(
+        min=1000,
+        help="Sample rate in Hz of a stream of raw 16-bit little-endian samples on -.",
+        rich_help_panel=FILES,
+    ),
 ]
 Longest = Annotated[
-    float, typer.Option(min=1.0, help="Seconds; longer recordings are cut at silences.", rich_help_panel=FILES)
+    float,
+    typer.Option(
+        min=1.0, help="Longest piece in seconds; longer recordings are cut at silences.", rich_help_panel=FILES
+    ),
 ]
 Scale = Annotated[float | None, typer.Option(min=1e-6, help="Acoustic scale.", rich_help_panel=SEARCH)]
 Penalty = Annotated[float | None, typer.Option(help="Cost of a word, natural log.", rich_help_panel=SEARCH)]
-Beam = Annotated[float | None, typer.Option(min=1e-6, help="Search beam; less is faster.", rich_help_panel=SEARCH)]
+Beam = Annotated[
+    float | None, typer.Option(min=1e-6, help="Search beam; a smaller one is faster.", rich_help_panel=SEARCH)
+]
 LatticeBeam = Annotated[
-    float | None, typer.Option(min=1e-6, help="Paths that confidences look at.", rich_help_panel=SEARCH)
+    float | None,
+    typer.Option(min=1e-6, help="Beam of the paths that confidences are computed from.", rich_help_panel=SEARCH),
 ]
 
 
-HELP = """Write down what is said in recordings, with the times of words and how sure each is.
+HELP = """Transcribe recordings, with the time and the confidence of each word.
 
 Example: murmur transcribe runs/demo/one-learner talk.flac --format srt --out subtitles
 
-An exported folder (murmur export) needs neither the corpus nor the cache of the run that it comes from.
+An export folder (murmur export) needs neither the corpus nor the cache of its run.
 
 A stream: ffmpeg -i talk.mp4 -f wav - | murmur transcribe runs/demo/one-learner - --format json
 
-Words of your own: murmur transcribe runs/demo/one-learner talk.flac --grammar own.jsgf
+A vocabulary of your own: murmur transcribe runs/demo/one-learner talk.flac --grammar own.jsgf
 
-Channels are averaged and other sample rates resampled; both are said. A file that cannot be read is reported and
-the others are done; the exit status is then 3.
+Channels are averaged and other sample rates are resampled; a line on standard error says so. Unreadable files are
+reported, the others are transcribed, and the exit status is 3.
 """
 
 
@@ -121,14 +134,14 @@ def transcribe(
 
 
 def _check(model: Path, weights: Choice | None, files: list[str], out: Path | None) -> None:
-    """Refuse a model that is not there, then files: all else depends on the model."""
+    """Check that the model exists, then check the files."""
     if not looks_exported(model):
         model_to_read(model, weights)
     _check_names(files, out)
 
 
 def _do_all(files: list[str], work: Transcriber, rate: int | None, write: Callable[[Transcript], None]) -> int:
-    """Transcribe file after file with a progress bar; how many could not be read."""
+    """Transcribe file after file with a progress bar; return the number of unreadable files."""
     failed = 0
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with Progress(console=console, disable=len(files) < 2) as progress:
@@ -145,14 +158,14 @@ def _do_all(files: list[str], work: Transcriber, rate: int | None, write: Callab
 
 
 def _refuse(given: Mapping[str, object]) -> None:
-    """Options that change what an export has inside."""
+    """Refuse options that would change the contents of an export."""
     wrong = [f"--{name}" for name, value in given.items() if value not in (None, [])]
     if wrong:
-        raise SettingError(f"{', '.join(wrong)}: an exported folder has these inside; export the run again with them")
+        raise SettingError(f"{', '.join(wrong)}: fixed in an export folder; export the run again with these options")
 
 
 def _check_names(files: list[str], out: Path | None) -> None:
-    """Refuse what is not there, or would be read or written twice, before anything is done."""
+    """Refuse missing files, and files that would be read or written twice, before anything is done."""
     if not any(name == STDIN or Path(name).is_file() for name in files):
         raise SettingError(f"none of the {len(files)} files exists; the first is {readable(files[0])!r}")
     if out is not None:

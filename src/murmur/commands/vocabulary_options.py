@@ -1,4 +1,4 @@
-"""Options for words and sentences of a user's own, which `decode`, `transcribe` and `export` share."""
+"""Options for a user's own vocabulary, shared by `decode`, `transcribe` and `export`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from murmur.tasks.ctc.decode import GREEDY
 from murmur.tasks.hybrid.config import LOOP, ONE_WORD
 from murmur.tasks.vocabulary import Kind, Vocabulary, WhichGuess
 
-OWN = "Words of your own (docs/my_vocabulary.md)"
+OWN = "Your own vocabulary (docs/my_vocabulary.md)"
 
 GrammarOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="A JSGF file (or an acceptor as OpenFst's text), or a grammar of the set: loop, 'one word', a language"
-        " model; for CTC also greedy. The experiment's otherwise.",
+        help="JSGF file (or acceptor in OpenFst's text format), or a grammar by name: loop, 'one word', a language"
+        " model; for CTC also greedy. By default the experiment's.",
         rich_help_panel=OWN,
     ),
 ]
@@ -31,17 +31,17 @@ LmOption = Annotated[
 ]
 WordsOption = Annotated[
     Path | None,
-    typer.Option("--words", help="List of words, one a line: any number of them in any order.", rich_help_panel=OWN),
+    typer.Option("--words", help="List of words, one per line; they are recognised in any order.", rich_help_panel=OWN),
 ]
 LexiconOption = Annotated[
     Path | None,
-    typer.Option(help="Pronunciations of words that the model's lexicon lacks, or has otherwise.", rich_help_panel=OWN),
+    typer.Option(help="Pronunciations that the model's lexicon lacks, or that replace its own.", rich_help_panel=OWN),
 ]
 GuessOption = Annotated[
     WhichGuess,
     typer.Option(
-        help="Pronunciation of words that no lexicon has: espeak, graphemes, none (refuse them), or auto (what fits"
-        " the model and is installed).",
+        help="Pronunciation of words that are in no lexicon: espeak, graphemes, none (refuse them), or auto (the"
+        " installed method that fits the model).",
         rich_help_panel=OWN,
     ),
 ]
@@ -49,7 +49,7 @@ DevOption = Annotated[
     str | None,
     typer.Option(
         metavar="DATA",
-        help="Tune scale and word cost on it: a Kaldi data directory, a cut manifest, or dev of the experiment.",
+        help="Data to tune scale and word cost on: a Kaldi data directory, a cut manifest, or dev of the experiment.",
         rich_help_panel=OWN,
     ),
 ]
@@ -58,10 +58,10 @@ DevOption = Annotated[
 def chosen(
     grammar: str | None, lm: Path | None, words: Path | None, lexicon: Path | None, guess: WhichGuess
 ) -> str | Vocabulary | None:
-    """The vocabulary that the options ask for: a user's own, the name of a grammar of the set, or None for the run's.
+    """Return the vocabulary of the options: a user's own, the name of a grammar, or None for that of the run.
 
     Raises:
-        SettingError: options that exclude each other or belong to another one, or a file that is not there.
+        SettingError: options exclude or need each other, or a file is missing.
     """
     given = [name for name, value in (("--grammar", grammar), ("--lm", lm), ("--words", words)) if value is not None]
     if len(given) > 1:
@@ -75,12 +75,12 @@ def chosen(
             return Vocabulary(kind, source, lexicon, guess)
     if lexicon is not None or guess != "auto":
         option = "--lexicon" if lexicon is not None else "--guess"
-        raise SettingError(f"{option} is for words of your own: give a --grammar FILE, --lm or --words too")
+        raise SettingError(f"{option} needs your own vocabulary: add a --grammar FILE, --lm or --words")
     return grammar
 
 
 def _file(grammar: str | None) -> Path | None:
-    """A grammar's file; None for names and for language models, which CTC takes as --grammar too."""
+    """Return the file of a grammar; None for names and for language models, which CTC also takes as --grammar."""
     if grammar is None or grammar in (LOOP, ONE_WORD, GREEDY) or not Path(grammar).is_file():
         return None
     return None if looks_like_arpa(Path(grammar)) else Path(grammar)

@@ -17,22 +17,22 @@ from murmur.report.watched import ENDINGS, Watched
 
 app = typer.Typer(add_completion=False)
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The --out of a murmur train or simulate, going or ended.")]
-Once = Annotated[bool, typer.Option("--once", help="Print one frame and end.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder (--out) of a run, running or ended.")]
+Once = Annotated[bool, typer.Option("--once", help="Print one frame and exit.")]
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two frames.")]
 
 
 @app.command()
 def watch(run: Run, once: Once = False, every: Every = 1.0) -> None:
-    """A run in the terminal: progress, loss, speed, every learner's state, time to go.
+    """Watch a run in the terminal: progress, loss, speed, the state of every learner, time left.
 
     Example: murmur watch runs/toy
 
-    Only what is new in records.jsonl is read, so a long run may be watched from its end, and over ssh. A learner is
-    slow when the run's own straggler report says so; lost when it has been silent for 20 of its steps, and for 5 s at
-    least, while others went on; back for the minute after that. The command ends when the run ends: with status 0 if it
-    has finished, with 1 if it was stopped, failed or was killed, as its lock and its final record say (of a run without
-    them, when no record has come for a minute: cut off). Ctrl-C ends it too and leaves the run alone.
+    Only new lines of records.jsonl are read, so long runs can be watched, also over ssh. A learner is slow when the
+    run's own straggler report says so. It is lost when it has been silent for 20 of its steps and for at least 5 s
+    while others went on, and shown as back for a minute after its return. The command ends with the run: with status 0
+    if the run has finished, with 1 if it was stopped, failed or was killed, according to its lock and its final record
+    (a run without them ends when no record has come for a minute). Ctrl-C ends the command and not the run.
     """
     if not run.is_dir():
         raise SettingError(f"there is no folder {run}: name the --out of a murmur train")
@@ -50,7 +50,7 @@ def watch(run: Run, once: Once = False, every: Every = 1.0) -> None:
 
 
 def follow(watched: Watched, console: Console, every: float) -> str:
-    """Show the run until it has ended; its state then."""
+    """Show the run until it ends; return its final state."""
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             more = watched.look()

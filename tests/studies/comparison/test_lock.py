@@ -68,7 +68,7 @@ def test_who_asks_a_comparison_to_stop_stops_its_run(tmp_path: Path) -> None:
             assert program.wait(60) == STOPPED_STATUS
         finally:
             program.kill()
-        assert "the same command goes on" in program.stderr.read()
+        assert "run the same command to continue" in program.stderr.read()
     with runs.locked(out):  # nothing is at work there any more
         pass
     assert Rows(out / "cells.jsonl").read() == {}
