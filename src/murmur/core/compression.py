@@ -1,18 +1,18 @@
-"""Formats in which vectors travel between learners: half or a quarter of the bytes for a bounded error.
+"""Compression of vectors sent between learners: half or a quarter of the bytes for a bounded error.
 
-A `Compression` is a pair of pure functions: encode(x) goes on the wire, D(x) = decode(encode(x)) arrives:
+A `Compression` is a pair of pure functions: encode(x) is sent, D(x) = decode(encode(x)) arrives:
 
     float32, bfloat16, float16    the nearest number of that type (float16 saturates at 65504)
     int8                          s round(x / s), one scale s = max |x| / 127 for every 256 elements
 
-D(D(x)) = D(x) to the bit. A `CompressedGroup` is a group that speaks one:
+D(D(x)) = D(x) to the bit. A `CompressedGroup` applies one to its verbs:
 
-    mean      m = D(e + sum_i n_i D(x_i + e_i) / sum_i n_i); what rounding took off is kept and sent next time (e, e_i)
+    mean      m = D(e + sum_i n_i D(x_i + e_i) / sum_i n_i); rounding residuals e, e_i are added at the next call
     mix       w_i + sum_j T_ij (D(w_j) - D(w_i)): the own vector decoded too, or the mean of all weights would drift
     post      D(x) arrives
 
 Error feedback: Seide et al. 2014, Karimireddy et al. 2019 (arXiv 1901.09847). Differences need none: w_i itself keeps
-what was rounded off.
+the residual.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from murmur.core.group import Group, GroupAround, Message, weighted_mean
 
 
 class Compression(Protocol):
-    """How a vector looks on the wire. Not a number stays not a number: a failed run must not look well."""
+    """Encoder and decoder of vectors. Nan stays nan, so that a failed run cannot look successful."""
 
     def encode(self, x: Tensor) -> Tensor:
-        """What travels for the vector x (P,): a new one-dimensional tensor on the same device."""
+        """Encode the vector x (P,) as a new one-dimensional tensor on the same device."""
 
     def decode(self, code: Tensor, like: Tensor) -> Tensor:
-        """The vector that `code` stands for, with the shape, type and device of `like`.
+        """Decode `code` to a vector with the shape, type and device of `like`.
 
         Raises:
-            ValueError: `code` is not of a vector of that length.
+            ValueError: `code` does not encode a vector of that length.
         """
 
 
 @dataclass(frozen=True)
 class Cast:
-    """Every element as a number of type `dtype`."""
+    """Elements rounded to type `dtype`."""
 
     dtype: torch.dtype
 
     def encode(self, x: Tensor) -> Tensor:
         limit = torch.finfo(self.dtype).max
-        # Finite stays finite, because the rest can be sent later; infinity must stay visible.
+        # Finite values stay finite: their residual can be sent later. Infinity must stay visible.
         kept = x if self.dtype != torch.float16 else torch.where(x.isinf(), x, x.clamp(-limit, limit))
         return kept.to(self.dtype, copy=True).flatten()
 
@@ -62,7 +62,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class Scaled:
-    """Eight bits an element and one float32 scale for `block` of them; bytes: the scales, then the elements."""
+    """Eight bits per element and one float32 scale for every `block` elements; the scales come first."""
 
     block: int = 256
 
@@ -91,7 +91,7 @@ class Scaled:
 def _mismatch(code: Tensor, like: Tensor, wanted: str) -> str:
     return (
         f"a message of {code.numel()} elements of {code.dtype} is not a vector of {like.numel()} ({wanted} expected):"
-        " do all learners use the same format and model?"
+        " do all learners use the same compression and model?"
     )
 
 
@@ -101,28 +101,29 @@ COMPRESSIONS: Mapping[str, Compression] = {
     "float16": Cast(torch.float16),
     "int8": Scaled(),
 }
-AS_IS, SINGLE, DOUBLE = 0.0, 4.0, 8.0  # how a posted vector looked before: sent as it was, float32, float64
+AS_IS, SINGLE, DOUBLE = 0.0, 4.0, 8.0  # type of a posted vector before compression: not compressed, float32, float64
 TYPES = {torch.float32: SINGLE, torch.float64: DOUBLE}
 DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
 MEAN = "mean in a format"
 KEPT = "kept"
-ALIGNMENT = 256  # elements: blocks of a format do not cross the parts of a mean
+ALIGNMENT = 256  # elements: the parts of a mean begin at multiples, so that no block of a compression crosses them
 
 
 class CompressedGroup(GroupAround):
-    """The learners of `inner`, whose means and messages travel in `form`; all members must use the same.
+    """The learners of `inner`, with compressed means and messages; all members must use the same compression.
 
     Broadcasts, counters and `start_sum` are those of `inner`. The bytes of a mean are those of an allreduce: every
-    member adds one part of the vector up and tells the others. Means of one length share what rounding has kept back:
+    member sums one part of the vector and sends it to the others. Means of one length share their rounding residuals:
     average vectors of different meaning in different parts of a `split`.
 
     Args:
-        inner: the group.
-        form: the format.
-        kept: where what rounding has kept back stands, by names that begin with `path`; a run that goes on needs it.
+        inner: Group that sends.
+        form: Compression.
+        kept: Store of the rounding residuals, under names that begin with `path`; a resumed run needs it.
+        path: Prefix of those names.
 
     Attributes:
-        sent_bytes: of the vectors that this member has sent so far in the format.
+        sent_bytes: Bytes of the compressed vectors that this member has sent so far.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class CompressedGroup(GroupAround):
         return mean
 
     def _give(self, x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
-        """Send every member its part of x; gives what arrives of x."""
+        """Send every member its part of x; return x as it arrives."""
         sent = self._owing("given", x)
         for r, (a, b) in enumerate(bounds):
             if r != self.rank and a < b:
@@ -156,11 +157,11 @@ class CompressedGroup(GroupAround):
         return self._keep("given", sent)
 
     async def _add_up(self, own: Tensor, weights: Sequence[float]) -> Tensor:
-        """The mean of this member's part of all vectors; the others are told."""
+        """Compute the mean of this member's part of all vectors and send it to the others."""
         parts = []
         for r, weight in enumerate(weights):
             if r == self.rank or weight == 0:
-                parts.append(own)  # one of weight 0 is not looked at
+                parts.append(own)  # a placeholder for weight 0: it is not read
             else:
                 parts.append(self.form.decode((await self.inner.recv(r, MEAN)).x, own))
         added = self._owing("added", weighted_mean(parts, weights))
@@ -175,7 +176,7 @@ class CompressedGroup(GroupAround):
         return x if kept is None else x + kept
 
     def _keep(self, what: str, sent: Tensor) -> Tensor:
-        """What arrives of `sent`; the rest is kept for the next time."""
+        """Return `sent` as it arrives; keep the residual for the next mean."""
         arrived = self.as_sent(sent)
         self._kept[self._name_of(what, sent)] = sent - arrived
         return arrived

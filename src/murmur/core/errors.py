@@ -1,4 +1,4 @@
-"""What a caller can cause and mend, in words; nothing here needs torch, so a message costs no seconds."""
+"""Errors that a caller can cause and correct. No import of torch: a message must not take seconds."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ WRITING: Mapping[int, str] = {
 
 
 def not_written(path: Path, size: int, error: OSError) -> OSError:
-    """The error of a file that cannot be written, with its name, its bytes and what to do."""
+    """Return the error for a file that cannot be written, with its name, its size and a remedy."""
     what = WRITING.get(error.errno or 0, error.strerror or str(error))
     return OSError(error.errno, f"{path} ({size} bytes) cannot be written: {what}")
 
 
 class SettingError(ValueError):
-    """A setting names something that is not there, or gives a value that does not fit."""
+    """A setting has an unknown name or an invalid value."""
 
 
 class DamagedCheckpoint(RuntimeError):
-    """A file of a checkpoint is not what was written."""
+    """A file of a checkpoint differs from the one that was written."""
 
 
 class IncompleteRun(RuntimeError):
-    """A run has come to its end without having computed every minibatch of its budget exactly once."""
+    """A run has ended without computing every minibatch of its budget exactly once."""
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """The end of a message about an unknown word: the nearest known one, or all that there are."""
+    """Return the end of a message about an unknown word: the nearest known one, or all known ones."""
     by_lower = {k.lower(): k for k in known}
     close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.4)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else (f"; there are {', '.join(known)}" if known else "")

@@ -1,7 +1,7 @@
 """Facts that a strategy declares about itself, as attributes of its class.
 
-A strategy is any `async def strategy(me)`. One that declares these attributes gets what depends on them: restarts of
-single learners, regrouping after a loss, added learners, comparison, simulation and planning. Nothing is looked up by
+A strategy is any `async def strategy(me)`. One that declares these attributes gets the features that depend on them:
+restarts of single learners, elastic groups, added learners, comparison, simulation and planning. No feature depends on
 the name of a class, so a user's strategy is treated like those of this package.
 """
 
@@ -16,22 +16,22 @@ from murmur.core.mixing import Mixing, uniform
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a strategy; a fact that it does not declare has the default given here.
+    """Facts of a strategy. A fact that it does not declare has the default given here.
 
     Attributes:
-        lock_step: all learners go through the same rounds together, so that the slowest sets the pace.
-        tolerates_loss: training goes on without a learner that is lost.
-        accepts_new_learners: learners may be added to a run under way.
-        bitwise_alone: one learner is the plain training loop, to the bit (with one minibatch a step and no factor on
+        lock_step: All learners go through the same rounds together, so that the slowest sets the pace.
+        tolerates_loss: Training goes on without a lost learner.
+        accepts_new_learners: Learners may be added to a run under way.
+        bitwise_alone: One learner is the plain training loop, to the bit (with one minibatch per step and no factor on
             the rate).
-        ends_equal: all learners hold the same weights, to the bit, when the strategy has ended.
-        staleness: the largest number of changes of the weights between the point of a gradient and its application;
-            None: no bound.
-        follows_losses: its exchanges depend on losses or progress, so that they cannot be timed without gradients.
-        sets_weights_every: gradients between two exchanges that set all weights; None: exchanges only add to them.
-        assigns_minibatches: it chooses the minibatches of each learner, so that a loop with a loader of its own cannot
-            run it.
-        least_learners: the smallest number of learners that it makes sense for.
+        ends_equal: All learners hold the same weights, to the bit, when the strategy has ended.
+        staleness: Largest number of changes of the weights between the point of a gradient and its application;
+            None: unbounded.
+        follows_losses: Its exchanges depend on losses or progress, so that they cannot be timed without gradients.
+        sets_weights_every: Gradients between two exchanges that set all weights; None: exchanges only add to them.
+        assigns_minibatches: It chooses the minibatches of each learner, so that a loop with a data loader of its own
+            cannot run it.
+        least_learners: Smallest useful number of learners.
     """
 
     lock_step: bool = True
@@ -47,17 +47,17 @@ class Facts:
 
     @classmethod
     def of(cls, strategy: object) -> Facts:
-        """The facts that a strategy declares."""
+        """Return the facts that a strategy declares."""
         return cls(**{f.name: getattr(strategy, f.name) for f in fields(cls) if hasattr(strategy, f.name)})
 
 
 class FactsOfInner(ABC):
-    """Facts of a strategy that runs another one: those of the strategy inside."""
+    """Facts of a strategy that runs another one, taken from the inner strategy."""
 
     @property
     @abstractmethod
     def inner(self) -> object:
-        """The strategy inside."""
+        """The inner strategy."""
 
     @property
     def lock_step(self) -> bool:
@@ -77,22 +77,22 @@ class FactsOfInner(ABC):
 
 
 class Planner(Protocol):
-    """Closed forms that a strategy's `planned` chooses from; each gives a `murmur.simulation.planner.forms.Form`."""
+    """Closed forms for a strategy's `planned` to choose from; each returns a `murmur.simulation.planner.forms.Form`."""
 
     def every(self, K: int, vectors: float) -> Any:
-        """A mean of all after K gradients; `vectors` of the model's length in a learner's memory."""
+        """A mean of all after K gradients, with `vectors` of the model's length in a learner's memory."""
 
     def delayed(self, mixing: Mixing) -> Any:
-        """A mean that hides behind the next gradient."""
+        """A mean that overlaps the next gradient."""
 
     def pairwise(self, mixing: Mixing) -> Any:
-        """Gradients that wait for no exchange, averaging with neighbours beside them."""
+        """Gradients that wait for no exchange, with averaging between neighbours beside them."""
 
     def served(self) -> Any:
         """A parameter server on rank 0."""
 
     def nodes(self, outer: object, size: int) -> Any:
-        """Nodes of `size` learners that sum their gradients, with a strategy among the nodes."""
+        """Super-learners of `size` learners that sum their gradients, with a strategy among them."""
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class Planned(Protocol):
     """A strategy with a closed form."""
 
     def planned(self, planner: Planner) -> Any:
-        """The strategy's form, made by one of the planner's methods."""
+        """Return the strategy's form, made by one of the planner's methods."""
 
 
 @runtime_checkable
@@ -108,21 +108,21 @@ class Sending(Protocol):
     """A strategy that declares its traffic."""
 
     def vectors_sent(self, learners: int, samples: float) -> float:
-        """Vectors of the model's length that a learner sends for a gradient, on average over a long run.
+        """Return the vectors of the model's length that a learner sends per gradient, on average over a long run.
 
-        Adaptive rules as they begin, parameter averaging at full width.
+        Adaptive rules count as at their beginning, parameter averaging at full width.
 
         Args:
-            learners: L.
-            samples: of a minibatch.
+            learners: Number of learners L.
+            samples: Samples of a minibatch.
         """
 
 
 def vectors_of(strategy: object, learners: int, samples: float) -> float:
-    """`vectors_sent` of a strategy.
+    """Return `vectors_sent` of a strategy.
 
     Raises:
-        TypeError: it does not declare it.
+        TypeError: The strategy does not declare it.
     """
     if not isinstance(strategy, Sending):
         raise TypeError(f"{strategy} does not declare vectors_sent(learners, samples)")

@@ -1,9 +1,9 @@
 """A model's trainable tensors as one flat vector (P,), and back.
 
 Vectors are copies, never aliases of the parameters: cuDNN re-packs the weights of an LSTM and silently drops an alias.
-The vector has the widest floating type among the tensors (bfloat16 and float16 count as float32, whole numbers as
-float64, which holds them exactly) and lives on the device of the first one; tied tensors stand in it once, frozen ones
-not at all.
+The vector has the widest floating type among the tensors (bfloat16 and float16 count as float32, integers as float64,
+which holds them exactly) and lives on the device of the first one. Tied tensors stand in it once, frozen ones are left
+out.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch._utils import _unflatten_dense_tensors
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether every element is a finite number: one pass that makes no copy, a second one only where in doubt."""
+    """True if every element is finite. Takes one pass without a copy; a second one only if the sum overflows."""
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())  # finite numbers may have an infinite sum
 
 
 class Layout:
-    """Where each tensor of a list stands in one flat vector.
+    """Positions of a list of tensors in one flat vector.
 
     Attributes:
-        tensors: the tensors described, each once.
-        bounds: for each tensor the (start, end) of its elements in the vector.
-        numel: P, the length of the vector.
+        tensors: The tensors, each once.
+        bounds: For each tensor, the (start, end) of its elements in the vector.
+        numel: Length P of the vector.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -43,7 +43,11 @@ class Layout:
 
     @classmethod
     def trainable(cls, model: nn.Module) -> Layout:
-        """The parameters that training changes: the vector w of the strategies."""
+        """Layout of the trainable parameters: the vector w of the strategies.
+
+        Raises:
+            ValueError: The model has no trainable parameter.
+        """
         layout = cls(p for p in model.parameters() if p.requires_grad)
         if not layout.tensors:
             raise ValueError("the model has no trainable parameter: set requires_grad on at least one")
@@ -51,26 +55,26 @@ class Layout:
 
     @classmethod
     def buffers(cls, model: nn.Module) -> Layout:
-        """The floating-point buffers (running statistics of BatchNorm), which are averaged at consensus only."""
+        """Layout of the floating-point buffers (running statistics of BatchNorm), averaged at consensus only."""
         return cls(b for b in model.buffers() if b.is_floating_point())
 
     @classmethod
     def integers(cls, model: nn.Module) -> Layout:
-        """The buffers of whole numbers and of truth values (how many minibatches BatchNorm has seen), below 2^53."""
+        """Layout of the integer and boolean buffers (minibatches counted by BatchNorm), with values below 2^53."""
         return cls(b for b in model.buffers() if not (b.is_floating_point() or b.is_complex()))
 
     @classmethod
     def everything(cls, model: nn.Module) -> Layout:
-        """Parameters, frozen ones too, and floating-point buffers: what learner 0 hands to the others at the start."""
+        """Layout of all parameters and floating-point buffers, which learner 0 sends to the others at the start."""
         tensors: Sequence[Tensor] = [*model.parameters(), *model.buffers()]
         return cls(t for t in tensors if t.is_floating_point())
 
     def empty(self) -> Tensor:
-        """An uninitialised vector (P,)."""
+        """Return an uninitialised vector (P,)."""
         return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """`flat` (P,) cut into pieces with the tensors' shapes; they share its memory."""
+        """Cut `flat` (P,) into pieces with the tensors' shapes; they share its memory."""
         return list(_unflatten_dense_tensors(flat, self.tensors)) if self.tensors else []  # type: ignore[no-untyped-call]
 
     def gather(self, out: Tensor | None = None) -> Tensor:
@@ -90,7 +94,7 @@ class Layout:
                 torch._foreach_copy_([t.detach() for t in self.tensors], self.views(flat))
 
     def gather_gradients(self, out: Tensor | None = None) -> tuple[Tensor, list[bool]]:
-        """Copy the .grad fields into a vector (P,); tensors without one give zeros. Also says which had one."""
+        """Copy the .grad fields into a vector (P,), zeros where absent; also return a list of those present."""
         flat = self.empty() if out is None else out
         present = [t.grad is not None for t in self.tensors]
         views = self.views(flat)

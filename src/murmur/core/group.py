@@ -1,4 +1,4 @@
-"""A set of learners that exchange flat vectors; every world implements it, every strategy speaks it."""
+"""Groups of learners that exchange flat vectors. Every world implements them; every strategy uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from murmur.core.membership import Membership
 
 
 class PeerLost(RuntimeError):
-    """A learner that somebody waits for is gone; `learner` is its position in the world where that is known."""
+    """A learner needed by another one is gone; `learner` is its position in the world, where known."""
 
     def __init__(self, message: str, learner: int | None = None) -> None:
         super().__init__(message)
@@ -22,11 +22,11 @@ class PeerLost(RuntimeError):
 
 
 class WorldMismatch(RuntimeError):
-    """Learners that should agree (sizes, strategies, versions) do not."""
+    """Learners differ in something that they must agree on (size, strategy, version)."""
 
 
 class Message(NamedTuple):
-    """A vector that has arrived, the rank of the member that posted it, and the numbers that it wrote beside it."""
+    """A vector that has arrived, the rank of its sender, and the numbers sent with it (the header)."""
 
     x: Tensor
     source: int
@@ -34,12 +34,12 @@ class Message(NamedTuple):
 
 
 def weighted_mean(xs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """sum_i w_i x_i / sum_i w_i, added up in the order given; with equal weights exactly sum_i x_i / L.
+    """Return sum_i w_i x_i / sum_i w_i, added in the given order; with equal weights exactly sum_i x_i / L.
 
-    Learners of weight 0 are left out, whatever their vectors hold. One contributor is returned as a copy, to the bit.
+    Vectors of weight 0 are left out, whatever they hold. A single contribution is returned as a copy, to the bit.
 
     Raises:
-        ValueError: no weight is positive.
+        ValueError: No weight is positive.
     """
     pairs = [(x, w) for x, w in zip(xs, weights, strict=True) if w > 0]
     if not pairs:
@@ -54,10 +54,10 @@ def weighted_mean(xs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def check_alike(xs: list[Tensor], group: str) -> list[Tensor]:
-    """The vectors of one collective, which must all have one shape and type.
+    """Check that the vectors of one collective have the same shape and type, and return them.
 
     Raises:
-        WorldMismatch: they differ; says who gave what.
+        WorldMismatch: They differ; the message lists the shape and type of every member.
     """
     if len({(tuple(x.shape), x.dtype) for x in xs}) > 1:
         given = ", ".join(f"learner {rank}: {tuple(x.shape)} {x.dtype}" for rank, x in enumerate(xs))
@@ -66,14 +66,14 @@ def check_alike(xs: list[Tensor], group: str) -> list[Tensor]:
 
 
 def check_weight(weight: float) -> float:
-    """The weight of a contribution to a mean: finite and not negative."""
+    """Check that the weight of a contribution to a mean is finite and not negative, and return it."""
     if not 0 <= weight < float("inf"):
         raise ValueError(f"the weight of a mean must be finite and not negative, got {weight}")
     return float(weight)
 
 
 def share_of(x: Tensor, weight: float) -> float:
-    """The weight with which x takes part in a mean: 0 if it is not finite, so that no number that is none spreads."""
+    """Weight of x in a mean: 0 if x is not finite, so that non-finite values do not spread."""
     return check_weight(weight) if weight == 0 or is_finite(x) else 0.0
 
 
@@ -84,13 +84,13 @@ class Group(ABC):
     wait is awaited; the others return at once.
 
     Attributes:
-        rank: this learner's position in the group, 0 <= rank < size.
-        size: number of learners.
-        name: unique name of the group, the same on every member.
-        total_weight: sum of the weights of the latest mean; 0 means that nobody had anything, and everybody stops.
-        outlives: whether deaths of members are noticed, and `among` forms a group of those that are left.
-        regrouped: how often those that take part have become others, or the same ones anew.
-        adds_beside: whether `start_sum` may stand for `mean`; not where means travel in a format of their own.
+        rank: Position of this learner in the group, 0 <= rank < size.
+        size: Number of learners.
+        name: Unique name of the group, the same on every member.
+        total_weight: Sum of the weights of the latest mean; 0 means that no member had samples, and all stop.
+        tolerates_loss: True if the group detects lost members, and `among` forms a group of the remaining ones.
+        regrouped: Number of times that the group was formed anew, with other members or the same ones.
+        adds_beside: True if `start_sum` may replace `mean`; False if means travel in a compressed format.
     """
 
     rank: int
@@ -103,98 +103,98 @@ class Group(ABC):
 
     @abstractmethod
     async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
-        """What all members say before a mean, in order of rank; checks that their vectors are alike."""
+        """Share a few numbers before a mean; return those of all members, by rank. Check that their vectors match."""
 
     @abstractmethod
     async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
-        """sum_i weights_i x_i / sum_i weights_i; at least one weight is positive; x is not changed."""
+        """Return sum_i weights_i x_i / sum_i weights_i; at least one weight is positive; x is not changed."""
 
     @abstractmethod
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         """Send a copy of vector x, and a few numbers, to member `to` under a tag. Never waits, never fails."""
 
     def as_sent(self, x: Tensor) -> Tensor:
-        """What the others get when x is posted: x itself, unless this group sends in a format of fewer bytes."""
+        """Return x as the others receive it: x itself, unless this group compresses messages."""
         return x
 
     @property
     def live(self) -> tuple[int, ...]:
-        """Ranks of the members that take part in collectives: all, unless the group goes on without the lost."""
+        """Ranks of the members that take part in collectives: all, unless the group tolerates loss."""
         return tuple(range(self.size))
 
     def among(self, ranks: Sequence[int], name: str) -> Group:
-        """A group of some members, who all ask for it under this name; unlike in `split` nobody else takes part.
+        """Form a group of some members. All of them call it with this name; unlike `split`, no other member does.
 
         Raises:
-            PeerLost: this group cannot go on without a member.
+            PeerLost: This group cannot go on without a member.
         """
         raise PeerLost(f"{self.name} cannot go on with {list(ranks)} alone as {name}")
 
-    async def welcome(self) -> None:  # noqa: B027 - most groups let nobody in
-        """Between two rounds, where nothing local is un-averaged: let in who came late, where the group can."""
+    async def welcome(self) -> None:  # noqa: B027 - most groups admit no learner
+        """Admit late learners between two rounds, right after an average, if the group supports it."""
 
-    async def meet(self, barrier: str) -> None:  # noqa: ARG002 - a stage needs a name only where learners can be lost
-        """Wait until all members have come to a stage of their program."""
+    async def meet(self, barrier: str) -> None:  # noqa: ARG002 - a barrier needs a name only where learners can be lost
+        """Wait until all members have arrived at a barrier."""
         await self.mean(torch.zeros(1))
 
     def close(self) -> None:  # noqa: B027 - where no member can be lost there is nothing to close
-        """This member takes part in no collective any more: whoever waits for it is told."""
+        """Leave all further collectives; members that wait for this one are told."""
 
     @property
     def plain(self) -> Group:
-        """This group without a format of its own: for what must arrive in full precision."""
+        """This group without compression, for vectors that need full precision."""
         return self
 
     @abstractmethod
     async def recv(self, source: int | None = None, tag: str = "") -> Message:
-        """The next vector posted here under `tag`, from `source` or from anyone; waits for it.
+        """Wait for the next vector posted here under `tag`, from `source` or from any member.
 
         Raises:
-            PeerLost: the one who should send it is gone.
+            PeerLost: The sender is gone.
         """
 
     @abstractmethod
     async def poll(self, tag: str, seconds: float) -> Message | None:
-        """The next vector posted here under `tag` by anyone, or None if none has come after so many seconds.
+        """Return the next vector posted here under `tag` by any member, or None if none arrives within `seconds`.
 
-        Infinite seconds wait for ever. The death of a member does not end the waiting: `membership` knows of it.
+        Infinite seconds wait for ever. The loss of a member does not end the wait; ask `membership` for it.
         """
 
     @property
     @abstractmethod
     def membership(self) -> Membership:
-        """This member's line to the register of the group."""
+        """This member's client of the group's membership table."""
 
     @abstractmethod
     async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        """The vector of member `root`; all give vectors of one shape."""
+        """Return the vector of member `root`; all members pass vectors of one shape."""
 
     @abstractmethod
     def split(self, parts: Sequence[Sequence[int]]) -> Group | None:
-        """New groups from disjoint lists of ranks, the same on every member; None for a member of no part."""
+        """Form groups from disjoint lists of ranks, the same on every member; None for a member of no part."""
 
     @abstractmethod
     def count(self, counter: str, amount: int = 0) -> int:
-        """Add to a counter shared by the members and return its new value; one that was never used is 0."""
+        """Add to a counter shared by the members and return its new value; an unused counter is 0."""
 
     @abstractmethod
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
-        """Begin to add the members' vectors up, in place, and return at once; await the result.
+        """Begin to add up the members' vectors in place, and return at once; await the result.
 
-        x must not be touched before that. Sums are started in the same order by all. This is the raw verb below
+        x must not be touched before that. All members start sums in the same order. This is the raw verb for
         averaging behind a backward pass; strategies use `mean`.
         """
 
     async def mean(self, x: Tensor, weight: float = 1.0) -> Tensor:
-        """Weighted mean over the members: sum_i w_i x_i / sum_i w_i, a new vector.
+        """Return the weighted mean over the members, sum_i w_i x_i / sum_i w_i, as a new vector.
 
-        Weight 0 takes part without being counted, and so does a vector that is not finite: its member gets the mean
-        of the others. If all weights are 0 every member gets its own x back and sees `total_weight == 0` in the same
+        A member of weight 0 takes part without being counted. So does one whose vector is not finite; it gets the mean
+        of the others. If all weights are 0, every member gets its own x back and sees `total_weight == 0` in the same
         round.
 
         Raises:
-            ValueError: negative or infinite weight.
-            WorldMismatch: members gave vectors of different lengths.
+            ValueError: The weight is negative or infinite.
+            WorldMismatch: Members passed vectors of different lengths.
         """
         weights = [said[0] for said in await self._words(x, (share_of(x, weight),))]
         self.total_weight = sum(weights)
@@ -203,9 +203,9 @@ class Group(ABC):
         return await self._mean(x, weights)
 
     async def mix(self, x: Tensor, row: Mapping[int, float]) -> Tensor:
-        """Synchronous mixing with neighbours: sum_j T_ij x_j for row i of a symmetric T; a new vector.
+        """Mix with neighbours: return sum_j T_ij x_j for row i of a symmetric T, as a new vector.
 
-        In the form x_i + sum_j T_ij (x_j - x_i): equal vectors stay equal to the bit, and what i adds j takes away.
+        Computed as x_i + sum_j T_ij (x_j - x_i): equal vectors stay equal to the bit, and i and j add opposite terms.
         All members call it equally often, each with its own row of the same matrix. A vector that is not finite is not
         sent; its member gets the mean of its neighbours'.
         """
@@ -224,7 +224,7 @@ class Group(ABC):
 
 
 class GroupAround(Group):
-    """The learners of `inner`, and all its verbs: a base for groups that do one of them in another way."""
+    """Group that forwards all verbs to `inner`: a base for groups that change one of them."""
 
     def __init__(self, inner: Group) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""What a strategy sees as `me`: one learner's gradients, weights and companions.
+"""A learner as a strategy sees it, by convention under the name `me`.
 
 A strategy is a coroutine written from one learner's point of view, `async def strategy(me)`. `await` means only "the
 world may let time pass here"; the same text runs on a virtual clock, in threads and in processes.
@@ -29,17 +29,18 @@ class Learner:
     """One learner: its place in the world, its live weights, its gradients.
 
     Attributes:
-        group: the learners it works with.
-        weights: its live model w_i.
-        steps: gradients drawn so far (turns, for a learner that had none left).
-        fresh_samples: samples of the gradients drawn since the latest `gradients()` or `gradient()` began.
-        outer: vectors of the strategy's own that a checkpoint must hold (block momentum); empty at a first start.
-        outer_then: what they were before an exchange that is under way, and that a resumed run begins anew.
-        unit: minibatches that one gradient is made of (for a super-learner the size of its node).
-        keepers: for each rank of `group` the position in the world of the learner that keeps its checkpoints.
-        follows: whether it has ended as a member of a node whose leader speaks for it.
-        latest: positions of the minibatches of its latest claim.
-        saved: minibatches behind at its latest checkpoint; `told`: at the one its leader has saved just now.
+        group: Learners that it works with.
+        weights: Its live weights w_i.
+        steps: Gradients drawn so far (turns, for a learner that had none left).
+        fresh_samples: Samples of the gradients drawn since the latest `gradients()` or `gradient()` began.
+        outer: Vectors of the strategy that a checkpoint must hold (block momentum); empty at a first start.
+        outer_then: Those vectors before an exchange that is under way; a resumed run begins the exchange anew.
+        unit: Minibatches in one gradient (the size of the node, for a super-learner).
+        keepers: For each rank of `group`, the position in the world of the learner that keeps its checkpoints.
+        follows: True if it has ended as a member of a super-learner, represented by the leader.
+        latest: Positions of the minibatches of its latest claim.
+        saved: Minibatches completed at its latest checkpoint.
+        told: Minibatches completed at the checkpoint that its leader has just saved.
     """
 
     def __init__(self, seat: Seat, weights: Weights, source: Source) -> None:
@@ -61,20 +62,20 @@ class Learner:
 
     @property
     def averager(self) -> PairwiseAverager:
-        """This learner's side of edge-wise averaging; its first use takes the learner out of lock-step."""
-        with self._joining:  # gradients and averaging, two threads perhaps, come here at the same moment
+        """This learner's pairwise averager. Its first use takes the learner out of lock-step."""
+        with self._joining:  # the first uses, of gradients and of averaging, may come from two threads at once
             if self._averager is None:
                 self._averager = PairwiseAverager(self.group, self.weights, lambda: self.seat.now)
             return self._averager
 
     @property
     def in_step(self) -> bool:
-        """Whether all learners take their gradients and means together."""
+        """True if all learners take their gradients and means in lock-step."""
         return self._averager is None
 
     @property
     def leads(self) -> bool:
-        """Whether this learner does what only one should: evaluation, the saved model. The first of the living."""
+        """True for the first live learner, which alone evaluates and saves the model."""
         return self.group.rank == self.group.live[0] if self._averager is None else self._averager.leads
 
     @property
@@ -84,21 +85,24 @@ class Learner:
 
     @property
     def training(self) -> bool:
-        """False once a mean over the group has shown that nobody has samples left: for all in the same round."""
+        """False once a mean over the group has found no samples left; all learners see it in the same round."""
         return self.group.total_weight > 0
 
     @property
     def progress(self) -> Progress:
-        """Where the whole run stands."""
+        """Progress of the whole run."""
         return self.source.progress()
 
     @property
     def reached(self) -> Progress:
-        """Where the run stands once every learner has taken as many gradients as this one: between rounds, for all."""
+        """Progress of the run at the moment when every learner has taken as many gradients as this one.
+
+        It is the same for all learners between rounds.
+        """
         return self.source.progress_at(self.source.reached(self.steps))
 
     async def gradient(self) -> Tensor:
-        """One gradient g_i(w_i), shape (P,); zeros with `fresh_samples == 0` when the budget is spent.
+        """Return one gradient g_i(w_i), shape (P,); zeros with `fresh_samples == 0` when the budget is spent.
 
         Average it with `weight=me.fresh_samples`; `me.training` then turns False for all learners at once.
         """
@@ -109,9 +113,9 @@ class Learner:
         return drawn.g
 
     async def turns(self) -> AsyncIterator[Tensor]:
-        """Gradients g_i(w_i) as long as *any* learner has a minibatch: every learner counts equally many turns.
+        """Yield gradients g_i(w_i) while *any* learner has a minibatch, so that all learners take equally many turns.
 
-        One that has none left gets zeros, and `fresh_samples == 0`.
+        A learner without a minibatch gets zeros, and `fresh_samples == 0`.
         """
         await self.seat.ready(self.weights, self.group)
         while not self.source.over(self.steps):
@@ -119,12 +123,12 @@ class Learner:
             await self.seat.ready(self.weights, self.group)
 
     async def gradients(self, at_most: int | None = None, mean_over: Group | None = None) -> AsyncIterator[Tensor]:
-        """Gradients g_i(w_i), each of shape (P,) and valid until the next one, while the budget lasts.
+        """Yield gradients g_i(w_i), each of shape (P,) and valid until the next one, while the budget lasts.
 
         Args:
-            at_most: end after so many.
-            mean_over: yield the mean of the group's gradients instead, weighted by samples and, where the world can,
-                added up behind the backward pass. It ends for all members at once.
+            at_most: Largest number of gradients to yield.
+            mean_over: Yield the mean of this group's gradients instead, weighted by samples. Where the world allows
+                it, the sum overlaps the backward pass. The iteration ends for all members at once.
         """
         if at_most is not None and at_most < 1:
             raise ValueError(f"gradients(at_most) must be at least 1, got {at_most}")
@@ -136,19 +140,19 @@ class Learner:
             g = await (self._own() if mean_over is None else self._mean(mean_over))
             taken += 1
             if g is None:
-                self.steps += (at_most or taken) - taken  # turns without a minibatch count too: for all alike
+                self.steps += (at_most or taken) - taken  # all learners count turns without a minibatch too
                 return
             yield g
 
     async def between_rounds(self) -> None:
-        """Where nothing local is un-averaged: evaluation, checkpoints, who came late. `gradients` begins with it."""
+        """Evaluate, save checkpoints and admit late learners, right after an average. `gradients` begins with it."""
         await self.source.boundary(self)
         await self.group.welcome()
 
     async def claimed_gradients(self) -> AsyncIterator[Tensor]:
-        """Gradients g_i(phi_i), shape (P,), of minibatches claimed first come, first served.
+        """Yield gradients g_i(phi_i), shape (P,), of minibatches claimed first come, first served.
 
-        Ends when every minibatch of the budget has been done; what a lost learner was at is done by another one.
+        Ends when every minibatch of the budget is done. The unfinished minibatch of a lost learner goes to another one.
         """
         if self.seat.late:
             await self.averager.catch_up()
@@ -176,12 +180,12 @@ class Learner:
         return await self.compute(self.source.assignment.at(claim.start), None)
 
     async def answer(self) -> None:
-        """Answer who asks for this learner's weights, until the budget is used up; to be run beside the gradients."""
+        """Answer requests for this learner's weights until the budget is spent; runs beside the gradients."""
         async for _ in self.rounds():
             pass
 
     async def messages(self, tag: str) -> AsyncIterator[Message]:
-        """Vectors posted here under a tag, in order of arrival, until the budget is used up: a server's work."""
+        """Yield vectors posted here under a tag, in order of arrival, until the budget is spent, as a server does."""
         self.seat.begin()
         while (
             message := await self.group.poll(tag, self.averager.poll_seconds)
@@ -192,43 +196,46 @@ class Learner:
         self.averager.done()
 
     def credit(self, claim: range, loss: float) -> None:
-        """The next step is made of another learner's gradient, of this claim and with this loss."""
+        """Count another learner's gradient, of this claim and with this loss, as the one of the next step."""
         self.steps += 1
         self.source.claimed(claim, self.steps)
         self.source.heard(loss)
-        self._present = [False] * len(self._present)  # what is not zero is there
+        self._present = [False] * len(self._present)  # a tensor counts as present if its part of g is not zero
 
     def members(self, rank: int) -> range:
-        """Positions in the world of the learners that a rank of `group` speaks for: itself, or all of its node."""
+        """Positions in the world of the learners behind a rank of `group`: one learner, or all of a super-learner."""
         following = rank + 1
         return range(
             self.keepers[rank], self.keepers[following] if following < len(self.keepers) else self.seat.group.size
         )
 
     def rounds(self) -> AsyncIterator[int]:
-        """Rounds k = 0, 1, 2, ... of averaging beside the gradients; see `PairwiseAverager.rounds`."""
+        """Yield rounds k = 0, 1, 2, ... of averaging beside the gradients; see `PairwiseAverager.rounds`."""
         return self.averager.rounds()
 
     def gossip(self, row: Mapping[int, float]) -> None:
-        """w_i <- w_i + T_ij (x_j - x_i) for each neighbour j of the row, when j's answer comes. Never waits."""
+        """w_i <- w_i + T_ij (x_j - x_i) for each neighbour j of the row, once its answer arrives. Never waits."""
         self.averager.gossip(row)
 
     async def consensus(self) -> Tensor:
-        """The mean of all (live) learners' weights, shape (P,), the same bits for all; all must ask."""
+        """Return the mean of all live learners' weights, shape (P,), the same bits for all. All must call it."""
         if self._averager is None:
             return await self.group.mean(self.weights.snapshot())
         self._consensuses += 1
         return await self._averager.consensus(self.weights.snapshot(), f"weights {self._consensuses}")
 
-    def deal(self, done: int, among: int) -> None:
-        """From now on what comes after the first `done` minibatches goes to the first `among` live learners."""
+    def assign(self, done: int, among: int) -> None:
+        """Assign all minibatches after the first `done` to the first `among` live learners, from this turn on."""
         self.source.assignment = self.source.assignment.anew(self.steps, done, self.group.live[:among])
 
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
-        """w_i <- w_i + what the local optimizer makes of g (plain SGD: - alpha g). After the end of training: nothing.
+        """w_i <- w_i + the local optimizer's step for g (plain SGD: - alpha g). Does nothing after the end of training.
 
-        A tensor that had no gradient and whose part of g is zero is left alone, as in a plain PyTorch loop. Recorded as
-        staleness is the number of changes of w_i since the gradient was begun, unless another one is given.
+        A tensor that had no gradient and whose part of g is zero is left alone, as in a plain PyTorch loop.
+
+        Args:
+            g: Gradient, shape (P,).
+            staleness: Recorded staleness; by default the number of changes of w_i since the gradient was begun.
         """
         if not self.training:
             return
@@ -240,34 +247,34 @@ class Learner:
         self.weights.step(lambda: self.source.apply(g, present, staleness))
 
     def repeat(self, mean: Gradient) -> None:
-        """Take the step that another learner of the same weights has taken with a gradient of both."""
+        """Take the step that another learner with the same weights has taken, with the mean gradient of both."""
         self._present = mean.present
         self.descend(mean.g)
 
     def restart(self) -> None:
-        """The local optimizer forgets everything but its settings: momentum, second moments, step counts."""
+        """Reset the local optimizer (momentum, second moments, step counts) but not its settings."""
         self.source.restart()
 
     def spawn(self, activity: Coroutine[Any, Any, T], what: str = "background") -> Awaitable[T]:
-        """Start an activity beside the gradients; if it fails, the learner's next gradient raises."""
+        """Start an activity beside the gradients. If it fails, the learner's next gradient raises."""
         return self.seat.spawn(activity, what)
 
     async def evaluate(self) -> Mapping[str, float]:
-        """Held-out figures of this learner's weights."""
+        """Return held-out figures of this learner's weights."""
         return self.source.evaluate(self.weights.snapshot())
 
     async def draw(self, before_backward: Callable[[float], None] | None) -> Gradient | None:
-        """The gradient of this learner's minibatch of the turn; None if it has none."""
+        """Compute the gradient of this learner's minibatch of the turn; None if it has none."""
         await self.seat.ready(self.weights, self.group, before_backward)
         n = self.source.next_index(self.steps)
         self.steps += 1
         if n is None:
-            self._version = self.weights.version  # the others' gradient of this turn is taken at weights like these
+            self._version = self.weights.version  # the others take their gradients of this turn at the same weights
             return None
         return await self.compute(n, before_backward)
 
     async def compute(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
-        """The gradient of minibatch n at the present weights, whatever lands meanwhile."""
+        """Compute the gradient of minibatch n at the present weights, unaffected by changes that land meanwhile."""
 
         await self.seat.ready(self.weights, self.group, before_backward)
         self.seat.begin()
@@ -283,7 +290,7 @@ class Learner:
         return None if drawn is None else drawn.g
 
     async def _mean(self, group: Group) -> Tensor | None:
-        """The members' mean gradient, or None when nobody has samples left."""
+        """Return the members' mean gradient, or None when no member has samples left."""
         self.fresh_samples = 0.0
         if group.size == 1:
             g = await self._own()
@@ -294,11 +301,11 @@ class Learner:
         return mean.g if group.total_weight > 0 else None
 
     async def averaged(self, group: Group, draw: Draw) -> Gradient:
-        """The mean over a group of the gradients its members draw, weighted by samples; 0 samples: nobody had any."""
+        """Return the mean of the gradients that members of a group draw, weighted by samples (0 if there were none)."""
         return await self._means.over(group, draw)
 
     def continue_as(self, other: Learner) -> None:
-        """Go on as the learner that a strategy has made of this one: with its group, weights and flock."""
+        """Go on with the group, weights and pairwise averager of the learner that a strategy made of this one."""
         self.group, self.weights, self._averager, self.keepers = (
             other.group,
             other.weights,

@@ -1,4 +1,4 @@
-"""One gradient of several learners: the mean over a group of the gradients that its members draw."""
+"""Mean gradients: the mean over a group of the gradients that its members draw."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Draw = Callable[[Callable[[float], None] | None], Coroutine[Any, Any, Gradient |
 
 
 class MeanGradients:
-    """One learner's side of mean gradients; learners of a group have the same weights.
+    """One learner's side of mean gradients; all learners of the group have the same weights.
 
-    Where a member's have become no finite numbers, the mean says so to all: they go on from the mean of the others'
-    weights, and every local optimizer begins anew, so that the weights stay the same bits.
+    If the weights of a member are not finite, the mean tells all members. They go on from the mean of the finite
+    weights, and every local optimizer is reset, so that the weights stay the same bits.
     """
 
     def __init__(self, seat: Seat, weights: Weights, source: Source) -> None:
@@ -29,7 +29,7 @@ class MeanGradients:
         self._behind: dict[str, MeanBehindBackward] = {}
 
     async def over(self, group: Group, draw: Draw) -> Gradient:
-        """The mean over a group of the gradients its members draw, weighted by samples; 0 samples: nobody had any."""
+        """Return the mean of the gradients that members of a group draw, weighted by samples (0 if there were none)."""
         if self.seat.overlaps and group.adds_beside:
             behind = self._behind.get(group.name)
             if behind is None:

@@ -1,8 +1,8 @@
-"""Who is here, who does which minibatch, who has come how far: the register of a group and one learner's line to it.
+"""Membership, minibatch claims and barriers of a group: the table, and each learner's client of it.
 
-A register is plain bookkeeping, kept in one place of a world (its event queue, its process, its store). Views are
-numbered; a learner that comes back, or that was thought dead and was not, gets a new incarnation, so that nobody takes
-its old messages for new ones. A lost learner's unfinished minibatch goes to the next one that asks.
+A table is plain bookkeeping, kept in one place of a world (its event queue, its process, its store). Views are
+numbered. A learner that comes back, or that was wrongly considered dead, gets a new incarnation, so that its old
+messages are not taken for new ones. A lost learner's unfinished minibatch goes to the next learner that claims one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-ENDED = "ended"  # the stage of a learner that has brought its run to the end together with the others
+ENDED = "ended"  # barrier at which all learners end their run
 
 
 class RunOver(Exception):
-    """A learner came so late that the others have done everything."""
+    """A learner came after the other learners had finished the run."""
 
 
 class StoppedGracefully(Exception):
-    """A run was asked to stop and has saved all that it needs to go on; `minibatches` were handed out by then."""
+    """A run has stopped on request and saved all that it needs to go on, after `minibatches` were handed out."""
 
     def __init__(self, minibatches: int) -> None:
         super().__init__(f"stopped as it was asked to, and saved after {minibatches} minibatches")
@@ -31,12 +31,12 @@ class StoppedGracefully(Exception):
 
 @dataclass(frozen=True)
 class View:
-    """Who is alive.
+    """The live learners of a group at one moment.
 
     Attributes:
-        number: grows with every change.
-        incarnations: of the live learners, by rank; a learner that joins again gets a higher one.
-        left: learners that have ended well: the others have brought the run to its end.
+        number: Number of the view; it grows with every change.
+        incarnations: Incarnations of the live learners, by rank; a learner that joins again gets a higher one.
+        left: Number of learners that have left after the end of the run.
     """
 
     number: int
@@ -54,8 +54,8 @@ class MembershipTable:
     """The bookkeeping behind `Membership`; not safe for threads by itself.
 
     Attributes:
-        view: the present one.
-        lost: learners that were lost, one entry a time.
+        view: The present view.
+        lost: Ranks of the learners that were lost, one entry per loss.
     """
 
     view: View
@@ -69,11 +69,11 @@ class MembershipTable:
 
     @classmethod
     def of(cls, size: int) -> MembershipTable:
-        """A register in which ranks 0 to size - 1 are alive."""
+        """Return a table in which ranks 0 to size - 1 are alive."""
         return cls(View(0, dict.fromkeys(range(size), 0)))
 
     def join(self, rank: int) -> View:
-        """A learner is (again) here; whatever it held before is no longer its own."""
+        """Add a learner, perhaps again; its earlier claims are given back."""
         self._give_back(rank)
         self._joined += 1
         self.view = View(self.view.number + 1, {**self.view.incarnations, rank: self._joined}, self.view.left)
@@ -82,23 +82,23 @@ class MembershipTable:
         return self.view
 
     def lose(self, rank: int) -> None:
-        """A learner is gone."""
+        """Remove a learner that was lost, and give its claims back."""
         if rank in self.view.incarnations:
             self._give_back(rank)
             self.lost.append(rank)
             self._without(rank, left=0)
 
     def leave(self, rank: int) -> None:
-        """A learner has ended; well, if it had come to the stage `ENDED`."""
+        """Remove a learner that has ended; it has left in order if it had arrived at the barrier `ENDED`."""
         if rank in self.view.incarnations:
             self._give_back(rank)
             self._without(rank, left=int(rank in self._stages[ENDED]))
 
     def claim(self, rank: int, first: int, total: int, size: int = 1, doing: Collection[int] = ()) -> range | None:
-        """The next numbers in first .. total - 1 that no learner has done or is doing, at most `size` of them.
+        """Claim the next numbers in first .. total - 1 that no learner has done or is doing, at most `size` of them.
 
-        The rank's earlier ones are done, but for those it says it is still `doing` (it asks ahead). Numbers that were
-        given back come first, in runs without a gap.
+        The rank's earlier claims are marked done, except the numbers in `doing` (a learner may claim ahead). Numbers
+        that were given back come first, in runs without a gap.
         """
         self._open[rank] &= set(doing)
         if self._next is None:
@@ -119,26 +119,26 @@ class MembershipTable:
         return range(start, end)
 
     def done(self, rank: int, number: int) -> None:
-        """The rank has done this one."""
+        """Record that the rank has done this number."""
         self._open[rank].discard(number)
 
     def unfinished(self) -> list[int]:
-        """Numbers that have been handed out and are not done, in order."""
+        """Return the numbers handed out and not done, in order."""
         return sorted({*self._returned, *(number for held in self._open.values() for number in held)})
 
     @property
     def complete(self) -> bool:
-        """Whether no learner was lost, and none has joined, since the beginning."""
+        """True if no learner has been lost or has joined since the beginning."""
         return not self.lost and self._joined == 0
 
     @property
     def spent(self) -> bool:
-        """Whether every number has been done: none is left, none is under way."""
+        """True if every number has been done: none is left and none is under way."""
         handed_out = self._next is not None and self._next >= self._total and not self._returned
         return handed_out and not any(self._open.values())
 
     def arrive(self, rank: int, barrier: str) -> bool:
-        """The learner has come to a stage; whether all that are alive have."""
+        """Record that the learner has arrived at a barrier; return True if all live learners have."""
         self._stages[barrier].add(rank)
         return self._stages[barrier] >= set(self.view.incarnations)
 
@@ -153,11 +153,11 @@ class MembershipTable:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a learner does for a claim before it is due.
+    """Work for a claim that a learner can do before the claim is due.
 
     Attributes:
-        seconds: it takes, about.
-        begin: start it in the background, for the numbers of a claim.
+        seconds: Approximate duration.
+        begin: Starts the work in the background, for the numbers of a claim.
     """
 
     seconds: float = 0.0
@@ -168,51 +168,51 @@ NOTHING = Preparation()
 
 
 class Membership(ABC):
-    """One learner's line to the register of its group. No verb waits for another learner."""
+    """One learner's client of its group's membership table. No method waits for another learner."""
 
     @abstractmethod
     def view(self, fresh: bool = False) -> View:
-        """Who is alive, as far as is known here; `fresh` asks the register itself."""
+        """Return the view as known here; `fresh` asks the table itself."""
 
     @abstractmethod
     def claim(self, first: int, total: int, size: int = 1) -> range | None:
-        """The numbers of this learner's next minibatches; None when at present none is left.
+        """Claim the numbers of this learner's next minibatches; None when none is left at present.
 
-        There are `size` of them; fewer at the end of the budget, or where what a lost learner held is done again. Those
-        of the claim before are done.
+        There are `size` of them, or fewer at the end of the budget and in claims that a lost learner gave back. The
+        minibatches of the previous claim count as done.
         """
 
     def unfinished(self) -> Collection[int]:
-        """Numbers that were handed out to anybody and are not done, as far as is known here."""
+        """Return the numbers handed out to any learner and not done, as known here."""
         return ()
 
     def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:  # noqa: B027 - most claims take no time
-        """The gradient of the latest claim has begun; the next claim comes in about so many seconds (0: not known).
+        """Announce that the gradient of the latest claim has begun; the next claim comes in about `seconds`.
 
-        A roll that knows the next claim before it is due lets its preparation begin.
+        0 means that the time is unknown. A client that holds the next claim ahead lets its preparation begin.
         """
 
     @property
     @abstractmethod
     def complete(self) -> bool:
-        """Whether no learner was lost, and none has joined, since the beginning."""
+        """True if no learner has been lost or has joined since the beginning."""
 
     @property
     @abstractmethod
     def spent(self) -> bool:
-        """Whether every minibatch of the budget has been done."""
+        """True if every minibatch of the budget has been done."""
 
     @abstractmethod
     def arrive(self, barrier: str) -> bool:
-        """This learner has come to a stage of its program; whether all that are alive have. Asked until it is true."""
+        """Arrive at a barrier; return True if all live learners have. Call it until it returns True."""
 
     @abstractmethod
     def leave(self) -> None:
-        """This learner has ended and answers nobody any more."""
+        """Leave the group; this learner has ended and answers no more messages."""
 
 
 class LocalMembership(Membership):
-    """A line to a register in the same process and thread (the virtual world)."""
+    """Client of a table in the same process and thread (the virtual world)."""
 
     def __init__(self, table: MembershipTable, rank: int) -> None:
         self.table, self.rank = table, rank

@@ -1,9 +1,9 @@
-"""Who averages with whom: rows of the mixing matrices T_k of decentralised SGD.
+"""Rows of the mixing matrices T_k of decentralised SGD: weights with which learners average.
 
     w_i  <-  sum_j T_ij w_j,     T symmetric, rows and columns sum to 1
 
-A mixing is a pure function of the round, of who is alive, and of the learner that asks; all learners evaluate it alike,
-so that nobody negotiates. Random mixings draw from the round's number. Cui et al. 2021 (arXiv 2110.11199), Zhang et al.
+A mixing is a pure function of the round, the live learners, and the learner that asks. All learners evaluate it alike,
+without negotiation. Random mixings are seeded by the round's number. Cui et al. 2021 (arXiv 2110.11199), Zhang et al.
 2020 (arXiv 2002.01119), Lian et al. 2018 (arXiv 1710.06952).
 """
 
@@ -26,34 +26,34 @@ def uniform(k: int, view: Sequence[int], learner: int) -> Row:  # noqa: ARG001 -
 
 
 def ring(k: int, view: Sequence[int], learner: int) -> Row:  # noqa: ARG001 - the same ring in every round
-    """One third each for oneself, the left and the right neighbour (a half each for two learners)."""
+    """One third each for the learner, its left and its right neighbour (one half each for two learners)."""
     at, size = view.index(learner), len(view)
     peers = sorted({view[(at - 1) % size], learner, view[(at + 1) % size]})
     return {j: 1 / len(peers) for j in peers}
 
 
 def randomized_ring(k: int, view: Sequence[int], learner: int) -> Row:
-    """T_k = P_k' T_ring P_k: a ring through a fresh random order of the learners in every round."""
+    """T_k = P_k' T_ring P_k: a ring through a new random order of the learners in every round."""
     return ring(k, _shuffled(k, tuple(view)), learner)
 
 
 def pairwise(k: int, view: Sequence[int], learner: int) -> Row:
-    """A half each with the right neighbour in even rounds, with the left one in odd rounds, for even positions.
+    """One half each for a learner and one neighbour: even positions pair to the right in even rounds, left in odd ones.
 
-    With an odd number of learners one of them sits out, another one in each round.
+    With an odd number of learners a different one sits out in each round.
     """
     return _matched(k, view, learner, hop=1 if k % 2 == 0 else -1)
 
 
 def exponential(k: int, view: Sequence[int], learner: int) -> Row:
-    """A half each on the bipartite exponential graph: even positions meet those 1, 3, 5, 9, ... (1 + 2^i) further."""
+    """One half each on the bipartite exponential graph: even positions pair with those 1, 3, 5, 9, ... (1 + 2^i) on."""
     size = len(view) - len(view) % 2
     hops = [1, *(1 + 2**i for i in range(1, max(1, size).bit_length()) if 1 + 2**i < size)]
     return _matched(k, view, learner, hop=hops[k % len(hops)])
 
 
 def random_pairs(k: int, view: Sequence[int], learner: int) -> Row:
-    """A half each in a fresh random matching in every round."""
+    """One half each in a new random matching in every round."""
     return _matched(0, _shuffled(k, tuple(view)), learner, hop=1)
 
 
@@ -61,13 +61,13 @@ ALL: dict[str, Mixing] = {f.__name__: f for f in (uniform, ring, randomized_ring
 
 
 def matrix(mixing: Mixing, k: int, view: Sequence[int]) -> Tensor:
-    """T_k as a float64 matrix (L, L) in the order of `view`."""
+    """Return T_k as a float64 matrix (L, L) in the order of `view`."""
     rows = [mixing(k, view, learner) for learner in view]
     return torch.tensor([[row.get(j, 0.0) for j in view] for row in rows], dtype=torch.float64)
 
 
 def spectral_gap(t: Tensor) -> float:
-    """1 - |lambda_2|: one less the second largest modulus of the eigenvalues of a mixing matrix; 1 for one learner."""
+    """1 - |lambda_2|, with lambda_2 the eigenvalue of second largest modulus of a mixing matrix; 1 for one learner."""
     if len(t) == 1:
         return 1.0
     moduli = torch.linalg.eigvals(t).abs().sort(descending=True).values
@@ -75,10 +75,10 @@ def spectral_gap(t: Tensor) -> float:
 
 
 def contraction(mixing: Mixing, learners: int, rounds: int = 200) -> float:
-    """The share of the learners' disagreement, sum_i |w_i - mean|^2, that is left after a round, on average.
+    """Average fraction of the learners' disagreement, sum_i |w_i - mean|^2, that remains after a round.
 
-    The largest eigenvalue of the mean of T_k' T_k off the consensus; for the fixed ring the square of |lambda_2|, for
-    the randomised ring (L - 3) / (3 (L - 1)) in the limit of many rounds.
+    It is the largest eigenvalue of the mean of T_k' T_k off the consensus: for the fixed ring the square of |lambda_2|,
+    for the randomised ring (L - 3) / (3 (L - 1)) in the limit of many rounds.
     """
     if learners == 1:
         return 0.0
@@ -89,13 +89,13 @@ def contraction(mixing: Mixing, learners: int, rounds: int = 200) -> float:
     return float(torch.linalg.eigvalsh(square - 1 / learners)[-1])
 
 
-@lru_cache(maxsize=1024)  # in one process many learners ask for the same round
+@lru_cache(maxsize=1024)  # many learners of one process need the same round
 def _shuffled(k: int, view: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(random.Random(f"murmur mixing {k}").sample(sorted(view), len(view)))
 
 
 def _matched(k: int, view: Sequence[int], learner: int, hop: int) -> Row:
-    """The row of a matching of even positions with those `hop` (odd) further; one sits out if their number is odd."""
+    """Row of a matching of even positions with those `hop` (odd) away; one learner sits out if their number is odd."""
     idle = [view[(k // 2) % len(view)]] if len(view) % 2 else []
     order = [j for j in view if j not in idle]
     if learner in idle:

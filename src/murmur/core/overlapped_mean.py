@@ -1,8 +1,8 @@
-"""The mean of gradients over learners, added up behind the backward pass, bucket by bucket.
+"""Mean of gradients over learners, summed bucket by bucket behind the backward pass.
 
-g = sum_i w_i g_i / sum_i w_i, the w_i being samples. Gradients appear from the last layer to the first; as soon as a
-stretch of the flat vector is complete its sum over the learners starts while earlier layers are still computing. In the
-head of the buffer travel the learner's weight and one flag a tensor: a tensor without a gradient on every learner has
+g = sum_i w_i g_i / sum_i w_i, where w_i are samples. Gradients appear from the last layer to the first. As soon as a
+bucket of the flat vector is complete, its sum over the learners starts while earlier layers are still computing. The
+head of the buffer holds the learner's weight and one flag per tensor: a tensor without a gradient on every learner has
 none in the mean either, which keeps momentum and weight decay away from it exactly as in a plain loop.
 """
 
@@ -17,16 +17,16 @@ from torch import Tensor
 from murmur.core.flat import Layout
 from murmur.core.group import Group
 
-BUCKET_BYTES = 25 << 20  # DistributedDataParallel's default, so that comparisons compare like with like
-FIRST_BUCKET_BYTES = 1 << 20  # the first one starts early
+BUCKET_BYTES = 25 << 20  # DistributedDataParallel's default, for fair comparisons
+FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first sum starts early
 ALIGNMENT = 16  # elements
 
 
 class MeanBehindBackward:
-    """Sums gradients over `group` while backward runs. One instance serves one learner for a whole run.
+    """Sum of gradients over `group` while the backward pass runs. One instance serves one learner for a whole run.
 
     Attributes:
-        broken: whether a learner has said with the latest one that its weights are not finite.
+        broken: True if a member of the latest sum had weights that are not finite.
     """
 
     def __init__(self, layout: Layout, group: Group, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -45,7 +45,7 @@ class MeanBehindBackward:
             tensor.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
 
     def _plan(self, bucket_numel: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """Stretches of the buffer from its end to its start, and the bucket each tensor belongs to."""
+        """Return the buckets, from the end of the buffer to its start, and the bucket of each tensor."""
         buckets: list[tuple[int, int]] = []
         bucket_of = [0] * self._flags
         end = self._buffer.numel()
@@ -73,11 +73,11 @@ class MeanBehindBackward:
         if not self._armed or tensor.grad is None:
             return
         if self._seen[i]:
-            raise RuntimeError("a tensor got two gradients in one backward pass: it cannot be averaged behind it")
+            raise RuntimeError("a tensor got two gradients in one backward pass: their mean cannot overlap that pass")
         view = self._views[i]
         if (tensor.dtype, tensor.device) == (view.dtype, view.device):
             torch.mul(tensor.grad, self._weight, out=view)
-        else:  # widened first: the product in a narrow type would be rounded
+        else:  # widened first: a product in a narrow type would be rounded
             view.copy_(tensor.grad).mul_(self._weight)
         self._seen[i] = True
         self._missing[self._bucket_of[i]] -= 1
@@ -90,12 +90,13 @@ class MeanBehindBackward:
         self._sums.append(self.group.start_sum(self._buffer[start:end]))
 
     async def finish(self, broken: bool = False) -> tuple[Tensor, list[bool]]:
-        """The mean gradient (P,), valid until the next start(), and which tensors have one on some learner.
+        """Return the mean gradient (P,), valid until the next start(), and a list of the tensors with one.
 
-        `broken`: this learner's weights are not finite; all then know that somebody's are.
+        Args:
+            broken: True if this learner's weights are not finite; all members are then told.
         """
         for i, tensor in enumerate(self.layout.tensors):
-            if not self._seen[i]:  # its gradient, if it has one, came in an earlier pass that this one was added to
+            if not self._seen[i]:  # a gradient may have come from an earlier pass and been accumulated
                 self._arrived(i, tensor)
         self._armed = False
         for view, seen in zip(self._views, self._seen, strict=True):

@@ -1,12 +1,13 @@
-"""Edge-wise averaging: each pair of neighbours averages by itself, nobody waits for anybody.
+"""Edge-wise averaging: each pair of neighbours averages by itself, and no learner waits for another.
 
     w_i  <-  w_i + T_ij (x_j - x_i)          x: the snapshots that i and j have posted to each other
 
-A round posts one snapshot to every neighbour that owes none; whoever receives one that it has not asked for answers at
-once with its own. So at most one exchange is under way on an edge, the m-th snapshot of i meets the m-th of j, both
-ends add opposite terms, and the mean of all weights never moves, whatever the delays. With equal speeds a round is
-exactly W T. A slow edge delays nobody else. A learner that dies may leave half an exchange behind: an error of at most
-T_ij |x_j - x_i|. Lian et al. 2018 (arXiv 1710.06952), Cui et al. 2021 (arXiv 2110.11199).
+A round posts one snapshot to every neighbour with which no exchange is under way. A learner that receives a snapshot
+without having posted one answers at once with its own. So at most one exchange is under way on an edge, the m-th
+snapshot of i pairs with the m-th of j, both ends add opposite terms, and the mean of all weights never moves, whatever
+the delays. With equal speeds a round is exactly W T. A slow edge delays no other. A learner that dies may leave half an
+exchange behind: an error of at most T_ij |x_j - x_i|. Lian et al. 2018 (arXiv 1710.06952), Cui et al. 2021 (arXiv
+2110.11199).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from murmur.core.membership import RunOver, View
 from murmur.core.weight_request import ASK, GOSSIP, SNAPSHOT, WeightRequest
 from murmur.core.weights import Weights
 
-SWAP, WAKE, DONE = 0.0, 2.0, 3.0  # what a letter is for, if not to ask
+SWAP, WAKE, DONE = 0.0, 2.0, 3.0  # kinds of messages; ASK = 1.0 is the fourth
 CONSENSUS = "consensus"
 MOST_BEGUN = 1 + 1e-9
-POLL_SECONDS = 0.25  # at most so long until a change of the view is noticed while nothing else happens
+POLL_SECONDS = 0.25  # longest delay before a change of the view is noticed while no message arrives
 
 
 @dataclass
 class Edge:
-    """What this learner knows of one neighbour.
+    """State of the edge to one neighbour.
 
     Attributes:
-        incarnation: of the neighbour; another one makes another edge.
-        answered: whether the neighbour began the latest exchange, so that this end's next round has had it already.
+        incarnation: Incarnation of the neighbour; a new incarnation gets a new edge.
+        answered: True if the neighbour began the latest exchange, which then counts as this end's next round.
     """
 
     incarnation: int
@@ -49,10 +50,10 @@ class PairwiseAverager:
     """One learner's side of edge-wise averaging, of consensus, and of the end of a run without lock-step.
 
     Attributes:
-        holders: ranks whose weights make up the model; None: all learners' do (a parameter server's alone do).
-        pace_seconds: the median of this learner's latest gradient times, the time of a round; 0 before the first.
-        exchanges: completed so far.
-        dropped: letters of learners that are gone, or meant for an earlier incarnation of this one.
+        holders: Ranks whose weights make up the model (only the server of a parameter server); None: all learners.
+        pace_seconds: Median of this learner's latest gradient times, the duration of a round; 0 before the first.
+        exchanges: Exchanges completed so far.
+        dropped: Messages from learners that are gone, or for an earlier incarnation of this one.
     """
 
     def __init__(self, group: Group, weights: Weights, now: Callable[[], float]) -> None:
@@ -60,8 +61,8 @@ class PairwiseAverager:
         self.holders: tuple[int, ...] | None = None
         self.exchanges = self.dropped = 0
         self._edges: dict[int, Edge] = {}
-        self._begun: dict[int, tuple[Tensor, float]] = {}  # snapshots that wait for a neighbour's, and their T_ij
-        self._changing = RLock()  # averaging and gradients both look at the view, and edges end with it
+        self._begun: dict[int, tuple[Tensor, float]] = {}  # snapshots posted but not yet answered, and their T_ij
+        self._changing = RLock()  # averaging and gradients both refresh the view, which may end edges
         self._seen: View = group.membership.view()
         self._took: deque[float] = deque(maxlen=15)
         self.pace_seconds = 0.0
@@ -70,12 +71,12 @@ class PairwiseAverager:
 
     @property
     def leads(self) -> bool:
-        """Whether this learner does what only one should: the first of the living does, while the run has not ended."""
+        """True for the first live learner while the run has not ended; it alone evaluates and saves the model."""
         return self.held_by[0] == self.group.rank and self._seen.left == 0
 
     @property
     def live(self) -> tuple[int, ...]:
-        """Ranks of the live learners, this one among them."""
+        """Ranks of the live learners, including this one."""
         live = self._refresh().live
         return live if self.group.rank in live else tuple(sorted({*live, self.group.rank}))
 
@@ -84,7 +85,7 @@ class PairwiseAverager:
         """Ranks of the live learners whose weights make up the model.
 
         Raises:
-            PeerLost: they are all gone.
+            PeerLost: All of them are gone.
         """
         live = self.live
         held = live if self.holders is None else tuple(j for j in live if j in self.holders)
@@ -94,24 +95,24 @@ class PairwiseAverager:
 
     @property
     def poll_seconds(self) -> float:
-        """How often something is looked at that nobody announces."""
+        """Interval at which unannounced changes are polled."""
         return min(POLL_SECONDS, max(self.pace_seconds / 4, 1e-3)) if self._took else POLL_SECONDS
 
     def took(self, seconds: float) -> None:
-        """A gradient took so long; the first one starts the rounds."""
+        """Record the duration of a gradient; the first one starts the rounds."""
         self._took.append(seconds)
         self.pace_seconds = statistics.median(self._took)
         if len(self._took) == 1:
             self._tell_self(WAKE)
 
     def done(self) -> None:
-        """This learner takes no more gradients and the budget is used up: the rounds end."""
+        """End the rounds: the budget is spent and this learner takes no more gradients."""
         self._tell_self(DONE)
 
     async def rounds(self) -> AsyncIterator[int]:
-        """k = 0, 1, 2, ..., one round a median gradient time; between them neighbours are answered.
+        """Yield k = 0, 1, 2, ..., one round per median gradient time, and answer neighbours in between.
 
-        Ends when the budget is used up and every exchange between live learners is complete on both ends.
+        Ends when the budget is spent and every exchange between live learners is complete on both ends.
         """
         k, due = 0, float("inf")
         while not self._closing:
@@ -123,14 +124,14 @@ class PairwiseAverager:
                 continue
             yield k
             k, due = k + 1, due + self.pace_seconds
-            due = max(due, self.now())  # rounds that were missed (a stopped process) are not made up for
+            due = max(due, self.now())  # missed rounds (a stopped process) are not made up for
         await self._settle()
 
     def gossip(self, row: Mapping[int, float]) -> None:
         """Begin an exchange with every neighbour of row i of T_k with which none is under way. Never waits.
 
-        While the weights of the exchanges that this end has begun would sum to more than 1, no other is begun: old
-        snapshots with a sum above 1 would carry the weights past those of the neighbours, and back, ever further.
+        The weights T_ij of the exchanges that this end has begun never sum to more than 1. Old snapshots with a larger
+        sum would carry the weights past the neighbours' and back, with growing oscillations.
         """
         self._refresh()
         x: Tensor | None = None
@@ -143,7 +144,7 @@ class PairwiseAverager:
                 if j not in self._begun and not edge.answered and begun + weight <= MOST_BEGUN:
                     x = self.group.as_sent(self.weights.snapshot()) if x is None else x
                     if not is_finite(x):
-                        return  # the next neighbour that begins an exchange brings its own
+                        return  # the next exchange that a neighbour begins brings finite weights
                     self._post(j, edge, x, weight)
                 edge.answered = False
 
@@ -182,7 +183,7 @@ class PairwiseAverager:
             self.exchanges += 1
 
     def _incarnation(self, j: int) -> int:
-        """Of a live learner; -1 for one that is thought dead, which this one itself may be after a long stop."""
+        """Incarnation of a live learner; -1 for one considered dead (this learner itself, after a long pause)."""
         return self._seen.incarnations.get(j, -1)
 
     def _edge(self, j: int) -> Edge | None:
@@ -193,7 +194,7 @@ class PairwiseAverager:
         return self._edges[j]
 
     def _refresh(self, fresh: bool = False) -> View:
-        """The present view; edges to learners that are gone, or that came back as others, end."""
+        """Update and return the view; end the edges to learners that are gone or have a new incarnation."""
         view, me = self.group.membership.view(fresh), self.group.rank
         with self._changing:
             before = self._seen
@@ -217,7 +218,10 @@ class PairwiseAverager:
             settled = not self._begun
 
     async def snapshots(self) -> dict[int, Tensor]:
-        """The weights that make up the model at about this moment, by rank; others answer beside their gradients."""
+        """Return the weights that make up the model at about this moment, by rank.
+
+        The other learners answer beside their gradients.
+        """
         me = self.group.rank
         self._request.begin(self.held_by)
         found = {me: self.weights.snapshot()} if me in self.held_by else {}
@@ -229,10 +233,10 @@ class PairwiseAverager:
         return found
 
     async def catch_up(self) -> None:
-        """For a learner that comes late: take over the weights of a live one.
+        """Take over the weights of a live learner, after a late start.
 
         Raises:
-            RunOver: the others have done everything.
+            RunOver: The other learners have finished the run.
         """
         self._request.begin(self.held_by)
         while not (self.group.membership.spent or self.live == (self.group.rank,)):
@@ -245,13 +249,13 @@ class PairwiseAverager:
         raise RunOver
 
     async def consensus(self, x: Tensor, barrier: str) -> Tensor:
-        """The mean of the model's vectors x (P,), the same bits for all; every call has its own stage.
+        """Return the mean of the model's vectors x (P,), the same bits for all. Every call has its own barrier.
 
-        The first of those that hold the model adds up. If it dies the next one does, with its result where somebody has
-        that already. Vectors that are not finite are left out.
+        The first holder of the model computes the mean. If it dies, the next holder takes over, with the same result if
+        a learner has received it. Vectors that are not finite are left out.
 
         Raises:
-            FloatingPointError: all are.
+            FloatingPointError: No vector is finite.
         """
         group, me, tag = self.group.plain, self.group.rank, f"{CONSENSUS} {barrier}"
         given, asked = {me: x}, me
@@ -278,7 +282,7 @@ class PairwiseAverager:
         return result
 
     async def meet(self, barrier: str) -> None:
-        """Wait until all live learners have come to a stage."""
+        """Wait until all live learners have arrived at a barrier."""
         while not self.group.membership.arrive(barrier):
             await self.group.poll(barrier, self.poll_seconds)
 
@@ -289,5 +293,7 @@ class PairwiseAverager:
 def _mean_of_finite(parts: Sequence[Tensor], barrier: str) -> Tensor:
     finite = [part for part in parts if is_finite(part)]
     if not finite:
-        raise FloatingPointError(f"{barrier}: no learner's are finite: training has diverged. Lower the learning rate")
+        raise FloatingPointError(
+            f"{barrier}: no learner has finite values: training has diverged. Lower the learning rate"
+        )
     return weighted_mean(finite, [1.0] * len(finite))

@@ -1,6 +1,6 @@
-"""Checks before work: paths that a command will read or write, and free space. They take milliseconds and make nothing.
+"""Checks of paths that a command will read or write, and of free space. They take milliseconds and create nothing.
 
-Each command calls them first, so that a wrong path is told before minutes of preparation and not after them.
+Each command calls them first, so that a wrong path is reported before minutes of preparation and not after them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from murmur.core.errors import SettingError
 
 MB = 1e6
-LEAST_BYTES = 10 * MB  # of records, tables and logs; what is larger is estimated
+LEAST_BYTES = 10 * MB  # for records, tables and logs; larger outputs are estimated
 
 
 def folder_to_write(folder: Path, option: str, needed_bytes: float = LEAST_BYTES) -> None:
-    """Check that a folder can be made, or written in, and that there is room for what goes there.
+    """Check that a folder exists or can be created, is writable, and has enough free space.
 
     Raises:
-        SettingError: a file is in the way, the place is read-only or full; names the option and what to do.
+        SettingError: A file is in the way, or the place is read-only or full; names the option and the remedy.
     """
     there = _nearest_existing(folder, option)
     if not there.is_dir():
@@ -43,7 +43,7 @@ def file_to_write(path: Path, option: str) -> None:
     """Check that a file can be written.
 
     Raises:
-        SettingError: as `folder_to_write`, or a folder is in the way.
+        SettingError: As for `folder_to_write`, or a folder is in the way.
     """
     if path.is_dir():
         raise SettingError(f"{option} {path} is a folder: give the name of a file")
@@ -51,10 +51,10 @@ def file_to_write(path: Path, option: str) -> None:
 
 
 def file_to_read(path: Path, option: str) -> None:
-    """Check that a file is there and may be read.
+    """Check that a file exists and may be read.
 
     Raises:
-        SettingError: it is not; names the option.
+        SettingError: It does not or may not; names the option.
     """
     if not path.is_file():
         what = "is a folder, not a file" if path.is_dir() else "does not exist"
@@ -64,12 +64,12 @@ def file_to_read(path: Path, option: str) -> None:
 
 
 def free_bytes(folder: Path) -> float:
-    """Bytes that this user can still write in a folder that exists."""
+    """Return the bytes that this user can still write in a folder that exists."""
     return float(shutil.disk_usage(folder).free)
 
 
 def _nearest_existing(folder: Path, option: str) -> Path:
-    """The folder itself, or the nearest one above it that exists."""
+    """Return the folder itself, or the nearest existing one above it."""
     folder = folder.absolute()
     for there in (folder, *folder.parents):
         try:

@@ -1,7 +1,7 @@
-"""One gradient of one learner as a value: begun at one moment, computed then or later, alone or with those of others.
+"""A gradient as a value: begun at one moment, computed then or later, alone or in a batch with those of others.
 
-A gradient is a function of the weights at its start and of its minibatch. While it is under way the model keeps those
-weights (`Weights.held`), so that a world may compute it at any moment before its seconds are over.
+A gradient is a function of the weights at its start and of its minibatch. While it is under way, the model keeps those
+weights (`Weights.held`), so that a world may compute it at any moment before its time is over.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from murmur.core.weights import Weights
 
 
 class PendingGradient:
-    """The gradient of minibatch n at the weights of the moment when it begins; a call computes it alone.
+    """The gradient of minibatch n at the weights held when it begins; a call computes it alone.
 
     Attributes:
-        source: whose gradient.
-        n: the minibatch.
-        before_backward: told the number of samples before the backward pass; None: nobody wants to know.
-        version: of the weights that it is taken at, once it has begun.
+        source: Source that computes it.
+        n: Number of the minibatch.
+        before_backward: Called with the number of samples before the backward pass; None: not needed.
+        version: Version of the weights at which it is taken, once it has begun.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class PendingGradient:
         self._held = ExitStack()
 
     def begin(self) -> None:
-        """From now on the model keeps its weights."""
+        """Begin: from now on the model keeps its weights."""
         self.version = self._held.enter_context(self._weights.held())
 
     def end(self) -> None:
-        """The gradient is there: the model may go on."""
+        """End: release the model's weights."""
         self._held.close()
 
     def __call__(self) -> Gradient:
@@ -44,6 +44,4 @@ class PendingGradient:
             return self.source.draw(self.n, self.before_backward)
 
 
-Together = Callable[
-    [Sequence[PendingGradient]], list[Gradient]
-]  # gradients of drawings that have begun, in their order
+ComputeBatch = Callable[[Sequence[PendingGradient]], list[Gradient]]  # computes pending gradients in one call, in order

@@ -1,4 +1,4 @@
-"""Where a learner's gradients come from and its steps go, and where a run stands."""
+"""The source of a learner's gradients, and the progress of a run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 from murmur.core.assignment import Assignment
 from murmur.core.membership import Preparation
 
-SKIPPED_SAMPLES = 2.0**-40  # counts for nothing beside real samples; 0 from everybody would be the end of the run
+SKIPPED_SAMPLES = 2.0**-40  # negligible beside real samples; a total weight of exactly 0 would end the run
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the whole run stands, counted over all learners; schedules and adaptive rules are functions of it.
+    """Progress of the whole run, counted over all learners; schedules and adaptive rules are functions of it.
 
     Attributes:
-        minibatches: handed out so far, by all learners together.
-        samples: what those hold on average; exact at the end of every epoch.
-        epoch: passes over the corpus so far, a real number.
-        fraction: share of the budget used so far, 0 to 1.
-        loss: mean loss per sample of this learner's latest minibatch (nan before the first).
-        rate: learning rate of the latest step (nan before the first).
-        learners: how many minibatches are dealt with at a time.
-        heldout: held-out losses of the consensus at the marks so far, if the schedule asks for them; None where not all
-            learners can know them: without lock-step.
+        minibatches: Minibatches handed out so far to all learners.
+        samples: Samples of those minibatches on average; exact at the end of every epoch.
+        epoch: Passes over the corpus so far, a real number.
+        fraction: Fraction of the budget used so far, 0 to 1.
+        loss: Mean loss per sample of this learner's latest minibatch (nan before the first).
+        rate: Learning rate of the latest step (nan before the first).
+        learners: Number of minibatches under way at a time.
+        heldout: Held-out losses of the consensus at the evaluation points so far, if the schedule asks for them. None
+            without lock-step, where not all learners can know them.
     """
 
     minibatches: int
@@ -42,9 +42,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A minibatch's gradient: vector g (P,) of the mean loss, which tensors had one, and how many samples it holds.
+    """Gradient of one minibatch.
 
-    `broken`: there is none, for the weights at which it was to be taken are not finite.
+    Attributes:
+        g: Gradient of the mean loss, shape (P,).
+        present: For each tensor, True if it had a gradient.
+        samples: Samples in the minibatch.
+        loss: Mean loss per sample.
+        broken: True if the weights were not finite, so that there is no gradient.
     """
 
     g: Tensor
@@ -55,58 +60,58 @@ class Gradient:
 
 
 class Source(Protocol):
-    """Where a learner's gradients come from and its steps go; the engine (or a stranger's loop) stands behind it."""
+    """Supplier of a learner's gradients and taker of its steps, implemented by the engine and by user loops."""
 
-    times: float  # factor of the strategy's own on the learning rates, on top of the schedule's
+    times: float  # factor on the learning rates that the strategy sets, in addition to the schedule
 
-    assignment: Assignment  # whose each minibatch is, in lock-step
+    assignment: Assignment  # of minibatches to learners, in lock-step
 
     def next_index(self, steps: int) -> int | None:
-        """Number of this learner's next minibatch after `steps` gradients; None when the budget is spent."""
+        """Return the number of this learner's next minibatch after `steps` gradients; None when the budget is spent."""
 
     def over(self, steps: int) -> bool:
-        """Whether no learner has a minibatch left in the turn after `steps` gradients."""
+        """True if no learner has a minibatch left in the turn after `steps` gradients."""
 
     def reached(self, steps: int) -> int:
-        """Minibatches that are behind once every learner has taken so many gradients."""
+        """Return the minibatches completed once every learner has taken `steps` gradients."""
 
     @property
     def span(self) -> tuple[int, int]:
         """Number of the first minibatch of this run, and one past the last."""
 
     def claimed(self, claim: range, steps: int) -> None:
-        """Minibatches at these positions are out, for the `steps`-th gradient of this learner (of its node).
+        """Record that minibatches at these positions are claimed for the `steps`-th gradient of this (super-)learner.
 
-        At least so many are handed out to all learners by now.
+        At least so many minibatches have been handed out to all learners by now.
         """
 
     @property
     def preparation(self) -> Preparation:
-        """What can be done for a claim, of which this learner computes the first minibatch, before it is due."""
+        """Preparation of a claim before it is due. This learner computes the first minibatch of the claim."""
 
     def heard(self, loss: float) -> None:
-        """The next step is made of another learner's gradient, at this loss per sample."""
+        """Record that the next step uses another learner's gradient, with this loss per sample."""
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
-        """Compute the gradient of minibatch n; `before_backward` is told the number of samples first."""
+        """Compute the gradient of minibatch n; first call `before_backward` with the number of samples."""
 
     def nothing(self) -> Gradient:
-        """The gradient of no samples: zeros."""
+        """Return the gradient of no samples: zeros."""
 
     def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
-        """One step of the local optimizer with g, inside the model."""
+        """Take one step of the local optimizer with g, inside the model."""
 
     def progress(self) -> Progress:
-        """Where the run stands."""
+        """Return the progress of the run."""
 
     def progress_at(self, minibatches: int) -> Progress:
-        """Where the run stands after so many minibatches of all learners together."""
+        """Return the progress of the run after so many minibatches of all learners."""
 
     def restart(self) -> None:
-        """Let the local optimizer forget everything but its settings: momentum, second moments, step counts."""
+        """Reset the local optimizer (momentum, second moments, step counts) but not its settings."""
 
     def evaluate(self, w: Tensor) -> Mapping[str, float]:
-        """Held-out figures of the weights w (P,)."""
+        """Return held-out figures of the weights w (P,)."""
 
     async def boundary(self, me: Any) -> None:
-        """Called between gradients: evaluation and checkpoints. Lock-step: where nothing local is un-averaged."""
+        """Evaluate and save checkpoints between gradients; in lock-step, right after an average."""

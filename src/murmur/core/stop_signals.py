@@ -1,12 +1,13 @@
-"""Stop signals as one exception: SIGTERM, SIGINT and SIGUSR1 raise `Stopped` where the main thread stands.
+"""Stop signals as one exception: SIGTERM, SIGINT and SIGUSR1 raise `Stopped` in the main thread.
 
-The exception unwinds through the context managers of whatever is under way, so that processes are ended and unfinished
-files removed, as after any other error. Work that polls (the trainer, the launcher) takes the signals itself while it
-runs, see `murmur.worlds.process.launch.signals`.
+The exception unwinds through all active context managers, so that processes are ended and unfinished files removed, as
+after any other error. Code that polls (the trainer, the launcher) takes the signals itself while it runs, see
+`murmur.worlds.process.launch.signals`.
 
-Python runs a handler only between two bytecodes of the main thread. A thread therefore watches beside it, and ends the
-program where the exception does not: native code that does not return, an exception lost in a callback of a library,
-cleaning up that waits. Ending at once is safe, because files get their names when they are whole.
+Python runs a handler only between two bytecodes of the main thread. A second thread therefore watches, and ends the
+program where the exception does not: in native code that does not return, after a library's callback lost the
+exception, or during a cleanup that waits. Ending at once is safe, because files get their names only when they are
+complete.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-STOPPED_STATUS = 79  # of a program that ended because it was asked to, and can go on
-SAME_SECONDS = 2.0  # a signal that comes again within this time is taken for the same request
+STOPPED_STATUS = 79  # exit status of a program that ended on request, and can go on
+SAME_SECONDS = 2.0  # a signal repeated within this time counts as the same request
 REMIND_SECONDS = 0.5
-GRACE_SECONDS = 3.0  # between the signal and the end, whatever the program does
+GRACE_SECONDS = 3.0  # between the signal and the forced end
 
 
 class Stopped(BaseException):
-    """A signal asked this program to stop. No error: code that handles errors must let it pass."""
+    """A signal asked this program to stop. Not an error: code that handles errors must let it pass."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -43,16 +44,16 @@ class Stopped(BaseException):
 
 
 class Stoppable:
-    """Inside, a stop signal raises `Stopped` in the main thread, once; a second SIGTERM or SIGINT ends at once.
+    """Raises `Stopped` in the main thread on a stop signal, once; a second SIGTERM or SIGINT ends the program.
 
-    A signal that this process was started to ignore (SIGINT, in the background of a script) stays ignored; the others
-    are needed by launchers and are always taken.
+    A signal that this process was started to ignore (SIGINT, in the background of a script) stays ignored. The others
+    are needed by launchers and are always handled.
 
-    `Stopped` that comes out of the block ends the program with status 79. A process that was started to ignore SIGUSR1
-    is a learner of a launcher: the launcher asks again, and tells.
+    A `Stopped` that leaves the block ends the program with status 79. A process that was started to ignore SIGUSR1 is a
+    learner of a launcher: the launcher sends the request again, and reports it.
 
     Args:
-        tell: says that the program ends because of a signal, and how to go on; called once, by either thread.
+        tell: Reports that the program ends because of a signal, and how to go on; called once, by either thread.
     """
 
     def __init__(self, tell: Callable[[Stopped], None]) -> None:
@@ -82,10 +83,10 @@ class Stoppable:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Put back what was there; after a signal the thread goes on watching until the program has ended.
+        """Restore the earlier handlers. After a signal the thread goes on watching until the program has ended.
 
         Raises:
-            SystemExit: status 79, in place of `Stopped`.
+            SystemExit: Status 79, in place of `Stopped`.
         """
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self._since is not None else handler)
@@ -94,7 +95,7 @@ class Stoppable:
         if self._since is None:
             os.close(self._pipe)
         if isinstance(error, Stopped):
-            traceback.clear_frames(trace)  # iterators that have work under way end it when nothing holds them
+            traceback.clear_frames(trace)  # drops the last references to iterators, which then end their work
             self._say(error)
             raise SystemExit(STOPPED_STATUS) from None
 
@@ -111,7 +112,7 @@ class Stoppable:
             os.kill(os.getpid(), number)
 
     def _watch(self, pipe: int, main: threading.Thread) -> None:
-        """Wait for a signal that is this object's to take; remind the main thread of it, and end the program."""
+        """Wait for a signal handled by this object, remind the main thread of it, and end the program."""
         while True:
             byte = os.read(pipe, 1)
             if not byte:
@@ -131,18 +132,18 @@ class Stoppable:
 
     def _say(self, stopped: Stopped) -> None:
         tell, self._tell = self._tell, None
-        logging.disable()  # a library that was stopped in the middle of its import has much to say at the end
+        logging.disable()  # a library interrupted in its import logs many messages at exit
         if tell is not None:
             tell(stopped)
 
     def _drop(self, unraisable: Any) -> None:
-        """Pass over a `Stopped` that a callback or destructor could not raise: the main thread is reminded of it."""
+        """Ignore a `Stopped` that a callback or destructor could not raise: the main thread is reminded of it."""
         if not isinstance(unraisable.exc_value, Stopped):
             self._unraisable(unraisable)
 
 
 def _unwinding() -> bool:
-    """Whether the main thread is cleaning up after `Stopped`: called in a handler, it sees what its frames handle."""
+    """True if the main thread is cleaning up after `Stopped`. In a handler, the exception being handled is visible."""
     error = sys.exception()
     while error is not None and not isinstance(error, Stopped):
         error = error.__context__

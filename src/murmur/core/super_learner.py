@@ -1,13 +1,14 @@
-"""A super-learner: the members of a node compute one gradient together; one of them, the leader, runs a strategy.
+"""Super-learners: members compute one gradient together; one of them, the leader, runs a strategy.
 
-    G_s = sum_i n_i g_i(w_s) / sum_i n_i        over the members i of node s, added up behind the backward pass
+    G_s = sum_i n_i g_i(w_s) / sum_i n_i        over the members i of super-learner s, summed behind the backward pass
 
-Every member keeps a replica of the leader's weights and optimizer and takes the same steps with the same G_s. What
-averaging with other nodes *adds* to the leader's weights travels to the members beside the next gradient and lands on
-all replicas, the leader's too, one step late. What it *sets* (lock-step strategies), or a step that is not one with
-G_s, is sent before the next gradient begins. A letter of a few numbers opens every step: what to do, which minibatches.
+Every member keeps a replica of the leader's weights and optimizer and takes the same steps with the same G_s. Changes
+that averaging with other super-learners *adds* to the leader's weights are sent to the members beside the next gradient
+and land on all replicas, including the leader's, one step late. Weights that averaging *sets* (lock-step strategies),
+and those after a step with another gradient than G_s, are sent before the next gradient begins. A message of a few
+numbers opens every step: the kind of step and its minibatches.
 
-Zhang et al. 2019 (H-ADPSGD). The node is the unit of failure: a member that is lost takes its node with it.
+Zhang et al. 2019 (H-ADPSGD). The super-learner is the unit of failure: a lost member takes all of it down.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from murmur.core.learner import Draw, Gradient, Learner
 from murmur.core.membership import Preparation, StoppedGracefully
 from murmur.core.weights import Weights
 
-STEP, DELTA, AHEAD = "step", "delta", "ahead"  # tags of letters from the leader
-END, IN_TURN, CLAIMED = 0.0, 1.0, 2.0  # what a step is
+STEP, DELTA, AHEAD = "step", "delta", "ahead"  # tags of messages from the leader
+END, IN_TURN, CLAIMED = 0.0, 1.0, 2.0  # kinds of steps
 
 
 class Opening(NamedTuple):
-    """What a leader says to its members before a step.
+    """Message of a leader to its members before a step.
 
     Attributes:
-        kind: of the step.
-        steps: gradients that the leader has drawn so far, this one not counted.
-        start, stop: positions of the minibatches of its claim.
-        stepped: whether members repeat the leader's step with the latest gradient of the node.
-        restarted: whether the optimizer has forgotten everything since.
-        due: whether what averaging has added follows.
-        times: factor of the strategy on the learning rates.
-        saved: minibatches behind at the checkpoint that the leader has written since its latest step, or -1.
+        kind: Kind of the step.
+        steps: Gradients that the leader has drawn so far, without this one.
+        start, stop: Positions of the minibatches of its claim.
+        stepped: True if members repeat the leader's step with the latest gradient of the super-learner.
+        restarted: True if the optimizer has been reset since.
+        due: True if a message with the changes by averaging follows.
+        times: Factor of the strategy on the learning rates.
+        saved: Minibatches completed at the checkpoint that the leader has written since its latest step, or -1.
     """
 
     kind: float
@@ -55,14 +56,16 @@ class Opening(NamedTuple):
     saved: float
 
 
-SAID = len(Opening._fields)  # numbers; those after them say to which learners minibatches are dealt, and since when
+HEADER_NUMBERS = len(
+    Opening._fields
+)  # later numbers of the header hold a new assignment: turn, minibatches done, learners
 
 
 class LeaderWeights(Weights):
-    """The leader's live weights w_s: its replica, and what has been added but has not landed on the replicas yet.
+    """The leader's live weights w_s: its replica, plus additions that have not landed on the replicas yet.
 
     Attributes:
-        strayed: whether the replica has changed in a way that members cannot repeat by themselves.
+        strayed: True if the replica has changed in a way that members cannot repeat by themselves.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -91,7 +94,7 @@ class LeaderWeights(Weights):
             super().set_(w)
 
     def turn(self) -> Tensor | None:
-        """Between two gradients: what was due at the turn before lands; gives what is due now."""
+        """Between two gradients, apply the additions of the turn before; return those that the members get now."""
         with self._section():
             landing, self._landing, self._due = self._landing, self._due, None
             if landing is not None:
@@ -100,23 +103,23 @@ class LeaderWeights(Weights):
 
 
 class Leader(Learner):
-    """A node's leader as the strategy among nodes sees it: one learner, whose gradient is the node's."""
+    """A leader as the strategy among super-learners sees it: one learner, with the gradient of the super-learner."""
 
-    def __init__(self, me: Learner, node: Group, leaders: Group, first: Sequence[int]) -> None:
+    def __init__(self, me: Learner, super_learner: Group, leaders: Group, first: Sequence[int]) -> None:
         super().__init__(me.seat, LeaderWeights(me.weights.layout), me.source)
-        self.node, self.group, self.keepers = node, leaders, first
-        self.unit, self.outer = node.size, me.outer
+        self.super_learner, self.group, self.keepers = super_learner, leaders, first
+        self.unit, self.outer = super_learner.size, me.outer
         leaders.adds_beside = False  # one backward pass can feed one sum
         self._live: LeaderWeights = self.weights  # type: ignore[assignment]
-        self._of_this_node: Tensor | None = None
+        self._own_gradient: Tensor | None = None
         self._stepped = self._restarted = False
-        self._dealt: tuple[float, ...] = ()
+        self._assigned: tuple[float, ...] = ()
 
-    def deal(self, done: int, among: int) -> None:
-        """What comes after the first `done` minibatches goes to the members of the first `among` live nodes."""
-        to = [member for node in self.group.live[:among] for member in self.members(node)]
+    def assign(self, done: int, among: int) -> None:
+        """Assign all minibatches after the first `done` to the members of the first `among` live super-learners."""
+        to = [member for rank in self.group.live[:among] for member in self.members(rank)]
         self.source.assignment = self.source.assignment.anew(self.steps, done, to)
-        self._dealt = (self.steps, done, *to)
+        self._assigned = (self.steps, done, *to)
 
     def restart(self) -> None:
         super().restart()
@@ -124,13 +127,13 @@ class Leader(Learner):
 
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
         super().descend(g, staleness)
-        if g is self._of_this_node and not self._stepped:
+        if g is self._own_gradient and not self._stepped:
             self._stepped = True  # the members repeat it
         else:
             self._live.strayed = True
 
     def end(self) -> None:
-        """The members end with the leader's weights."""
+        """End the run of the members, with the leader's weights."""
         self._live.strayed = True
         self._open(END)
 
@@ -143,27 +146,27 @@ class Leader(Learner):
             times=self.source.times,
             saved=saved,
         )
-        header = (*opening, *self._dealt)
-        for member in range(1, self.node.size):
-            self.node.post(w, member, STEP, header)
+        header = (*opening, *self._assigned)
+        for member in range(1, self.super_learner.size):
+            self.super_learner.post(w, member, STEP, header)
             if due is not None:
-                self.node.post(due, member, DELTA)
+                self.super_learner.post(due, member, DELTA)
         self._stepped = self._restarted = self._live.strayed = False
-        self._dealt = ()
+        self._assigned = ()
 
     async def draw(self, before_backward: Callable[[float], None] | None) -> Gradient | None:  # noqa: ARG002
         self._open(IN_TURN, self.steps)
-        return await self._of_node(super().draw)
+        return await self._of_super_learner(super().draw)
 
     async def _of_claim(self, claim: range) -> Gradient:
         self.group.membership.expect(self.averager.pace_seconds, self._preparation())
         self._open(CLAIMED, self.steps - 1, claim)
-        gradient = await self._of_node(partial(self.compute, self.source.assignment.at(claim.start)))
+        gradient = await self._of_super_learner(partial(self.compute, self.source.assignment.at(claim.start)))
         assert gradient is not None  # the leader's own minibatch is the first of the claim
         return gradient
 
     def _preparation(self) -> Preparation:
-        """Of a claim that is held ahead the members prepare their shares too."""
+        """Preparation by all members for a claim held ahead."""
         mine = self.source.preparation
         if not self.seat.works_beside:
             return mine
@@ -171,48 +174,48 @@ class Leader(Learner):
         def begin(claim: range) -> None:
             mine.begin(claim)
             for member in range(1, len(claim)):
-                self.node.post(torch.empty(0), member, AHEAD, (claim[member],))
+                self.super_learner.post(torch.empty(0), member, AHEAD, (claim[member],))
 
         return Preparation(mine.seconds, begin)
 
-    async def _of_node(self, draw: Draw) -> Gradient | None:
+    async def _of_super_learner(self, draw: Draw) -> Gradient | None:
         before = self.fresh_samples
-        gradient = await draw(None) if self.node.size == 1 else await self.averaged(self.node, draw)
+        gradient = await draw(None) if self.super_learner.size == 1 else await self.averaged(self.super_learner, draw)
         if gradient is None or gradient.samples == 0:
             return None
         self.fresh_samples = before + gradient.samples
-        self._present, self._of_this_node = gradient.present, gradient.g
+        self._present, self._own_gradient = gradient.present, gradient.g
         return gradient
 
 
-async def follow(me: Learner, node: Group) -> None:
-    """Be a member of a node: compute what the leader's letters say, and keep a replica of its weights.
+async def follow(me: Learner, super_learner: Group) -> None:
+    """Run a member: compute gradients as the leader's messages say, and keep a replica of its weights.
 
     Raises:
-        Halted: the leader has stopped, as it was asked to.
+        StoppedGracefully: The leader has stopped on request.
     """
-    preparing = me.spawn(_prepare(me, node), "shares ahead") if me.seat.works_beside else None
+    preparing = me.spawn(_prepare(me, super_learner), "shares ahead") if me.seat.works_beside else None
     try:
-        await _follow(me, node)
+        await _follow(me, super_learner)
     finally:
         if preparing is not None:
-            node.post(torch.empty(0), node.rank, AHEAD)
+            super_learner.post(torch.empty(0), super_learner.rank, AHEAD)
     if preparing is not None:
         await preparing
 
 
-async def _follow(me: Learner, node: Group) -> None:
+async def _follow(me: Learner, super_learner: Group) -> None:
     mean: Gradient | None = None
     due = False
     while True:
-        w, _, header = await node.recv(0, STEP)
-        opening, dealt = Opening(*header[:SAID]), [int(number) for number in header[SAID:]]
+        w, _, header = await super_learner.recv(0, STEP)
+        opening, assigned = Opening(*header[:HEADER_NUMBERS]), [int(number) for number in header[HEADER_NUMBERS:]]
         if opening.stepped and mean is not None:
             me.repeat(mean)
         if opening.restarted:
             me.restart()
         if due:
-            me.weights.add_((await node.recv(0, DELTA)).x)
+            me.weights.add_((await super_learner.recv(0, DELTA)).x)
         if len(w):
             me.weights.set_(w)
         if opening.saved >= 0 and opening.kind != CLAIMED:
@@ -224,23 +227,25 @@ async def _follow(me: Learner, node: Group) -> None:
                 raise StoppedGracefully(int(opening.saved))
             return
         due, me.source.times, me.steps = opening.due > 0, opening.times, int(opening.steps)
-        if dealt:
-            me.source.assignment = me.source.assignment.anew(dealt[0], dealt[1], dealt[2:])
+        if assigned:
+            me.source.assignment = me.source.assignment.anew(assigned[0], assigned[1], assigned[2:])
         claim = range(int(opening.start), int(opening.stop))
-        mean = await me.averaged(node, me.draw if opening.kind == IN_TURN else partial(_share, me, claim, node.rank))
+        mean = await me.averaged(
+            super_learner, me.draw if opening.kind == IN_TURN else partial(_share, me, claim, super_learner.rank)
+        )
 
 
 async def _share(
     me: Learner, claim: range, rank: int, before_backward: Callable[[float], None] | None
 ) -> Gradient | None:
-    """The minibatch of a member of this rank, if the claim has so many."""
+    """Compute the minibatch at this member's rank of the claim, if there is one."""
     me.steps += 1
     me.source.claimed(claim, me.steps)
     return await me.compute(me.source.assignment.at(claim[rank]), before_backward) if rank < len(claim) else None
 
 
-async def _prepare(me: Learner, node: Group) -> None:
-    """Prepare this member's shares of claims that the leader holds ahead, until it writes to itself that it is over."""
-    while (message := await node.poll(AHEAD, math.inf)) is not None and message.header:
+async def _prepare(me: Learner, super_learner: Group) -> None:
+    """Prepare this member's minibatches of claims that the leader holds ahead, until it posts the end to itself."""
+    while (message := await super_learner.poll(AHEAD, math.inf)) is not None and message.header:
         n = int(message.header[0])
         me.source.preparation.begin(range(n, n + 1))

@@ -1,6 +1,6 @@
-"""Spans of time, the same in every world: what a learner did between two moments, in virtual or in wall seconds.
+"""Spans of a learner's time, in virtual or wall seconds, the same in every world.
 
-A trace keeps running totals a kind (for the records) and hands its spans on to a sink as Chrome trace events.
+A trace keeps running totals for each kind (for the records) and passes its spans to a sink as Chrome trace events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Span:
     activity: str = "training"
 
     def chrome(self) -> dict[str, Any]:
-        """The span as a complete event ("X") of the Chrome trace format; microseconds, one process a learner."""
+        """Return the span as a complete Chrome trace event ("X"), in microseconds, with one process per learner."""
         return {
             "ph": "X",
             "name": self.what or self.kind,
@@ -53,7 +53,7 @@ class Trace:
         self._lock = Lock()
 
     def add(self, kind: str, start_seconds: float, end_seconds: float, what: str = "") -> None:
-        """Note that the learner spent [start, end] on `kind`."""
+        """Record that the learner spent [start, end] on `kind`."""
         with self._lock:
             self._totals[kind] += end_seconds - start_seconds
         if self.sink is not None and end_seconds > start_seconds:
@@ -61,7 +61,7 @@ class Trace:
 
     @contextmanager
     def span(self, kind: str, what: str = "") -> Iterator[None]:
-        """Note the time that passes inside the block; never use it around an await of another learner's work."""
+        """Record the time that passes inside the block; do not use it around an await of another learner's work."""
         start = self.now()
         try:
             yield
@@ -69,6 +69,6 @@ class Trace:
             self.add(kind, start, self.now(), what)
 
     def totals(self) -> dict[str, float]:
-        """Seconds spent so far a kind."""
+        """Return the seconds spent so far, by kind."""
         with self._lock:
             return dict(self._totals)

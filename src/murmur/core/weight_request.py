@@ -1,4 +1,4 @@
-"""Weights of other learners, asked for by letter."""
+"""Requests for the weights of other learners."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 from murmur.core.group import Group, Message
 
-ASK = 1.0  # first number of a letter that asks; its second one stands first in the answer
+ASK = 1.0  # kind of a request, first in its header; the number after it comes first in the header of the answer
 GOSSIP, SNAPSHOT = "gossip", "snapshot"  # tags of requests and of answers
-ANSWER_SECONDS = 5.0  # who has not answered by then is asked again, and after twice as long once more
+ANSWER_SECONDS = 5.0  # until a request is repeated; each further wait is twice as long
 
 
 class WeightRequest:
-    """A learner's requests, one after the other; who is silent is asked again: letters to a lost learner are dropped.
+    """Successive requests of one learner. Unanswered ones are repeated, for messages to a lost learner are dropped.
 
     Attributes:
-        number: of the latest one.
+        number: Number of the latest request.
     """
 
     def __init__(self, group: Group, now: Callable[[], float]) -> None:
@@ -31,7 +31,7 @@ class WeightRequest:
         self.remind(whom)
 
     def remind(self, silent: Sequence[int]) -> None:
-        """Ask these again if it is time for that."""
+        """Repeat the request to these ranks if it is due."""
         if self._now() < self._again_at:
             return
         self._patience = 2 * self._patience or ANSWER_SECONDS
@@ -41,5 +41,5 @@ class WeightRequest:
                 self._group.post(torch.empty(0), rank, GOSSIP, (ASK, self.number))
 
     async def poll(self, seconds: float) -> Message | None:
-        """An answer, to an earlier request perhaps; None if none has come after so many seconds."""
+        """Return an answer, perhaps to an earlier request; None if none arrives within `seconds`."""
         return await self._group.plain.poll(SNAPSHOT, seconds)

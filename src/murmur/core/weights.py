@@ -1,8 +1,8 @@
 """The live weights w_i of one learner. Each method is one critical section; no lock is held across an await.
 
-A gradient must be taken at *one* point phi, whatever averaging does meanwhile. So while a gradient is being computed
-the model keeps the weights it began with, and changes go to a copy beside it (copy on write); `step` and the next
-gradient begin by taking that copy over. Without a second activity nothing is ever copied.
+A gradient must be taken at *one* point phi, whatever averaging does meanwhile. While a gradient is being computed, the
+model therefore keeps the weights it began with, and changes go to a copy beside it (copy on write). `step` and the next
+gradient begin by moving that copy into the model. Without a second activity nothing is ever copied.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Weights:
     """The trainable tensors of a model as one vector (P,) that several activities of a learner may change.
 
     On a GPU a Python lock orders the launches of kernels, not the kernels; every method therefore waits for the event
-    that the one before it recorded on its own stream.
+    that the previous one recorded on its own stream.
 
     Attributes:
-        layout: how the vector maps to the model's tensors.
-        version: number of changes so far; the staleness of a gradient is counted in these.
+        layout: Map between the vector and the model's tensors.
+        version: Number of changes so far; the staleness of a gradient is counted in these.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -62,12 +62,12 @@ class Weights:
         return self._ahead
 
     def snapshot(self) -> Tensor:
-        """A copy of w_i, shape (P,)."""
+        """Return a copy of w_i, shape (P,)."""
         with self._section():
             return self.layout.gather() if self._ahead is None else self._ahead.clone()
 
     def set_(self, w: Tensor) -> None:
-        """w_i <- w. For synchronous results only: it forgets what landed since the snapshot was taken."""
+        """w_i <- w. For synchronous results only: changes since the snapshot was taken are lost."""
         if w.shape != (self.layout.numel,):
             raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(w.shape)}")
         with self._section():
@@ -79,7 +79,7 @@ class Weights:
                 self.layout.scatter(w)
 
     def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
-        """w_i <- w_i + alpha delta. Gradients that landed in the meantime survive."""
+        """w_i <- w_i + alpha delta. Steps that landed in the meantime are kept."""
         if delta.shape != (self.layout.numel,):
             raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(delta.shape)}")
         with self._section():
@@ -89,7 +89,7 @@ class Weights:
 
     @contextmanager
     def held(self) -> Iterator[int]:
-        """The model keeps its weights inside the block, whatever other activities do; gives the version it holds."""
+        """Keep the model's weights unchanged inside the block, whatever other activities do; yield their version."""
         with self._section():
             self._settle()
             self._held += 1
@@ -101,10 +101,14 @@ class Weights:
                 self._held -= 1
 
     def step(self, change: Callable[[], None]) -> None:
-        """Let `change` (an optimizer) move the live weights inside the model."""
+        """Let `change` (an optimizer) update the live weights inside the model.
+
+        Raises:
+            RuntimeError: A gradient is being computed.
+        """
         with self._section():
             if self._held:
-                raise RuntimeError("a step while a gradient is being computed: descend only after the gradient came")
+                raise RuntimeError("a step while a gradient is being computed: call descend after the gradient")
             self._settle()
             change()
             self.version += 1

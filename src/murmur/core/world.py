@@ -1,4 +1,4 @@
-"""What can run a strategy: a world seats learners, lets time pass for them, and runs what they do beside training."""
+"""Worlds run strategies: they give learners their seats, let time pass, and run activities beside training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Seat(ABC):
     """A learner's place in a world.
 
     Attributes:
-        group: all learners of the world.
-        trace: where this learner's seconds go.
-        device: where its model lives, "cpu" or "cuda:0".
-        waits: whether it waits, at its end, for all others (a member of a node ends with its leader's word).
-        late: whether the others have begun without it (it was started again, or added).
+        group: All learners of the world.
+        trace: Trace of this learner's time.
+        device: Device of its model, "cpu" or "cuda:0".
+        waits: True if it waits for all others at its end (a member of a super-learner ends with its leader).
+        late: True if the others have begun without it (it was started again, or added).
     """
 
     group: Group
@@ -41,68 +41,68 @@ class Seat(ABC):
     async def ready(  # noqa: B027 - most seats have nothing to wait for
         self, weights: Weights, group: Group, before_backward: Callable[[float], None] | None = None
     ) -> None:
-        """Wait until it is known whether this learner, which holds `weights` in `group`, has another minibatch.
+        """Wait until it is known if this learner, which holds `weights` in `group`, has another minibatch.
 
-        Only where somebody else's loop hands the gradients in is there anything to wait for. That loop may tell
-        `before_backward` the number of samples by itself, before the backward pass that they are the gradient of.
+        There is nothing to wait for, except in a user loop, which supplies the gradients. That loop may call
+        `before_backward` with the number of samples itself, before the backward pass of their gradient.
         """
 
     def begin(self) -> None:  # noqa: B027 - only a launcher that starts learners again has to know
-        """This learner holds the model and computes its first gradient: the launch has come through its start."""
+        """Report that this learner holds the model and computes its first gradient: its start has succeeded."""
 
     @abstractmethod
     async def work(self, job: Callable[[], T]) -> T:
-        """Run one gradient's computation and let its time pass. Failures of spawned activities surface here."""
+        """Run the computation of one gradient and let its time pass. Failures of spawned activities are raised here."""
 
     @abstractmethod
     async def sleep(self, seconds: float) -> None:
-        """Let so many seconds pass."""
+        """Let `seconds` pass."""
 
     @abstractmethod
     def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
-        """Start an activity of this learner beside the present one; await the answer for its value."""
+        """Start an activity of this learner beside the present one; await the result for its value."""
 
     def exclusive(self) -> AbstractContextManager[object]:
-        """Inside, torch's random generator, which belongs to the process, is this learner's alone. No await inside."""
+        """Reserve torch's random generator, shared by the process, for this learner. Do not await inside the block."""
         return nullcontext()
 
-    def host_of(self, learner: int) -> str:  # noqa: ARG002 - where all run in one place
-        """The host on which a learner of the world runs; empty: here."""
+    def host_of(self, learner: int) -> str:  # noqa: ARG002 - all run on one host
+        """Return the host of a learner of the world; empty for this host."""
         return ""
 
     def sending(self) -> tuple[float, float]:
-        """Seconds a byte takes on the fastest connection, and all sent since the last call; nan: not known."""
+        """Return seconds per byte on the fastest connection and bytes sent since the last call; nan if unknown."""
         return math.nan, math.nan
 
     @property
     def works_beside(self) -> bool:
-        """Whether seconds pass here as outside, so that a thread beside training saves some."""
+        """True if time passes here in wall seconds, so that a thread beside training can save some."""
         return False
 
     @property
     def overlaps(self) -> bool:
-        """Whether sums started by `Group.start_sum` move while this learner computes."""
+        """True if sums started by `Group.start_sum` progress while this learner computes."""
         return False
 
 
 class World(Protocol):
-    """A set of learners, of which this process may hold all (virtual, threads) or one (torch)."""
+    """A set of learners, of which this process holds all (virtual, threads) or one (processes, MPI)."""
 
     @property
     def size(self) -> int:
         """Number of learners in the whole world."""
 
     def run(self, program: Program[T]) -> list[T]:
-        """Run the program at every seat of this process; the values in order of rank.
+        """Run the program at every seat of this process; return the values in order of rank.
 
         Raises:
-            PeerLost: a learner that others wait for is gone.
-            Exception: whatever the program raised, once every local learner has ended.
+            PeerLost: A learner that others wait for is gone.
+            Exception: Any exception of the program, once every local learner has ended.
         """
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end where every await blocks instead of suspending (the worlds with real seconds)."""
+    """Run a coroutine to its end in a world with wall seconds, where every await blocks instead of suspending."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

@@ -75,7 +75,7 @@ class ParameterAveraging:
             await me.between_rounds()
             done = me.reached.minibatches
             me.source.times = J = self.jobs(me.reached.fraction, len(me.group.live))
-            me.deal(done, J)
+            me.assign(done, J)
             loss = await self.iteration(me, n)
             table = await self.reports(me, loss)
             weights = shares(*table, self.outlier_margin, first=done == 0)

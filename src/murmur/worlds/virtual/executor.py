@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from murmur.core.pending_gradient import PendingGradient, Together
+from murmur.core.pending_gradient import ComputeBatch, PendingGradient
 from murmur.core.source import Gradient
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class ImmediateExecutor:
 class BatchedExecutor:
     """Gradients wait until one of them is needed; then all that have begun are computed by one call of `together`."""
 
-    def __init__(self, together: Together) -> None:
+    def __init__(self, together: ComputeBatch) -> None:
         self._together = together
         self._waiting: list[PendingGradient] = []
         self._done: dict[PendingGradient, Gradient] = {}

@@ -10,7 +10,7 @@ import torch
 
 from murmur.core.group import PeerLost
 from murmur.core.membership import MembershipTable
-from murmur.core.pending_gradient import Together
+from murmur.core.pending_gradient import ComputeBatch
 from murmur.core.trace import COMPUTE, Span, Trace
 from murmur.core.world import Program, Seat
 from murmur.worlds.virtual.clock import Clock, ClockTask, Deadlock
@@ -89,7 +89,7 @@ class VirtualWorld:
         self,
         cluster: Cluster | int,
         sink: Callable[[Span], None] | None = None,
-        together: Together | None = None,
+        together: ComputeBatch | None = None,
     ) -> None:
         self.cluster = Cluster(learners=cluster) if isinstance(cluster, int) else cluster
         self.sink, self.together = sink, together
