@@ -1,6 +1,6 @@
-"""What the site holds beside the pages of docs/: README, results, the command line, the API, decisions.
+"""Generated pages of the site: README, results, the command line, the API, decisions.
 
-Nothing of it is written by hand a second time: the command line comes from the typer app, the API from docstrings.
+The page of the command line comes from the typer app, the pages of the API from docstrings.
 """
 
 from __future__ import annotations
@@ -25,24 +25,22 @@ BORROWED = {"index.md": "README.md", "results.md": "RESULTS.md", "changelog.md":
     "contributing.md": "CONTRIBUTING.md",
     "log.md": "LOG.md",
 }
-PACKAGES = {  # page -> its title, and the modules in it
-    "joined": ("Your own loop", ("joined",)),
+PACKAGES = {  # page -> its title, and its packages
+    "user_loop": ("Your own loop", ("user_loop",)),
     "strategies": ("Strategies", ("strategies",)),
-    "vocabulary": (
-        "Vocabulary",
-        ("learner", "group", "weights", "mixing", "flat", "world", "source", "trace", "conformance"),
-    ),
+    "core": ("Core", ("core", "elastic", "testing")),
     "worlds": ("Worlds", ("worlds",)),
-    "engine": ("Training engine", ("engine", "settings", "training", "trained")),
-    "simulated": ("Simulation and planning", ("simulated", "plan", "theory")),
+    "engine": ("Training engine", ("engine", "run")),
+    "simulation": ("Simulation and planning", ("simulation",)),
     "speech": ("Speech", ("speech",)),
-    "recipes": ("Recipes", ("recipes",)),
+    "tasks": ("Tasks and recipes", ("tasks", "recipes")),
+    "recognition": ("Recognition", ("recognition",)),
     "report": ("Reports", ("report",)),
 }
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put every page into the navigation: those that mkdocs.yml does not name under More."""
+    """Put every page into the navigation; pages that mkdocs.yml does not name go under More."""
     named = set(_pages(config.nav))
     docs = Path(config.docs_dir)
     more = [p.name for p in sorted(docs.glob("*.md")) if p.name not in named]
@@ -55,7 +53,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages, and the pictures of results."""
+    """Add the generated pages and the pictures of results."""
     for name, source in BORROWED.items():
         files.append(File.generated(config, name, content=_moved((ROOT / source).read_text(encoding="utf-8"))))
     files.append(File.generated(config, "cli.md", content=command_line()))
@@ -67,12 +65,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to pictures of results, which lie beside docs/ in the repository and in it on the site."""
+    """Adapt links to pictures of results: they lie beside docs/ in the repository, and inside it on the site."""
     return markdown.replace("](../results/", "](results/") if "/" not in page.file.src_uri else markdown
 
 
 def command_line() -> str:
-    """The page of all commands."""
+    """Return the page of all commands."""
     root = typer.main.get_command(app)
     context = Context(root, info_name="murmur")
     lines = ["# Command line", "", _help(root), ""]
@@ -107,13 +105,13 @@ def _cell(text: str) -> str:
 
 
 def _help(command: Any) -> str:
-    """The text of a command's help, its examples as code."""
+    """Return the help text of a command, with its examples as code."""
     text = re.sub(r"(?m)^ +", "", (command.help or "").strip())
     return re.sub(r"Example: (.+(?:\n.+)*)", lambda m: f"```sh\n{m[1]}\n```", text)
 
 
 def reference(title: str, parts: tuple[str, ...]) -> str:
-    """A page of the API: the docstrings of the modules of some packages."""
+    """Return a page of the API: the docstrings of the modules of some packages."""
     lines = [f"# {title}", ""]
     for part in parts:
         lines += [f"::: {module}" for module in _modules(part)]
@@ -139,5 +137,5 @@ def _title(path: Path) -> str:
 
 
 def _moved(markdown: str) -> str:
-    """README's links to docs/, as they are from inside of it."""
+    """Adapt the links of README.md to docs/ and results/."""
     return markdown.replace("](docs/", "](").replace("](results/", "](results/")

@@ -147,7 +147,7 @@ def contents(folder: Path) -> dict[str, str]:
         (["yesn"], "'yesn' is not a folder, a manifest, a .py file or a recipe; did you mean 'yesno'?"),
         (["SET"], "is a set, not a data directory: name one of"),
         (["EMPTY"], "has no file 'text'"),
-        (["cuts.jsonl"], "cuts.jsonl does not exist"),
+        (["cuts.jsonl"], "'cuts.jsonl' is not a folder, a manifest"),
         (["DATA", "--kind", "stored"], "brings no features (feats.scp): choose --kind log-mel or mfcc"),
         (["DATA", "--set", "task.x=1"], "--set is for experiments"),
         (["toy", "--kind", "mfcc"], "--allow-commands are for data"),

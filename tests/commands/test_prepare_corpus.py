@@ -263,7 +263,7 @@ def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["mini-librispeech"], "--from FOLDER takes an unpacked copy, --download FOLDER fetches one"),
-        (["mini-librispech", "--from", "X"], "no corpus that murmur knows; did you mean 'mini-librispeech'?"),
+        (["mini-librispech", "--from", "X"], "there is no corpus 'mini-librispech'; did you mean 'mini-librispeech'?"),
         (["yesno", "--from", "X", "--download", "X"], "(not both)"),
         (["yesno", "--from", "X", "--mirror", "http://localhost"], "--mirror is for --download"),
         (["yesno", "--from", "X", "--part", "half"], "yesno has no part 'half'; its parts: waves_yesno"),

@@ -1,4 +1,4 @@
-"""What README shows is what the code is, and its commands run."""
+"""README.md shows the code of the source, and its commands run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_included_code_is_the_source() -> None:
 
 
 def run(command: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """A command of the README, in a folder of its own."""
+    """Run a command of the README in a folder of its own."""
     words = shlex.split(command, comments=True)
     start = (
         [sys.executable, "-m", "murmur"] if words[0] == "murmur" else [sys.executable, "-m", "torch.distributed.run"]
@@ -54,7 +54,7 @@ def test_toy_commands_run(command: str, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in COMMANDS if " ctc " in c])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if " ctc " in c and "--dry-run" not in c])
 def test_speech_commands_run(command: str, tmp_path: Path) -> None:
     if find_spec("lhotse") is None:
         pytest.skip("the extra speech is not installed")
@@ -62,6 +62,17 @@ def test_speech_commands_run(command: str, tmp_path: Path) -> None:
     done = run(command, tmp_path, *small, "--set", "budget.minibatches=4")
     assert done.returncode == 0, done.stderr
     assert "%WER" in done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "--no-prepare" in c])
+def test_dry_runs_prepare_nothing(command: str, tmp_path: Path) -> None:
+    if find_spec("lhotse") is None:
+        pytest.skip("the extra speech is not installed")
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "not prepared" in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.processes
@@ -90,7 +101,7 @@ def test_comparisons_are_planned(command: str, tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [c for c in COMMANDS if " runs/demo/" in c])
 def test_commands_on_the_demo_ask_for_its_run(command: str, tmp_path: Path) -> None:
-    """Nobody trains the demo here; the words are understood, and what is missing is named."""
+    """The demo is not trained here: the options are understood, and the missing run is named."""
     done = run(command, tmp_path)
     assert done.returncode == 1, done.stderr
     assert "runs/demo/one-learner" in done.stderr
@@ -112,7 +123,7 @@ def test_every_line_is_of_a_kind_that_is_tested() -> None:
         " runs/demo/",
         "make ",
         "pip install ",
-    )  # pip's: .ci/run installs by the same lines
+    )  # .ci/run installs by the same pip lines
     for line in LINES:
         assert any(kind in f"{line} " for kind in kinds), f"no test runs {line!r}"
     makefile = (ROOT / "Makefile").read_text()

@@ -1,0 +1,143 @@
+"""Writes the tables of strategies in README.md and docs/strategies.md, and the code of ADPSGD in README.md.
+
+    PYTHONPATH=src python tests/project/strategies_page.py
+
+Equations and remarks come from the tables below, everything else from the class attributes of the strategies in
+`murmur.strategies.ALL`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from generated_block import ROOT, rewrite, table
+
+import murmur
+from murmur.core.facts import Facts, FactsOfInner, vectors_of
+from murmur.strategies import ADPSGD, ALL
+
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "strategies.md"
+SOURCE = Path(murmur.__file__).parent
+LEARNERS, SAMPLES = 16, 256
+MOST_FIELDS = 4  # of a signature in README.md
+
+EQUATIONS = {
+    "SyncSGD": "w ← w − α Σ n_i g_i(w) / Σ n_i, the sum hidden behind the backward pass",
+    "KAVG": "K times w_i ← w_i − α g_i(w_i); then w_i ← Σ_j n_j w_j / Σ_j n_j",
+    "BMUF": "Δ ← η Δ + ζ (w̄ − w_g); w ← w + Δ",
+    "AdaptiveKAVG": "K-step averaging whose K, minibatch and rate follow rules such as AdaComm",
+    "ParameterAveraging": "Kaldi's: J(t) learners at J times the rate; outliers left out; models combined at the end",
+    "DelayByOne": "w_{k+1} = (W_k T_k)_l − α g(w_k), the average hidden behind the gradient",
+    "ADPSGD": "W ← W T_k − α g(Φ); T_k is `ring`, `randomized_ring`, `pairwise`, `exponential` or `random_pairs`",
+    "ASGD": "server: w ← w − α d(age) g, in order of arrival",
+    "SuperLearners": "the mean gradient of a node in place of g; with ADPSGD this is H-ADPSGD",
+    "Compressed": "any strategy with its vectors in bfloat16, float16 or int8, with error feedback",
+    "OwnShares": "an asynchronous strategy with minibatches assigned beforehand instead of claimed",
+}
+REMARKS = {  # strategy -> what the loss of a learner means for it, beside its facts
+    "ASGD": "the run ends without the server",
+    "OwnShares": "as its inner strategy; the lost learner's minibatches wait until it is restarted",
+    "SuperLearners": "the node is lost with its learner; the run ends if the strategy among nodes is lock-step",
+}
+MEANINGS = {  # fact -> its meaning
+    "lock_step": "all learners go through the same rounds together",
+    "tolerates_loss": "training goes on without a lost learner",
+    "accepts_new_learners": "learners can be added to a running experiment",
+    "bitwise_alone": "one learner is the plain training loop, to the bit",
+    "ends_equal": "all learners end with the same weights, to the bit",
+    "staleness": "largest staleness of a gradient; `None`: no bound",
+    "follows_losses": "exchanges depend on losses or progress",
+    "sets_weights_every": "gradients between exchanges that set all weights; `None`: exchanges only add to them",
+    "assigns_minibatches": "it chooses the minibatches of each learner; a loop with its own loader cannot run it",
+    "least_learners": "smallest sensible number of learners",
+}
+METHODS = (
+    ("`vectors_sent(learners, samples)`", "vectors sent for a gradient", "none"),
+    ("`planned(planner)`", "closed form for `murmur plan`, chosen from the planner's methods", "none"),
+)
+
+
+def signature(made: Callable[..., Any]) -> str:
+    """Return a strategy with the names of its first fields."""
+    names = [f.name for f in fields(made)] if is_dataclass(made) else []
+    shown = [*names[:MOST_FIELDS], *(["…"] if len(names) > MOST_FIELDS else [])]
+    return f"{made.__name__}({', '.join(shown)})"
+
+
+def file_of(made: Callable[..., Any]) -> str:
+    """Return the file of a strategy, relative to the package."""
+    return str(Path(inspect.getfile(made)).relative_to(SOURCE))
+
+
+def overview() -> str:
+    """Return the table of README.md."""
+    rows = [(f"`{signature(made)}`", EQUATIONS[name], f"`{file_of(made)}`") for name, made in ALL.items()]
+    return table(("strategy", "equation", "file"), *rows)
+
+
+def fact(made: Callable[..., Any], name: str) -> str:
+    """Return a fact of a strategy as text; "inner" if it is that of the strategy inside."""
+    if isinstance(made, type) and issubclass(made, FactsOfInner) and isinstance(getattr(made, name, None), property):
+        return "inner"
+    value = getattr(Facts.of(made()), name)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "no bound" if value is None else str(value)
+
+
+def facts() -> str:
+    """Return the table of facts, one row per strategy."""
+    heads = ("strategy", "lock-step", "one learner is bitwise the plain loop", "largest staleness", "vectors sent")
+    rows = [
+        (
+            f"`{name}`",
+            *(fact(made, attribute) for attribute in ("lock_step", "bitwise_alone", "staleness")),
+            f"{vectors_of(made(), LEARNERS, SAMPLES):.3g}",
+        )
+        for name, made in ALL.items()
+    ]
+    note = (
+        f"Values of default fields. *Vectors sent*: per gradient of a learner, {LEARNERS} learners, minibatches of"
+        f" {SAMPLES} samples. *inner*: the fact of the strategy inside."
+    )
+    return f"{table(heads, *rows)}\n\n{note}"
+
+
+def losses() -> str:
+    """Return the table about lost and new learners."""
+    rows = []
+    for name, made in ALL.items():
+        effect = {
+            "yes": "the others go on; a restarted learner rejoins",
+            "no": "the run ends with the name of the lost learner, and restarts from a checkpoint",
+            "inner": "",
+        }[fact(made, "tolerates_loss")]
+        remark = REMARKS.get(name, "")
+        effect = "; ".join(part for part in (effect, remark) if part)
+        rows.append((f"`{name}`", effect, fact(made, "accepts_new_learners")))
+    return table(("strategy", "effect of a lost learner", "accepts new learners (`murmur add`)"), *rows)
+
+
+def attributes() -> str:
+    """Return the table of the facts that a strategy can declare."""
+    rows = [(f"`{f.name}`", MEANINGS[f.name], f"`{f.default}`") for f in fields(Facts)]
+    return table(("attribute", "meaning", "default"), *rows, *METHODS)
+
+
+def adpsgd() -> str:
+    """Return the code of ADPSGD for README.md."""
+    methods = "\n".join(inspect.getsource(method) for method in (ADPSGD.__call__, ADPSGD.average))
+    return f"<!-- from src/murmur/{file_of(ADPSGD)} -->\n```python\n{methods}```"
+
+
+PAGES = {
+    README: {"strategies": overview(), "adpsgd": adpsgd()},
+    PAGE: {"facts": facts(), "losses": losses(), "attributes": attributes()},
+}
+
+if __name__ == "__main__":
+    rewrite(PAGES)

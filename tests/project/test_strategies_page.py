@@ -1,0 +1,27 @@
+"""The tables of strategies in README.md and docs/strategies.md are up to date and complete."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+from generated_block import outdated
+from strategies_page import EQUATIONS, MEANINGS, PAGE, PAGES, REMARKS
+
+from murmur.core.facts import Facts
+from murmur.strategies import ALL
+
+
+def test_the_tables_are_up_to_date() -> None:
+    assert outdated(PAGES) == [], "run: PYTHONPATH=src python tests/project/strategies_page.py"
+
+
+def test_every_strategy_and_every_fact_has_its_text() -> None:
+    assert set(EQUATIONS) == set(ALL)
+    assert set(REMARKS) <= set(ALL)
+    assert set(MEANINGS) == {f.name for f in fields(Facts)}
+
+
+def test_every_strategy_has_a_section() -> None:
+    sections = set(re.findall(r"^## (\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(ALL) <= sections
