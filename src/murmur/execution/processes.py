@@ -1,4 +1,4 @@
-"""Work on data by several processes: started where it is worth it, ended with their parent, with a progress bar."""
+"""Data work in several processes: started when worth it, ended with their parent, with a progress bar."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rich.progress import track
 
 from murmur.execution.workers import Worker, end_workers, start_worker, wait_for_reason
 
-START_SECONDS = 5.0  # until started processes work: each imports PyTorch
+START_SECONDS = 5.0  # startup of a process, which imports PyTorch
 Done = TypeVar("Done")
 
 
 def in_processes(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator[Done]:
-    """Results of jobs, which must pickle, in any order; up to `processes` processes run them, one runs them here.
+    """Yield the results of picklable jobs, in any order; up to `processes` processes run them; one runs them here.
 
-    The first jobs are done here: processes are started once what remains would take longer than starting them.
+    The first jobs run in this process. Others are started once the rest would take longer than starting them.
 
     Raises:
-        Exception: the exception of a job; jobs that had not begun are then left undone.
+        Exception: a job raised it; jobs that had not begun are not run.
         RuntimeError: a process died.
     """
     began = time.monotonic()
@@ -39,10 +39,10 @@ def in_processes(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator
 
 
 def run_in_workers(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator[tuple[int, Done]]:
-    """The place of each job in `jobs` and what it returns, as they are done, by up to so many processes.
+    """Run picklable jobs in up to `processes` processes; yield (place of the job in `jobs`, its result) as they finish.
 
     Raises:
-        Exception: what a job raised, with its traceback as a note; jobs under way are then ended.
+        Exception: a job raised it, its traceback is added as a note; jobs under way are ended.
         RuntimeError: a process died.
     """
     left = iter(enumerate(jobs))
@@ -71,8 +71,8 @@ def _receive(connection: Connection) -> Any:
     except (EOFError, ConnectionResetError):
         wait_for_reason()
         raise RuntimeError(
-            "a working process died: out of memory, or a script that starts work outside of `if __name__ == "
-            '"__main__"`? What is whole is kept; run it again, with fewer processes where memory was short'
+            "a worker process died: out of memory, or a script that starts work outside of `if __name__ == "
+            '"__main__"`? Finished work is saved; run it again, with fewer processes if memory was short'
         ) from None
     if error is not None:
         raise error
@@ -80,7 +80,7 @@ def _receive(connection: Connection) -> Any:
 
 
 def _answer(connection: Connection) -> None:
-    """Body of a process: do jobs until the other end closes."""
+    """Main function of a process: do jobs until the other end closes."""
     torch.set_num_threads(1)
     while True:
         try:
@@ -89,13 +89,13 @@ def _answer(connection: Connection) -> None:
             return
         try:
             answer: tuple[Any, Exception | None] = (job(), None)
-        except Exception as error:  # the other process raises it
+        except Exception as error:  # raised again in the other process
             error.add_note(traceback.format_exc())
             answer = (None, error)
         connection.send(answer)
 
 
 def with_bar(results: Iterable[Done], what: str, total: int, progress: bool) -> Iterator[Done]:
-    """`results`, with a progress bar on stderr where it is wanted and there is anything to do."""
+    """Yield `results`, with a progress bar on stderr if `progress` is set and there is anything to do."""
     console = Console(stderr=True)
     yield from track(results, what, total, console=console, disable=not (progress and total))

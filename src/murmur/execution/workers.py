@@ -1,7 +1,7 @@
-"""Processes that do a part of the work: started afresh, ended by the process that started them, with the reason told.
+"""Worker processes: started afresh, ended by the process that started them, with errors reported.
 
-A stop signal that a whole process group gets (Ctrl-C, a batch system) is the starting process's to answer: it ends its
-workers at once, also in the middle of a job. Files get their names when they are whole, so nothing is damaged.
+The starting process answers a stop signal that a whole process group gets (Ctrl-C, a batch system): it ends its workers
+at once, even in the middle of a job. Files get their final names when they are complete, so none is damaged.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from murmur.execution.process_guard import end_with_parent
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 SAME_REASON_SECONDS = 0.2
-PATIENCE_SECONDS = 5.0  # for a worker to end by itself, once its pipe is closed
+PATIENCE_SECONDS = 5.0  # for a worker to end by itself after its pipe is closed
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A process, and this end of the pipe to it."""
+    """A process, and this process's end of the pipe to it."""
 
     process: BaseProcess
     connection: Connection
 
 
 def start_worker(started: list[Worker], body: Callable[..., None], *arguments: Any) -> Worker:
-    """Start a process that calls body(connection, *arguments), which must pickle; it is also appended to `started`.
+    """Start a process that calls body(connection, *arguments), which must pickle; append it to `started`.
 
-    A fresh interpreter ("spawn"): a fork would copy locks held by other threads (torch has some).
+    The process is a fresh interpreter ("spawn"): a fork would copy locks held by other threads (torch has some).
     """
     context = multiprocessing.get_context("spawn")
-    resource_tracker.ensure_running()  # otherwise `start` does it, and lets signals through in between
+    resource_tracker.ensure_running()  # `start` would do it with signals unblocked meanwhile
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         ours, theirs = context.Pipe()
@@ -51,7 +51,7 @@ def start_worker(started: list[Worker], body: Callable[..., None], *arguments: A
 
 
 def end_workers(started: Sequence[Worker], patience_seconds: float = 0.0) -> None:
-    """End processes: those that have not ended by themselves within so many seconds are killed."""
+    """End processes: kill those that have not ended by themselves within `patience_seconds`."""
     for worker in started:
         worker.connection.close()
     for worker in started:
@@ -61,12 +61,12 @@ def end_workers(started: Sequence[Worker], patience_seconds: float = 0.0) -> Non
 
 
 def wait_for_reason() -> None:
-    """Before the death of a worker is told: the signal that ended it may be on its way to this process, too."""
+    """Wait before reporting the death of a worker: the signal that ended it may be on its way to this process too."""
     time.sleep(SAME_REASON_SECONDS)
 
 
 def _run(connection: Connection, body: Callable[..., None], arguments: Sequence[Any]) -> None:
-    for number in (signal.SIGINT, signal.SIGUSR1):  # SIGTERM ends it: `multiprocessing` ends what is left so
+    for number in (signal.SIGINT, signal.SIGUSR1):  # not SIGTERM, by which `multiprocessing` ends the rest
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     end_with_parent()

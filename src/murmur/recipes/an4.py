@@ -4,7 +4,7 @@
 
 FOLDER holds feats.npz, data/{train,test}, an4.dic and an4.ug.lm; dev is every eighth training speaker.
 
-The last run, on all 74 training speakers, takes what was tuned on dev as given:
+The last run, on all 74 training speakers, uses the settings tuned on dev:
 
     murmur train an4 --set task.corpus=FOLDER --set task.loader=an4_all --set 'task.decoding.network.scales=(0.12,)'
         --set 'task.decoding.network.insertion_penalties=(0.0,)' --set task.decoding.scored=none --weights last

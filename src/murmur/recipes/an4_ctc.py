@@ -4,8 +4,8 @@
     murmur train an4_ctc --set task.corpus=FOLDER --set task.units=phone                      (or grapheme, word)
     murmur train an4_ctc --set task.corpus=FOLDER --set task.decoding.grammar=greedy          (no graph)
 
-FOLDER holds feats.npz, data/{train,test}, an4.dic (for phones) and an4.ug.lm (for the graph). Settings of training were
-chosen on ten speakers carved out of train, with characters.
+FOLDER holds feats.npz, data/{train,test}, an4.dic (for phones) and an4.ug.lm (for the graph). The training settings
+were chosen with characters, on ten speakers held out of train.
 """
 
 from __future__ import annotations

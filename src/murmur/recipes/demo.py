@@ -1,9 +1,9 @@
-"""`murmur demo`: from nothing to word error rates and a report, one learner beside two.
+"""`murmur demo`: from an empty folder to word error rates and a report, with one learner and with two.
 
-The phases are those of any hybrid system: a corpus (digits that espeak-ng speaks), features, an alignment by Gaussian
-monophones, a network trained on it, decoding, scoring. What is done is never done again: the first three phases are
-kept in `<out>/cache`, training goes on from its newest checkpoint, and a finished run is recognised by its score.json
-and the digest of its experiment in run.json.
+The phases are those of any hybrid system: a corpus (digits spoken by espeak-ng), features, an alignment by Gaussian
+monophones, a network trained on it, decoding, scoring. Finished work is not repeated: the first three phases are
+stored in `<out>/cache`, training continues from its newest checkpoint, and a finished run is recognised by its
+score.json and the digest of its experiment in run.json.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from murmur.tasks.hybrid.task import HybridTask
 from murmur.worlds.process.launch.launcher import Launch
 from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
-# Two learners make half as many averaged steps of minibatches twice as large, hence the higher rate (tuned on dev).
+# Two learners take half as many averaged steps on minibatches twice as large, hence the higher rate (tuned on dev).
 LEARNERS: Mapping[int, tuple[str, ...]] = {1: (), 2: ("schedule.times=1.5",)}
 NAMES = {1: "one-learner", 2: "two-learners"}
-LIVE_SECONDS, QUIET_SECONDS = 0.5, 5.0  # between two progress lines, on a terminal and in a file
+LIVE_SECONDS, QUIET_SECONDS = 0.5, 5.0  # between progress lines, on a terminal and in a file
 FRAMES_PER_MINUTE = 6000
 WAYS = "Give another --out, or replace the run with --force (which removes the files of that run and nothing else)"
 Count = Callable[[], str]
@@ -48,15 +48,15 @@ Count = Callable[[], str]
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo does; the defaults are `murmur demo`, other values make a smaller one.
+    """The demo; the defaults are those of `murmur demo`, other values make a smaller one.
 
     Attributes:
-        out: folder of everything.
+        out: folder of all files.
         recipe: a hybrid recipe.
-        settings: changes to it, as for `murmur train --set`.
-        learners: how many learners each run has, and the settings of that run alone.
-        force: runs of other experiments in `out` are replaced.
-        console: where phases and results are told.
+        settings: changes to the recipe, as for `murmur train --set`.
+        learners: number of learners of each run, and the settings of that run alone.
+        force: replace runs of other experiments in `out`.
+        console: console for phases and results.
     """
 
     out: Path = Path("runs/demo")
@@ -67,7 +67,7 @@ class Demo:
     console: Console = field(default_factory=lambda: Console(highlight=False))
 
     def run(self) -> int:
-        """Do what is not done yet, print the result and write the report.
+        """Do all unfinished work, print the result and write the report.
 
         Returns:
             The exit status.
@@ -91,7 +91,7 @@ class Demo:
                 continue
             code = self.train(request)
             if code != 0:
-                self.say(f"[red]{request.out.name} ended with status {code}[/]; `murmur demo` goes on from there")
+                self.say(f"[red]{request.out.name} ended with status {code}[/]; `murmur demo` continues from there")
                 return code
         folders = [request.out for request in requests]
         write_curve(folders, self.out / "learning.svg")
@@ -101,7 +101,7 @@ class Demo:
         return 0
 
     def request(self, learners: int) -> RunRequest:
-        """What `murmur train` would be asked for."""
+        """The request of the equivalent `murmur train` command."""
         settings = (f"task.cache={self.out / 'cache'}", *self.settings, *self.learners[learners])
         name = NAMES.get(learners, f"{learners}-learners")
         return RunRequest(self.recipe, settings, learners=learners, out=self.out / name, threads=1, resume=True)
@@ -114,7 +114,7 @@ class Demo:
         task = replace(task, jobs=min(2, cores_here()))
         size = task.digits
         strings = size.train + size.dev + size.test
-        for half_made in task.cache.glob("digits-*.unfinished.*"):  # by a launch that was killed
+        for half_made in task.cache.glob("digits-*.unfinished.*"):  # left by a launch that was killed
             shutil.rmtree(half_made)
         with self.phase("corpus", f"espeak-ng speaks {strings} strings of digits, with noise, some in rooms") as watch:
             watch.count = lambda: f"{sum(1 for _ in task.cache.glob('digits-*/wav/*/*.flac'))} of {strings} recordings"
@@ -128,7 +128,7 @@ class Demo:
                 frames.append(sum(map(len, task.hmms.network_features(part).values())))
         minutes = ", ".join(f"{count / FRAMES_PER_MINUTE:.1f}" for count in frames)
         self.say(f"    minutes of train, dev and test: {minutes}")
-        with self.phase("alignment", "Gaussian monophones by EM from a flat start tell the state of every frame"):
+        with self.phase("alignment", "Gaussian monophones by EM from a flat start find the state of every frame"):
             states = task.targets.pdfs
         self.say(f"    {states} states")
 
@@ -139,7 +139,7 @@ class Demo:
             The exit status.
 
         Raises:
-            Stopped: a signal came; the learners have saved and ended.
+            Stopped: a signal came; the learners have saved their state and ended.
         """
         experiment = request.experiment()
         many = "1 learner, one process" if request.learners == 1 else f"{request.learners} learners, a process each"
@@ -161,7 +161,7 @@ class Demo:
         return code
 
     def say(self, text: str) -> None:
-        """A line for people, at once."""
+        """Print a line at once."""
         self.console.print(text, soft_wrap=True)
         self.console.file.flush()
 
@@ -171,9 +171,9 @@ class Demo:
 
     @contextmanager
     def phase(self, name: str, what: str) -> Iterator[PhaseClock]:
-        """Announce a phase, show how far it is, tell and keep how long it took.
+        """Announce a phase, show its progress, print and store its duration.
 
-        Of several launches that one counts which worked on the phase for the longest: the others found it done.
+        Among several launches, the one that worked longest on the phase counts: the others found it finished.
         """
         self.say(f"[bold]{name}[/] {what}")
         began = time.monotonic()
@@ -187,7 +187,7 @@ class Demo:
 
 
 class PhaseClock:
-    """Shows on standard error, every now and then, how long something has been going on and how far it is."""
+    """Shows the elapsed time and the progress on standard error at intervals."""
 
     def __init__(self) -> None:
         self.count: Count = str
@@ -215,21 +215,21 @@ class PhaseClock:
 
 
 def finished(request: RunRequest) -> bool:
-    """Whether the folder of a request holds the score of the same experiment."""
+    """True if the folder of a request holds the score of the same experiment."""
     try:
         json.loads((request.out / "score.json").read_bytes())
     except (OSError, ValueError):
-        return False  # not there, or not written by a run
+        return False  # missing, or not written by a run
     return is_same(request.out, request.experiment().digest())
 
 
 def is_same(folder: Path, digest: str) -> bool:
-    """Whether a folder holds a run of the experiment of this digest."""
+    """True if a folder holds a run of the experiment with this digest."""
     return read_facts(folder).get("digest") == digest
 
 
 def read_phases(path: Path) -> dict[str, float]:
-    """Seconds of the phases before training; none where nothing was kept."""
+    """Seconds of the phases before training; empty if none are stored."""
     found: dict[str, float] = json.loads(path.read_bytes()) if path.is_file() else {}
     return found
 
@@ -254,7 +254,7 @@ def table(runs: list[Run]) -> TerminalTable:
 
 
 def run_demo(out: Path, force: bool = False) -> int:
-    """The demo with its defaults; one that cannot speak says so.
+    """Run the demo with its defaults; print an error if the corpus cannot be synthesised.
 
     Returns:
         The exit status.

@@ -16,7 +16,7 @@ from murmur.tasks.hybrid.task import HybridTask
 
 
 def experiment() -> Experiment:
-    """Plain SGD with momentum, as pre-training was meant for."""
+    """Plain SGD with momentum, the setting that pre-training was designed for."""
     demo = digits_demo.experiment()
     assert isinstance(demo.task, HybridTask)
     return replace(demo, task=replace(demo.task, network=SMALL), optimizer=SGD(0.1, momentum=0.9))

@@ -1,4 +1,4 @@
-"""Any folder of data sets by the hybrid recipe; the digits spoken by espeak-ng without one."""
+"""Any folder of data sets by the hybrid recipe; without a folder, digits spoken by espeak-ng."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from murmur.tasks.hybrid.task import HybridTask
 
 
 def experiment() -> Experiment:
-    """A TDNN on triphone states of any folder; of the synthetic digits without one."""
+    """A TDNN on triphone states of any folder, or of the synthetic digits."""
     return Experiment(
         HybridTask(),
         SyncSGD(),

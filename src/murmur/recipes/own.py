@@ -1,4 +1,4 @@
-"""Recordings of one's own, from half an hour on: pronunciations, a language model of the transcripts, a hybrid system.
+"""The user's recordings, half an hour or more: pronunciations, a language model of the transcripts, a hybrid system.
 
     murmur prepare own --from recordings --out corpora/mine
     murmur lexicon corpora/mine/data/train --guess espeak --out corpora/mine

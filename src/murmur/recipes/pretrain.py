@@ -24,13 +24,13 @@ def experiment() -> Experiment:
 
 
 def stack_of(supervised: HybridTask, network: Dnn) -> Experiment:
-    """Pre-training of a network for a task, two passes a layer."""
+    """Pre-training of a network for a task, two passes per layer."""
     task = PretrainTask(replace(supervised, network=network), epochs_per_layer=2.0)
     return Experiment(task, SyncSGD(), Budget(epochs=2.0 * network.layers), SGD(0.04, momentum=0.9, weight_decay=2e-4))
 
 
 def stack_experiment(supervised: HybridTask, rate: float) -> Experiment:
-    """One learner that gives every machine of a hybrid task's network one pass, by SGD with momentum."""
+    """One learner that gives each machine of a hybrid task's network one pass, by SGD with momentum."""
     network = supervised.network
     assert isinstance(network, Dnn)
     optimizer = SGD(rate, momentum=0.9, weight_decay=2e-4)

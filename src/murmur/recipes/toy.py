@@ -1,8 +1,8 @@
-"""A toy problem with every property that makes means difficult: ragged minibatches, several layers, dropout if wanted.
+"""A toy problem with every property that makes means difficult: ragged minibatches, several layers, optional dropout.
 
     murmur train src/murmur/recipes/toy.py --learners 2
 
-Ten classes, 64 inputs, labels from a fixed random linear map; a multi-layer perceptron. Seconds on any machine. Reaches
+Ten classes, 64 inputs, labels from a fixed random linear map; a multi-layer perceptron. Takes seconds. Reaches
 a held-out accuracy of about 0.75 in four epochs with one learner.
 """
 
@@ -28,11 +28,11 @@ class ToyTask:
     """Classify random vectors.
 
     Attributes:
-        samples: number of samples of a full minibatch.
-        ragged: every third minibatch holds only half as many.
+        samples: number of samples in a full minibatch.
+        ragged: make every third minibatch half as large.
         hidden: width of the hidden layer.
         dropout: probability of dropping a hidden unit.
-        per_epoch: minibatches of an epoch.
+        per_epoch: number of minibatches in an epoch.
         seed: seed of the data.
     """
 
@@ -48,7 +48,7 @@ class ToyTask:
         return float(sum(self._size(n) for n in range(self.per_epoch)))
 
     def prepare(self) -> None:
-        """Nothing: minibatches are drawn when they are asked for."""
+        """Do nothing: minibatches are drawn on request."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(

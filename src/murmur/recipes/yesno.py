@@ -1,4 +1,4 @@
-"""Yes and no in Hebrew (60 recordings of one speaker, OpenSLR 1): the smallest set on which a whole system can be made.
+"""Yes and no in Hebrew (60 recordings of one speaker, OpenSLR 1): the smallest set for a complete system.
 
     murmur train yesno --set task.corpus=FOLDER
 
@@ -21,7 +21,7 @@ from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Se
 from murmur.tasks.hybrid.task import HybridTask
 
 MONOPHONE = MonophoneConfig(gaussians=60, flat_starts=6)
-# Digital silence that turns into room noise looks like a word to a model that believes its scores: keep them small.
+# A change from digital silence to room noise looks like a word to a confident model: keep the scales small.
 GMM, NETWORK = Search(scales=(0.005, 0.01, 0.02)), Search(scales=(0.01, 0.014, 0.02, 0.028, 0.04))
 
 

@@ -1,4 +1,4 @@
-"""Shared parts of tasks that learn frames in chunks: the length of a pass, and the criterion."""
+"""Shared parts of tasks that train frames in chunks: the length of a pass, and the criterion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ChunkLearning(ABC):
     """Cross-entropy of frames on the minibatches of a `ChunkTable`.
 
     Attributes:
-        precision: of the network's matrix products in training.
+        precision: number format of the network's matrix products in training.
     """
 
     precision: Precision
@@ -37,7 +37,7 @@ class ChunkLearning(ABC):
 
     @property
     def samples_per_epoch(self) -> float:
-        """Frames in one pass, of speeds that are drawn on the fly as many as at speed 1."""
+        """Frames in one pass; speeds drawn on the fly count as speed 1."""
         return float(self._table.total_frames)
 
     def loss(self, model: nn.Module, minibatch: ChunkBatch) -> Loss:
@@ -48,11 +48,11 @@ class ChunkLearning(ABC):
         return Loss(total, float(frames))
 
     def tensors(self, minibatch: ChunkBatch) -> tuple[tuple[Tensor, ...], float]:
-        """feats (N, T, F), targets (N, T), and how many frames have a target."""
+        """feats (N, T, F), targets (N, T), and the number of frames with a target."""
         return (minibatch.feats, minibatch.targets), float(minibatch.frames)
 
     def total(self, model: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """The total of `loss`, of many networks at once."""
+        """The total of `loss`, for many networks at once."""
         feats_NTF, targets_NT = tensors
         with torch.autocast(feats_NTF.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
             return hybrid.frame_total(model(feats_NTF), targets_NT)

@@ -1,8 +1,8 @@
-"""The sets that the recipes train on: three splits, a lexicon and language models, from the folder of each set.
+"""The sets that the recipes train on: three splits, a lexicon and language models, read from the folder of each set.
 
-Every loader takes the folder that holds `data/<split>`; nothing is copied, and nothing is changed there. Sets without
-a dev split get one from their training data, so that nothing is ever tuned on test: of whole speakers where there are
-enough, else of utterances.
+Every loader takes the folder that holds `data/<split>`; it copies and changes nothing there. Sets without a dev split
+get one from their training data, so that nothing is ever tuned on test: whole speakers if there are enough, else
+utterances.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ HELD_OUT = 8  # every eighth speaker (or utterance) of a training set that comes
 
 @dataclass(frozen=True)
 class SpeechSet:
-    """One set of recordings or features with what decoding needs.
+    """A set of recordings or features, with everything that decoding needs.
 
     Attributes:
         train: training utterances.
-        dev: for tuning; no speaker of `train` or `test` where the set has several (but see `an4_all`).
-        test: for the final figure.
+        dev: utterances for tuning; no speaker of `train` or `test` if the set has several (but see `an4_all`).
+        test: utterances for the final figure.
         lexicon: pronunciations of all words.
         language_models: ARPA files by name; empty for sets with a closed word loop.
     """
@@ -44,7 +44,7 @@ class Needs:
 
     Attributes:
         parts: data directories, below data/.
-        lexicon: pronunciations.
+        lexicon: pronunciation file.
         language_models: ARPA files by name.
     """
 
@@ -56,7 +56,7 @@ class Needs:
         """Check that the files are there, without reading them.
 
         Raises:
-            CorpusError: names the first file that is missing.
+            CorpusError: a file is missing; the message names the first one.
         """
         check_parts(root, self.parts)
         for file in (self.lexicon, *self.language_models.values()):
@@ -87,7 +87,7 @@ def check_parts(root: Path, parts: Sequence[str] = ("train", "test")) -> None:
     """Check that a folder is a set with these parts, without reading them.
 
     Raises:
-        CorpusError: names what is missing.
+        CorpusError: something is missing; the message names it.
     """
     if not root.is_dir():
         raise CorpusError(f"there is no folder {root}: name the folder of the set (task.corpus)")
@@ -117,7 +117,7 @@ def digits(cache: Path, config: Digits | None = None) -> SpeechSet:
 
 
 def folder(root: Path) -> SpeechSet:
-    """Any set with data/{train,test}, perhaps data/dev, and lexicon.txt.
+    """Any set with data/{train,test} and lexicon.txt; data/dev is optional.
 
     Raises:
         CorpusError: a split or the lexicon is missing or malformed.
@@ -153,7 +153,7 @@ def librispeech(root: Path) -> SpeechSet:
 
 
 def own(root: Path) -> SpeechSet:
-    """Recordings of one's own, as `murmur prepare own` writes them, with a lexicon and a language model ("lm")."""
+    """The user's recordings, as `murmur prepare own` writes them, with a lexicon and a language model ("lm")."""
     needs = NEEDS["own"]
     return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root))
 
@@ -165,10 +165,9 @@ def an4(root: Path) -> SpeechSet:
 
 
 def an4_all(root: Path) -> SpeechSet:
-    """AN4 with all 74 training speakers in train, for a last run whose settings are already fixed.
+    """AN4 with all 74 training speakers in train, for a last run with its settings already fixed.
 
-    Dev is that of `an4`, whose speakers are now trained on: its figures are no held-out ones, and nothing may be tuned
-    on them.
+    Dev is that of `an4`. Its speakers are now trained on: its figures are not held-out figures. Tune nothing on them.
     """
     return replace(an4(root), train=read_data_dir(root / "data" / "train"))
 

@@ -1,11 +1,11 @@
-"""A network on frames and classes that are already there: prepared corpora, from anywhere.
+"""A network on existing frames and classes: prepared corpora of any origin.
 
     murmur prepare data/train --alignments exp/tri/pdfs --storage uint8 --out runs/train
     murmur prepare data/dev --alignments exp/tri/pdfs_dev --out runs/dev
     murmur train frames --set task.train=runs/train/frames-... --set task.dev=runs/dev/frames-...
 
-Features and alignments of an existing Kaldi system, or lhotse Shar shards, train without being extracted again. No
-lexicon, no decoding: the figures are frame accuracy and cross-entropy.
+Features and alignments of an existing Kaldi system, or lhotse Shar shards, are used without a new extraction. There
+is no lexicon and no decoding: the figures are frame accuracy and cross-entropy.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class FramesTask(ChunkLearning):
     Attributes:
         train: folder of the prepared training corpus.
         dev: folder of the prepared held-out corpus.
-        classes: outputs of the network; None takes one more than the greatest class in either.
+        classes: number of outputs of the network; None takes one more than the greatest class in either corpus.
         network: type and size of the network.
-        chunks: how utterances are cut.
-        augment: changes of every training chunk; without tempo, which would move frames away from their targets.
+        chunks: options for cutting utterances.
+        augment: changes of every training chunk, without tempo, which would move frames away from their targets.
         precision: number format of the network's matrix products in training.
         seed: seed of the order of chunks and of the masks.
     """
@@ -67,7 +67,7 @@ class FramesTask(ChunkLearning):
         """Check that both folders are there.
 
         Raises:
-            SettingError: names the setting of the one that is missing.
+            SettingError: a folder is missing; the message names its setting.
         """
         for name in ("train", "dev"):
             folder: Path = getattr(self, name)
@@ -82,7 +82,7 @@ class FramesTask(ChunkLearning):
         """Train and dev, opened.
 
         Raises:
-            CorpusError: a folder is no prepared corpus, or not whole.
+            CorpusError: a folder is not a prepared corpus, or not complete.
         """
         return open_store(self.train), open_store(self.dev)
 
@@ -98,7 +98,7 @@ class FramesTask(ChunkLearning):
         return ChunkTable(self.stores[0].lengths, **asdict(self.chunks), seed=self.seed)
 
     def prepare(self) -> None:
-        """Open the corpora, so that what is missing is told once."""
+        """Open the corpora, so that missing data is reported once."""
         _ = self._table
 
     def model(self) -> nn.Module:
@@ -115,7 +115,7 @@ class FramesTask(ChunkLearning):
         return {"loss": found["loss"], "frame accuracy": found["accuracy"]}
 
     def test(self, model: nn.Module) -> Score:
-        """The figures of dev once more: there is nothing else to look at."""
+        """The figures of dev again: there is no other held-out set."""
         figures = self.evaluate(model)
         return Score(figures, (f"frame accuracy {figures['frame accuracy']:.4f}, loss {figures['loss']:.4f} on dev",))
 

@@ -1,4 +1,4 @@
-"""What `murmur prepare` makes of speech data: feature shards, their statistics, corpora of aligned frames."""
+"""Data preparation of `murmur prepare`: feature shards, their statistics, corpora of aligned frames."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Kind = Literal["log-mel", "mfcc", "stored"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be made of the data: the features, whose statistics, with which classes, by running what it says."""
+    """Features to make, the scope of their statistics, their classes, and whether commands in the data may run."""
 
     kind: Kind | None
     bins: int | None
@@ -44,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Making:
-    """Where a store goes, at how many bytes a value, and by how many processes."""
+    """Folder of a store, bytes per value, and number of processes."""
 
     out: Path
     storage: Storage
@@ -52,10 +52,10 @@ class Making:
 
 
 def check(source: str, wanted: Wanted, out: Path) -> None:
-    """Check all paths, before anything is made.
+    """Check all paths before any work starts.
 
     Raises:
-        SettingError, CorpusError: names what is missing.
+        SettingError, CorpusError: something is missing; the message names it.
     """
     folder_to_write(out, "--out")
     if wanted.alignments is not None and not wanted.alignments.exists():
@@ -65,7 +65,7 @@ def check(source: str, wanted: Wanted, out: Path) -> None:
 
 
 def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
-    """Make what is wanted of a directory, manifest or Shar folder, and say what there is."""
+    """Prepare a directory, manifest or Shar folder as requested, and report the result."""
     if is_shar(Path(source)):
         if wanted != Wanted(None, None, wanted.scope, None):
             raise SettingError(
@@ -85,15 +85,15 @@ def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
 
 
 def make_aligned(corpus: Corpus, front: Front, alignments: Path, scope: Scope, how: Making) -> FrameStore:
-    """Frames with classes. Stored features are read where they are; those of audio are computed first.
+    """Frames with classes. Stored features are read in place; features of audio are computed first.
 
     Raises:
-        CorpusError: alignments that cannot be read, or more than 1 % of the utterances without one that fits.
+        CorpusError: alignments cannot be read, or more than 1 % of the utterances have none that fits.
     """
     targets = read_targets(alignments)
     feats: Mapping[str, np.ndarray] = on_demand(corpus, front)
     jobs = how.jobs
-    if not isinstance(front, Ready):  # the work is in the features, and done by many; packing them is quick
+    if not isinstance(front, Ready):  # features take the time, in many processes; packing is quick
         feats, jobs = make_features(corpus, front, how.out, how.jobs, progress=True), 1
     content = [corpus.digest(), digest(front), str(alignments.resolve()), *_stamps(alignments)]
     folder = _frames_folder(how.out, *content, scope, how.storage)
@@ -101,10 +101,10 @@ def make_aligned(corpus: Corpus, front: Front, alignments: Path, scope: Scope, h
 
 
 def make_from_shar(source: Path, scope: Scope, how: Making) -> FrameStore:
-    """The frames and classes of Shar shards, a shard each.
+    """The frames and classes of Shar shards, one shard for each.
 
     Raises:
-        CorpusError: the shards lack something, or more than 1 % of the cuts cannot be used.
+        CorpusError: the shards are incomplete, or more than 1 % of the cuts cannot be used.
     """
     parts = shar_parts(source, scope)
     stamps = [stamp for part in parts for _, path in part.files for stamp in _stamps(path)]
@@ -113,7 +113,7 @@ def make_from_shar(source: Path, scope: Scope, how: Making) -> FrameStore:
 
 
 def tell_store(store: FrameStore) -> None:
-    """One line about a prepared corpus, one a problem, and its folder."""
+    """Print one line about a prepared corpus, one per problem, and its folder."""
     size = sum(path.stat().st_size for path in store.folder.iterdir())
     frames = int(store.lengths.sum())
     typer.echo(
@@ -126,7 +126,7 @@ def tell_store(store: FrameStore) -> None:
 
 
 def _frames_folder(out: Path, *content: str) -> Path:
-    """A folder whose name stands for what a prepared corpus is made from."""
+    """A folder named by the content that a prepared corpus is made from."""
     return out / f"frames-{hashlib.sha256(json.dumps([FORMAT, *content]).encode()).hexdigest()[:16]}"
 
 
@@ -136,7 +136,7 @@ def _stamps(source: Path) -> list[str]:
 
 
 def read_corpus(source: str, commands_allowed: bool = False) -> Corpus:
-    """Utterances of a data directory or cut manifest; of a directory's commands only where they are allowed.
+    """Utterances of a data directory or cut manifest; commands in a directory run only if they are allowed.
 
     Raises:
         SettingError: it is neither.
@@ -171,10 +171,10 @@ def check_data(source: str) -> None:
 
 
 def front_of(corpus: Corpus, kind: Kind | None, bins: int | None) -> Front:
-    """The analysis of a corpus; without a kind the corpus' own features, or log-mel of its audio.
+    """The analysis of a corpus; without a kind, the corpus' own features or log-mel of its audio.
 
     Raises:
-        SettingError: features are asked for that the corpus does not bring.
+        SettingError: the corpus does not bring the requested features.
         CorpusError: the audio cannot be read.
     """
     first = corpus.utterances[0]
@@ -192,7 +192,7 @@ def front_of(corpus: Corpus, kind: Kind | None, bins: int | None) -> Front:
 
 
 def write_statistics(store: FeatureStore, scope: Scope) -> None:
-    """cmvn-SCOPE.npz: `names` (speakers or utterances), `means` and `deviations` (names, F), over all their frames."""
+    """Write cmvn-SCOPE.npz: `names` (speakers or utterances), `means`, `deviations` (names, F), over all frames."""
     if scope == "none":
         return
     members: dict[str, list[str]] = {}
@@ -213,7 +213,7 @@ def write_statistics(store: FeatureStore, scope: Scope) -> None:
 
 
 def write_summary(store: FeatureStore, source: str, scope: Scope) -> dict[str, Any]:
-    """summary.json: how much there is, of whom, and what was left out and why."""
+    """Write summary.json: amounts by speaker, and the utterances left out with the reasons."""
     problems = store.corpus.problems
     facts = {
         "source": source,

@@ -1,4 +1,4 @@
-"""What was prepared for training and is not there: training makes it, a command that only uses a model ends."""
+"""Prepared data that is missing: training makes it; a command that only uses a model ends with an error."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Absent = Literal["make", "refuse"]
 
 
 def refuse_to_make(what: str, cache: Path) -> NoReturn:
-    """End, where something that training prepared is absent.
+    """End because prepared training data is missing.
 
     Raises:
-        SettingError: always; names what is absent, and where it was looked for.
+        SettingError: always; the message names the missing data and the place where it was expected.
     """
     raise SettingError(
         f"{what}, which the run's training prepared, is not in {cache.absolute()}; a command that uses a model prepares"

@@ -4,9 +4,9 @@
     murmur train digits_dnn --init runs/stack --out runs/dnn      (the same network, fine-tuned on states)
 
 and `murmur train an4_pretrain`, then `murmur train an4 --set 'task.network=Dnn(512, 3)' --init ...`. Any strategy and
-any number of learners will do: a minibatch trains the machine whose turn its number says, the others have no gradient.
-Rates: Gaussian units bear only a small part of the rate of Bernoulli ones (`gaussian_share`; with an optimizer that
-normalises gradients, such as Adam, it has no effect).
+any number of learners work: a minibatch trains the machine that its number selects; the others have no gradient.
+Rates: Gaussian units tolerate only a small part of the rate of Bernoulli units (`gaussian_share`; it has no effect with
+an optimizer that normalises gradients, such as Adam).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from murmur.tasks.hybrid.task import HybridTask
 
 @dataclass(frozen=True)
 class StackBatch:
-    """Chunks with context, feats (N, T, F), which of their frames count (N, T), and the machine that they train."""
+    """Chunks with context, feats (N, T, F), a mask of the frames that count (N, T), and the machine that they train."""
 
     feats: Tensor
     counted: Tensor
@@ -41,8 +41,8 @@ class PretrainTask:
     """The hidden layers of a hybrid task's network as machines, trained greedily from the lowest up.
 
     Attributes:
-        supervised: whose features and network; the network must be a sigmoid `Dnn`.
-        epochs_per_layer: passes over the corpus for each machine; the highest one takes what is left of the budget.
+        supervised: task that provides the features and the network, which must be a sigmoid `Dnn`.
+        epochs_per_layer: passes over the corpus for each machine; the highest one takes the rest of the budget.
         gaussian_share: factor on the lowest machine's gradient.
     """
 
@@ -52,17 +52,17 @@ class PretrainTask:
 
     def __post_init__(self) -> None:
         if not isinstance(self.supervised.network, Dnn):
-            raise ValueError(f"only a Dnn is made of machines, not {type(self.supervised.network).__name__}")
+            raise ValueError(f"pre-training needs a Dnn, not {type(self.supervised.network).__name__}")
         if not (self.epochs_per_layer > 0 and self.gaussian_share > 0):
             raise ValueError(f"epochs_per_layer and gaussian_share must be positive, got {self}")
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields alone, as of the supervised task."""
+        """The fields alone, like the supervised task."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def per_epoch(self) -> int:
-        """As of the supervised task."""
+        """Minibatches in one pass of the supervised task."""
         return self.supervised.per_epoch
 
     @property
@@ -71,19 +71,19 @@ class PretrainTask:
         return self.supervised.samples_per_epoch
 
     def check(self) -> None:
-        """As the supervised task does."""
+        """Check the supervised task."""
         self.supervised.check()
 
     def unprepared(self) -> list[Unmade]:
-        """As the supervised task says."""
+        """Data that the supervised task still has to prepare."""
         return self.supervised.unprepared()
 
     def prepare(self) -> object:
-        """As the supervised task does."""
+        """Prepare the data of the supervised task."""
         return self.supervised.prepare()
 
     def model(self) -> nn.Module:
-        """A fresh stack, of the shape of the supervised task's network."""
+        """A fresh stack with the shape of the supervised task's network."""
         like = self.supervised.model()
         assert isinstance(like, AcousticDnn)
         return RbmStack(self._network, like.inputs, like.output.out_features)
@@ -98,7 +98,7 @@ class PretrainTask:
         return StackBatch(batch.feats, batch.targets != IGNORED, self.layer(n))
 
     def loss(self, model: nn.Module, minibatch: StackBatch) -> Loss:
-        """Contrastive divergence of one machine, summed over frames; its value says little, its gradient is meant."""
+        """Contrastive divergence of one machine, summed over frames; only its gradient matters, not its value."""
         assert isinstance(model, RbmStack)
         v_MV = model.below(minibatch.layer, minibatch.feats)[minibatch.counted]
         share = 1.0 if minibatch.layer else self.gaussian_share
@@ -116,9 +116,9 @@ class PretrainTask:
         return {"loss": sum(found) / len(found), **{f"layer {k}": share for k, share in enumerate(found)}}
 
     def test(self, model: nn.Module) -> Score:
-        """The figures of dev: what the stack is worth shows when a network has been fine-tuned from it."""
+        """The figures of dev: the value of the stack shows after fine-tuning."""
         figures = dict(self.evaluate(model))
-        lines = (f"lost in reconstruction on dev: {', '.join(f'{n} {v:.3f}' for n, v in figures.items())}",)
+        lines = (f"reconstruction loss on dev: {', '.join(f'{n} {v:.3f}' for n, v in figures.items())}",)
         return Score(figures, lines)
 
     @property

@@ -1,4 +1,4 @@
-"""Lexicons of sets whose transcripts hold words that their lexicon lacks."""
+"""Lexicons for sets with words in their transcripts that their lexicon lacks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def guesser(
 ) -> Guesser | None:
     """A guesser of pronunciations for words that `base` lacks, in the phones of `base`.
 
-    espeak-ng's sounds become CMUdict's phones, or those of the file `map`; vowels carry stress digits exactly where
+    espeak-ng's sounds become CMUdict's phones, or those of the file `map`; vowels carry stress digits if and only if
     those of `base` do.
 
     Raises:
-        ValueError: a map that cannot be read, or one is needed for this voice.
+        ValueError: the map cannot be read, or this voice needs one.
     """
     phones = phone_set(base)
     if guess == "none":
@@ -39,22 +39,22 @@ def guesser(
         return GraphemeGuess(phones, digits)
     english = voice == "en-us"
     if map is None and not english:
-        raise ValueError(f"the sounds of voice {voice!r} need a phone map (lines `IPA phone`): only en-us has one here")
+        raise ValueError(f"the sounds of voice {voice!r} need a phone map (lines `IPA phone`): only en-us needs none")
     if map is None and phones and not phones & (PHONES | {f"{p}{d}" for p in PHONES for d in "012"}):
         raise ValueError(
-            f"the base lexicon has none of CMUdict's phones, but such as {sorted(phones)[:5]}: give a phone map"
+            f"the base lexicon has none of CMUdict's phones; it has {sorted(phones)[:5]}: give a phone map"
         )
     images = ARPABET if map is None else PhoneMap.read(map)
     return EspeakGuess(images, phones, has_stress(base), digits, voice, "LATIN" if english else "")
 
 
 def completed_lexicon(path: Path, texts: Iterable[str], guess: Guess, cache: Path, absent: Absent = "make") -> Path:
-    """The lexicon at `path`, or one that also has the words of `texts` that it lacks.
+    """The lexicon at `path`, or one completed with the words of `texts` that it lacks.
 
-    A new one is kept in a folder of `cache`, with the origin of each pronunciation; the log names it.
+    A completed lexicon is stored in a folder of `cache`, with the origin of each pronunciation; the log names it.
 
     Raises:
-        CorpusError: there is no lexicon and nothing may be guessed, or no word has a pronunciation.
+        CorpusError: there is no lexicon and guessing is off, or no word has a pronunciation.
         PhoneError: a guess needs a phone that the lexicon lacks.
     """
     if not path.is_file() and guess == "none":
@@ -67,7 +67,7 @@ def completed_lexicon(path: Path, texts: Iterable[str], guess: Guess, cache: Pat
         return path
     content = hashlib.sha256(json.dumps([base, words, guess]).encode()).hexdigest()[:16]
     folder = cache / f"lexicon-{content}"
-    if (folder / LEXICON).is_file():  # written last, so all is there
+    if (folder / LEXICON).is_file():  # written last, so all files exist
         return folder / LEXICON
     if absent == "refuse":
         refuse_to_make(f"the completed lexicon {folder.name}", cache)
@@ -80,7 +80,7 @@ def completed_lexicon(path: Path, texts: Iterable[str], guess: Guess, cache: Pat
 
 
 def tell(found: Completed, folder: Path) -> None:
-    """Say what was guessed and what was refused."""
+    """Log the guessed words and the refused ones."""
     guessed = sorted({origin.word for origin in found.guessed}, key=str.encode)
     if guessed:
         log.info("%d words guessed or found in another case, such as %s: %s", len(guessed), guessed[:3], folder)

@@ -1,8 +1,8 @@
-"""Single frames with their context, drawn at random, so that a minibatch has exactly B frames.
+"""Single frames with their context, drawn at random, so that every minibatch has exactly B frames.
 
-Data, states, dev and test are those of a hybrid task with a sigmoid network on spliced frames; only the order differs:
-every pass over the training frames is a permutation of its own, cut into minibatches; frames that fill no minibatch are
-left out of that pass.
+Data, states, dev and test are those of a hybrid task with a sigmoid network on spliced frames; only the order
+differs: every pass over the training frames is a permutation of its own, cut into minibatches. A pass leaves out the
+frames that do not fill a minibatch.
 
 Shapes: B frames, F values a frame, C states.
 """
@@ -32,9 +32,9 @@ class FrameTask:
     """Frame classification by a `Dnn`, B random frames a minibatch.
 
     Attributes:
-        supervised: whose data, network and decoding.
-        frames: B.
-        seed: of the order of the frames.
+        supervised: hybrid task that provides data, network and decoding.
+        frames: number of frames B in a minibatch.
+        seed: seed of the order of the frames.
     """
 
     supervised: HybridTask = field(default_factory=HybridTask)
@@ -51,8 +51,8 @@ class FrameTask:
 
     @cached_property
     def _data(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All training frames behind each other, every utterance with repeated edges, (P, F); the places of the frames
-        that are trained, (M,); their states, (M,).
+        """All training frames in a row, every utterance with repeated edges, (P, F); the places of the trained frames,
+        (M,); their states, (M,).
         """
         store, context = self.supervised.data.train, self._network.context
         feats, places, states, begun = [], [], [], 0
@@ -78,23 +78,23 @@ class FrameTask:
 
     @property
     def samples_per_epoch(self) -> float:
-        """Frames in one pass, those left out not counted."""
+        """Frames in one pass, without those left out."""
         return float(self.per_epoch * self.frames)
 
     def check(self) -> None:
-        """As the supervised task does."""
+        """Check the supervised task."""
         self.supervised.check()
 
     def unprepared(self) -> list[Unmade]:
-        """As the supervised task says."""
+        """Data that the supervised task still has to prepare."""
         return self.supervised.unprepared()
 
     def prepare(self) -> object:
-        """As the hybrid task does."""
+        """Prepare the supervised task."""
         return self.supervised.prepare()
 
     def model(self) -> nn.Module:
-        """As the hybrid task does."""
+        """A fresh network of the supervised task."""
         return self.supervised.model()
 
     def minibatch(self, n: int) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ class FrameTask:
         return x[at[chosen][:, None] + offsets].flatten(1), y[chosen]
 
     def _order(self, epoch: int) -> Tensor:
-        """The permutation of a pass; the latest few are kept, since learners may be in different passes."""
+        """The permutation of a pass; the latest few are cached, since learners may be in different passes."""
         if epoch not in self._orders:
             while len(self._orders) > 1:
                 del self._orders[min(self._orders)]
@@ -127,19 +127,19 @@ class FrameTask:
         return Loss(functional.cross_entropy(model.output(x), y, reduction="sum"), float(len(y)))
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        """As the hybrid task does."""
+        """Figures of the supervised task on dev."""
         return self.supervised.evaluate(model)
 
     def test(self, model: nn.Module) -> Score:
-        """As the hybrid task does."""
+        """Error rates of the supervised task."""
         return self.supervised.test(model)
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
-        """As the hybrid task does."""
+        """`test`, with the decoding results saved in a folder and not decoded again."""
         return self.supervised.test_in(model, kept)
 
     def loss_of_priors(self) -> float:
-        """Held-out cross-entropy of the states' frequencies alone, nats a frame."""
+        """Held-out cross-entropy of the states' frequencies alone, nats per frame."""
         log_prior: Any = self.supervised.targets.log_prior
         states = np.concatenate([np.asarray(s) for s in self.supervised.data.dev_targets.values()])
         return -float(log_prior[torch.from_numpy(states.astype(np.int64))].mean())

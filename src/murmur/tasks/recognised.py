@@ -1,4 +1,4 @@
-"""References and hypotheses of a test set, utterance by utterance, as a task's `Score` holds them."""
+"""References and hypotheses of a test set, utterance by utterance, in the form of a task's `Score`."""
 
 from __future__ import annotations
 

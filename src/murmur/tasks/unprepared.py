@@ -1,8 +1,8 @@
-"""Estimates of what a recipe still has to prepare: features, Gaussian systems, frames; seconds and bytes of each.
+"""Estimates of the preparation that a recipe still needs: features, Gaussian systems, frames; seconds and bytes.
 
-Seconds are those of the cores that the work may use, when nothing else runs on them. The costs were measured on one
-core of an AMD EPYC, on digits of 0.1 hours (Gaussian systems) and of 28 hours (features); real ones may be half or
-twice as large.
+Seconds assume that nothing else runs on the cores that the work may use. The costs were measured on one core of an
+AMD EPYC, on digits of 0.1 hours (Gaussian systems) and of 28 hours (features); actual ones may be half or twice as
+large.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.tasks.hybrid.config import HmmStages
 
 FRAMES_PER_SECOND = 100
-LOOKED_AT = 100  # utterances whose length stands for that of all
-USUAL_SECONDS = 4.0  # of an utterance, where no length can be read without the work itself
-DIGITS_SECONDS = 1.75  # of audio, an utterance of the synthesised digits
-SYNTHESIS_SECONDS = 0.02  # to speak one
-FEATURES_SECONDS = 4.0  # for an hour of speech, as the next ones
-PASS_SECONDS, GAUSSIAN_SECONDS = 1.9, 0.85e-3  # of a pass of EM, and of each Gaussian more
+LOOKED_AT = 100  # utterances sampled to estimate the length of all
+USUAL_SECONDS = 4.0  # of an utterance, if its length is costly to read
+DIGITS_SECONDS = 1.75  # of audio per utterance of the synthesised digits
+SYNTHESIS_SECONDS = 0.02  # to synthesise one
+FEATURES_SECONDS = 4.0  # for an hour of speech; so are the next ones
+PASS_SECONDS, GAUSSIAN_SECONDS = 1.9, 0.85e-3  # of a pass of EM, and of each additional Gaussian
 ALIGNMENT_SECONDS, TREE_SECONDS, PACKING_SECONDS = 4.0, 5.0, 2.0
-FLAC_BYTES = 20e3  # of a second
+FLAC_BYTES = 20e3  # per second of audio
 
 
 def speech_hours(corpus: Corpus) -> float:
-    """About how much speech there is, from the lengths of some utterances spread over the corpus."""
+    """Approximate hours of speech, from the lengths of some utterances spread over the corpus."""
     every = max(1, len(corpus) // LOOKED_AT)
     lengths = [length for u in corpus.utterances[::every] if (length := _seconds(u)) is not None] or [USUAL_SECONDS]
     return sum(lengths) / len(lengths) * len(corpus) / 3600
@@ -48,7 +48,7 @@ def _seconds(utterance: Utterance) -> float | None:
     try:
         return float(soundfile.info(audio.path).duration) - audio.start_seconds
     except (soundfile.SoundFileError, OSError):
-        return None  # preparation tells it
+        return None  # preparation will report it
 
 
 def digits_to_make(cache: Path, config: Digits) -> tuple[Unmade, dict[str, float]]:
@@ -61,21 +61,21 @@ def digits_to_make(cache: Path, config: Digits) -> tuple[Unmade, dict[str, float
 
 
 def features_to_make(corpora: Mapping[str, Corpus], front: Front, cache: Path, what: str) -> list[Unmade]:
-    """Features that are not in the cache, a line a part."""
+    """Features that are missing from the cache, one line per part."""
     shares = {name: missing_share(corpus, front, cache) for name, corpus in corpora.items()}
     missing = {name: share * speech_hours(corpora[name]) for name, share in shares.items() if share}
     return features_of(missing, front.dims, cache, what) if missing else []
 
 
 def features_of(hours: Mapping[str, float], dims: int, cache: Path, what: str) -> list[Unmade]:
-    """Features of so many hours of each part, all to be made."""
+    """Features for the given hours of each part, all still to be made."""
     size = sum(hours.values()) * 3600 * FRAMES_PER_SECOND * dims * 4
     seconds = FEATURES_SECONDS * sum(hours.values()) / cores_here()
     return [Unmade(f"{what} of {', '.join(hours)} ({sum(hours.values()):.2f} h)", cache, seconds, size)]
 
 
 def systems_to_make(stages: HmmStages, missing: Sequence[str], hours: float, cache: Path, jobs: int) -> list[Unmade]:
-    """Gaussian systems of these names, trained on so many hours."""
+    """Gaussian systems of these names, trained on the given hours."""
     found = []
     for name in missing:
         config = getattr(stages, name)
@@ -88,6 +88,6 @@ def systems_to_make(stages: HmmStages, missing: Sequence[str], hours: float, cac
 
 
 def frames_to_make(hours: float, dims: int, value_bytes: int, cache: Path) -> Unmade:
-    """Aligned frames of so many hours, for the network."""
+    """Aligned frames of the given hours, for the network."""
     size = hours * 3600 * FRAMES_PER_SECOND * dims * value_bytes
     return Unmade(f"frames with targets ({hours:.2f} h)", cache, PACKING_SECONDS * hours / cores_here(), size)

@@ -1,4 +1,4 @@
-"""Words and sentences of a user's own for a trained acoustic model: a grammar, a language model or a list of words."""
+"""The user's words and sentences for a trained acoustic model: a grammar, a language model or a list of words."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ log = logging.getLogger(__name__)
 Kind = Literal["grammar", "lm", "words"]
 WhichGuess = Literal["auto", "none", "espeak", "graphemes"]
 LISTED = 40  # words in a message
-_COMPARED = 200  # words of a lexicon that tell whether it is spelled
+_COMPARED = 200  # words of a lexicon used to find out if it is spelled
 STRESSES = "012"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What is recognised in place of the words and sentences that a model was tested with.
+    """The user's vocabulary, recognised in place of the words and sentences that a model was tested with.
 
     Attributes:
-        kind: what `source` is: a grammar, a language model in ARPA format, or a list of words, of which any number may
+        kind: type of `source`: a grammar, a language model in ARPA format, or a list of words, of which any number may
             follow each other.
         source: the file.
-        lexicon: pronunciations that go before those of the model's lexicon.
-        guess: what pronounces words that neither has. "auto": the letters where the model's lexicon is spelled, else
-            espeak-ng where it is installed and the model has CMUdict's phones, else nothing.
+        lexicon: pronunciations that take precedence over those of the model's lexicon.
+        guess: source of pronunciations for words that neither lexicon has. "auto": the letters if the model's lexicon
+            is spelled, else espeak-ng if it is installed and the model has CMUdict's phones, else none.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Vocabulary:
 
     @cached_property
     def content(self) -> tuple[Sequence[str], Callable[[Lang], Grammar]]:
-        """The words, and what makes the grammar over a lexicon that has them all.
+        """The words, and the function that makes the grammar over a lexicon that has them all.
 
         Raises:
             ValueError, FileNotFoundError: the file cannot be used; the message names it.
@@ -65,10 +65,10 @@ class Vocabulary:
         return words, lambda lang: ngram_grammar(lang, model)
 
     def pronounced(self, words: Sequence[str], base: Sequence[Entry], phones: Collection[str]) -> list[Entry]:
-        """Pronunciations of the words: of the own lexicon, else of `base`, else guessed, which the log tells.
+        """Pronunciations of the words: from the user's lexicon, else from `base`, else guessed and logged.
 
         Raises:
-            SettingError: a word has no pronunciation, or one with a phone that is not among `phones`.
+            SettingError: a word has no pronunciation, or a pronunciation has a phone that is not in `phones`.
         """
         own = [] if self.lexicon is None else read_lexicon(self.lexicon)
         given = {word for word, _ in own}
@@ -82,13 +82,13 @@ class Vocabulary:
         return found.entries
 
     def spelled(self, words: Sequence[str], units: ctc.Units) -> list[Entry]:
-        """The words in the units of a CTC network that spells; in upper or lower case where it knows that one alone.
+        """The words in the units of a CTC network that spells, in the case that it knows if it knows only one.
 
         Raises:
             SettingError: a word has letters that the network does not know, or a lexicon is given.
         """
         if self.lexicon is not None:
-            raise SettingError(f"--lexicon {self.lexicon}: this network writes {units.kind}s, words need no phones")
+            raise SettingError(f"--lexicon {self.lexicon}: this network writes {units.kind}s, so words need no phones")
         origins, refused = [], {}
         for word in words:
             ways = [way for way in (word, word.upper(), word.lower()) if writable(units, way)]
@@ -100,7 +100,7 @@ class Vocabulary:
         if refused:
             raise SettingError(
                 f"{self.source}: the network's {units.kind}s write {len(refused)} of {len(words)} words in no case: "
-                f"{_listed(refused)}; leave them out, or spell them with what was seen in training"
+                f"{_listed(refused)}; leave them out, or spell them with units seen in training"
             )
         found = Completed(tuple(origins), refused)
         _tell(found)
@@ -127,7 +127,7 @@ class Vocabulary:
             )
 
     def _without(self, found: Completed, guess: Guess, phones: Collection[str]) -> str:
-        """The message about words without a pronunciation, with what to do."""
+        """The message about words without a pronunciation, with remedies."""
         words = f"{len(found.refused)} word{'s' if len(found.refused) > 1 else ''}"
         own = f" nor in {self.lexicon}" if self.lexicon is not None else ""
         known = " ".join(_spoken(phones)[:LISTED])
@@ -138,13 +138,13 @@ class Vocabulary:
         if self.guess == "none":
             more = ", or let them be guessed (--guess auto)"
         elif _is_english(phones):
-            more = ", or install what guesses them: pip install 'murmur[synth]'"
+            more = ", or install the guesser: pip install 'murmur[synth]'"
         return f"{self.source}: {words} not in the model's lexicon{own}: {_listed(list(found.refused))}; {lines}{more}"
 
 
 @dataclass(frozen=True)
 class _FittedGuess:
-    """A guess whose vowels take another stress where the acoustic model lacks the one that was guessed."""
+    """A guess with the stress of a vowel changed if the acoustic model lacks the guessed one."""
 
     guess: Guesser
     phones: Collection[str]
@@ -204,7 +204,7 @@ def _listed(words: Collection[str]) -> str:
 
 
 def _tell(found: Completed) -> None:
-    """Log what was not in the lexicons under the same spelling, with its pronunciation."""
+    """Log the words that were not in the lexicons under the same spelling, with their pronunciations."""
     for how, title in (("seen as", "found in another case"), ("guessed", "guessed"), ("spelled", "spelled")):
         alike = [origin for origin in found.guessed if origin.how.startswith(how)]
         if alike:

@@ -196,7 +196,7 @@ def test_on_the_fly_is_refused_without_audio_files(on_the_fly, targets):
     first, *others = on_the_fly.material.train.utterances
     command = replace(first, audio=replace(first.audio, command="cat x"))
     ready = replace(first, audio=None, features=StoredFeatures(Path("feats.npz"), "a"))
-    for instead, says in ((command, "gets its audio from a command"), (ready, "brings features alone")):
+    for instead, says in ((command, "gets its audio from a command"), (ready, "brings only features")):
         material = replace(on_the_fly.material, train=Corpus((instead, *others)))
         with pytest.raises(ValueError, match=f"u00 {says}: extract the audio"):
             HybridData.prepare(replace(on_the_fly, material=material), targets)

@@ -1,4 +1,4 @@
-"""Data of the CTC recipe: three splits of features and transcripts, read, normalised, held in memory."""
+"""Data of the CTC recipe: three splits of features and transcripts, read, normalised and held in memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from murmur.tasks.pronouncing import Guess, completed_lexicon
 log = logging.getLogger(__name__)
 BINS = 40  # log-mel
 PARTS = ("train", "dev", "test")
-NAMED = 8  # left-out utterances of a part, in the log
+NAMED = 8  # left-out utterances of a part that are logged by name
 
 
 @dataclass(frozen=True)
 class SplitData:
     """One part of the data: utterance names in byte order, normalised feats_TF, transcripts, label graphs, speakers.
 
-    `targets` lacks the utterances of which `problems` says why CTC cannot align them.
+    `targets` lacks the utterances that CTC cannot align; `problems` gives the reasons.
     """
 
     names: tuple[str, ...]
@@ -51,8 +51,8 @@ class SplitData:
 class Data:
     """The output units and the three splits; `train` holds only utterances that CTC can align.
 
-    `log_mel` tells whether the columns of the features are mel bins, computed here from audio. `lexicon` holds the
-    pronunciations behind phone units, and is empty for others.
+    `log_mel` is True if the columns of the features are mel bins, computed here from audio. `lexicon` holds the
+    pronunciations behind phone units, and is empty for other units.
     """
 
     units: ctc.Units
@@ -69,12 +69,12 @@ class Reading:
 
     Attributes:
         kind: units of the network.
-        stack: frames joined into one network input.
-        cmvn: whose statistics normalise the features.
-        lexicon: for phone units.
-        guess: what pronounces words of the transcripts that the lexicon lacks.
+        stack: number of frames joined into one network input.
+        cmvn: scope of the statistics that normalise the features: "speaker", "utterance" or "none".
+        lexicon: pronunciations for phone units.
+        guess: source of pronunciations for words of the transcripts that the lexicon lacks.
         cache: folder of features and completed lexicons.
-        absent: whether what is not there yet is made.
+        absent: "make" to make missing data, otherwise missing data is an error.
     """
 
     kind: ctc.Kind
@@ -87,12 +87,12 @@ class Reading:
 
 
 def load(root: Path, how: Reading) -> Data:
-    """Read `root`/data/{train,dev,test}, computing or finding the features in `how.cache`.
+    """Read `root`/data/{train,dev,test}, computing the features or finding them in `how.cache`.
 
-    Corpora that bring features (feats.scp) get two orders of deltas; from audio 40 log-mel bins are computed.
+    Corpora that bring features (feats.scp) get two orders of deltas; audio gives 40 log-mel bins.
 
     Raises:
-        CorpusError: a split is missing or malformed, or more than 1 % of train cannot be used; names utterances.
+        CorpusError: a split is missing or malformed, or over 1 % of train is unusable; the message names some.
     """
     parts = splits(root)
     train = parts[0]
@@ -105,7 +105,7 @@ def load(root: Path, how: Reading) -> Data:
     held = [_split(prepare(part, front, how.cache, cores_here(), progress=True), label, how) for part in parts]
     for name, part in zip(PARTS, held, strict=True):
         _tell(name, part.problems)
-    train.without(held[0].problems)  # refuses to go on where too many are lost
+    train.without(held[0].problems)  # raises an error if too many are lost
     aligned = replace(held[0], names=tuple(name for name in held[0].names if name in held[0].targets))
     return Data(units, aligned, held[1], held[2], isinstance(front, LogMel), lexicon)
 
@@ -116,7 +116,7 @@ def front_of(train: Corpus) -> Front:
 
 
 def read(corpus: Corpus, data: Data, how: Reading) -> SplitData:
-    """Other speech in the form of the splits of `data`.
+    """Read other speech in the form of the splits of `data`.
 
     Raises:
         CorpusError: its audio or features cannot be used.
@@ -126,9 +126,9 @@ def read(corpus: Corpus, data: Data, how: Reading) -> SplitData:
 
 
 def labeller(units: ctc.Units, lexicon: Iterable[Entry] = ()) -> Callable[[str], LabelGraph]:
-    """From a transcript to its label graph; of phones, all pronunciations of its words that `lexicon` lists.
+    """Function from a transcript to its label graph; for phones, with all pronunciations that `lexicon` lists.
 
-    The function raises CorpusError for a text that the units cannot write or the lexicon cannot say.
+    The function raises CorpusError for a text that the units cannot write or that has words missing from the lexicon.
     """
     if units.kind != "phone":
         return lambda text: LabelGraph.linear(units.encode(text))
@@ -148,7 +148,7 @@ def labeller(units: ctc.Units, lexicon: Iterable[Entry] = ()) -> Callable[[str],
 def _units(parts: tuple[Corpus, ...], how: Reading) -> tuple[ctc.Units, tuple[Entry, ...]]:
     if how.kind != "phone":
         return ctc.Units.of(parts[0].texts.values(), how.kind), ()
-    # Words of dev and test that training lacks stay unknown: a vocabulary made from them would flatter.
+    # Words of dev and test that training lacks stay unknown: a vocabulary made from them would flatter the results.
     entries = tuple(
         read_lexicon(completed_lexicon(how.lexicon, parts[0].texts.values(), how.guess, how.cache, how.absent))
     )

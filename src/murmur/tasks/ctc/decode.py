@@ -1,4 +1,4 @@
-"""Decoding of CTC networks with a graph: the units' lexicon and a grammar over words, its scale tuned on dev.
+"""Decoding of CTC networks with a graph of the units' lexicon and a word grammar, its scale tuned on dev.
 
 Miao, Gowayyed and Metze, "EESEN: end-to-end speech recognition using deep RNN models and WFST-based decoding" (2015).
 """
@@ -39,15 +39,15 @@ Scores = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class CtcDecoding:
-    """From log posteriors to words.
+    """Settings of decoding, from log posteriors to words.
 
     Attributes:
         grammar: "greedy" (the best unit of each frame, no graph), "loop" (any words of the lexicon, or of train for
             units that spell), "one word", or an ARPA file: its name in the corpus folder, or its path.
         scales: acoustic scales to try on dev.
-        insertion_penalties: costs of every word (natural log) to try on dev, each with all scales.
+        insertion_penalties: costs per word (natural log) to try on dev, each with all scales.
         beam: beam of the search, natural log after scaling.
-        max_active: most states a frame.
+        max_active: largest number of active states in a frame.
     """
 
     grammar: str = GREEDY
@@ -77,9 +77,9 @@ class CtcSearch:
         decoding: settings.
         cache: folder of graphs.
         jobs: decoding processes.
-        frames_per_second: of the scores.
-        own: words and grammar of a user's own, in place of those of `decoding`.
-        kept: folder where results are kept while they are made; None keeps none.
+        frames_per_second: rate of the scores.
+        own: the user's words and grammar, in place of those of `decoding`.
+        kept: folder where results are saved as they are made; None saves nothing.
     """
 
     data: Data
@@ -93,7 +93,7 @@ class CtcSearch:
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the decoding graph, built if it is not there.
+        """The folder of the decoding graph, which is built if it is missing.
 
         Raises:
             ValueError: no such grammar, or it shares no word with what the units can write.
@@ -107,14 +107,14 @@ class CtcSearch:
         return folder
 
     def with_own(self, own: Vocabulary) -> CtcSearch:
-        """This search for other words, with scales and word costs to choose from where the experiment fixes them."""
+        """This search with other words; tries several scales and word costs if the experiment fixes them."""
         free, fixed = CtcDecoding(), self.decoding
         scales = fixed.scales if len(fixed.scales) > 1 else free.scales
         penalties = fixed.insertion_penalties if len(fixed.insertion_penalties) > 1 else free.insertion_penalties
         return replace(self, own=own, decoding=replace(fixed, scales=scales, insertion_penalties=penalties))
 
     def tune(self, scores: Scores, references: Mapping[str, str]) -> DecodeOptions:
-        """Penalty and scale with the fewest errors on dev; of equals the first penalty and the middle scale."""
+        """Penalty and scale with the fewest errors on dev; among equals, the first penalty and the middle scale."""
         dev = DevelopmentSet(self.folder, scores, references, self.jobs, self.frames_per_second, self.kept)
         found: list[Trial] = []
         for penalty in self.decoding.insertion_penalties:
@@ -130,7 +130,7 @@ class CtcSearch:
             min(self.decoding.scales),
             max(self.decoding.scales),
         ):
-            log.warning("scale %g is the edge of what was tried", best.acoustic_scale)
+            log.warning("scale %g is at the edge of the tried range", best.acoustic_scale)
         return best
 
     def decode(self, scores: Scores, options: DecodeOptions) -> Decoded:
@@ -197,7 +197,7 @@ class CtcSearch:
         return loop_grammar(lang) if self.decoding.grammar == LOOP else one_word_grammar(lang)
 
     def _entries(self, model: NgramModel | None) -> list[Entry]:
-        """Words and the units that write them: the lexicon for phones; else the grammar's words, or those of train."""
+        """Words and their units: the lexicon for phones; otherwise the words of the grammar or of train."""
         units = self.data.units
         if units.kind == "phone":
             return list(self.data.lexicon)
@@ -205,7 +205,7 @@ class CtcSearch:
         words = train if model is None else {word for word in model.words if not is_mark(word)}
         written = [word for word in words if writable(units, word)]
         if len(written) < len(words):
-            log.warning("%d words of the grammar hold units that the network lacks", len(words) - len(written))
+            log.warning("%d words of the grammar need units that the network lacks", len(words) - len(written))
         if not written:
-            raise CorpusError(f"the network's units write none of the {len(words)} words of the grammar")
+            raise CorpusError(f"the network's units can write none of the {len(words)} words of the grammar")
         return [(word, tuple(ctc.pieces(word, units.kind))) for word in sorted(written, key=str.encode)]

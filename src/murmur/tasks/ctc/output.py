@@ -23,17 +23,17 @@ from murmur.tasks.ctc.data import Data, SplitData
 from murmur.tasks.recognised import recognised
 
 EVALUATION_SIZE = 32
-FEW_SPEAKERS = 8  # with fewer, whole speakers say nothing about spread: utterances are drawn
+FEW_SPEAKERS = 8  # with fewer, the interval resamples utterances instead of speakers
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Of every utterance of a split.
+    """Outputs for every utterance of a split.
 
     Attributes:
         scores: (U, C) float32, ln P(column | frame).
         best: columns of the best path, repeats merged, without blanks.
-        loss: -ln P(transcript | frames) / frames over all utterances that have targets, nats per feature frame.
+        loss: -ln P(transcript | frames) / frames over all utterances with targets, nats per feature frame.
     """
 
     scores: Mapping[str, np.ndarray]
@@ -46,7 +46,7 @@ class Outputs:
 
 
 def outputs(model: nn.Module, split: SplitData, stack: int) -> Outputs:
-    """Run the network over a split, without gradients and dropout."""
+    """Run the network over a split, without gradients or dropout."""
     order = UtteranceBatches(tuple(len(split.feats[name]) for name in split.names), EVALUATION_SIZE).in_order()
     device, training = next(model.parameters()).device, model.training
     scores: dict[str, np.ndarray] = {}
@@ -71,7 +71,7 @@ def outputs(model: nn.Module, split: SplitData, stack: int) -> Outputs:
 
 
 def greedy_rates(data: Data, split: SplitData, found: Outputs) -> dict[str, ErrorRate]:
-    """Error rates of best paths: "wer" and "cer"; of phones "per", against the nearest pronunciations."""
+    """Error rates of best paths: "wer" and "cer"; for phones "per", against the nearest pronunciations."""
     hypotheses = found.texts(data.units)
     if data.units.kind != "phone":
         return {"wer": score(split.texts, hypotheses), "cer": score(split.texts, hypotheses, unit="char")}
@@ -96,7 +96,7 @@ def greedy_score(data: Data, found: Outputs) -> Score:
 
 
 def graph_score(data: Data, found: Outputs, texts: Mapping[str, str], options: DecodeOptions) -> Score:
-    """The error rates of test with the graph, the greedy ones beside them."""
+    """The error rates of test with the graph, together with the greedy ones."""
     test = data.test
     greedy = greedy_rates(data, test, found)
     words, characters = score(test.texts, texts), score(test.texts, texts, unit="char")
@@ -114,7 +114,7 @@ def _line(name: str, rate: ErrorRate) -> str:
 
 
 def _interval(split: SplitData, texts: Mapping[str, str]) -> dict[str, float]:
-    """Ends of the 95 % bootstrap interval of the word error rate; nothing where no word was said."""
+    """Ends of the 95 % bootstrap interval of the word error rate; empty if no word was said."""
     if not any(split.texts.values()):
         return {}
     speakers = split.speakers if len(set(split.speakers.values())) >= FEW_SPEAKERS else None

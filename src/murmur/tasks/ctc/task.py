@@ -1,4 +1,4 @@
-"""CTC training of an LSTM acoustic model, as a task for the engine: the embedded digits, or any folder of data sets.
+"""CTC training of an LSTM acoustic model as a task of the engine, on synthetic digits or any folder of data sets.
 
     murmur train ctc --learners 2                                    (digits spoken by espeak-ng; a minute on two cores)
     murmur train ctc --learners 2 --set task.corpus=FOLDER --set task.units=grapheme --set budget.epochs=36 ...
@@ -6,7 +6,7 @@
         --set task.decoding.grammar=lm/tg.arpa.gz ...
 
 A folder holds `data/train`, `data/test` and perhaps `data/dev` in Kaldi's layout, with audio or with features. Units:
-char, grapheme and word need no lexicon; phone needs one (`task.lexicon`), or guesses pronunciations. The loss is
+char, grapheme and word need no lexicon; phone needs one (`task.lexicon`) or guesses pronunciations. The loss is
 -ln P(transcript | frames) / frames in nats, a sum over all pronunciations and alignments; "logprob" is its negative.
 """
 
@@ -47,8 +47,8 @@ AUGMENT = SpecAugment(warp=0.1, tempo=0.1, time_masks=1, time_frames=12, bin_mas
 class Batch:
     """Utterances of similar length.
 
-    feats (N, T, F) padded with zeros, lengths (N,) in frames, label graphs, names; `frames` of the corpus, before any
-    change of tempo: the weight of the minibatch.
+    feats (N, T, F) padded with zeros, lengths (N,) in frames, label graphs, names; `frames` counts those of the corpus
+    before any change of tempo: the weight of the minibatch.
     """
 
     feats: Tensor
@@ -64,24 +64,24 @@ class CtcTask:
 
     Attributes:
         corpus: folder with data/{train,dev,test}; None synthesises the digits corpus with espeak-ng.
-        units: what the network writes, see `murmur.speech.ctc.criterion.Units`.
+        units: output units of the network, see `murmur.speech.ctc.criterion.Units`.
         lexicon: pronunciations for phone units: a file in the corpus folder, or its path.
-        guess: what pronounces words of train that the lexicon lacks: espeak (espeak-ng, in CMUdict's phones),
-            graphemes, or none, which leaves such utterances out.
+        guess: source of pronunciations for words of train that the lexicon lacks: espeak (espeak-ng, in CMUdict's
+            phones), graphemes, or none, which leaves such utterances out.
         hidden: LSTM cells per layer and direction.
         layers: bidirectional LSTM layers.
-        dropout: share of every layer's outputs that is set to zero, while training.
+        dropout: share of every layer's outputs that is set to zero during training.
         stack: frames joined into one network input (3 frames of 10 ms give 30 ms).
-        minibatch_size: utterances.
-        augment: changes of training minibatches; `SpecAugment(time_masks=0, bin_masks=0)`: none. The warp of the
-            bin axis is left out for features that the corpus brings along, whose columns need not be frequencies.
-        cmvn: whose mean and variance normalise the features.
-        decoding: greedy, or with a graph of the words.
+        minibatch_size: number of utterances.
+        augment: changes of training minibatches; `SpecAugment(time_masks=0, bin_masks=0)` makes none. The warp of the
+            bin axis is skipped for features that the corpus brings, whose columns may not be frequencies.
+        cmvn: scope of the mean and variance that normalise the features: "speaker", "utterance" or "none".
+        decoding: greedy search, or search with a graph of the words.
         seed: seed of the order of the data and of the augmentation.
         digits: size of the synthetic corpus.
         jobs: decoding processes.
         cache: folder for synthesised audio, computed features, completed lexicons and graphs.
-        absent: whether what was prepared for training and is not in the cache is made.
+        absent: "make" to make training data that is missing from the cache, "refuse" to end with an error.
     """
 
     corpus: Path | None = None
@@ -107,14 +107,14 @@ class CtcTask:
             raise ValueError(f"stack {self.stack} and minibatch_size {self.minibatch_size} must be at least 1")
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields alone: data already loaded stays out of pickles, every process reads its own."""
+        """The fields alone: loaded data stays out of pickles, and every process reads its own."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def check(self) -> None:
-        """Find missing files, an unknown grammar and missing libraries, before anything is made.
+        """Check for missing files, an unknown grammar and missing libraries, before any work starts.
 
         Raises:
-            SettingError, CorpusError, SynthesisError: names what is missing.
+            SettingError, CorpusError, SynthesisError: something is missing; the message names it.
         """
         if self.corpus is None:
             check_digits(self.cache, self.digits)
@@ -138,7 +138,7 @@ class CtcTask:
         return features_to_make(parts, front_of(parts["train"]), self.cache, "features")
 
     def check_grammar(self, name: str, option: str) -> None:
-        """Check that there is a grammar of this name; `option` is where the name comes from.
+        """Check that there is a grammar of this name; `option` is the setting or option that gives the name.
 
         Raises:
             SettingError: there is none.
@@ -151,11 +151,11 @@ class CtcTask:
             )
 
     def _lexicon_there(self) -> bool:
-        inside = self.corpus is None or (Path(self.corpus) / self.lexicon).is_file()  # the digits bring one
+        inside = self.corpus is None or (Path(self.corpus) / self.lexicon).is_file()  # the digits have one
         return inside or self.lexicon.is_file()
 
     def prepare(self) -> Data:
-        """Synthesise and analyse what is not cached yet; worth calling once before several learners start."""
+        """Synthesise and analyse what is not cached yet; call it once before several learners start."""
         return self.data
 
     @cached_property
@@ -163,7 +163,7 @@ class CtcTask:
         """The three splits, loaded on first use.
 
         Raises:
-            CorpusError: the folder cannot be used; the message says why.
+            CorpusError: the folder cannot be used; the message gives the reason.
         """
         return load(self.root, self._reading)
 
@@ -189,7 +189,7 @@ class CtcTask:
 
     @property
     def samples_per_epoch(self) -> float:
-        """Feature frames in one pass; a minibatch weighs what it holds of them."""
+        """Feature frames in one pass; a minibatch's weight is its number of these frames."""
         return float(self.data.train.frames)
 
     def model(self) -> nn.Module:
@@ -208,25 +208,25 @@ class CtcTask:
         return Batch(feats_NTF, lengths_N, tuple(self.data.train.targets[name] for name in names), tuple(names), frames)
 
     def loss(self, model: nn.Module, minibatch: Batch) -> Loss:
-        """-ln P(transcript | frames), summed over utterances; the samples are their frames."""
+        """-ln P(transcript | frames), summed over utterances; samples are counted in frames."""
         logits_NUC, frames_N = self._logits(model, minibatch)
         return Loss(ctc_labels.loss(logits_NUC, frames_N, minibatch.targets), minibatch.frames)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """On dev: "loss" in nats per frame (of utterances whose text the units can write), "logprob", its negative.
+        """On dev: "loss" in nats per frame (of utterances whose text the units can write), and "logprob", its negative.
 
-        With them the error rates of greedy decoding in percent: "wer" and "cer"; "per" where the units are phones.
+        Also the error rates of greedy decoding in percent: "wer" and "cer"; "per" if the units are phones.
         """
         found = outputs(model, self.data.dev, self.stack)
         rates = greedy_rates(self.data, self.data.dev, found)
         return {"loss": found.loss, "logprob": -found.loss, **{name: rate.percent for name, rate in rates.items()}}
 
     def test(self, model: nn.Module) -> Score:
-        """Error rates on test, greedy and, where `decoding` names a grammar, with the graph, tuned on dev."""
+        """Error rates on test: greedy, and with the graph tuned on dev if `decoding` names a grammar."""
         return self.test_in(model, None)
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
-        """`test`; what is decoded is kept in a folder, and not decoded again."""
+        """`test`, with the decoding results saved in a folder and not decoded again."""
         test = outputs(model, self.data.test, self.stack)
         if self.decoding.grammar == GREEDY:
             return greedy_score(self.data, test)
@@ -237,7 +237,7 @@ class CtcTask:
 
     @cached_property
     def search(self) -> CtcSearch:
-        """Graph decoding, by the grammar of `decoding`."""
+        """Graph decoding with the grammar of `decoding`."""
         return CtcSearch(self.data, self.root, self.decoding, self.cache, self.jobs, 100.0 / self.stack)
 
     def outputs(self, model: nn.Module, split: SplitData) -> Outputs:
@@ -245,11 +245,11 @@ class CtcTask:
         return outputs(model, split, self.stack)
 
     def transcribe(self, model: nn.Module, split: SplitData) -> dict[str, str]:
-        """Best-path transcripts {utterance: text} of a split of `data`; phones where the units are phones."""
+        """Best-path transcripts {utterance: text} of a split of `data`; phones if the units are phones."""
         return outputs(model, split, self.stack).texts(self.data.units)
 
     def read(self, corpus: Corpus) -> SplitData:
-        """Other speech, ready for `transcribe`.
+        """Read other speech, ready for `transcribe`.
 
         Raises:
             CorpusError: its audio or features cannot be used.
@@ -261,7 +261,7 @@ class CtcTask:
         augment = self.augment if self.data.log_mel else replace(self.augment, warp=0.0)
         changed = augment(train.feats[name], rng)
         needed = train.targets[name].frames_needed * self.stack
-        return changed if len(changed) >= needed else train.feats[name]  # a fast tempo must not undo alignability
+        return changed if len(changed) >= needed else train.feats[name]  # a fast tempo must not prevent alignment
 
     @cached_property
     def _order(self) -> UtteranceBatches:

@@ -1,4 +1,4 @@
-"""Settings of the hybrid recipe: front ends, HMM stages, chunks, decoding. All of them frozen, all of them settable."""
+"""Settings of the hybrid recipe: front ends, HMM stages, chunks, decoding. All are frozen, and all can be set."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class FrontEnd:
     """Features of the HMMs and of the network, at 100 frames a second.
 
     Attributes:
-        cepstra: MFCC of the Gaussian mixtures, with two orders of deltas; the mean of a speaker is taken off.
+        cepstra: MFCC of the Gaussian mixtures, with two orders of deltas, less the mean of the speaker.
         bins: log-mel bins of the network, normalised by mean and variance.
-        cmvn: whose mean and variance normalise the network's input.
-        speeds: the network also trains on copies played at these speeds (Ko et al. 2015); 1.0 must be among them.
-        perturb: "stored" keeps a copy for each speed on disk, and an epoch is one pass over all of them: disk times
-            speeds, no work in training. "on_the_fly" keeps speed 1 alone; chunks get a speed drawn by the number of
-            their minibatch, and are analysed from audio in the background: disk of one copy, some milliseconds of a
-            core for each chunk, an epoch is one pass at mixed speeds, and cmvn is that of speed 1.
-        noise: added to chunks "on_the_fly", such as noise.share=0.5; normalised as the speech without it.
+        cmvn: scope of the mean and variance that normalise the network's input: "speaker", "utterance" or "none".
+        speeds: playback speeds of the copies that the network trains on (Ko et al. 2015); 1.0 must be among them.
+        perturb: "stored" keeps a copy for each speed on disk, and an epoch is one pass over all of them: disk space
+            times the number of speeds, no work. "on_the_fly" keeps speed 1 alone; the minibatch number draws
+            the speed of its chunks, which are analysed from audio in the background: disk of one copy, some
+            milliseconds of a core per chunk. An epoch is then one pass at mixed speeds, and cmvn is that of speed 1.
+        noise: noise added to chunks "on_the_fly", such as noise.share=0.5; normalised like the speech without it.
         storage: type of the network's training features on disk, 4, 2 or 1 bytes a value.
 
-    Sets that bring features along use those, with deltas, for both.
+    Sets that bring features use those, with deltas, for both.
     """
 
     cepstra: int = 13
@@ -57,27 +57,27 @@ class FrontEnd:
         """True if training chunks are changed as they are drawn.
 
         Raises:
-            ValueError: they are not, but noise is asked for.
+            ValueError: they are not, but noise is requested.
         """
         if self.perturb == "stored" and self.noise.share:
-            raise ValueError("noise is added on the fly alone: set task.front.perturb=on_the_fly, or noise.share=0")
+            raise ValueError("noise is added only on the fly: set task.front.perturb=on_the_fly, or noise.share=0")
         return self.perturb == "on_the_fly"
 
     @property
     def stored(self) -> FrontEnd:
-        """The front end whose copies are on disk."""
+        """The front end of the copies on disk."""
         return self if self.perturb == "stored" else replace(self, speeds=(1.0,), perturb="stored", noise=Noise())
 
 
 @dataclass(frozen=True)
 class HmmStages:
-    """The Gaussian systems that are trained one after the other; the last one gives the network its targets.
+    """The Gaussian systems, trained one after the other; the last one gives the network its targets.
 
     Attributes:
         silence_probability: probability of a silence between words, in training.
         monophone: first stage, monophones.
-        triphone: second stage, triphones; None stops before.
-        lda: third stage, on LDA+MLLT features; None stops before.
+        triphone: second stage, triphones; None stops before it.
+        lda: third stage, on LDA+MLLT features; None stops before it.
     """
 
     silence_probability: float = 0.5
@@ -100,11 +100,11 @@ class Chunks:
     """Options for cutting utterances into training chunks.
 
     Attributes:
-        frames: longest chunk.
-        left_frames: context before it, not trained.
-        right_frames: context after it, not trained.
-        size: chunks per minibatch.
-        parts: with as many learners in step as parts, each trains on its own share of the chunks and on no other.
+        frames: length of the longest chunk.
+        left_frames: frames of context before the chunk, not trained.
+        right_frames: frames of context after the chunk, not trained.
+        size: number of chunks in a minibatch.
+        parts: number of shares of the chunks; with as many lock-step learners, each trains on its own share alone.
     """
 
     frames: int = 100
@@ -119,10 +119,10 @@ class Search:
     """Grammar and tuning of one kind of system.
 
     Attributes:
-        grammar: "loop" (any number of words, all alike), "one word", or the name of a language model of the set.
+        grammar: "loop" (any number of words, equally likely), "one word", or the name of a language model of the set.
         scales: acoustic scales to try on dev.
-        insertion_penalties: costs of every word (natural log) to try on dev, each with all scales.
-        beams: (beam, most states) to try on dev, of which the fastest within 0.2 % of the widest is taken.
+        insertion_penalties: costs per word (natural log) to try on dev, each with all scales.
+        beams: (beam, most active states) to try on dev; the fastest one within 0.2 % of the widest is taken.
     """
 
     grammar: str = LOOP
@@ -133,15 +133,15 @@ class Search:
 
 @dataclass(frozen=True)
 class Decoding:
-    """From scores to words.
+    """Settings of decoding, from scores to words.
 
     Attributes:
         gmm: grammar and tuning of the Gaussian systems.
         network: grammar and tuning of the network.
-        tune_every: tuning looks at every so manyth dev utterance; figures are of all of them.
-        silence_probability: probability of a silence before the first word and behind each word, in the decoding
-            graph; None takes the share of such places that hold one in the alignments of train.
-        scored: Gaussian systems whose error rates are wanted: "last" is the one that aligned for the network.
+        tune_every: tuning uses every n-th dev utterance; figures use all of them.
+        silence_probability: probability of a silence before the first word and after each word, in the decoding
+            graph; None takes the share of such places with a silence in the alignments of train.
+        scored: Gaussian systems to score: "last" is the one that aligned for the network.
     """
 
     gmm: Search = field(default_factory=Search)
@@ -152,14 +152,14 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if self.tune_every < 1:
-            raise ValueError(f"tune_every = {self.tune_every}: at least every utterance, 1, can be looked at")
+            raise ValueError(f"tune_every = {self.tune_every}: it must be at least 1, which uses every utterance")
 
 
 TOLERANCE_PERCENT = 0.2
 
 
 def first_options(search: Search) -> DecodeOptions:
-    """The options that tuning of the scale starts from: the widest beam of the search."""
+    """The options from which tuning of the scale starts: the widest beam of the search."""
     if not search.beams or not search.scales or not search.insertion_penalties:
         raise ValueError("give at least one acoustic scale, insertion penalty and (beam, most states) to decode with")
     beam, most = max(search.beams)

@@ -33,7 +33,7 @@ from murmur.tasks.prepared import refuse_to_make
 
 log = logging.getLogger(__name__)
 NETWORK_SCALE = 0.3  # posteriors of a network are flatter than likelihoods of Gaussians
-SMALLEST_SHARE = 0.1  # of the mean prior: rarer pdfs are taken to be as frequent as this
+SMALLEST_SHARE = 0.1  # of the mean prior: lower limit of the priors
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -58,10 +58,10 @@ def make_targets(half: HmmHalf, stage: Stage) -> Targets:
 
 
 def stored_targets(half: HmmHalf, stage: Stage, realigned_by: str | None) -> Targets:
-    """Targets of train alone, of a Gaussian system or of the network of a digest, as they were stored for training.
+    """Stored targets of train alone, by a Gaussian system or by the network with a digest.
 
     Raises:
-        SettingError: the network's alignment is not there, or damaged.
+        SettingError: the network's alignment is missing or damaged.
     """
     if realigned_by is None:
         return _targets(stage, stage.tids, {})
@@ -100,24 +100,24 @@ def _targets(stage: Stage, train: Arrays, dev: Arrays) -> Targets:
 
 
 def floored(log_prior_C: Tensor) -> Tensor:
-    """ln p(pdf), none below a tenth of 1 / pdfs.
+    """ln p(pdf), with a lower limit of a tenth of 1 / pdfs.
 
-    A pdf that train hardly holds (silence has states that may be skipped) would get the largest scores of all wherever
-    the network is not sure, since its tiny posterior is divided by a still tinier prior.
+    A pdf that is rare in train (silence has states that may be skipped) would otherwise get the largest score wherever
+    network is not sure, since its tiny posterior is divided by an even smaller prior.
     """
     return log_prior_C.clamp(min=math.log(SMALLEST_SHARE / len(log_prior_C)))
 
 
 @dataclass(frozen=True, eq=False)
 class SpeedPart:
-    """A stretch of the training utterances at one speed: what a shard is made of. Names features, does not hold them.
+    """A part of the training utterances at one speed, for one shard. It refers to the features, and does not hold them.
 
     Attributes:
-        feats: where the features lie, not normalised.
-        normal: what normalises them; None leaves them as they are.
-        delta_order: derivatives appended to them.
+        feats: store of the features, not normalised.
+        normal: normalisation of the features; None leaves them as they are.
+        delta_order: number of derivatives appended to them.
         targets: pdfs at speed 1.
-        speed: of `feats`.
+        speed: playback speed of `feats`.
     """
 
     feats: ShardRows
@@ -148,9 +148,9 @@ def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]
 
 @dataclass(frozen=True, eq=False)
 class HybridData:
-    """Frames and targets of train, mapped from disk, and of dev, of equally many frames each.
+    """Frames and targets of train, mapped from disk, and of dev, with equally many frames each.
 
-    `versions` draws speeds for chunks of train; None where all speeds are on disk.
+    `versions` draws speeds for chunks of train; None if all speeds are on disk.
     """
 
     train: FrameStore
@@ -160,7 +160,7 @@ class HybridData:
 
     @staticmethod
     def prepare(half: HmmHalf, targets: Targets) -> HybridData:
-        """Make what is not there or damaged; utterances without an alignment are left out."""
+        """Make all data that is missing or damaged; utterances without an alignment are left out."""
         front, folder = half.front, _folder(half, targets)
         if front.draws:
             audio_of(half.material.train)
@@ -172,7 +172,7 @@ class HybridData:
 
     @staticmethod
     def load(half: HmmHalf, targets: Targets) -> HybridData:
-        """Open what was prepared; where it was not, or a file has another size than it should, prepare it."""
+        """Open the prepared data; prepare it if it is missing or a file has the wrong size."""
         try:
             train = open_store(_folder(half, targets))
             versions = speed_chunks(half, train) if half.front.draws else None

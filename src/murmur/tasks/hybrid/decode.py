@@ -31,19 +31,19 @@ from murmur.tasks.recognised import recognised
 from murmur.tasks.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
-FEW_SPEAKERS = 8  # with fewer, whole speakers say nothing about spread: utterances are drawn
+FEW_SPEAKERS = 8  # with fewer, the interval resamples utterances instead of speakers
 Scorer = Callable[[str], np.ndarray]
 
 
 @dataclass(frozen=True)
 class System:
-    """Something that gives scores of the pdfs of `model` to utterances, and how to search with it.
+    """A system to decode with: scores of the pdfs of `model` for utterances, and the settings of the search.
 
     Attributes:
-        name: for lines and files.
+        name: name in log lines and files.
         model: the transitions, tree and language behind the pdfs.
-        search: grammar and what to try.
-        scores: of one utterance of a part ("dev", "test"), (T, pdfs) natural-log likelihoods, not scaled.
+        search: grammar and settings to try.
+        scores: function from a part ("dev", "test") and an utterance to (T, pdfs) natural-log likelihoods, not scaled.
     """
 
     name: str
@@ -54,7 +54,7 @@ class System:
 
 @dataclass(frozen=True)
 class DecodingResult:
-    """Error rate of a system on a part, with its bootstrap interval, what it was decoded with, and how fast."""
+    """Error rate of a system on a part, with its bootstrap interval, decoding options and speed."""
 
     system: str
     part: str
@@ -96,12 +96,12 @@ class DecodeHalf:
     """Graphs and decoding of a set.
 
     Attributes:
-        material: the set; nothing is ever tuned on its test part.
+        material: the set; its test part is never used for tuning.
         decoding: settings.
-        silence_probability: of the decoding graphs.
+        silence_probability: probability of silence in the decoding graphs.
         cache: folder of graphs and error reports.
-        jobs: processes.
-        kept: folder where results are kept while they are made; None keeps none.
+        jobs: number of processes.
+        kept: folder where results are saved as they are made; None saves nothing.
     """
 
     material: SpeechSet
@@ -120,8 +120,8 @@ class DecodeHalf:
     def tune(self, system: System, graph: Path, dev: Corpus) -> DecodeOptions:
         """Penalty and scale with the fewest errors on dev, and the fastest beam that is as good as the widest.
 
-        Of equal penalties the first is taken, of equal scales the middle one: on small sets many are alike, and the
-        ends of such a range are next to worse ones.
+        Among equal penalties the first is taken, among equal scales the middle one: on small sets many are equal, and
+        the ends of such a range lie next to worse ones.
         """
         names = list(dev.texts)[:: self.decoding.tune_every]
         scores = {name: system.scores["dev"](name) for name in names}
@@ -135,14 +135,14 @@ class DecodeHalf:
             self._tell(system, trials)
         best = min(found, key=lambda trial: trial.rate.errors)
         if len(search.scales) > 2 and best.options.acoustic_scale in (min(search.scales), max(search.scales)):
-            log.warning("%s: scale %g is the edge of what was tried", system.name, best.options.acoustic_scale)
+            log.warning("%s: scale %g is at the edge of the tried range", system.name, best.options.acoustic_scale)
         if len(search.beams) > 1:
             best, trials = tune_beam(development, search.beams, best.options, TOLERANCE_PERCENT)
             self._tell(system, trials)
         return best.options
 
     def graph(self, model: HmmGmm, lang: Lang, grammar: Grammar) -> Path:
-        """The folder of HCLG of a model, a vocabulary over its phones, and a grammar; built if it is not there."""
+        """The folder of HCLG for a model, a vocabulary over its phones, and a grammar; built if it is missing."""
         key = graph_key(lang, grammar, model.transitions)
         folder = self.cache / f"graph-{key[:16]}"
         build = partial(build_hclg, lang, model.transitions, grammar)
@@ -150,7 +150,7 @@ class DecodeHalf:
         return folder
 
     def words(self, trained: Lang, grammar: str | Vocabulary) -> tuple[Lang, Grammar]:
-        """The vocabulary of decoding over the phones of training, and the grammar: one of the set, or a user's own.
+        """The vocabulary of decoding over the phones of training, and the grammar: one of the set, or the user's.
 
         Raises:
             ValueError: the set has no such grammar, or words cannot be pronounced; the message says what to do.
@@ -202,6 +202,6 @@ def middle_of_best(trials: Sequence[Trial]) -> Trial:
 
 
 def pairs(names: Iterable[str], scores: Scorer) -> Iterator[tuple[str, np.ndarray]]:
-    """(utterance, its scores), computed when they are asked for."""
+    """Pairs (utterance, its scores), computed as they are requested."""
     for name in names:
         yield name, scores(name)

@@ -1,7 +1,7 @@
 """The Gaussian half of the hybrid recipe: features, monophones, triphones, LDA+MLLT and alignments, each stage stored.
 
-A stage is two files, a model and its alignments, whose names hold a digest of all that made them. What is missing,
-damaged or cut short is made anew; what is there is read.
+A stage is two files, a model and its alignments, named by a digest of everything that made them. Stages that are
+missing, damaged or cut short are made again; the others are read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Stage:
     key: str
 
     def silence_share(self, texts: Mapping[str, str]) -> float:
-        """Silences per place that may hold one (before the first word, behind each word), within 0.01 and 0.99."""
+        """Silences per place that may hold one (before the first word, after each word), between 0.01 and 0.99."""
         places = sum(len(texts[name].split()) + 1 for name in self.tids)
         silences = sum(
             time.phone == SILENCE for tids_T in self.tids.values() for time in phone_times(self.model, tids_T)
@@ -65,12 +65,12 @@ class HmmHalf:
 
     Attributes:
         material: the set.
-        lexicon: of the transcripts; decoding may use a larger one over the same phones.
-        front: what the systems see.
-        stages: which systems.
-        cache: folder of everything that is kept.
-        jobs: processes that align; features are made by as many as there are cores.
-        absent: whether a Gaussian system that is not in the cache is trained.
+        lexicon: pronunciations for the transcripts; decoding may use a larger lexicon over the same phones.
+        front: features of the systems.
+        stages: systems to train.
+        cache: folder of all stored results.
+        jobs: number of aligning processes; features are made with one process per core.
+        absent: "make" to train a Gaussian system that is missing from the cache, "refuse" to end with an error.
     """
 
     material: SpeechSet
@@ -93,7 +93,7 @@ class HmmHalf:
 
     @cached_property
     def train_texts(self) -> dict[str, str]:
-        """Transcripts of train, of utterances that have features."""
+        """Transcripts of the train utterances that have features."""
         return {u: text for u, text in self.material.train.texts.items() if u in self.train_feats}
 
     def features(self, part: Corpus) -> Arrays:
@@ -105,7 +105,7 @@ class HmmHalf:
         """Features of the network, at one playback speed.
 
         Raises:
-            ValueError: another speed than 1 for a set that brings features along.
+            ValueError: the speed is not 1, for a set that brings features.
         """
         normal = normalise_all(self.network_store(part, speed), part.speakers, self.front.cmvn)
         if not self.delta_order:
@@ -116,7 +116,7 @@ class HmmHalf:
         """The source of `network_features`, without normalisation and without derivatives.
 
         Raises:
-            ValueError: another speed than 1 for a set that brings features along.
+            ValueError: the speed is not 1, for a set that brings features.
         """
         if not _brings_features(part):
             return self.store(part, self.log_mel(part, speed))
@@ -130,7 +130,7 @@ class HmmHalf:
 
     @property
     def delta_order(self) -> int:
-        """Derivatives that the network sees: two of cepstra that a set brings along, none of log-mel bins."""
+        """Number of derivatives that the network sees: two for cepstra of the set, none for log-mel bins."""
         return 2 if _brings_features(self.material.train) else 0
 
     @property
@@ -139,15 +139,15 @@ class HmmHalf:
         return (self.delta_order + 1) * (self.front.cepstra if self.delta_order else self.front.bins)
 
     def store(self, part: Corpus, front: Front) -> FeatureStore:
-        """Features on disk, made where they are missing."""
+        """Features on disk, made if they are missing."""
         return prepare(part, front, self.cache, cores_here(), progress=True)
 
     @cached_property
     def trained(self) -> tuple[Stage, ...]:
-        """All stages, the last one best; trained where they are not stored yet.
+        """All stages, the last one best; trained if they are not stored yet.
 
         Raises:
-            ValueError: more than 1 % of the utterances cannot be used; names them and says why.
+            ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons.
         """
         done = [self._stage("monophone", self._key("monophone", ""), self._monophone)]
         followers = (("triphone", self.stages.triphone, train_triphone), ("lda", self.stages.lda, train_lda_mllt))
@@ -162,7 +162,7 @@ class HmmHalf:
         return tuple(done)
 
     def untrained(self) -> list[str]:
-        """Systems that are not in the cache, and those that follow them; nothing is trained or read for this."""
+        """Systems missing from the cache, and the systems that follow them; trains and reads nothing."""
         previous = ""
         for place, name in enumerate(self.stages.names):
             previous = self._key(name, previous)
@@ -171,7 +171,7 @@ class HmmHalf:
         return []
 
     def features_to_make(self, parts: Mapping[str, Corpus]) -> list[Unmade]:
-        """Cepstra and the network's features of these parts that are not in the cache."""
+        """Cepstra and network features of these parts that are missing from the cache."""
         train = parts["train"]
         if _brings_features(train):
             return features_to_make(parts, Ready(self.front.cepstra), self.cache, "features")
@@ -230,7 +230,7 @@ class HmmHalf:
 
 
 def stored_alignment(model: HmmGmm, path: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Alignments from a file; made and written where it is missing, damaged or of another tree."""
+    """Alignments from a file; made and written if it is missing, damaged or of another tree."""
     try:
         return load_alignments(model, path)
     except FileNotFoundError:
@@ -244,7 +244,7 @@ def stored_alignment(model: HmmGmm, path: Path, make: Callable[[], Mapping[str, 
 
 
 def tell(report: PassReport) -> None:
-    """One line a pass."""
+    """Log one line per pass."""
     log.info(
         "%s %d/%d: %.3f nats per frame, %d Gaussians, %d frames, %d utterances left out",
         report.stage,

@@ -1,4 +1,4 @@
-"""Inputs of speeds and noise on the fly beside the stored frames: places of audio, and statistics of CMVN."""
+"""Inputs of speeds and noise on the fly, stored beside the frames: places of audio, and statistics of CMVN."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def audio_of(corpus: Corpus) -> dict[str, Audio]:
     """The place of each utterance's audio.
 
     Raises:
-        ValueError: an utterance has none, or one that only a command gives.
+        ValueError: an utterance has no audio, or gets it from a command.
     """
     found = {}
     for utterance in corpus.utterances:
         if utterance.audio is None or utterance.audio.command is not None:
-            what = "brings features alone" if utterance.audio is None else "gets its audio from a command"
+            what = "brings only features" if utterance.audio is None else "gets its audio from a command"
             raise ValueError(
                 f"task.front.perturb=on_the_fly reads audio files in training, but utterance {utterance.id} {what}: "
                 "extract the audio to files, or set task.front.perturb=stored"
@@ -41,9 +41,9 @@ def audio_of(corpus: Corpus) -> dict[str, Audio]:
 
 
 def write_normalisation(folder: Path, normal: Mapping[str, Normalisation | None]) -> None:
-    """Beside the frames, for each of their utterances in order: whose mean and deviation normalise it, and those.
+    """Write the mean and deviation that normalise each utterance, beside the frames and in their order.
 
-    cmvn-owners.npy holds (utterances,) int32, cmvn-pairs.npy (owners, 2, F) float32; where features are not normalised,
+    cmvn-owners.npy holds (utterances,) int32, cmvn-pairs.npy (owners, 2, F) float32; if features are not normalised,
     no file is written.
     """
     numbers: dict[str, int] = {}
@@ -65,7 +65,7 @@ def speed_chunks(half: HmmHalf, train: FrameStore) -> SpeedChunks:
     """Speeds and noise for chunks of a store at speed 1; holds a reference to each utterance's audio, maps the rest.
 
     Raises:
-        CorpusError: the statistics are missing or not of this store, or there are no recordings of noise.
+        CorpusError: the statistics are missing or belong to another store, or there are no recordings of noise.
         ValueError: there is no audio.
     """
     corpus = half.material.train
@@ -75,7 +75,7 @@ def speed_chunks(half: HmmHalf, train: FrameStore) -> SpeedChunks:
         owners, pairs = _mapped(train.folder / OWNERS), _mapped(train.folder / PAIRS)
         whole = owners.shape == (len(train),) and pairs.shape[1:] == (2, train.dims)
         if not whole or owners.min() < 0 or owners.max() >= len(pairs):
-            raise CorpusError(f"{train.folder / OWNERS} is not of the {len(train)} utterances beside it: prepare again")
+            raise CorpusError(f"{train.folder / OWNERS} does not match {len(train)} utterances: prepare again")
     sources = tuple(audio[name] for name in train.names)
     front = half.log_mel(corpus)
     noise = NoiseSource(half.front.noise, front.rate_hz) if half.front.noise.share else None

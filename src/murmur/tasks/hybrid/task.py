@@ -4,7 +4,7 @@
     murmur train librispeech --set task.corpus=FOLDER        (and yesno, fsdd, an4: see the recipes of these names)
 
 Any folder in Kaldi's layout with lexicon.txt works: `murmur train hybrid --set task.corpus=FOLDER`. Every stage is
-kept in `task.cache`: a run that was killed goes on where it was. Bourlard and Morgan, "Connectionist speech
+stored in `task.cache`, and a killed run continues from there. Bourlard and Morgan, "Connectionist speech
 recognition" (1994); Hinton et al., "Deep neural networks for acoustic modeling in speech recognition" (2012).
 """
 
@@ -64,23 +64,23 @@ class HybridTask(ChunkLearning):
 
     Attributes:
         corpus: folder of the set; None synthesises the digits corpus with espeak-ng.
-        loader: which set the folder holds, see `murmur.tasks.corpora`.
-        guess: what pronounces words of train that the lexicon lacks: espeak (espeak-ng, in CMUdict's phones),
-            graphemes, or none, which leaves such utterances out.
+        loader: kind of set in the folder, see `murmur.tasks.corpora`.
+        guess: source of pronunciations for words of train that the lexicon lacks: espeak (espeak-ng, in CMUdict's
+            phones), graphemes, or none, which leaves such utterances out.
         digits: size of the synthetic corpus.
         front: features.
-        hmm: Gaussian systems, the last of which aligns.
+        hmm: Gaussian systems; the last one aligns.
         network: type and size of the network.
-        chunks: how utterances are cut.
-        augment: changes of every training chunk; without tempo, which would move frames away from their targets.
-        precision: number format of the network's matrix products in training; decoding is in float32.
+        chunks: options for cutting utterances.
+        augment: changes of every training chunk, without tempo, which would move frames away from their targets.
+        precision: number format of the network's matrix products in training; decoding uses float32.
         decoding: grammars and tuning.
-        realigned_by: a network of this task trained before (its folder's `model`), whose alignments take the place of
-            the Gaussian ones.
+        realigned_by: an earlier network of this task (its folder's `model`), whose alignments replace the Gaussian
+            ones.
         seed: seed of the order of chunks and of the masks.
-        jobs: processes for alignment and decoding; data is prepared by as many as there are cores.
+        jobs: number of processes for alignment and decoding; preparation uses one per core.
         cache: folder for everything that is made once.
-        absent: whether what was prepared for training and is not in the cache is made.
+        absent: "make" to make training data that is missing from the cache, "refuse" to end with an error.
     """
 
     corpus: Path | None = None
@@ -107,14 +107,14 @@ class HybridTask(ChunkLearning):
             raise ValueError(f"network.stack = {self.network.stack}: every frame has a target, so it must be 1")
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields alone: data already loaded stays out of pickles, every process reads its own."""
+        """The fields alone: loaded data stays out of pickles, and every process reads its own."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def check(self) -> None:
-        """Find missing files, grammars that the set has not, and missing libraries, before anything is made.
+        """Check for missing files, unknown grammars and missing libraries, before any work starts.
 
         Raises:
-            SettingError, CorpusError, SynthesisError: names what is missing.
+            SettingError, CorpusError, SynthesisError: something is missing; the message names it.
         """
         if self.corpus is None:
             corpora.check_digits(self.cache, self.digits)
@@ -132,13 +132,13 @@ class HybridTask(ChunkLearning):
             raise SettingError(f"task.realigned_by: there is no model {self.realigned_by}.safetensors")
 
     def unprepared(self) -> list[Unmade]:
-        """Digits, features, Gaussian systems and frames that are not in the cache.
+        """Digits, features, Gaussian systems and frames that are missing from the cache.
 
-        Words without a pronunciation are guessed for this where `guess` asks for it: the names of systems depend on it.
+        Guesses the words without a pronunciation if `guess` is set: the names of the systems depend on them.
         """
         if self.corpus is None and not digits_folder(self.cache, self.digits).is_dir():
             spoken, all_hours = digits_to_make(self.cache, self.digits)
-            hours = {part: all_hours[part] for part in ("train", "dev")}  # test is not looked at before the end
+            hours = {part: all_hours[part] for part in ("train", "dev")}  # test is not used before the end
             cepstra = features_of(hours, self.front.cepstra, self.cache, "cepstra")
             bins = features_of(hours, self.front.bins, self.cache, "log-mel features")
             missing, found = self.hmm.names, [spoken, *cepstra, *bins]
@@ -155,10 +155,10 @@ class HybridTask(ChunkLearning):
         return found
 
     def check_grammar(self, name: str, option: str) -> None:
-        """Check that the set has a grammar; `option` is where the name comes from.
+        """Check that the set has a grammar; `option` is the setting or option that names it.
 
         Raises:
-            SettingError: it has not.
+            SettingError: there is none of this name.
         """
         models = () if self.corpus is None else corpora.NEEDS[self.loader].language_models
         known = [LOOP, ONE_WORD, *models]
@@ -173,7 +173,7 @@ class HybridTask(ChunkLearning):
         """The utterances, lexicon and language models.
 
         Raises:
-            CorpusError: the folder cannot be used; the message says why.
+            CorpusError: the folder cannot be used; the message gives the reason.
         """
         if self.corpus is None:
             if self.absent == "refuse" and not digits_folder(self.cache, self.digits).is_dir():
@@ -197,16 +197,16 @@ class HybridTask(ChunkLearning):
         return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs, self.absent)
 
     def prepare(self) -> HybridData:
-        """Features, Gaussian systems and alignments, where they are not there yet.
+        """Make features, Gaussian systems and alignments that are missing.
 
         Raises:
-            CorpusError, ValueError: data that cannot be used; the message names file and utterance.
+            CorpusError, ValueError: some data cannot be used; the message names file and utterance.
         """
         return HybridData.prepare(self.hmms, self.targets)
 
     @cached_property
     def targets(self) -> Targets:
-        """The pdf of every frame, and how frequent each is."""
+        """The pdf of every frame, and the frequency of each pdf."""
         stage = self.hmms.trained[-1]
         if self.absent == "refuse":
             return stored_targets(
@@ -247,7 +247,7 @@ class HybridTask(ChunkLearning):
         return self.test_in(model, None)
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
-        """`test`; what is decoded is kept in a folder, and not decoded again."""
+        """`test`, with the decoding results saved in a folder and not decoded again."""
         decoder = replace(self._decoder, kept=kept)
         others = self._gaussian_results(decoder)
         results = others + self._network_results(decoder, model)
@@ -255,7 +255,7 @@ class HybridTask(ChunkLearning):
         return Score(figures, tuple(str(result) for result in results), results[-1].recognised, len(others))
 
     def _gaussian_results(self, decoder: DecodeHalf) -> list[DecodingResult]:
-        """Error rates of the Gaussian systems that `decoding.scored` asks for."""
+        """Error rates of the Gaussian systems listed in `decoding.scored`."""
         stages = {"all": self.hmms.trained, "last": self.hmms.trained[-1:], "none": ()}[self.decoding.scored]
         return [result for stage in stages for result in decoder.evaluate(self._gaussians(stage), self._parts)]
 
