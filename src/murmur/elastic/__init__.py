@@ -1,1 +1,1 @@
-"""Training that goes on without a lost learner: regrouping, rendezvous, state transfer."""
+"""Training that goes on without a lost learner: elastic group, rendezvous, state transfer."""

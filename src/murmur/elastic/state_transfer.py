@@ -1,4 +1,4 @@
-"""What a learner that joins others between two of their rounds must be told, as a handful of broadcasts."""
+"""State transfer to a learner that joins others between two of their rounds, as a few broadcasts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from murmur.core.group import Group
 
 @dataclass(frozen=True)
 class LearnerState:
-    """A learner between two rounds.
+    """State of a learner between two rounds.
 
     Attributes:
-        steps: turns that are over.
-        completed: collectives that it has taken part in.
-        size: one more than the highest rank there has ever been.
-        deals: whose each minibatch is.
-        weights: its model w (P,).
-        outer: the strategy's own vectors.
-        buffers: tensors of the model that are no weights; they are set where they are.
+        steps: Turns completed.
+        completed: Collectives that it has taken part in.
+        size: One more than the highest rank so far.
+        assignment: Assignment of minibatches to learners.
+        weights: Its weights w, shape (P,).
+        outer: The strategy's vectors.
+        buffers: Tensors of the model that are not weights; they are set in place.
     """
 
     steps: int
@@ -38,24 +38,24 @@ class LearnerState:
 
 
 async def transfer_state(group: Group, mine: LearnerState, root: int, entering: bool) -> LearnerState:
-    """The state of member `root`, to those that enter; the others keep theirs, which is the same. All members call it.
+    """Send the state of member `root` to those that enter; the others keep theirs, which is the same. All call it.
 
     Args:
-        group: those that were there and those that enter.
-        mine: this learner's own state; of one that enters only shapes of weights and buffers matter.
-        root: a member that was there.
-        entering: whether this learner takes the state over.
+        group: Present members and those that enter.
+        mine: This learner's own state; for one that enters, only the shapes of weights and buffers matter.
+        root: A present member.
+        entering: True if this learner takes the state over.
     """
     facts = {
         "steps": mine.steps,
         "completed": mine.completed,
         "size": mine.size,
-        "deals": asdict(mine.assignment),
+        "assignment": asdict(mine.assignment),
         "outer": {name: [x.numel(), str(x.dtype).removeprefix("torch.")] for name, x in mine.outer.items()},
     }
     raw = torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
     length = int(await group.broadcast(torch.tensor([float(raw.numel())], dtype=torch.float64), root))
-    # Of the facts only root's count: another member's outer vectors may be fewer (a leader's own).
+    # Only root's facts count: another member may have fewer outer vectors (a leader has some of its own).
     raw = await group.broadcast(raw if group.rank == root else torch.zeros(length, dtype=torch.uint8), root)
     told = json.loads(bytes(raw.tolist()))
     weights = await group.broadcast(mine.weights, root)
@@ -69,8 +69,8 @@ async def transfer_state(group: Group, mine: LearnerState, root: int, entering: 
         return mine
     if mine.buffers.tensors:
         mine.buffers.scatter(buffers)
-    assignment = told["deals"]
+    assignment = told["assignment"]
     moved = {int(position): number for position, number in assignment["moved"].items()}
-    dealt = Assignment(**{**assignment, "to": tuple(assignment["to"]), "moved": moved})
+    received = Assignment(**{**assignment, "to": tuple(assignment["to"]), "moved": moved})
     counts = {name: told[name] for name in ("steps", "completed", "size")}
-    return replace(mine, **counts, assignment=dealt, weights=weights, outer=outer)
+    return replace(mine, **counts, assignment=received, weights=weights, outer=outer)

@@ -1,4 +1,4 @@
-"""One file, one algorithm, one equation. `ALL` is the registry that the command line and the invariant tests walk."""
+"""One file, one algorithm, one equation. `ALL` is the registry used by the command line and the invariant tests."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

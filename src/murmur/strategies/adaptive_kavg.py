@@ -1,4 +1,4 @@
-"""K-step averaging whose K, minibatch and rate follow the run.
+"""K-step averaging with K, minibatch and rate that follow the run.
 
     K(t) times   w_i <- w_i - r(t) alpha g_i(w_i),        g_i: mean gradient of B(t) minibatches
     then         w_i <- sum_j n_j w_j / sum_j n_j,        F_t  = sum_j n_j F_j / sum_j n_j
@@ -43,14 +43,14 @@ class AdaptiveKAVG:
             now = Standing(replace(me.reached, loss=loss, rate=rate), first_loss, first_rate)
             me.source.times = self.rate(now)
             loss = await self.steps(me, max(1, round(self.K(now))), max(1, round(self.minibatches(now))))
-            rate = 0.0 if math.isnan(me.progress.rate) else me.progress.rate  # who has taken no step has no weight
+            rate = 0.0 if math.isnan(me.progress.rate) else me.progress.rate  # nan before the first step, at weight 0
             own = torch.cat([me.weights.snapshot(), F.new_tensor([loss, rate])])
             mean = await me.group.mean(own, weight=me.fresh_samples)
             me.weights.set_(mean[:-2])
             F.copy_(torch.cat([mean[-2:] if math.isnan(first_loss) else F[:2], mean[-2:]]))
 
     async def steps(self, me: Learner, K: int, B: int) -> float:
-        """K steps of B minibatches each; gives the mean loss per sample."""
+        """Take K steps of B minibatches each; return the mean loss per sample."""
         loss = counted = taken = samples = 0.0
         total = None
         async for g in me.gradients(at_most=K * B):

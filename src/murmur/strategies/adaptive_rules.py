@@ -1,13 +1,13 @@
-"""Rules of adaptive K-step averaging: pure functions of where the run stands, evaluated alike by all learners.
+"""Rules of adaptive K-step averaging: pure functions of the run's progress, evaluated alike by all learners.
 
     AdaComm     K_t = ceil( K_0 sqrt( (F_t / F_0) (eta_0 / eta_t)^p ) )
-    Geometric   first (last / first)^f        f: share of the budget used
+    Geometric   first (last / first)^f        f: fraction of the budget used
     Stages      values[s] while f < until[s], the last value after that
 
 F_t is the mean training loss per sample of the latest round over all learners, F_0 that of the first, eta the
 learning rate. AdaComm: Wang & Joshi 2018 (arXiv 1810.08313): few averages while the loss is high, more as it falls;
-p = 1 couples K to a falling rate, p = 0 leaves it out. Cong et al. (MLHPC 2017) report "adaptive measures"; their
-formulas are not in what could be read of it, so schedules of K, minibatch and rate stand in their place.
+p = 1 couples K to a falling rate, p = 0 leaves it out. Cong et al. (MLHPC 2017) report "adaptive measures" without
+accessible formulas; schedules of K, minibatch and rate replace them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from murmur.core.learner import Progress
 
 @dataclass(frozen=True)
 class Standing:
-    """What a rule may look at; the same numbers on every learner. Losses and rates are nan before the first round.
+    """Input of a rule, the same on every learner. Losses and rates are nan before the first round.
 
     Attributes:
-        at: how much of the run is behind; its loss is that of the latest round over all learners.
-        first_loss, first_rate: loss of the first round and learning rate of its last step.
+        at: Progress of the run; its loss is that of the latest round over all learners.
+        first_loss: Loss of the first round.
+        first_rate: Learning rate of the last step of the first round.
     """
 
     at: Progress
@@ -38,7 +39,7 @@ Rule = Callable[[Standing], float]
 
 @dataclass(frozen=True)
 class AdaComm:
-    """K from `K` down as the loss falls, up as the rate falls; between 1 and `most`."""
+    """K, starting at `K`, falls with the loss and grows as the rate falls; between 1 and `most`."""
 
     K: int = 16
     rate_power: float = 1.0
@@ -57,7 +58,7 @@ class AdaComm:
 
 @dataclass(frozen=True)
 class Geometric:
-    """From `first` to `last` over the budget, by equal factors for equal shares of it."""
+    """From `first` to `last` over the budget, by equal factors for equal parts of it."""
 
     first: float = 16
     last: float = 1
@@ -72,14 +73,14 @@ class Geometric:
 
 @dataclass(frozen=True)
 class Stages:
-    """values[s] while less than until[s] of the budget is used; one value more than shares."""
+    """values[s] while less than until[s] of the budget is used; `values` is one longer than `until`."""
 
     values: tuple[float, ...] = (1,)
     until: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.until) + 1 or min(self.values) <= 0 or list(self.until) != sorted(self.until):
-            raise ValueError(f"Stages needs positive values, rising shares and one value more than shares, got {self}")
+            raise ValueError(f"Stages needs positive values, rising fractions `until` and one value more, got {self}")
 
     def __call__(self, now: Standing) -> float:
         return self.values[sum(now.at.fraction >= share for share in self.until)]

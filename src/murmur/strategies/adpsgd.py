@@ -1,10 +1,10 @@
-"""Asynchronous decentralised parallel SGD: gradients and averaging side by side, nobody waits for anybody.
+"""Asynchronous decentralised parallel SGD: gradients and averaging run side by side, without waiting.
 
     W_{k+1} = W_k T_k - alpha g(Phi_k)
 
-A column of W a learner; T_k a round of averaging with a few neighbours; Phi_k the (older) weights at which a gradient
-was begun. Both terms are added to the live weights, so that neither erases the other. Lian et al. 2018 (arXiv
-1710.06952), Zhang et al. 2019 (arXiv 1904.04956), Cui et al. 2021 (arXiv 2110.11199).
+Each column of W is a learner; T_k is a round of averaging with a few neighbours; Phi_k are the (older) weights at which
+the gradients were begun. Both terms are added to the live weights, so that neither erases the other. Lian et al. 2018
+(arXiv 1710.06952), Zhang et al. 2019 (arXiv 1904.04956), Cui et al. 2021 (arXiv 2110.11199).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from murmur.core.mixing import Mixing, ring
 
 @dataclass(frozen=True)
 class ADPSGD:
-    """Average with the neighbours of `mixing`: `ring` fixed, `randomized_ring`, `pairwise`, `exponential`."""
+    """Asynchronous averaging with the neighbours of `mixing`: `ring`, `randomized_ring`, `pairwise`, `exponential`."""
 
     lock_step: ClassVar[bool] = False
     tolerates_loss: ClassVar[bool] = True
@@ -36,11 +36,11 @@ class ADPSGD:
         me.weights.set_(await me.consensus())
 
     async def average(self, me: Learner) -> None:
-        async for k in me.rounds():  # about one a gradient
-            me.gossip(self.mixing(k, me.view, me.group.rank))  # w_i <- w_i + T_ij (x_j - x_i), when x_j comes
+        async for k in me.rounds():  # about one per gradient
+            me.gossip(self.mixing(k, me.view, me.group.rank))  # w_i <- w_i + T_ij (x_j - x_i), when x_j arrives
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return mixing_vectors(self.mixing, learners)  # of equally fast learners
+        return mixing_vectors(self.mixing, learners)  # for equally fast learners
 
     def planned(self, planner: Planner) -> Any:
         return planner.pairwise(self.mixing)

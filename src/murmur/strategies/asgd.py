@@ -2,8 +2,8 @@
 
     learner:  push g(phi), pull w;     server:  w <- w - alpha d(age) g,     age: updates between pull and push
 
-d = 1: plain ASGD; d = 1 / age: staleness-aware (Zhang et al. 2016, arXiv 1511.05950). The server takes no gradients; a
-learner alone is its own server. Dean et al. 2012; the baseline of Cong et al. 2017.
+d = 1 is plain ASGD; d = 1 / age is staleness-aware (Zhang et al. 2016, arXiv 1511.05950). The server takes no
+gradients; a single learner is its own server. Dean et al. 2012; the baseline of Cong et al. 2017.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from murmur.core.flat import is_finite
 from murmur.core.learner import Learner
 
 
-def undamped(age: int) -> float:  # noqa: ARG001 - old gradients count like fresh ones
+def undamped(age: int) -> float:  # noqa: ARG001 - old gradients count like new ones
     return 1.0
 
 
@@ -29,10 +29,10 @@ def by_age(age: int) -> float:
 
 @dataclass(frozen=True)
 class ASGD:
-    """The learner of rank 0 serves; `damping` is the factor d on a gradient of an age: `undamped` or `by_age`."""
+    """Parameter server on rank 0; `damping` is the factor d on a gradient by its age: `undamped` or `by_age`."""
 
     lock_step: ClassVar[bool] = False
-    tolerates_loss: ClassVar[bool] = True  # of a worker; without its server it ends
+    tolerates_loss: ClassVar[bool] = True  # of workers; without its server the run ends
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
     damping: Callable[[int], float] = undamped
@@ -55,7 +55,7 @@ class ASGD:
     async def push_and_pull(self, me: Learner, g: Tensor, header: Sequence[float]) -> float:
         me.group.post(g, 0, "gradient", header)
         w, _, (updates,) = await me.group.recv(0, "model")
-        if len(w) == 0:  # the server's weights are not finite: it needs these
+        if len(w) == 0:  # the server's weights are not finite: it needs this learner's
             if not is_finite(me.weights.snapshot()):
                 raise FloatingPointError(
                     "neither the server's weights nor this learner's are finite: training diverged"

@@ -1,4 +1,4 @@
-"""Rules of Kaldi's parameter averaging: pure functions of where the run stands and of what the learners report.
+"""Rules of Kaldi's parameter averaging: pure functions of the run's progress and the learners' reports.
 
 Kaldi nnet3 (`steps/nnet3/train_rnn.py`) and kaldi-mpi (Rosciszewski & Kaliski, HPCS 2017), see `parameter_averaging`.
 """
@@ -17,9 +17,9 @@ Loss = Callable[[Tensor], float]  # held-out loss per sample of weights w (P,)
 
 @dataclass(frozen=True)
 class Jobs:
-    """J(f): how many learners train when the share f of the budget is used; `final` None: all there are.
+    """Number of learners J(f) that train when the fraction f of the budget is used; `final` None: all of them.
 
-    Kaldi lets J grow by equal steps an iteration, from J_0 to J_1. An iteration uses J archives, so that at share f
+    Kaldi lets J grow by equal steps per iteration, from J_0 to J_1. An iteration uses J archives, so that at f
 
         J(f) = int(1/2 + sqrt(J_0^2 + (J_1^2 - J_0^2) min(1, f / reach)))
 
@@ -42,15 +42,15 @@ class Jobs:
 
 @dataclass(frozen=True)
 class MaxChange:
-    """Bounds on the Euclidean length of one step: of each tensor's part of it, then of the whole; None: no bound."""
+    """Bounds on the Euclidean length of one step: for each tensor's part, then for the whole; None: no bound."""
 
     per_tensor: float | None = 0.75
     overall: float | None = 2.0
 
     def __call__(self, step: Tensor, parts: Sequence[Tensor]) -> Tensor | None:
-        """The step (P,) within the bounds, `step` itself if it was; None if it is not finite: discard it.
+        """Return the step (P,) within the bounds (`step` itself if it was), or None if it is not finite.
 
-        `parts` are views of the step, one a tensor of the model.
+        A step of None is discarded. `parts` are views of the step, one per tensor of the model.
         """
         lengths = torch.stack(torch._foreach_norm(list(parts))).double()
         if not bool(lengths.isfinite().all()):
@@ -66,10 +66,10 @@ class MaxChange:
 
 
 def shares(losses: Sequence[float], samples: Sequence[float], margin: float, first: bool) -> list[float]:
-    """The weight of every learner in the average: its samples, or 0.
+    """Return the weight of every learner in the average: its samples, or 0.
 
-    Learners whose mean training loss is more than `margin` per sample above the best are left out; in the first
-    iteration (averaging models that have just been initialised does not help) all but the best one are.
+    Learners with a mean training loss of more than `margin` per sample above the best are left out. In the first
+    iteration all but the best one are, because averaging newly initialised models does not help.
     """
     there = [loss if n > 0 and math.isfinite(loss) else math.inf for loss, n in zip(losses, samples, strict=True)]
     best = min(there)
@@ -82,7 +82,7 @@ def shares(losses: Sequence[float], samples: Sequence[float], margin: float, fir
 
 @dataclass(frozen=True)
 class ProportionalShrink:
-    """New models are multiplied by 1 - times * rate (Kaldi's proportional-shrink; 0: not at all)."""
+    """Factor 1 - times * rate on new models (Kaldi's proportional-shrink; times = 0: no shrink)."""
 
     times: float = 0.0
 
@@ -92,7 +92,7 @@ class ProportionalShrink:
 
 @dataclass(frozen=True)
 class SaturationShrink:
-    """New models are multiplied by `factor` if a held-out figure of the task is above a threshold (Kaldi's LSTMs)."""
+    """Factor `factor` on new models if a held-out figure of the task is above a threshold (Kaldi's LSTMs)."""
 
     factor: float = 0.99
     above: float = 0.40
@@ -107,7 +107,7 @@ class SaturationShrink:
 
 @dataclass(frozen=True)
 class RunningMean:
-    """The mean of the newest n models, for the n with the lowest held-out loss (Kaldi since 2018)."""
+    """Mean of the newest n models, for the n with the lowest held-out loss (Kaldi since 2018)."""
 
     models: int = 20
 
@@ -126,8 +126,8 @@ class RunningMean:
 class WeightedMean:
     """Non-negative weights that sum to one, chosen on held-out loss (Kaldi until 2018).
 
-    Kaldi climbs with gradients. Here each older model in turn takes the share c of the sum that lowers the loss most,
-    of shares / 2^1, shares / 2^2, ...: a search by function values alone.
+    Kaldi climbs with gradients. Here each older model in turn takes the part c of the sum that lowers the loss most,
+    with c from shares / 2^1, shares / 2^2, ...: a search by function values alone.
     """
 
     models: int = 20

@@ -1,4 +1,4 @@
-"""Blockwise model-update filtering: K-step averaging whose step from average to average has momentum.
+"""Blockwise model-update filtering: K-step averaging with momentum on the step from average to average.
 
     G(t)     = mean_i W_i - W_g(t-1)          after K local steps of every learner from W_g(t-1), weighted by samples
     Delta(t) = eta Delta(t-1) + zeta G(t)
@@ -6,7 +6,7 @@
     W_g(t)   = W(t)  (classical)   or   W(t) + eta Delta(t)  (Nesterov)
 
 Chen & Huo, ICASSP 2016. The gain zeta / (1 - eta) undoes the shrink of averaging: eta = 1 - 1/L and zeta = 1 give L.
-eta = 0, zeta = 1 is plain averaging. This is the mean form; codes that sum over learners or scale by 1 - eta differ.
+eta = 0, zeta = 1 is plain averaging. This is the mean form; some codes sum over learners or scale by 1 - eta instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from murmur.core.learner import Learner
 
 @dataclass(frozen=True)
 class BMUF:
-    """Block momentum eta, block rate zeta, a block of K steps a learner."""
+    """Block momentum eta, block rate zeta, and blocks of K steps per learner."""
 
     lock_step: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = True

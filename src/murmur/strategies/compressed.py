@@ -1,10 +1,10 @@
-"""Any strategy with its vectors in a format of fewer bytes: bfloat16 and float16 take half, int8 a quarter.
+"""Any strategy with compressed vectors: bfloat16 and float16 take half the bytes, int8 a quarter.
 
     mean_i x_i        ->  mean_i D(x_i + e_i),       e_i <- x_i + e_i - D(x_i + e_i)
     w_i + T (x_j - x_i)  ->  w_i + T (D(x_j) - D(x_i))
 
-D: what arrives of a vector. See `murmur.core.compression`. Evaluation, checkpoints and the first and last exchange of a
-run keep full precision, but the models that a mean gave have been through the format. At one learner nothing is
+D(x) is x as it arrives; see `murmur.core.compression`. Evaluation, checkpoints and the first and last exchange of a run
+keep full precision, but a mean that trained the models has been through the compression. At one learner nothing is
 rounded.
 """
 
@@ -20,7 +20,7 @@ from murmur.strategies.kavg import KAVG
 
 @dataclass(frozen=True)
 class Compressed(FactsOfInner):
-    """`strategy` over a group whose vectors travel as `compression`: float32, bfloat16, float16 or int8."""
+    """`strategy` over a group with vectors in `compression`: float32, bfloat16, float16 or int8."""
 
     strategy: Strategy = field(default_factory=KAVG)
     compression: str = "bfloat16"
@@ -32,7 +32,7 @@ class Compressed(FactsOfInner):
     async def __call__(self, me: Learner) -> None:
         me.group = CompressedGroup(me.group, COMPRESSIONS[self.compression], me.outer)
         await self.strategy(me)
-        me.group = me.group.plain  # by now the leaders', where the strategy has made nodes
+        me.group = me.group.plain  # the group of leaders, if the strategy has formed super-learners
 
     @property
     def inner(self) -> Strategy:

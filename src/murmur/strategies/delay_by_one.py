@@ -1,9 +1,9 @@
-"""Delay by one: the models are averaged while the gradient is computed, so that averaging costs no time of its own.
+"""Delay by one: the models are averaged while the gradient is computed, so that averaging takes no extra time.
 
     w_{k+1}^l  =  (W_k T_k)_l  -  alpha g(w_k^l)          uniform T:   (1/L) sum_j w_k^j - alpha g(w_k^l)
 
-The gradient is taken at the learner's own, not yet averaged weights w_k^l (staleness 1). Cui et al. 2021 (arXiv
-2110.11199). On curvature h it is stable for alpha h < 1, half of what synchronous SGD stands. A learner without a
+The gradient is taken at the learner's own weights w_k^l before averaging (staleness 1). Cui et al. 2021 (arXiv
+2110.11199). With curvature h it is stable for alpha h < 1, half the bound of synchronous SGD. A learner without a
 minibatch in the last turn averages without a gradient. The run ends with one exact mean.
 """
 
@@ -24,7 +24,7 @@ from murmur.core.mixing import Mixing, uniform
 
 @dataclass(frozen=True)
 class DelayByOne:
-    """Average with the row of `mixing` behind every gradient."""
+    """Averaging with the rows of `mixing` behind every gradient."""
 
     lock_step: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class DelayByOne:
     mixing: Mixing = uniform
 
     async def __call__(self, me: Learner) -> None:
-        beside = me.group.split([range(me.group.size)])  # averaging runs beside other exchanges
+        beside = me.group.split([range(me.group.size)])  # averaging overlaps other exchanges
         assert beside is not None
         rounds = count(me.progress.minibatches // me.group.size)
         mixed = self.start_averaging(me, beside, rounds)
@@ -47,10 +47,10 @@ class DelayByOne:
         me.outer_then = None
 
     def start_averaging(self, me: Learner, beside: Group, rounds: Iterator[int]) -> Awaitable[Tensor]:
-        """Let (W_k T_k)_l come while the learner goes on."""
+        """Start to compute (W_k T_k)_l while the learner goes on."""
         me.outer_then = dict(me.outer)
         w, row = me.weights.snapshot(), self.mixing(next(rounds), range(beside.size), beside.rank)
-        # One collective in place of L - 1 messages where all learners are neighbours.
+        # One collective in place of L - 1 messages if all learners are neighbours.
         averaging = beside.mean(w) if self.mixing is uniform else beside.mix(w, row)
         return me.spawn(averaging, "averaging")
 

@@ -1,4 +1,4 @@
-"""K-step averaging: K local steps, then everybody continues from the mean.
+"""K-step averaging: K local steps, then all learners continue from the mean.
 
     K times   w_i <- w_i - alpha g_i(w_i),
     then      w_i <- sum_j n_j w_j / sum_j n_j     (n_j: samples that learner j used in this round)
@@ -17,10 +17,10 @@ from murmur.core.learner import Learner
 
 @dataclass(frozen=True)
 class KAVG:
-    """Average the models every K steps.
+    """Averaging of the models every K steps.
 
     Attributes:
-        K: steps of each learner between two averages.
+        K: Steps of each learner between two averages.
     """
 
     lock_step: ClassVar[bool] = True

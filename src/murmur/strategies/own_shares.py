@@ -1,13 +1,13 @@
-"""Every learner takes its own share of the minibatches, dealt out before the run, instead of claiming the next one.
+"""Fixed shares of the minibatches: each learner takes those assigned to it before the run, and claims no others.
 
-    learner i takes n = i, i + L, i + 2 L, ...      in place of      whoever is free takes the next n
+    learner i takes n = i, i + L, i + 2 L, ...      in place of      the next free n for the next free learner
 
-The share of a super-learner is that of all members of its node.
+The share of a super-learner is that of all its members.
 
-For strategies all of whose learners claim (ADPSGD): this is how published asynchronous systems with partitioned data
-work. A straggler's share is done by nobody else, so the run lasts as long as the slowest learner needs for its
-L-th part; what a lost learner had not done is never done. With `task.chunks.parts` = L a share is a fixed part of the
-corpus too. Strategies that go in step deal out like this anyway.
+For strategies in which all learners claim (ADPSGD): published asynchronous systems with partitioned data work this way.
+No other learner takes over a straggler's share, so the run lasts as long as the slowest learner needs for its L-th
+part; the rest of a lost learner's share is never done. With `task.chunks.parts` = L a share is also a fixed part of the
+corpus. Lock-step strategies assign minibatches like this anyway.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ DONE = "own share done"
 
 
 class ShareMembership(Membership):
-    """Hands out this learner's share; everything else is the group's register.
+    """Membership that hands out this learner's share; everything else comes from the group's membership table.
 
     Args:
-        group: the learners.
-        place: of this learner, or of the first member of its node, among all `of` learners.
-        of: how many there are.
+        group: Group of the learners.
+        place: Position of this learner, or of the first member of its super-learner, among all `of` learners.
+        of: Number of learners.
     """
 
     def __init__(self, group: Group, place: int, of: int) -> None:
         self._group, self._place, self._of = group, place, of
         self._left = True
         self._next: range | None = None
-        self._rest = (range(0), 0, 0)  # where its claims begin that are not done, of how many, and the budget's end
+        self._rest = (range(0), 0, 0)  # starts of its open and later claims, their size, and the end of the budget
 
     def view(self, fresh: bool = False) -> View:
         return self._group.membership.view(fresh)
 
     def claim(self, first: int, total: int, size: int = 1) -> range | None:
-        # Counted where all learners count: one that is started again goes on behind what it had begun.
+        # The counter is shared, so that a learner that is started again goes on behind its earlier claims.
         turn = self._group.count(f"share of {self._group.rank}", 1) - 1
         start = first + self._place + turn * self._of
         self._rest = range(start, total, self._of), size, total
@@ -55,7 +55,7 @@ class ShareMembership(Membership):
         return range(start, min(start + size, total)) or None
 
     def unfinished(self) -> Collection[int]:
-        """What is left of this learner's own share; the others know of theirs."""
+        """Return the rest of this learner's own share; the others know theirs."""
         starts, size, total = self._rest
         return [n for start in starts for n in range(start, min(start + size, total))]
 
@@ -79,7 +79,7 @@ class ShareMembership(Membership):
 
 
 class SharesGroup(GroupAround):
-    """The learners of `inner`, whose roll hands out shares."""
+    """The learners of `inner`, with a membership that hands out shares."""
 
     def __init__(self, inner: Group, places: Sequence[int], of: int) -> None:
         super().__init__(inner)
@@ -100,14 +100,14 @@ class SharesGroup(GroupAround):
 
 @dataclass(frozen=True)
 class OwnShares(FactsOfInner):
-    """`strategy` with shares dealt out before the run."""
+    """`strategy` with shares assigned before the run."""
 
     strategy: Strategy = field(default_factory=ADPSGD)
     assigns_minibatches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.strategy, ASGD):
-            raise ValueError("ASGD cannot have its minibatches dealt out: its server would leave its share undone")
+            raise ValueError("ASGD cannot run with assigned shares: its server would leave its share undone")
 
     async def __call__(self, me: Learner) -> None:
         me.group = SharesGroup(me.group, me.keepers, me.seat.group.size)

@@ -6,9 +6,9 @@
     at the end: w     <-  a combination of the newest models, chosen on held-out data
 
 n: minibatches that hold `frames_per_iteration` on average; n_j: frames used; J(t): a ramp; limited: max-change; s:
-shrink. The rules stand in `averaging_rules`. The schedule of the experiment gives the *effective* rate r(t), Kaldi's
-is Exponential(0.1). Povey et al. 2015 (arXiv 1410.7455); Kaldi nnet3; kaldi-mpi: Rosciszewski & Kaliski, HPCS 2017.
-Left out: half minibatches in the first iteration, an l2 factor divided by J, growing layer by layer.
+shrink. The rules are in `averaging_rules`. The schedule of the experiment gives the *effective* rate r(t); Kaldi's is
+Exponential(0.1). Povey et al. 2015 (arXiv 1410.7455); Kaldi nnet3; kaldi-mpi: Rosciszewski & Kaliski, HPCS 2017. Left
+out: half minibatches in the first iteration, an l2 factor divided by J, growing layer by layer.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from murmur.strategies.averaging_rules import (
 
 @dataclass(frozen=True)
 class ParameterAveraging:
-    """Average every `frames_per_iteration` frames a learner.
+    """Averaging of the models every `frames_per_iteration` frames per learner.
 
     Attributes:
-        frames_per_iteration: samples (frames) of each learner between two averages.
-        jobs: ramp of the learners; the others wait, with weight 0.
-        limit: bounds of a step.
-        shrink: factor on new models.
-        outlier_margin: training loss per frame above the best one's that leaves a learner out.
-        optimizer: "restart": momentum and other state of the local optimizer begin anew after every average, as in
-            Kaldi, where each job is a new process; "keep": each learner keeps its own.
-        combine: how the newest models make the final one.
+        frames_per_iteration: Samples (frames) of each learner between two averages.
+        jobs: Ramp of the number of learners; the others wait, with weight 0.
+        limit: Bounds of a step.
+        shrink: Factor on new models.
+        outlier_margin: Training loss per frame above the best learner's at which a learner is left out.
+        optimizer: "restart": the local optimizer is reset after every average, as in Kaldi, where each job is a new
+            process; "keep": each learner keeps its optimizer's state.
+        combine: Rule that makes the final model from the newest ones.
     """
 
     lock_step: ClassVar[bool] = True
@@ -91,7 +91,7 @@ class ParameterAveraging:
         await self.finish(me, newest_first)
 
     async def iteration(self, me: Learner, n: int) -> float:
-        """n steps within the bounds; gives the mean training loss per frame."""
+        """Take n steps within the bounds; return the mean training loss per frame."""
         loss = before_it = counted = 0.0
         async for g in me.gradients(at_most=n):
             fresh, before_it = me.fresh_samples - before_it, me.fresh_samples
@@ -101,7 +101,7 @@ class ParameterAveraging:
             me.descend(g)
             step = me.weights.snapshot() - before
             limited = self.limit(step, me.weights.layout.views(step))
-            if limited is None:  # an infinite step is discarded, and what the optimizer remembers of it
+            if limited is None:  # discard an infinite step and the optimizer's state
                 me.weights.set_(before)
                 me.restart()
             elif limited is not step:
@@ -109,7 +109,7 @@ class ParameterAveraging:
         return loss / counted if counted else math.inf
 
     async def reports(self, me: Learner, loss: float) -> tuple[list[float], list[float]]:
-        """Everybody's training loss and frames, exactly: a sum in which each learner fills its own places."""
+        """Return the training loss and frames of every learner, exactly, by a sum with one place for each learner."""
         size, rank = me.group.size, me.group.rank
         table = me.weights.layout.empty().new_zeros((2, size), dtype=torch.float64)
         table[:, rank] = table.new_tensor([loss, me.fresh_samples])
@@ -117,14 +117,14 @@ class ParameterAveraging:
         return losses, samples
 
     async def shrinking(self, me: Learner, mean: Tensor) -> float:
-        """The shrink of a new model, as the first of the live learners finds it."""
+        """Return the shrink of a new model, as computed by the first live learner."""
         factor = 1.0
-        if me.leads and not math.isnan(me.progress.rate):  # who has taken no step knows none
+        if me.leads and not math.isnan(me.progress.rate):  # nan before the first step
             factor = self.shrink(me.progress.rate, lambda: me.source.evaluate(mean))
         return float(await me.group.broadcast(torch.tensor([factor], dtype=torch.float64), me.group.live[0]))
 
     async def finish(self, me: Learner, newest_first: list[Tensor]) -> None:
-        """All learners end with the first one's combination of the newest models."""
+        """End all learners with the first one's combination of the newest models."""
         w = me.weights.snapshot()
         final = self.combine(newest_first, lambda w: me.source.evaluate(w)["loss"]) if newest_first else w
         me.weights.set_(await me.group.broadcast(final, me.group.live[0]))

@@ -1,9 +1,9 @@
-"""Super-learners: the learners of a node take the gradients of one large learner; the nodes run any other strategy.
+"""Super-learners: their members take the gradients of one large learner; the super-learners run any other strategy.
 
-    G_s = sum_i n_i g_i(w_s) / sum_i n_i      i: the learners of node s;      then `outer` with G_s in the place of g
+    G_s = sum_i n_i g_i(w_s) / sum_i n_i      i: the members of super-learner s;      then `outer` with G_s for g
 
-`SuperLearners(ADPSGD(), 8)` is H-ADPSGD: sums inside nodes of eight behind the backward pass, an asynchronous ring
-among the nodes. Zhang et al. 2019. With SyncSGD as `outer` it is SyncSGD. How a node works together:
+`SuperLearners(ADPSGD(), 8)` is H-ADPSGD: sums inside super-learners of eight behind the backward pass, an asynchronous
+ring among them. Zhang et al. 2019. With SyncSGD as `outer` it is SyncSGD. The work inside a super-learner is in
 `murmur.core.super_learner`.
 """
 
@@ -21,7 +21,7 @@ from murmur.strategies.adpsgd import ADPSGD
 
 @dataclass(frozen=True)
 class SuperLearners(FactsOfInner):
-    """Nodes of `node_size` learners each (the last one takes what is left) run `outer`."""
+    """Super-learners of `node_size` learners each (the last one has the remainder) that run `outer`."""
 
     outer: Strategy = field(default_factory=ADPSGD)
     node_size: int = 2
@@ -33,14 +33,14 @@ class SuperLearners(FactsOfInner):
     async def __call__(self, me: Learner) -> None:
         size = me.group.size
         first = range(0, size, self.node_size)
-        node = me.group.split([range(s, min(s + self.node_size, size)) for s in first])
+        super_learner = me.group.split([range(s, min(s + self.node_size, size)) for s in first])
         leaders = me.group.split([first])
-        assert node is not None
+        assert super_learner is not None
         if leaders is None:
-            await follow(me, node)
+            await follow(me, super_learner)
             me.follows = True
         else:
-            leader = Leader(me, node, leaders, first)
+            leader = Leader(me, super_learner, leaders, first)
             try:
                 await self.outer(leader)
             except (RunOver, StoppedGracefully):
@@ -56,10 +56,10 @@ class SuperLearners(FactsOfInner):
     @property
     def tolerates_loss(self) -> bool:
         outer = Facts.of(self.outer)
-        return outer.tolerates_loss and not outer.lock_step  # lock-step leaders are not regrouped
+        return outer.tolerates_loss and not outer.lock_step  # leaders form no elastic group
 
     def vectors_sent(self, learners: int, samples: float) -> float:
-        """Sums inside nodes, the messages among leaders, and the copies from each leader to its members."""
+        """Sums inside super-learners, messages among leaders, and copies from each leader to its members."""
         size = self.node_size
         outer = vectors_of(self.outer, learners // size, samples * size)
         passed_on = 0.0 if outer == 0 else (size - 1) / size

@@ -1,8 +1,8 @@
-"""Synchronous SGD: all learners together take the step of one large minibatch.
+"""Synchronous SGD: all learners take the step of one large minibatch together.
 
     w <- w - alpha g,     g = sum_i n_i g_i(w) / sum_i n_i     (n_i: samples of learner i's minibatch)
 
-The sum over learners runs behind the backward pass wherever the world can; the result is the same.
+The sum over learners overlaps the backward pass if the world supports it; the result is the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from murmur.core.learner import Learner
 
 @dataclass(frozen=True)
 class SyncSGD:
-    """L learners equal one learner with the L-fold minibatch, also when minibatches differ in samples."""
+    """Synchronous SGD: L learners equal one with the L-fold minibatch, even if minibatches differ in samples."""
 
     lock_step: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
