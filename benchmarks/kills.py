@@ -298,14 +298,15 @@ def hit(plan: Plan, launcher: int, folder: Path, spawn: bool) -> bool:
     return True
 
 
-def go(plan: Plan, folder: Path, after: float | None, resume: bool, spawn: bool) -> tuple[Ended, bool]:
-    """A launch to its end; what is planned happens after so many seconds, or not at all."""
+def go(plan: Plan, folder: Path, after: float | None, resume: bool, spawn: bool) -> tuple[Ended, float | None]:
+    """A launch to its end, hit after so many seconds; and the time of the hit, None if it missed."""
     began = time.monotonic()
     launcher = start(plan, folder, resume, spawn)
-    was_hit = False
+    hit_at: float | None = None
     while launcher.poll() is None and time.monotonic() - began < BOUND_SECONDS:
         if after is not None and time.monotonic() - began >= after:
-            was_hit, after = hit(plan, launcher.pid, folder, spawn), None
+            at, after = time.time(), None
+            hit_at = at if hit(plan, launcher.pid, folder, spawn) else None
         time.sleep(0.005)
     status = launcher.poll()
     if status is None:
@@ -313,7 +314,7 @@ def go(plan: Plan, folder: Path, after: float | None, resume: bool, spawn: bool)
         launcher.kill()  # its children die with it
         launcher.wait()
     said = (folder / ("said-resumed" if resume else "said")).read_text(errors="replace")
-    return Ended(status, time.monotonic() - began, said), was_hit
+    return Ended(status, time.monotonic() - began, said), hit_at
 
 
 def show_stacks(folder: Path) -> None:
@@ -324,11 +325,15 @@ def show_stacks(folder: Path) -> None:
     time.sleep(1.0)
 
 
-def undone(folder: Path, plan: Plan, victims: Sequence[int]) -> int:
+def undone(folder: Path, plan: Plan, victims: Sequence[int], hit_at: float | None) -> int:
     """Minibatches of the budget that no learner has computed.
 
-    What a lost learner did last was in no mean yet, and counts only if another one did it too.
+    The last work of a learner that was lost in training was in no mean yet. It counts only if another learner did it
+    too. The weights of a learner that was lost after the model had been written are in the model.
     """
+    model = folder / "out" / "model.safetensors"
+    if hit_at is not None and model.is_file() and model.stat().st_mtime < hit_at:
+        victims = ()
     done: set[int] = set()
     for log in (folder / "log").glob("*.log"):
         numbers = [int(line) for line in log.read_text().splitlines()]
@@ -352,13 +357,13 @@ def lacks(folder: Path) -> list[str]:
     return missing
 
 
-def judge(plan: Plan, ended: Ended, folder: Path, victims: Sequence[int]) -> list[str]:
+def judge(plan: Plan, ended: Ended, folder: Path, victims: Sequence[int], hit_at: float | None) -> list[str]:
     """What is wrong with the end of a launch."""
     if ended.status is None:
         return [f"hung for {ended.seconds:.0f} s"]
     if ended.status == 0:
         wrong = [f"status 0 without {what}" for what in lacks(folder)]
-        missed = undone(folder, plan, victims)
+        missed = undone(folder, plan, victims, hit_at)
         return [*wrong, f"status 0 with {missed} minibatches undone"] if missed else wrong
     wrong = [] if ended.status == PEER_LOST_STATUS else [f"status {ended.status}"]
     named = "store" if plan.victim == STORE else f"learner {plan.victim}\\b"
@@ -369,19 +374,19 @@ def perform(plan: Plan, folder: Path, length: float, spawn: bool) -> dict[str, A
     """A run with what befalls it, resumed if it did not come to its end: the line that is kept."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    ended, was_hit = go(plan, folder, plan.share * length, False, spawn)
+    ended, hit_at = go(plan, folder, plan.share * length, False, spawn)
     victims = killed_processes(folder)
-    wrong = judge(plan, ended, folder, victims)
+    wrong = judge(plan, ended, folder, victims, hit_at)
     resumed: Ended | None = None
     if ended.status != 0:
         resumed, _ = go(plan, folder, None, True, spawn)
-        wrong += [f"resumed: {each}" for each in judge(plan, resumed, folder, victims)]
+        wrong += [f"resumed: {each}" for each in judge(plan, resumed, folder, victims, hit_at)]
         wrong += [f"resumed: status {resumed.status}"] if resumed.status != 0 else []
     if not wrong:
         shutil.rmtree(folder)
     return {
         **vars(plan),
-        "hit": was_hit,
+        "hit": hit_at is not None,
         "status": ended.status,
         "seconds": ended.seconds,
         "resumed": None if resumed is None else resumed.status,
