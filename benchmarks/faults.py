@@ -129,7 +129,7 @@ class Counted:
 
     def exchanges(self) -> int:
         """Completed so far; 0 for a member of a node, whose leader makes them."""
-        return self.me[0].averager.exchanges if self.me and not self.me[0].in_step else 0
+        return self.me[0].averager.exchanges if self.me and not self.me[0].lock_step else 0
 
 
 def learner(place: Place, name: str, seed: int, folder: Path) -> int:

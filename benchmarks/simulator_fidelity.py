@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from measure import bar, close
+from murmur.core.facts import Facts
 from murmur.core.learner import Learner, Strategy
 from murmur.core.world import Seat
 from murmur.simulation.planner.timing import Idle, NoWeights
@@ -112,7 +113,8 @@ class Stamped(Idle):
 async def virtually(cell: Cell, seat: Seat) -> Stamped:
     """A learner's side of a cell in virtual time."""
     source = Stamped(seat, cell.minibatches)
-    await STRATEGIES[cell.strategy][0](Learner(seat, NoWeights(), source))
+    strategy = STRATEGIES[cell.strategy][0]
+    await strategy(Learner(seat, NoWeights(), source, Facts.of(strategy).lock_step))
     return source
 
 

@@ -88,7 +88,7 @@ class Watched:
     def watch(self, me: Learner, over: Event) -> None:
         while not over.wait(SAMPLE_SECONDS):
             w = me.weights.snapshot()[:COORDINATES].tolist()
-            self.seen.append((time.monotonic(), 0 if me.in_step else me.running.exchanges, w))
+            self.seen.append((time.monotonic(), 0 if me.lock_step else me.averager.exchanges, w))
 
 
 def run(place: Place, strategy: str, minibatches: int, compute: float, folder: str) -> None:

@@ -155,7 +155,7 @@ def test_gradients_and_averaging_that_begin_together_share_one_flock(monkeypatch
 
     async def program(seat: Seat) -> list[PairwiseAverager]:
         layout = Layout.trainable(Point(2))
-        me = Learner(seat, Weights(layout), Still(layout, 1))  # type: ignore[arg-type]
+        me = Learner(seat, Weights(layout), Still(layout, 1), lock_step=False)  # type: ignore[arg-type]
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(lambda _: me.averager, range(4)))
 

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 import torch
@@ -84,6 +85,7 @@ class Watched:
     """ADPSGD that keeps the weights at its end, before the consensus."""
 
     mixing: Mixing
+    lock_step: ClassVar[bool] = False
 
     async def __call__(self, me: Learner) -> None:
         averaging = me.spawn(ADPSGD(self.mixing).average(me), "averaging")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -88,6 +89,8 @@ class Noted(Quadratic):
 @dataclass(frozen=True)
 class AddsAndSets:
     """A strategy that sets the weights while something that it has added is still on its way."""
+
+    lock_step: ClassVar[bool] = False
 
     async def __call__(self, me: Learner) -> None:
         async for g in me.claimed_gradients():

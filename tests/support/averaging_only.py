@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.assignment import Assignment
+from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress, Strategy
 from murmur.core.membership import NOTHING, Preparation
@@ -90,6 +91,6 @@ class Averaging:
         model = Point(self.start.shape[1])
         layout = Layout.trainable(model)
         layout.scatter(self.start[seat.group.rank])
-        me = Learner(seat, Weights(layout), Still(layout, self.minibatches))
+        me = Learner(seat, Weights(layout), Still(layout, self.minibatches), Facts.of(self.strategy).lock_step)
         await self.strategy(me)
         return me

@@ -29,6 +29,7 @@ class Learner:
     """One learner: its place in the world, its live weights, its gradients.
 
     Attributes:
+        lock_step: All learners take their gradients and means together, as the strategy declares (`Facts.lock_step`).
         group: Learners that it works with.
         weights: Its live weights w_i.
         steps: Gradients drawn so far (turns, for a learner that had none left).
@@ -43,8 +44,8 @@ class Learner:
         told: Minibatches completed at the checkpoint that its leader has just saved.
     """
 
-    def __init__(self, seat: Seat, weights: Weights, source: Source) -> None:
-        self.seat, self.weights, self.source = seat, weights, source
+    def __init__(self, seat: Seat, weights: Weights, source: Source, lock_step: bool = True) -> None:
+        self.seat, self.weights, self.source, self.lock_step = seat, weights, source, lock_step
         self.group: Group = seat.group
         self.steps, self.latest = 0, range(0)
         self.fresh_samples = 0.0
@@ -62,26 +63,27 @@ class Learner:
 
     @property
     def averager(self) -> PairwiseAverager:
-        """This learner's pairwise averager. Its first use takes the learner out of lock-step."""
+        """This learner's pairwise averager.
+
+        Raises:
+            RuntimeError: The strategy has not declared `lock_step = False`.
+        """
+        if self.lock_step:
+            raise RuntimeError("pairwise averaging and claims are for strategies that declare lock_step = False")
         with self._joining:  # the first uses, of gradients and of averaging, may come from two threads at once
             if self._averager is None:
                 self._averager = PairwiseAverager(self.group, self.weights, lambda: self.seat.now)
             return self._averager
 
     @property
-    def in_step(self) -> bool:
-        """True if all learners take their gradients and means in lock-step."""
-        return self._averager is None
-
-    @property
     def leads(self) -> bool:
         """True for the first live learner, which alone evaluates and saves the model."""
-        return self.group.rank == self.group.live[0] if self._averager is None else self._averager.leads
+        return self.group.rank == self.group.live[0] if self.lock_step else self.averager.leads
 
     @property
     def view(self) -> tuple[int, ...]:
         """Ranks of the live learners."""
-        return self.averager.live
+        return self.group.live if self.lock_step else self.averager.live
 
     @property
     def training(self) -> bool:
@@ -219,10 +221,10 @@ class Learner:
 
     async def consensus(self) -> Tensor:
         """Return the mean of all live learners' weights, shape (P,), the same bits for all. All must call it."""
-        if self._averager is None:
+        if self.lock_step:
             return await self.group.mean(self.weights.snapshot())
         self._consensuses += 1
-        return await self._averager.consensus(self.weights.snapshot(), f"weights {self._consensuses}")
+        return await self.averager.consensus(self.weights.snapshot(), f"weights {self._consensuses}")
 
     def assign(self, done: int, among: int) -> None:
         """Assign all minibatches after the first `done` to the first `among` live learners, from this turn on."""

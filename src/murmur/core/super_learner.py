@@ -106,7 +106,7 @@ class Leader(Learner):
     """A leader as the strategy among super-learners sees it: one learner, with the gradient of the super-learner."""
 
     def __init__(self, me: Learner, super_learner: Group, leaders: Group, first: Sequence[int]) -> None:
-        super().__init__(me.seat, LeaderWeights(me.weights.layout), me.source)
+        super().__init__(me.seat, LeaderWeights(me.weights.layout), me.source, me.lock_step)
         self.super_learner, self.group, self.keepers = super_learner, leaders, first
         self.unit, self.outer = super_learner.size, me.outer
         leaders.adds_beside = False  # one backward pass can feed one sum
@@ -194,6 +194,7 @@ async def follow(me: Learner, super_learner: Group) -> None:
     Raises:
         StoppedGracefully: The leader has stopped on request.
     """
+    me.lock_step = True  # a member goes in step with its leader
     preparing = me.spawn(_prepare(me, super_learner), "shares ahead") if me.seat.works_beside else None
     try:
         await _follow(me, super_learner)

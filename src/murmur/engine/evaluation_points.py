@@ -78,7 +78,7 @@ class EvaluationPoints:
         if me.told is not None:
             self.save(me, me.told)
             return
-        if not me.in_step:
+        if not me.lock_step:
             await self._pass_alone(me)
             if self.halt is not None:
                 await self.halt.alone(me, self.source.progress().minibatches)

@@ -53,7 +53,7 @@ class Pace:
         self._count()
         if self._seat.now - self._looked >= self._every:
             self._looked = self._seat.now
-            ranks = me.group.live if me.in_step else me.view
+            ranks = me.view
             live = [learner for rank in ranks for learner in me.members(rank)]
             self._leader = live[0]
             self._stragglers.only(live)

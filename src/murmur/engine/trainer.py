@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from murmur.core.facts import Facts
 from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Learner
@@ -113,7 +114,7 @@ class Trainer:
         trace = await self._open(seat, source, resumed is not None)
         if source.observers and seat.works_beside and seat.group.size > 1:
             self._watch_pace(source, marks)
-        me = Learner(seat, Weights(source.layout), source)
+        me = Learner(seat, Weights(source.layout), source, Facts.of(self.experiment.strategy).lock_step)
         me.outer = {} if resumed is None else resumed.outer
         marks.begin()
         try:
@@ -189,7 +190,7 @@ class Trainer:
             me.seat.trace.sink = None
             trace.flush()
         leads = me.leads
-        if not me.in_step:
+        if not me.lock_step:
             await me.averager.meet(ENDED)
         else:
             await me.group.meet(ENDED)  # everybody has written
@@ -200,7 +201,7 @@ class Trainer:
 
     async def _finish(self, me: Learner, source: TaskSource, marks: EvaluationPoints) -> Outcome:
         """The consensus of all learners, evaluated once more and saved."""
-        if me.in_step:
+        if me.lock_step:
             weights, buffers, figures = await self._average(me, source, marks)
         else:
             weights, buffers, figures = await marks.finish(me)

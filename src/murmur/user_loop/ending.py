@@ -39,12 +39,12 @@ async def take_over(me: Learner, world: Group, source: LoopSource) -> None:
 async def _consensus(me: Learner, source: LoopSource) -> list[Tensor]:
     """The learners' mean weights, buffers and whole numbers."""
     # Without lock-step the strategy has ended with the consensus of the weights.
-    weights = await me.group.mean(me.weights.snapshot()) if me.in_step else me.weights.snapshot()
+    weights = await me.group.mean(me.weights.snapshot()) if me.lock_step else me.weights.snapshot()
     found = [weights]
     for name, layout in (("buffers", source.buffers), ("integers", source.integers)):
         if not layout.tensors or me.seat.group.size == 1:
             found.append(torch.empty(0))
-        elif me.in_step:
+        elif me.lock_step:
             found.append(await me.group.plain.mean(layout.gather()))
         else:
             found.append(await me.averager.consensus(layout.gather(), name))

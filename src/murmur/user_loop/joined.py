@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from murmur.core.assignment import Assignment
+from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Progress, Strategy
 from murmur.core.membership import ENDED
@@ -117,7 +118,7 @@ class Joined:
         source.loop = self._loop = Loop(weights, self._all)
         source.group, source.assignment = self._all, Assignment(tuple(range(self._all.size)))
         self._seat = LoopSeat(seat, self._all, self._loop)
-        self._me = Learner(self._seat, weights, source)
+        self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
         self._answers = Answers(seat.group, self._loop, source.buffers)
 
     async def _begin(self) -> None:
@@ -231,7 +232,7 @@ class Joined:
             yield self.model
 
     def _live(self) -> Sequence[int]:
-        return range(self.size) if self._me.in_step else self._me.view
+        return range(self.size) if self._me.lock_step else self._me.view
 
     def state_dict(self) -> dict[str, Any]:
         """What this learner needs beside the model's own state to go on later: optimizer, strategy's vectors, steps."""
@@ -272,7 +273,7 @@ class Joined:
         self._all.loops.give_up()
         if self.size > 1:
             self._answers.stop()
-        if not self._me.in_step:
+        if not self._me.lock_step:
             self._me.group.membership.leave()
 
     def _finish(self) -> None:
@@ -292,7 +293,7 @@ class Joined:
         await take_over(me, self._seat.inner.group, self._source)
         if me.follows:
             self._seat.inner.waits = False
-        elif not me.in_step:
+        elif not me.lock_step:
             await me.averager.meet(ENDED)
         if self.size > 1:
             self._answers.stop()

@@ -44,14 +44,14 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
 
 def savers(me: Learner) -> list[int]:
     """Who has a part in a checkpoint: in step everybody alive, else those that run the strategy."""
-    if not me.in_step:
+    if not me.lock_step:
         return [me.keepers[r] for r in me.view]
     return [learner for r in me.group.live for learner in me.members(r)]
 
 
 def claims_of(me: Learner, source: TaskSource, mark: int) -> Claims:
     """What a learner knows of claims; in step nobody claims, and only what was moved is to be told."""
-    if me.in_step:
+    if me.lock_step:
         return Claims(moved=source.assignment.to_come(me.steps))
     holders = me.averager.holders
     unfinished = {*me.group.membership.unfinished(), *source.log.doing}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from murmur.core.facts import Facts
 from murmur.core.learner import Learner, Strategy
 from murmur.core.source import Gradient
 from murmur.core.weights import Weights
@@ -175,9 +176,8 @@ def follow(strategy: Strategy, cluster: Cluster, walk: Walk, minibatches: int) -
     course = Course(start.repeat(cluster.learners, 1))
 
     async def program(seat: Seat) -> None:
-        await strategy(
-            Learner(seat, CourseRow(course.weights[seat.group.rank]), Slope(seat, minibatches, walk, course))
-        )
+        weights, source = CourseRow(course.weights[seat.group.rank]), Slope(seat, minibatches, walk, course)
+        await strategy(Learner(seat, weights, source, Facts.of(strategy).lock_step))
 
     VirtualWorld(cluster).run(program)
     return course

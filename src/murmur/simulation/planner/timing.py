@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.assignment import Assignment
+from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
 from murmur.core.membership import NOTHING, Preparation, RunOver
@@ -191,12 +192,12 @@ class Timed:
         """The program of one learner."""
         source, rank = Idle(seat, self.minibatches), seat.group.rank
         self.lives[rank].append((source, seat))
-        me = Learner(seat, NoWeights(), source)
+        me = Learner(seat, NoWeights(), source, Facts.of(self.strategy).lock_step)
         try:
             await self.strategy(me)
         except RunOver:
             return
-        self.exchanges[rank] += 0 if me.in_step else me.averager.exchanges
+        self.exchanges[rank] += 0 if me.lock_step else me.averager.exchanges
 
     def seconds_of(self, kind: str) -> tuple[float, ...]:
         """Of each learner."""

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
 from averaging_only import Averaging, Still
+from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner
 from murmur.core.weights import Weights
@@ -125,7 +127,8 @@ class CutAveraging(Averaging):
         assert isinstance(seat.group, TorchGroup)
         layout = Layout.trainable(Point(self.start.shape[1]))
         layout.scatter(self.start[seat.group.rank])
-        me = Learner(seat, Weights(layout), Slow(layout, self.minibatches))  # type: ignore[arg-type]
+        source: Any = Slow(layout, self.minibatches)
+        me = Learner(seat, Weights(layout), source, Facts.of(self.strategy).lock_step)
         with cutting(seat.group.wiring.mail, seat.group.rank, 0.05) as cuts:
             await self.strategy(me)
         return me.weights.snapshot().tolist(), cuts()
