@@ -16,7 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # package -> other packages of murmur; its 
     "strategies": {"core"},
     "worlds": {"core", "elastic"},
     "engine": {"core", "elastic"},
-    "speech": {"execution"},
+    "speech": {"core.torch_private", "execution"},
     "tasks": {"core", "engine", "execution", "speech"},
     "run.folder": {"core"},
     "report": {"core", "run.folder"},
@@ -49,6 +49,7 @@ OPTIONAL = {
     "onnx",
     "mpi4py",
 }  # extras, imported where they are used
+TORCH_PRIVATE = "core/torch_private.py"
 READS_ENVIRONMENT = {"worlds/process/launch/environment.py"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 40
 
@@ -116,6 +117,8 @@ def test_imports_go_downwards() -> None:
 
 def machine(path: Path) -> Iterator[str]:
     here, used = layer(name_of(path)), set(imports(path))
+    if str(path.relative_to(ROOT)) == TORCH_PRIVATE:
+        return
     if here == "strategies":
         yield from sorted(used & NOT_IN_STRATEGIES)
     if here in ("core", "elastic", "engine", "speech", "report", "strategies"):
@@ -124,6 +127,21 @@ def machine(path: Path) -> Iterator[str]:
 
 def test_strategies_know_no_machine() -> None:
     assert offenders(machine) == []
+
+
+def private_torch(path: Path) -> Iterator[str]:
+    if str(path.relative_to(ROOT)) == TORCH_PRIVATE:
+        return
+    yield from (i for i in imports(path) if i.startswith("torch.") and any(part[:1] == "_" for part in i.split(".")))
+    for n in ast.walk(tree(path)):
+        if isinstance(n, ast.Attribute) and n.attr.startswith("_") and not n.attr.startswith("__"):
+            name = ast.unparse(n)
+            if name.startswith(("torch.", "c10d.")):
+                yield f"{name} in line {n.lineno}"
+
+
+def test_private_interfaces_of_torch_are_used_in_one_module() -> None:
+    assert offenders(private_torch) == []
 
 
 def environment(path: Path) -> Iterator[str]:

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _unflatten_dense_tensors
+
+from murmur.core.torch_private import foreach_copy_, unflatten
 
 
 def is_finite(x: Tensor) -> bool:
@@ -75,14 +76,14 @@ class Layout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Cut `flat` (P,) into pieces with the tensors' shapes; they share its memory."""
-        return list(_unflatten_dense_tensors(flat, self.tensors)) if self.tensors else []  # type: ignore[no-untyped-call]
+        return list(unflatten(flat, self.tensors)) if self.tensors else []  # type: ignore[no-untyped-call]
 
     def gather(self, out: Tensor | None = None) -> Tensor:
         """Copy the tensors into a vector (P,)."""
         flat = self.empty() if out is None else out
         if self.tensors:
             with torch.no_grad():
-                torch._foreach_copy_(self.views(flat), [t.detach() for t in self.tensors])
+                foreach_copy_(self.views(flat), [t.detach() for t in self.tensors])
         return flat
 
     def scatter(self, flat: Tensor) -> None:
@@ -91,7 +92,7 @@ class Layout:
             raise ValueError(f"expected a vector of {self.numel} elements, got shape {tuple(flat.shape)}")
         if self.tensors:
             with torch.no_grad():
-                torch._foreach_copy_([t.detach() for t in self.tensors], self.views(flat))
+                foreach_copy_([t.detach() for t in self.tensors], self.views(flat))
 
     def gather_gradients(self, out: Tensor | None = None) -> tuple[Tensor, list[bool]]:
         """Copy the .grad fields into a vector (P,), zeros where absent; also return a list of those present."""
@@ -103,7 +104,7 @@ class Layout:
                 view.zero_()
         pairs = [(v, t.grad) for v, t in zip(views, self.tensors, strict=True) if t.grad is not None]
         if pairs:
-            torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
+            foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
         return flat, present
 
     def hand_gradients(self, flat: Tensor, present: Sequence[bool]) -> None:

@@ -14,9 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
-from torch._C._distributed_c10d import PrefixStore, Store
-
 from murmur.core.errors import SettingError
+from murmur.core.torch_private import PrefixStore, Store
 from murmur.run.folder.contents import RUN
 from murmur.run.folder.lock import LOCK, FolderLock
 from murmur.run.folder.opened import OpenedRun, opened

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import HashStore, Store
 
 from murmur.core.errors import IncompleteRun, SettingError
 from murmur.core.facts import Facts
@@ -27,6 +26,7 @@ from murmur.core.flat import Layout
 from murmur.core.group import PeerLost, WorldMismatch
 from murmur.core.membership import StoppedGracefully
 from murmur.core.stop_signals import Stopped
+from murmur.core.torch_private import HashStore, Store
 from murmur.core.world import Seat, World
 from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
 from murmur.engine.checkpoints.state import check_weights

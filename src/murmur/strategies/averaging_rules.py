@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from murmur.core.torch_private import foreach_norm
+
 Loss = Callable[[Tensor], float]  # held-out loss per sample of weights w (P,)
 
 
@@ -52,7 +54,7 @@ class MaxChange:
 
         A step of None is discarded. `parts` are views of the step, one per tensor of the model.
         """
-        lengths = torch.stack(torch._foreach_norm(list(parts))).double()
+        lengths = torch.stack(foreach_norm(list(parts))).double()
         if not bool(lengths.isfinite().all()):
             return None
         scales = torch.ones_like(lengths)

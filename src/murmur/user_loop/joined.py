@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
 
 from murmur.core.assignment import Assignment
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Progress, Strategy
 from murmur.core.membership import ENDED
+from murmur.core.torch_private import HashStore
 from murmur.core.weights import Weights
 from murmur.core.world import Seat, drive
 from murmur.user_loop.agreement import agree, check_joinable, terms

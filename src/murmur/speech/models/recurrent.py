@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from murmur.core.torch_private import has_fast_bfloat16
 from murmur.speech.models.memory import Kept, through
 
 
@@ -133,7 +134,7 @@ class AcousticLstm(nn.Module):
 def _run(lstm: nn.Module, hidden_NUH: Tensor) -> Tensor:
     """Outputs of an LSTM; in float32 where autocast asks for bfloat16 and the processor has no instructions for it."""
     cast = hidden_NUH.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    if not cast or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not cast or has_fast_bfloat16():
         return lstm(hidden_NUH)[0]
     with torch.autocast("cpu", enabled=False):  # oneDNN has no other LSTM in bfloat16 and raises (torch 2.13)
         return lstm(hidden_NUH.float())[0]

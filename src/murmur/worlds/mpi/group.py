@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
 from murmur.core.group import PeerLost
+from murmur.core.torch_private import c10d
 from murmur.worlds.mpi.progress import MpiProgress, Operation
 from murmur.worlds.process.group import TorchGroup, Wiring
 

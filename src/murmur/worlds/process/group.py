@@ -13,10 +13,10 @@ from weakref import WeakSet, finalize
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
 from murmur.core.group import Group, Message, PeerLost, WorldMismatch
 from murmur.core.membership import Membership
+from murmur.core.torch_private import c10d
 from murmur.core.trace import COMMUNICATING, WAITING, Trace
 from murmur.worlds.mailbox import PostOffice
 from murmur.worlds.process.launch.environment import Backend, backend_of

@@ -12,10 +12,10 @@ from typing import TypeVar
 from weakref import WeakSet
 
 import torch
-from torch._C import _distributed_c10d as c10d
 
 from murmur.core.group import PeerLost
 from murmur.core.membership import ENDED, Membership
+from murmur.core.torch_private import c10d
 from murmur.core.trace import Span
 from murmur.core.world import Program, drive
 from murmur.worlds.process.group import TorchGroup, Wiring

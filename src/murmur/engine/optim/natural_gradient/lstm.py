@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from murmur.core.torch_private import DisableTorchFunction
 from murmur.engine.optim.natural_gradient.affine import Gradients, TwoSides, product
 from murmur.engine.optim.natural_gradient.fisher import SampleRows
 
@@ -62,7 +63,7 @@ class LstmLayer(torch.autograd.Function):
         W_ih, W_hh = weights[0].to(x.dtype), weights[1].to(x.dtype)
         W_hr = None if weights[4] is None else weights[4].to(x.dtype)
         # A mode that looks at every function call has nothing to find in here, and would take time.
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             h = None if W_hr is None else gates[..., -tanh_c.shape[2] :] * tanh_c
             d_out, dr0, dc0 = run_back((gates, r, c, tanh_c), (dr, dc), W_hh, W_hr)
             flat = gates.flatten(0, 1)

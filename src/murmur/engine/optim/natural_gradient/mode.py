@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
+from murmur.core.torch_private import backward_engine
 from murmur.engine.optim.natural_gradient.affine import Affine, TwoSides
 from murmur.engine.optim.natural_gradient.fisher import FisherConfig
 from murmur.engine.optim.natural_gradient.stack import LstmStack
@@ -59,7 +60,7 @@ class Preconditioning(TorchFunctionMode):
         """
         if gradient is not None or how or any(named.values()):
             return NotImplemented
-        engine, one = torch.autograd.Variable._execution_engine, torch.ones_like(loss)
+        engine, one = backward_engine, torch.ones_like(loss)
         with self:
             engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
         return None

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from torch._C._distributed_c10d import Store
-
 from murmur.core.group import PeerLost
+from murmur.core.torch_private import Store
 from murmur.worlds.process.launch.environment import COME_KEY, READY_KEY
 from murmur.worlds.process.membership.stalls import ranks
 from murmur.worlds.process.store.server import TELL_SECONDS, clock_time

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-
+from murmur.core.torch_private import PrefixStore, Store, TCPStore
 from murmur.worlds.process.launch.environment import PORT_ERRORS, Place, resolve
 from murmur.worlds.process.launch.secret import draw
 from murmur.worlds.process.store.server import StoreClient, StoreServer

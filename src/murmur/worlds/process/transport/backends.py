@@ -8,9 +8,8 @@ from datetime import timedelta
 from threading import Thread
 from typing import Any
 
-from torch._C import _distributed_c10d as c10d
-
 from murmur.core.group import PeerLost
+from murmur.core.torch_private import c10d, gloo_options
 from murmur.worlds.process.transport.gloo_sockets import Device
 
 LOOK_SECONDS = 0.1  # how soon a loss is noticed while a group is made
@@ -38,7 +37,7 @@ def make_gloo(
     Raises:
         PeerLost: a member did not come.
     """
-    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options = gloo_options()
     options._devices = [device.gloo]
     options._threads = 2
     options._timeout = timedelta(seconds=patience)

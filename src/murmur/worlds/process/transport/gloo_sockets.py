@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from torch._C import _distributed_c10d as c10d
-
+from murmur.core.torch_private import c10d
 from murmur.worlds.process.transport.traffic import Flow, flow_of
 
 Address = tuple[str, int]

@@ -24,9 +24,9 @@ from threading import Lock, Thread
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 
 from murmur.core.group import PeerLost
+from murmur.core.torch_private import Store
 from murmur.worlds.mailbox import Mailbox
 from murmur.worlds.process.store.torch_store import cloned
 from murmur.worlds.process.transport.listener import HungUp, Listener, dial, listen
