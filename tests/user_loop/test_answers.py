@@ -58,5 +58,5 @@ def test_answers_to_an_earlier_question_are_passed_over() -> None:
 
 def test_who_does_not_answer_is_named() -> None:
     kept = [Message(torch.full((4,), 3.0), 1, (1.0, 0.0))]  # weights, but no buffers
-    with pytest.raises(PeerLost, match=r"learners \[1\] did not tell their weights within 0.05 s"):
+    with pytest.raises(PeerLost, match=r"learners \[1\] did not send their weights within 0.05 s"):
         asked(nn.BatchNorm1d(2), kept)[1].__enter__()

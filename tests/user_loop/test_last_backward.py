@@ -146,7 +146,7 @@ def test_gradients_leave_before_the_step(beside: None) -> None:
         ("goes on", "two gradients in one backward pass"),
         ("starts again", "changed after last_backward"),
         ("twice", "used twice in one step"),
-        ("scaler", "leave last_backward out where a GradScaler is used"),
+        ("scaler", "do not use last_backward with a GradScaler"),
         ("two passes", "two gradients in one backward pass"),
     ],
 )
@@ -188,7 +188,7 @@ def test_samples_are_told_once() -> None:
             pass
         with me.last_backward(samples=3):
             loss_of(model, 0).backward()
-        with pytest.raises(ValueError, match="last_backward was told 3 samples, step 4"):
+        with pytest.raises(ValueError, match="last_backward got 3 samples, step 4"):
             me.step(4)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # alone nothing has left
         me.step()

@@ -1,7 +1,7 @@
-"""What every world must do: run `check_group(make_world)` on a new one before any strategy runs in it.
+"""Conformance checks of worlds: run `check_group(make_world)` on a new world before any strategy runs in it.
 
-The checks are programs, as strategies are; each states one promise of `Group` or `Seat`. They use no test framework,
-so that anybody's world can be checked anywhere.
+The checks are programs, like strategies. Each states one promise of `Group` or `Seat`. They use no test framework, so
+that any world can be checked anywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def check_group(make_world: Callable[[int], World], sizes: Sequence[int] = (1, 2
     """Run every check in worlds of the given sizes.
 
     Raises:
-        AssertionError: a promise is broken; says which, in a world of what size.
+        AssertionError: A promise is broken; names the check and the size of the world.
     """
     for size in sizes:
         for check in CHECKS:
@@ -41,7 +41,7 @@ def _check_refusal(make_world: Callable[[int], World], refusal: Program[None]) -
 
 
 async def means_are_weighted(seat: Seat) -> None:
-    """sum w x / sum w, and the sum of the weights."""
+    """Check sum w x / sum w and the sum of the weights."""
     group = seat.group
     x = torch.full((5,), float(group.rank + 1))
     weights = [float(r + 1) for r in range(group.size)]
@@ -52,13 +52,13 @@ async def means_are_weighted(seat: Seat) -> None:
 
 
 async def equal_means_are_plain_sums(seat: Seat) -> None:
-    """With equal weights the mean of equal vectors of small integers is exact."""
+    """Check that with equal weights the mean of equal vectors of small integers is exact."""
     mean = await seat.group.mean(torch.arange(7.0), weight=640.0)
     _expect(mean.tolist(), list(range(7)), "mean of equal vectors")
 
 
 async def weight_zero_is_left_out(seat: Seat) -> None:
-    """A learner without samples takes part, whatever its vector holds."""
+    """Check that a learner without samples takes part, whatever its vector holds."""
     group = seat.group
     idle = group.rank > 0
     x = torch.full((3,), math.nan if idle else 2.5)
@@ -66,8 +66,8 @@ async def weight_zero_is_left_out(seat: Seat) -> None:
     _expect(mean.tolist(), [2.5] * 3, "mean without the idle learners")
 
 
-async def no_weight_stops_everybody(seat: Seat) -> None:
-    """If nobody has samples all see total_weight 0 in the same round, and keep their vectors."""
+async def no_weight_stops_all(seat: Seat) -> None:
+    """Check that without samples all learners see total_weight 0 in the same round, and keep their vectors."""
     x = torch.full((2,), float(seat.group.rank))
     mean = await seat.group.mean(x, weight=0.0)
     _expect(seat.group.total_weight, 0.0, "total weight")
@@ -75,7 +75,7 @@ async def no_weight_stops_everybody(seat: Seat) -> None:
 
 
 async def means_are_new_vectors(seat: Seat) -> None:
-    """Neither the argument nor anybody's result is shared."""
+    """Check that a mean shares memory neither with its argument nor with the results of others."""
     x = torch.ones(4)
     mean = await seat.group.mean(x)
     mean.add_(seat.group.rank)
@@ -85,14 +85,14 @@ async def means_are_new_vectors(seat: Seat) -> None:
 
 
 async def broadcasts_reach_all(seat: Seat) -> None:
-    """Every member can be the root; integers survive."""
+    """Check that every member can be the root, and that integers survive."""
     for root in range(seat.group.size):
         got = await seat.group.broadcast(torch.tensor([seat.group.rank, 2**53 + seat.group.rank]), root)
         _expect(got.tolist(), [root, 2**53 + root], f"broadcast from {root}")
 
 
 async def messages_keep_their_order(seat: Seat) -> None:
-    """From one learner under one tag: first posted, first received, large or small. Tags do not mix; posting copies."""
+    """Check the order of messages from one learner under one tag, of any size. Tags do not mix; posting copies."""
     group = seat.group
     to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     x = torch.zeros(3)
@@ -109,48 +109,48 @@ async def messages_keep_their_order(seat: Seat) -> None:
         _expect((positive.tolist(), negative.tolist(), who), ([float(i)] * 3, [-float(i)] * 3, source), f"message {i}")
 
 
-async def anyone_can_be_heard(seat: Seat) -> None:
-    """A receiver that names nobody hears everybody, vectors of any length, empty ones too."""
+async def any_source_can_be_received(seat: Seat) -> None:
+    """Check that `recv` without a source receives from all learners, vectors of any length, including empty ones."""
     group = seat.group
     if group.rank > 0:
         group.post(torch.full((group.rank - 1,), float(group.rank)), 0, "report")
         return
-    heard = {}
+    got = {}
     for _ in range(group.size - 1):
         x, who, _ = await group.recv(tag="report")
-        heard[who] = x.tolist()
-    _expect(heard, {r: [float(r)] * (r - 1) for r in range(1, group.size)}, "reports")
+        got[who] = x.tolist()
+    _expect(got, {r: [float(r)] * (r - 1) for r in range(1, group.size)}, "reports")
 
 
-async def letters_carry_notes(seat: Seat) -> None:
-    """The numbers beside a vector arrive as they were; one can write to oneself."""
+async def messages_carry_headers(seat: Seat) -> None:
+    """Check that the header of a vector arrives unchanged, and that a learner can post to itself."""
     group = seat.group
     to, source = (group.rank + 1) % group.size, (group.rank - 1) % group.size
-    group.post(torch.ones(2), to, "noted", (group.rank, 0.25, -1e9))
+    group.post(torch.ones(2), to, "headed", (group.rank, 0.25, -1e9))
     group.post(torch.empty(0), group.rank, "own", (7.0,))
-    message = await group.recv(source, "noted")
-    _expect((message.source, message.header), (source, (float(source), 0.25, -1e9)), "letter with a note")
+    message = await group.recv(source, "headed")
+    _expect((message.source, message.header), (source, (float(source), 0.25, -1e9)), "message with a header")
     own = await group.recv(group.rank, "own")
-    _expect((own.x.numel(), own.header), (0, (7.0,)), "letter to oneself")
+    _expect((own.x.numel(), own.header), (0, (7.0,)), "message to itself")
 
 
-async def hearing_has_a_deadline(seat: Seat) -> None:
-    """Whoever hears nothing goes on after the seconds it gave; what comes later is not lost."""
+async def polls_have_a_deadline(seat: Seat) -> None:
+    """Check that `poll` returns after its deadline, and that a later message is not lost."""
     group = seat.group
     came = seat.now
-    _expect(await group.poll("early", 0.05), None, "hearing nothing")
-    _expect(seat.now - came >= 0.05, True, "the deadline was waited for")
-    _expect(await group.poll("early", 0.0), None, "hearing nothing at once")
+    _expect(await group.poll("early", 0.05), None, "poll without a message")
+    _expect(seat.now - came >= 0.05, True, "poll lasts until its deadline")
+    _expect(await group.poll("early", 0.0), None, "poll of 0 seconds")
     await group.mean(torch.zeros(1))
     group.post(torch.ones(1), (group.rank + 1) % group.size, "early")
     message = await group.poll("early", float("inf"))
-    _expect(message is not None and message.source == (group.rank - 1) % group.size, True, "a letter heard")
+    _expect(message is not None and message.source == (group.rank - 1) % group.size, True, "poll with a message")
 
 
 async def claims_cover_the_budget(seat: Seat) -> None:
-    """Every number is claimed by exactly one learner, whatever it claims at a time; spent: all came back for more."""
+    """Check that each number is claimed by one learner, for claims of any size; `spent` follows the last claims."""
     group, membership = seat.group, seat.group.membership
-    _expect(membership.view().live, tuple(range(group.size)), "everybody is alive")
+    _expect(membership.view().live, tuple(range(group.size)), "live learners")
     mine: list[float] = []
     while not membership.spent:
         claim = membership.claim(5, 25, 1 + group.rank % 3)
@@ -162,19 +162,19 @@ async def claims_cover_the_budget(seat: Seat) -> None:
         _expect(sorted(n for x, _, _ in messages for n in x.tolist()), [float(n) for n in range(5, 25)], "all claims")
 
 
-async def stages_wait_for_all(seat: Seat) -> None:
-    """A stage is reached when every live learner has said so, and stays reached."""
+async def barriers_wait_for_all(seat: Seat) -> None:
+    """Check that a barrier opens when every live learner has arrived, and stays open."""
     group, membership = seat.group, seat.group.membership
     await seat.sleep(1e-3 * group.rank)
     group.count("came", 1)
     while not membership.arrive("here"):
         await seat.sleep(1e-3)
-    _expect(group.count("came"), group.size, "learners at the stage")
-    _expect(membership.arrive("here"), True, "a stage that was reached")
+    _expect(group.count("came"), group.size, "learners at the barrier")
+    _expect(membership.arrive("here"), True, "open barrier")
 
 
 async def splits_are_independent(seat: Seat) -> None:
-    """Parts have their own ranks, means and counters; who is in no part gets None."""
+    """Check that parts have their own ranks, means and counters; a learner in no part gets None."""
     group = seat.group
     parts = [list(range(0, group.size, 2)), list(range(1, group.size - 1, 2))]
     part = group.split([p for p in parts if p])
@@ -193,7 +193,7 @@ async def splits_are_independent(seat: Seat) -> None:
 
 
 async def counters_are_shared(seat: Seat) -> None:
-    """Every amount is added once, and nobody sees the same claim twice."""
+    """Check that every amount is added once, and that claims are unique."""
     group = seat.group
     claims = [group.count("claims", 1) for _ in range(10)]
     _expect(claims, sorted(set(claims)), "one learner's claims grow")
@@ -203,7 +203,7 @@ async def counters_are_shared(seat: Seat) -> None:
 
 
 async def sums_run_beside(seat: Seat) -> None:
-    """Several sums under way at once, in place, finish right."""
+    """Check that several sums under way at once, in place, are right."""
     group = seat.group
     xs = [torch.full((1000,), float(group.rank + i)) for i in range(4)]
     pending = [group.start_sum(x) for x in xs]
@@ -214,7 +214,7 @@ async def sums_run_beside(seat: Seat) -> None:
 
 
 async def activities_run_beside(seat: Seat) -> None:
-    """A background activity averages on its own group while the learner averages on another, and gives its value."""
+    """Check that a background activity averages on its own group beside the learner, and returns its value."""
     everybody = [list(range(seat.group.size))]
     own = seat.group.split(everybody)
     if own is None:
@@ -235,17 +235,17 @@ async def _rounds(group: Group, count: int) -> float:
 
 
 async def different_lengths(seat: Seat) -> None:
-    """Vectors of different lengths in one mean."""
+    """Pass vectors of different lengths to one mean."""
     await seat.group.mean(torch.zeros(3 + seat.group.rank))
 
 
 async def negative_weight(seat: Seat) -> None:
-    """A weight below zero."""
+    """Pass a negative weight."""
     await seat.group.mean(torch.zeros(3), weight=-1.0)
 
 
 async def failing_activity(seat: Seat) -> None:
-    """An activity that fails shows at the next gradient."""
+    """Fail in an activity; the next gradient must raise."""
 
     async def fails() -> None:
         raise ValueError("planted")
@@ -256,7 +256,7 @@ async def failing_activity(seat: Seat) -> None:
 
 
 async def one_fails(seat: Seat) -> None:
-    """A learner that fails does not leave the others waiting."""
+    """Fail in one learner; the others must not wait for it."""
     if seat.group.rank == 1:
         raise ValueError("planted")
     await seat.group.mean(torch.zeros(3))
@@ -276,15 +276,15 @@ CHECKS: tuple[Program[None], ...] = (
     means_are_weighted,
     equal_means_are_plain_sums,
     weight_zero_is_left_out,
-    no_weight_stops_everybody,
+    no_weight_stops_all,
     means_are_new_vectors,
     broadcasts_reach_all,
     messages_keep_their_order,
-    anyone_can_be_heard,
-    letters_carry_notes,
-    hearing_has_a_deadline,
+    any_source_can_be_received,
+    messages_carry_headers,
+    polls_have_a_deadline,
     claims_cover_the_budget,
-    stages_wait_for_all,
+    barriers_wait_for_all,
     splits_are_independent,
     counters_are_shared,
     sums_run_beside,

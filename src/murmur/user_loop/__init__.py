@@ -1,1 +1,1 @@
-"""What stands behind `murmur.join`: a training loop of somebody else's as a learner's source of gradients."""
+"""The implementation of `murmur.join`: a user's training loop as a learner's source of gradients."""

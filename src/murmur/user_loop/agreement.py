@@ -1,4 +1,4 @@
-"""Before the first step: do all learners run the same strategy on the same model with the same versions?"""
+"""Checks before the first step: the strategy fits a user loop, and all learners agree on what they run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from murmur.user_loop.source import Plan
 
 
 def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Whether the strategy leaves minibatches to the loop, and steps of the optimizer are steps of the model alone.
+    """Check that the strategy leaves minibatches to the loop, and that the optimizer steps only the model.
 
     Raises:
-        ValueError: the strategy deals minibatches out, or the optimizer holds other parameters too, or calls the model
+        ValueError: The strategy assigns minibatches, or the optimizer holds other parameters too, or it calls the model
             by itself.
     """
     if Facts.of(strategy).assigns_minibatches:
@@ -31,14 +31,14 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
     if strange:
         raise ValueError(
             f"the optimizer holds {strange} tensors that are not parameters of the model, and would not be averaged:"
-            " join an nn.ModuleList of all that is trained"
+            " join an nn.ModuleList of all trained modules"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS calls the model by itself (a closure): it cannot be joined; use another optimizer")
 
 
 def terms(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> dict[str, str]:
-    """What has to be equal everywhere, a line each."""
+    """Return the terms that must be equal on all learners, by name."""
     tensors = [f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()]
     tensors += [f"{n} {tuple(b.shape)} {b.dtype}" for n, b in model.named_buffers()]
     groups = [len(group["params"]) for group in optimizer.param_groups]
@@ -64,7 +64,7 @@ async def agree(group: Group, device: torch.device, mine: Mapping[str, str]) -> 
     """Compare the terms of all learners with those of learner 0.
 
     Raises:
-        WorldMismatch: on every learner, if anyone's differ; says whose, in what, and how.
+        WorldMismatch: Some learner's terms differ. Raised on every learner; names the learners, terms and differences.
     """
     names = sorted(mine)
     differs = torch.zeros(len(names), group.size, device=device)
@@ -96,7 +96,7 @@ def _numbers(text: str) -> Tensor:
 
 
 def _around(text: str, other: str, width: int = 80) -> str:
-    """The part of a text where it first differs from another one."""
+    """Return the part of a text at its first difference from another one."""
     same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     start = max(0, same - width // 2)
     return text[start : start + width]

@@ -1,7 +1,7 @@
-"""The mean of all learners' models in the middle of a run: each answers at once, from a thread of its own.
+"""Mean of all learners' models in the middle of a run; each learner answers at once, from a separate thread.
 
-Not a collective: any learner may ask, alone or not, after whatever number of steps, also while others have no data left
-and wait in the end of their block. Nobody waits for anybody's next step, so nothing can hang on an uneven loop.
+This is not a collective: any learner may ask, alone or not, after any number of steps, even while others have no data
+left and wait at the end of their block. No learner waits for another's next step, so an uneven loop cannot hang.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ POLL_SECONDS = 0.25
 
 
 class Answers:
-    """One learner's side."""
+    """One learner's side of requests for the mean model."""
 
     def __init__(self, group: Group, loop: Loop, buffers: Layout) -> None:
         self.group, self.loop, self.buffers = group, loop, buffers
         self._asked = 0
 
     async def serve(self) -> None:
-        """Answer until `stop`; to be run beside the loop."""
+        """Answer until `stop`; runs beside the loop."""
         while (message := await self.group.poll(ASK, math.inf)) is not None and message.header[0] != STOP:
             for kind, x in enumerate(self._own()):
                 self.group.post(x, message.source, ANSWER, (message.header[1], kind))
 
     def stop(self) -> None:
-        """Let `serve` end."""
+        """End `serve`."""
         self.group.post(torch.empty(0), self.group.rank, ASK, (STOP,))
 
     def _own(self) -> tuple[Tensor, Tensor]:
@@ -47,14 +47,14 @@ class Answers:
 
     @contextmanager
     def in_place(self, source: LoopSource, live: Callable[[], Sequence[int]], timeout_seconds: float) -> Iterator[None]:
-        """Inside, the model holds the mean weights and buffers of the learners that are `live`, as they are just now.
+        """Set the model to the mean weights and buffers of the `live` learners at this moment, inside the block.
 
         Raises:
-            PeerLost: not all told theirs in time.
+            PeerLost: A learner did not answer in time.
         """
         weights = self.loop.weights
         with weights.held():
-            weights.add_(torch.zeros_like(source.layout.gather()))  # the live weights now stand beside the model
+            weights.add_(torch.zeros_like(source.layout.gather()))  # the live weights are now a copy beside the model
             own = source.layout.gather(), self.buffers.gather()
             mean = own if self.group.size == 1 else drive(self._mean(live, timeout_seconds))
             try:
@@ -78,7 +78,7 @@ class Answers:
                 given[int(message.header[1])][message.source] = message.x
             elif message is None and time.monotonic() > deadline:
                 missing = sorted(set(live()) - given[1].keys())
-                raise PeerLost(f"learners {missing} did not tell their weights within {timeout_seconds:g} s")
+                raise PeerLost(f"learners {missing} did not send their weights within {timeout_seconds:g} s")
         weights, buffers = ([found[rank] for rank in sorted(found)] for found in given)
         equal = [1.0] * len(weights)
         return weighted_mean(weights, equal), weighted_mean(buffers, equal[: len(buffers)])

@@ -1,6 +1,6 @@
-"""The end of a joined loop: all learners take over the consensus of the strategy, weights and buffers.
+"""The end of a user loop: all learners take over the consensus of the strategy, weights and buffers.
 
-Whole numbers among the buffers become the rounded mean, which leaves those that are equal everywhere as they are.
+Integer buffers become the rounded mean, which leaves equal values unchanged.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from murmur.user_loop.source import LoopSource
 
 
 async def take_over(me: Learner, world: Group, source: LoopSource) -> None:
-    """Give the model the mean of all learners' weights and buffers; who led a node tells its members.
+    """Set the model to the mean of all learners' weights and buffers; a leader sends it to its members.
 
     Args:
-        me: the learner, when its strategy has ended.
-        world: all learners.
-        source: of its model.
+        me: Learner whose strategy has ended.
+        world: Group of all learners.
+        source: Source of its model.
     """
     if me.follows:
         found = [(await world.recv(None, f"end {kind}")).x for kind in range(3)]
@@ -37,7 +37,7 @@ async def take_over(me: Learner, world: Group, source: LoopSource) -> None:
 
 
 async def _consensus(me: Learner, source: LoopSource) -> list[Tensor]:
-    """The learners' mean weights, buffers and whole numbers."""
+    """Return the mean of the learners' weights, buffers and integer buffers."""
     # Without lock-step the strategy has ended with the consensus of the weights.
     weights = await me.group.mean(me.weights.snapshot()) if me.lock_step else me.weights.snapshot()
     found = [weights]

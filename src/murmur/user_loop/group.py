@@ -1,6 +1,6 @@
-"""A group of learners whose minibatches are their own: nobody knows their number, everybody tells when it has no more.
+"""Groups of learners with minibatches of their own, of unknown number; each learner announces the end of its loop.
 
-Where the engine's learners claim minibatches of one corpus, each of these claims the next one of its own loop; the
+The engine's learners claim minibatches of one corpus. Here each learner claims the next minibatch of its own loop. The
 budget is spent when the loops of all live learners are over.
 """
 
@@ -16,7 +16,7 @@ from murmur.core.membership import Membership, View
 
 
 class Leaving:
-    """A sum under way; whoever keeps it does not keep the connections it runs on once it is done or given up."""
+    """A sum under way. Once the sum is done or given up, it no longer keeps the connections of the sum open."""
 
     def __init__(self, under_way: Awaitable[Tensor]) -> None:
         self.under_way: Awaitable[Tensor] | None = under_way
@@ -30,7 +30,7 @@ class Leaving:
 
 
 class Loops:
-    """What the groups of a loop share: whose loops are over, told through counters; sums under way."""
+    """State shared by the groups of a loop: loops that are over, announced through counters, and sums under way."""
 
     def __init__(self, world: Group) -> None:
         self.world = world
@@ -38,25 +38,25 @@ class Loops:
         self._leaving: list[Leaving] = []
 
     def leaves(self, under_way: Awaitable[Tensor]) -> Leaving:
-        """A sum has begun."""
+        """Wrap a sum that has begun."""
         self._leaving = [leaving for leaving in self._leaving if leaving.under_way is not None]
         self._leaving.append(Leaving(under_way))
         return self._leaving[-1]
 
     def give_up(self) -> None:
-        """No sum is waited for any more: the others learn that this learner is gone when its connections close."""
+        """Give up all sums; when the connections close, the others learn that this learner is gone."""
         for leaving in self._leaving:
             leaving.under_way = None
 
     def announce(self, learners: Sequence[int]) -> None:
-        """The loops of these learners offer no more steps, or nobody asks for them."""
+        """Announce that the loops of these learners offer no more steps, or that their steps are not needed."""
         for rank in learners:
             if rank not in self._over:
                 self._over.add(rank)
                 self.world.count(f"loop {rank} is over", 1)
 
     def over(self, learners: Sequence[int]) -> bool:
-        """Whether the loops of all these learners are over."""
+        """True if the loops of all these learners are over."""
         for rank in learners:
             if rank not in self._over:
                 if self.world.count(f"loop {rank} is over") == 0:
@@ -66,7 +66,7 @@ class Loops:
 
 
 class LoopMembership(Membership):
-    """The register of a group, with claims of minibatches from the learners' own loops."""
+    """Membership of a group, with claims of minibatches from the learners' own loops."""
 
     def __init__(self, inner: Membership, group: JoinedGroup) -> None:
         self.inner, self.group = inner, group
@@ -86,8 +86,8 @@ class LoopMembership(Membership):
 
     @property
     def spent(self) -> bool:
-        # Who asks this takes no more minibatches, of its node neither: they have come to an end, or it serves others.
-        self.group.loops.announce(self.group.node_of(self.group.rank))
+        # A caller has no more minibatches, nor have its super-learner's members: their loops are over, or it serves.
+        self.group.loops.announce(self.group.super_learner_of(self.group.rank))
         return all(self.group.over_for(rank) for rank in self.inner.view().live)
 
     def arrive(self, barrier: str) -> bool:
@@ -98,7 +98,7 @@ class LoopMembership(Membership):
 
 
 class JoinedGroup(GroupAround):
-    """The learners of `inner`; `members` are their ranks in the group of all."""
+    """The learners of `inner`; `members` are their ranks in the group of all learners."""
 
     def __init__(self, inner: Group, loops: Loops, members: Sequence[int]) -> None:
         super().__init__(inner)
@@ -106,14 +106,14 @@ class JoinedGroup(GroupAround):
         self._membership: LoopMembership | None = None
 
     def over_for(self, rank: int) -> bool:
-        """Whether a member has no more minibatches; the leader of a node speaks for its members.
+        """True if a member has no more minibatches; a leader answers for all members of its super-learner.
 
-        Asked by members for themselves too, because a leader goes on while its node has anything to do.
+        Members ask it for themselves too, because a leader goes on while its super-learner has any minibatch.
         """
-        return self.loops.over(self.node_of(rank))
+        return self.loops.over(self.super_learner_of(rank))
 
-    def node_of(self, rank: int) -> range:
-        """The learners that a member speaks for: all that stand before the next member."""
+    def super_learner_of(self, rank: int) -> range:
+        """Return the learners that a member represents: all ranks before the next member."""
         ends = [*self.members[1:], self.loops.world.size]
         return range(self.members[rank], ends[rank])
 

@@ -1,12 +1,12 @@
-"""Any strategy in anybody's training loop, in three changed lines.
+"""Any strategy in a user's training loop, with three changed lines.
 
     with murmur.join(KAVG(K=8), model, optimizer) as me:
         for x, y in loader:                              # each learner has its own part of the data
             loss(model(x), y).backward()
-            me.step()                                    # in the place of optimizer.step() and zero_grad()
+            me.step()                                    # replaces optimizer.step() and zero_grad()
 
-Started by torchrun, srun or mpirun this process is one of several learners; started plainly it is the
-only one. At the end of the block the model holds the mean of all learners' weights, and of their BatchNorm statistics.
+A process started by torchrun, srun or mpirun is one of several learners; one started plainly is the only learner. At
+the end of the block the model holds the mean of all learners' weights, and of their BatchNorm statistics.
 """
 
 from __future__ import annotations
@@ -49,32 +49,33 @@ def join(
     plan: Plan | None = None,
     seat: Seat | Place | None = None,
 ) -> Joined:
-    """A training loop as one of several learners.
+    """Make a training loop one of several learners.
 
     Args:
-        strategy: how the learners work together, such as `KAVG(K=8)`.
-        model: on the device where it is trained, with what is frozen frozen.
-        optimizer: of parameters of the model; `me.step()` steps it, the loop no more.
-        plan: what a few strategies need to know; they say so.
-        seat: a place in a world that is already there, or in a launch (`murmur.take_place`); None: the one that the
-            launcher gave this process.
+        strategy: Strategy, such as `KAVG(K=8)`.
+        model: Model on the device of its training, with frozen parameters already frozen.
+        optimizer: Optimizer of parameters of the model. Call `me.step()` in place of its `step()`.
+        plan: Facts that a few strategies need; they ask for them.
+        seat: Seat in an existing world, or place in a launch (`murmur.take_place`); None: the place that the launcher
+            gave this process.
 
     Raises:
-        ValueError: the optimizer holds parameters that the model does not, or needs a closure.
+        ValueError: The optimizer holds parameters that the model does not, or needs a closure.
     """
     return Joined(strategy, model, optimizer, plan or Plan(), seat)
 
 
 class Joined:
-    """One learner of a joined loop; it may stand wherever an optimizer is expected (GradScaler).
+    """One learner of a user loop; it can replace an optimizer (for GradScaler).
 
     Attributes:
-        rank, size: this learner's number and how many there are: for splitting the data.
+        rank: Number of this learner, for splitting the data.
+        size: Number of learners.
     """
 
-    # GradScaler then calls step() also where gradients overflowed, and says so: a skipped step still takes part.
+    # With it, GradScaler calls step() also when gradients overflow, and sets found_inf: a skipped step takes part.
     _step_supports_amp_scaling = True
-    grad_scale: Tensor | None  # while GradScaler steps
+    grad_scale: Tensor | None  # set by GradScaler during its step
     found_inf: Tensor
 
     def __init__(
@@ -122,7 +123,7 @@ class Joined:
         self._answers = Answers(seat.group, self._loop, source.buffers)
 
     async def _begin(self) -> None:
-        """All learners agree, and begin with learner 0's model."""
+        """Check that all learners agree, and begin with learner 0's model."""
         group = self._seat.inner.group
         if group.size == 1:
             return
@@ -136,11 +137,11 @@ class Joined:
 
     def _refuse(self, *_: object) -> None:
         if not self._source.stepping:
-            raise RuntimeError("the optimizer was stepped past the strategy: call me.step() (scaler.step(me)) instead")
+            raise RuntimeError("the optimizer was stepped without the strategy: call me.step() or scaler.step(me)")
 
     @contextmanager
     def last_backward(self, samples: float = 1.0) -> Iterator[None]:
-        """Around the last backward pass of a step: gradients are averaged behind it, where the strategy averages any.
+        """Overlap averaging with the last backward pass of a step, if the strategy averages gradients.
 
             for part in parts[:-1]:
                 loss(part).backward()
@@ -151,38 +152,38 @@ class Joined:
         The result is that of a step without it, sooner. Gradients must not be changed between it and `step()`.
 
         Args:
-            samples: of the step, as for `step()`, which need not be told again.
+            samples: Samples of the step, as for `step()`, which then does not need them.
 
         Raises:
-            PeerLost: a learner is gone.
-            RuntimeError: this step has had one already.
+            PeerLost: A learner is gone.
+            RuntimeError: This step has had one already.
         """
         if self._running is None:
-            with self._loop.weights.held():  # the model has been through a forward pass: nothing may land in it now
+            with self._loop.weights.held():  # the model has been through a forward pass: its weights must not change
                 self._advance()
         start = None if self._ended else self._loop.before_backward
         with self._source.behind.last(positive(samples), start):
             yield
 
     def step(self, samples: float | None = None, loss: float = float("nan")) -> None:
-        """Give the gradients of the model's .grad fields to the strategy; the model then has its next weights.
+        """Pass the gradients in the model's .grad fields to the strategy; the model then has its next weights.
 
         With a loss scaler: `scaler.unscale_(me)` before clipping, then `scaler.step(me)`; never with the optimizer, or
         gradients are unscaled twice.
 
         Args:
-            samples: that they are the mean of (1 if not told); a learner with more of them counts for more.
-            loss: mean loss of those samples, for strategies that adapt to it.
+            samples: Samples of which they are the mean (default 1); learners with more samples count for more.
+            loss: Mean loss of those samples, for strategies that adapt to it.
 
         Raises:
-            PeerLost: a learner is gone.
-            RuntimeError: a parameter has become trainable since the start, an activity beside the loop has failed, or
+            PeerLost: A learner is gone.
+            RuntimeError: A parameter has become trainable since the start, an activity beside the loop has failed, or
                 gradients were changed after `last_backward`.
         """
         behind = self._source.behind
         told = behind.samples if samples is None else positive(samples)
         if behind.samples not in (None, told):
-            raise ValueError(f"last_backward was told {behind.samples:g} samples, step {samples:g}: tell one of them")
+            raise ValueError(f"last_backward got {behind.samples:g} samples, step {samples:g}: pass them to one only")
         samples = 1.0 if told is None else told
         self._source.check_trainable()
         scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
@@ -203,30 +204,30 @@ class Joined:
         self._ended = advance(self._running)
         if self._ended and not self._loop.over:
             log.warning(
-                "learner %d: %s has ended here before the loop; further steps of it are not used",
+                "learner %d: %s has ended before this loop; further steps of the loop are not used",
                 self.rank,
                 type(self.strategy).__name__,
             )
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's."""
+        """Parameter groups of the optimizer."""
         return self.optimizer.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's; `step` has already done it."""
+        """Call the optimizer's `zero_grad`; `step` has already done so."""
         self.optimizer.zero_grad(set_to_none)
 
     @property
     def progress(self) -> Progress:
-        """Where the run stands: steps of all learners together."""
+        """Progress of the run, in steps of all learners together."""
         return self._me.progress
 
     @contextmanager
     def consensus(self) -> Iterator[nn.Module]:
-        """Inside, the model holds the mean of all learners' weights and buffers, for evaluation; then its own again.
+        """Set the model to the mean of all learners' weights and buffers inside the block, for evaluation.
 
-        Any learner may ask at any time, alone or not; the others do not wait.
+        Any learner may call it at any time, alone or not; the others do not wait.
         """
         with self._answers.in_place(self._source, self._live, self.plan.timeout_seconds):
             yield self.model
@@ -235,7 +236,7 @@ class Joined:
         return range(self.size) if self._me.lock_step else self._me.view
 
     def state_dict(self) -> dict[str, Any]:
-        """What this learner needs beside the model's own state to go on later: optimizer, strategy's vectors, steps."""
+        """Return the state beyond the model's own that a resumed run needs: optimizer, strategy's vectors, steps."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "strategy": {name: vector.clone() for name, vector in self._me.outer.items()},
@@ -243,10 +244,10 @@ class Joined:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; before the first step, with the model's state loaded before the block.
+        """Resume from a `state_dict`. Call it before the first step; load the model's state before the block.
 
         Raises:
-            RuntimeError: steps have been taken already.
+            RuntimeError: Steps have been taken already.
         """
         if self._running is not None:
             raise RuntimeError("load_state_dict comes too late: call it before the first step")
@@ -267,7 +268,7 @@ class Joined:
                 self._stack.__exit__(kind, error, trace)
 
     def _abort(self) -> None:
-        """Nothing is averaged any more; the others learn that this learner is gone."""
+        """Give up all averaging; the others learn that this learner is gone."""
         if self._running is not None:
             self._running.close()
         self._all.loops.give_up()
@@ -277,9 +278,9 @@ class Joined:
             self._me.group.membership.leave()
 
     def _finish(self) -> None:
-        """Take part until the loops of all are over, then take over the consensus."""
+        """Take part until the loops of all learners are over, then take over the consensus."""
         self._loop.over = True
-        self._source.clear()  # what was computed without a step behind it belongs to none
+        self._source.clear()  # gradients without a step are dropped
         try:
             self._all.loops.announce([self.rank])
             self._advance()

@@ -1,8 +1,9 @@
-"""The last backward pass of a step, behind which gradients are averaged where a strategy averages gradients.
+"""Overlap of averaging with the last backward pass of a step, for strategies that average gradients.
 
-A loop that accumulates has several backward passes a step, and only it knows which is the last one. Inside
-`with me.last_backward():` a stretch of the gradient leaves as soon as it is complete; what never arrives, or came in an
-earlier pass, leaves in step(), in the same order on all learners. What has left must not be changed any more.
+A loop that accumulates has several backward passes per step, and only the loop knows the last one. Inside
+`with me.last_backward():` a bucket of the gradient is sent as soon as it is complete. Gradients that are absent, or
+came in an earlier pass, are sent in step(), in the same order on all learners. A gradient must not be changed once it
+has been sent.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from murmur.core.flat import Layout
 
 
 class Behind:
-    """Where a step's last backward pass stands.
+    """State of a step's last backward pass.
 
     Attributes:
-        samples: of the step, once its last backward pass has been told; None before.
+        samples: Samples of the step, once its last backward pass has been announced; None before.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.samples: float | None = None
-        self._left: list[tuple[Tensor, Tensor, int]] = []  # tensor, its gradient, how often that had been written to
+        self._left: list[tuple[Tensor, Tensor, int]] = []  # tensor, its gradient, version of the gradient when sent
 
     @contextmanager
     def last(self, samples: float, start: Callable[[float], None] | None) -> Iterator[None]:
-        """The last backward pass; `start` lets gradients leave, None where the strategy sends none.
+        """Run the last backward pass; `start` starts the sums behind it, None if the strategy averages no gradients.
 
         Raises:
-            RuntimeError: this step has had its last one.
+            RuntimeError: This step has had its last backward pass.
         """
         if self.samples is not None:
-            raise RuntimeError("last_backward was used twice in one step: it stands around the last backward pass only")
+            raise RuntimeError("last_backward was used twice in one step: use it for the last backward pass only")
         self.samples = samples
         if start is not None:
             start(samples)
@@ -44,23 +45,23 @@ class Behind:
             self._left = [(t, t.grad, t.grad._version) for t in self.layout.tensors if t.grad is not None]
 
     def check(self, scaled: bool) -> None:
-        """Whether what has left is still what the step is made of.
+        """Check that the gradients have not changed since they were sent.
 
         Raises:
-            RuntimeError: gradients were changed since, or a loss scaler judges them only now.
+            RuntimeError: They have changed, or a loss scaler is in use, which judges them only now.
         """
         if self.samples is not None and scaled:
             raise RuntimeError(
-                "a loss scaler finds overflows only after the backward pass, when gradients have left: leave"
-                " last_backward out where a GradScaler is used"
+                "a loss scaler finds overflows only after the backward pass, when gradients have been sent: do not use"
+                " last_backward with a GradScaler"
             )
         if any(t.grad is not g or g._version != version for t, g, version in self._left):
             raise RuntimeError(
-                "gradients were changed after last_backward, when they had left already: leave it out where they are"
-                " clipped, or where another backward pass follows"
+                "gradients were changed after last_backward, when they had already been sent: do not use it if you"
+                " clip them, or if another backward pass follows"
             )
 
     def take(self) -> bool:
-        """The step is taken: whether its gradients had begun to leave."""
+        """End the step; return True if its gradients had begun to be sent."""
         begun, self.samples, self._left = self.samples is not None, None, []
         return begun

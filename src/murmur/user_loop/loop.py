@@ -1,8 +1,8 @@
-"""Somebody else's loop, as a strategy meets it: suspended until the next step is offered, or the loop is over.
+"""A user's loop as seen by a strategy: suspended until the next step is offered, or the loop is over.
 
-The strategy's coroutine runs in the thread of the loop, piece by piece: it stops where it needs a minibatch, and goes
-on when the loop calls `step()`. Autograd, autocast and streams, which belong to a thread, so stay what the loop made of
-them. In the pieces between, while the loop computes, the model keeps its weights whatever averaging does beside it.
+The strategy's coroutine runs in the thread of the loop, piece by piece: it stops when it needs a minibatch, and goes on
+when the loop calls `step()`. The loop's settings of autograd, autocast and streams, which belong to a thread, therefore
+stay in effect. Between the pieces, while the loop computes, the model keeps its weights whatever averaging does.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Offer:
-    """One step of the loop: its gradients stand in the model's .grad fields.
+    """One step of the loop, with its gradients in the model's .grad fields.
 
     Attributes:
-        samples: that they are the mean of.
-        loss: per sample; nan if it was not told.
-        scale: what the gradients have to be divided by (a loss scaler's factor).
-        skipped: whether they are not finite and count for nothing.
+        samples: Samples of which the gradients are the mean.
+        loss: Loss per sample; nan if not given.
+        scale: Factor of a loss scaler, by which the gradients have to be divided.
+        skipped: True if the gradients are not finite and do not count.
     """
 
     samples: float
@@ -37,15 +37,15 @@ class Offer:
 
 
 class Loop:
-    """Where the loop stands.
+    """State of the loop.
 
     Attributes:
-        offer: a step that the strategy has not taken yet.
-        over: whether the loop has ended.
-        weights: the live weights that the present gradient is taken at.
-        group: in which the strategy uses them.
-        before_backward: told the samples of a step before its last backward pass, lets gradients leave behind it; None
-            where the strategy does not average gradients.
+        offer: Step that the strategy has not taken yet.
+        over: True if the loop has ended.
+        weights: Live weights at which the present gradient is taken.
+        group: Group in which the strategy uses them.
+        before_backward: Called with the samples of a step before its last backward pass, to overlap sums with it; None
+            if the strategy does not average gradients.
     """
 
     def __init__(self, weights: Weights, group: Group) -> None:
@@ -55,7 +55,7 @@ class Loop:
         self.before_backward: Callable[[float], None] | None = None
 
     def take(self) -> Offer | None:
-        """The step that is offered; it is taken once."""
+        """Take the offered step; it can be taken once."""
         offer, self.offer = self.offer, None
         return offer
 
@@ -66,7 +66,7 @@ class _Suspended:
 
 
 class LoopSeat(Seat):
-    """A seat whose gradients come from a loop; everything else is the seat's below."""
+    """A seat with gradients from a loop; all other methods are those of the inner seat."""
 
     def __init__(self, inner: Seat, group: Group, loop: Loop) -> None:
         self.inner, self.group, self.loop = inner, group, loop
@@ -102,7 +102,7 @@ class LoopSeat(Seat):
 
 
 def advance(coroutine: Coroutine[Any, Any, None]) -> bool:
-    """Let a coroutine go on to the next minibatch that it needs; whether it has ended instead."""
+    """Let a coroutine go on to the next minibatch that it needs; return True if it has ended instead."""
     try:
         coroutine.send(None)
     except StopIteration:

@@ -1,4 +1,4 @@
-"""Loops that are hidden in a framework: the framework calls `optimizer.step()`, the strategy takes the step."""
+"""Loops hidden in a framework: the framework calls `optimizer.step()`, and the strategy takes the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Closure = Callable[[], Any]
 
 @contextmanager
 def routed(me: Joined, samples: float = 1.0) -> Iterator[None]:
-    """Inside, every `step()` of the joined optimizer is a `me.step(samples)`, whoever calls it.
+    """Turn every `step()` of the joined optimizer inside the block into a `me.step(samples)`.
 
     A closure is called first, once: frameworks compute the gradient in it.
     """

@@ -1,4 +1,4 @@
-"""A loop's .grad fields as gradients g_i, and its optimizer as what takes the steps."""
+"""Source of a user loop: its .grad fields are the gradients g_i, and its optimizer takes the steps."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What some strategies ask for and a loop cannot show; most need nothing of it.
+    """Facts that some strategies need and a loop cannot show; most strategies need none.
 
     Attributes:
-        total_steps: of all learners together; for strategies that follow the share of the run that is behind.
-        samples_per_step: how many samples a step of one learner is made of, on average.
-        evaluate: held-out figures of a model in evaluation mode, "loss" among them.
-        timeout_seconds: how long learners wait for one that is busy (an evaluation of its own) before they give up.
+        total_steps: Steps of all learners together, for strategies that follow the used fraction of the budget.
+        samples_per_step: Average samples per step of one learner.
+        evaluate: Returns held-out figures of a model in evaluation mode, including "loss".
+        timeout_seconds: Time that learners wait for a busy one (in an evaluation of its own) before they give up.
     """
 
     total_steps: int | None = None
@@ -50,10 +50,10 @@ class Plan:
 
 
 def positive(samples: float) -> float:
-    """A number of samples that a gradient can be the mean of.
+    """Check that a number of samples is positive and finite, and return it.
 
     Raises:
-        ValueError: it is not positive, or not finite.
+        ValueError: It is not.
     """
     if not 0 < samples < math.inf:
         raise ValueError(f"samples must be positive and finite, got {samples}")
@@ -61,11 +61,11 @@ def positive(samples: float) -> float:
 
 
 class LoopSource:
-    """What stands behind `me` in somebody else's loop.
+    """Source of gradients from a user's loop.
 
     Attributes:
-        stepping: whether the optimizer is being stepped by the strategy just now.
-        behind: where the step's last backward pass stands.
+        stepping: True while the strategy steps the optimizer.
+        behind: State of the step's last backward pass.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
@@ -89,10 +89,10 @@ class LoopSource:
         self._together: dict[str, Group] = {}
 
     def check_trainable(self) -> None:
-        """Whether only those parameters have gradients that had to be trained at the start.
+        """Check that only parameters that were trainable at the start have gradients.
 
         Raises:
-            RuntimeError: another one has; names it.
+            RuntimeError: Another one has a gradient; names it.
         """
         for name, p in self._frozen:
             if p.grad is not None:
@@ -105,8 +105,8 @@ class LoopSource:
     def reached(self, steps: int) -> int:
         return self.assignment.reached(steps)
 
-    def over(self, steps: int) -> bool:  # noqa: ARG002 - the loops say it themselves
-        """Whether all loops are over; all learners of the strategy's group ask it together."""
+    def over(self, steps: int) -> bool:  # noqa: ARG002 - the loops announce it themselves
+        """True if all loops are over; all learners of the strategy's group call it together."""
         group = self.loop.group.plain
         if group.name not in self._together:
             twin = group.split([range(group.size)])
@@ -133,9 +133,9 @@ class LoopSource:
         self._loss = loss
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:  # noqa: ARG002
-        """The gradient that the loop offers; none to speak of where it is over or was skipped.
+        """Return the gradient that the loop offers; an empty one if the loop is over or skipped the step.
 
-        With `before_backward` it stays in the .grad fields, from where it is carried away, or has been already.
+        With `before_backward` it stays in the .grad fields, where the sums read it or have read it already.
         """
         offer = self.loop.take()
         if offer is None or offer.skipped:
@@ -170,13 +170,13 @@ class LoopSource:
             self.optimizer.step()
         finally:
             self.stepping = False
-            if self.times != 1.0:  # the rates are the loop's, and its scheduler's
+            if self.times != 1.0:  # the rates belong to the loop and its scheduler
                 for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate
         self.clear()
 
     def clear(self) -> None:
-        """The next step starts without gradients."""
+        """Clear the gradients for the next step."""
         for tensor in self.layout.tensors:
             tensor.grad = None
 
@@ -187,15 +187,15 @@ class LoopSource:
         return self._progress(self._claimed or self.reached(self._turn))
 
     def progress_at(self, minibatches: int) -> Progress:
-        """Where the run stands after so many steps of all learners together.
+        """Return the progress of the run after so many steps of all learners.
 
         Raises:
-            ValueError: the plan does not say how many there will be.
+            ValueError: The plan does not give the total steps.
         """
         if self.plan.total_steps is None:
             raise ValueError(
-                "this strategy follows the share of the run that is behind, which a loop does not show: tell"
-                " join(..., plan=Plan(total_steps=...)), the steps of all learners together"
+                "this strategy follows the used fraction of the budget, which a loop does not show: set"
+                " join(..., plan=Plan(total_steps=...)) to the steps of all learners together"
             )
         return self._progress(minibatches)
 
@@ -205,10 +205,10 @@ class LoopSource:
         return Progress(steps, steps * self.plan.samples_per_step, fraction, fraction, self._loss, rate)
 
     def evaluate(self, w: Tensor) -> Mapping[str, float]:
-        """Held-out figures of weights w (P,) with this learner's buffers, on a model of its own."""
+        """Return held-out figures of weights w (P,) with this learner's buffers, on a copy of the model."""
         if self.plan.evaluate is None:
             raise ValueError(
-                "this strategy looks at held-out figures: tell join(..., plan=Plan(evaluate=...)), a function of the"
+                "this strategy uses held-out figures: set join(..., plan=Plan(evaluate=...)) to a function of the"
                 ' model that returns {"loss": ...}'
             )
         with torch.no_grad():
@@ -219,4 +219,4 @@ class LoopSource:
             return self.plan.evaluate(self._probe.eval())
 
     async def boundary(self, me: Learner) -> None:
-        """Evaluation and checkpoints are the loop's own."""
+        """Do nothing: the loop evaluates and saves checkpoints itself."""
