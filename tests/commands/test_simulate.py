@@ -52,7 +52,7 @@ def test_strategies_side_by_side_in_two_processes(tmp_path: Path) -> None:
     assert (tmp_path / "2" / "simulated.png").exists()
 
 
-def test_large_flocks_without_gradients(tmp_path: Path) -> None:
+def test_many_learners_without_gradients(tmp_path: Path) -> None:
     words = ["--learners", 128, "--step-seconds", 1, "--timing-only", "--set", "budget.minibatches=512"]
     code, said = run("toy", *words, "--strategy", "KAVG(K=2)", "--out", tmp_path)
     assert code == 0, said
@@ -67,7 +67,7 @@ def test_a_step_is_measured_where_nothing_says_how_long_it_takes(tmp_path: Path)
     assert "a gradient takes 0." in said
 
 
-def test_a_lost_flock_is_told_and_counts_as_a_failure(tmp_path: Path) -> None:
+def test_a_run_ended_by_a_fault_counts_as_a_failure(tmp_path: Path) -> None:
     words = ["--learners", 3, "--step-seconds", 1, "--kill", "1@3.5s", "--strategy", "SyncSGD", "--out", tmp_path]
     code, said = run("toy", *SHORT, *words)
     assert code == 1
@@ -89,9 +89,9 @@ def test_a_lost_flock_is_told_and_counts_as_a_failure(tmp_path: Path) -> None:
         (["--strategy", "KVAG"], "there is no 'KVAG'; did you mean 'KAVG'?"),
         (["--strategy", "KAVG", "--strategy", "KAVG"], "--strategy 'KAVG' is named twice"),
         (["--strategy", "KAVG", "--strategy", "KAVG(K=8)"], "'KAVG(K=8)' and 'KAVG' are the same: name it once"),
-        (["--timing-only", "--resume"], "--timing-only keeps no checkpoints to --resume from"),
+        (["--timing-only", "--resume"], "--timing-only writes no checkpoints to --resume from"),
         (["--model-bytes", "-1"], "Cluster.message_bytes must be finite and not negative, got -1"),
-        (["--trace", "nowhere.json"], "--trace nowhere.json has times and jitter of its own"),
+        (["--trace", "nowhere.json"], "--trace nowhere.json sets times and jitter"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_run(words: list[str], message: str, tmp_path: Path) -> None:

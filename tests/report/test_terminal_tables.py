@@ -157,7 +157,7 @@ def print_demo() -> None:
 
 
 CASES: list[tuple[Callable[[], None], tuple[str, ...]]] = [  # and texts of which no word may be missing
-    (print_marks, tuple(f"{each}: marks" for each in STRATEGIES)),
+    (print_marks, tuple(f"{each}: evaluation points" for each in STRATEGIES)),
     (print_learners, tuple(f"{each}: learners" for each in STRATEGIES)),
     (print_speeds, (*STRATEGIES, "idle: mean over the learners (range)")),
     (print_comparison, (*STRATEGIES, "experiments/a_long_name_of_an_experiment.py, seeds 0, 1, 2: how fast")),

@@ -152,7 +152,7 @@ def test_a_run_that_is_cut_off_is_continued(tmp_path: Path) -> None:
     assert ours.equal(theirs)
 
 
-def test_a_flock_that_cannot_go_on_is_a_result(tmp_path: Path) -> None:
+def test_a_run_ended_by_a_fault_is_a_result(tmp_path: Path) -> None:
     """Lock-step cannot do without a learner, ADPSGD can; the one does not take the other with it."""
     faults = {"kills": ("1@0.35s",), "lease_seconds": 0.1}
     asked = [simulation(tmp_path / name, name, **faults) for name in ("SyncSGD", "ADPSGD")]
@@ -168,7 +168,7 @@ def test_a_flock_that_cannot_go_on_is_a_result(tmp_path: Path) -> None:
 
 def test_strategies_that_look_at_values_need_gradients(tmp_path: Path) -> None:
     asked = replace(simulation(tmp_path, "AdaptiveKAVG"), timing_only=True)
-    with pytest.raises(SettingError, match="AdaptiveKAVG decides by losses and progress"):
+    with pytest.raises(SettingError, match="AdaptiveKAVG depends on losses or progress"):
         simulate(asked)
 
 

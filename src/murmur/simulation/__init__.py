@@ -1,0 +1,1 @@
+"""Simulated runs, the planner, and the theory of the strategies."""

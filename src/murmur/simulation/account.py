@@ -1,4 +1,4 @@
-"""What a simulated run showed: seconds, who computed and who waited, staleness, bytes, what bound it, the marks."""
+"""Results of a simulated run: seconds, computing and waiting, staleness, bytes, bottleneck, evaluation points."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from murmur.simulation.planner.timing import Timing
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
-BUSY_CARD = 0.7  # a card that is in use for so much of the time is what messages wait for
+BUSY_CARD = 0.7  # share of time in use from which a network card counts as the cause of waiting
 
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """Held-out figures of the consensus after so many epochs and virtual seconds."""
+    """Held-out figures of the consensus at one moment of a run."""
 
     seconds: float
     samples: float
@@ -38,23 +38,23 @@ class Account:
     """One simulated run.
 
     Attributes:
-        strategy: as one would write it.
-        learners: how many.
-        seconds: virtual, of training; evaluation is left out.
-        real_seconds: that the simulation took.
-        since_seconds: virtual seconds of earlier launches, where the run was continued; compute, waiting, communicating
-            and bytes are of this launch alone.
-        minibatches, samples: of all learners together.
-        compute_seconds: of each learner.
-        waiting_seconds, communicating_seconds: of each learner, for others to come and for bytes; beside the gradient,
-            where averaging runs beside it.
+        strategy: Text of the strategy, as on the command line.
+        learners: Number of learners.
+        seconds: Virtual seconds of training, without evaluation.
+        real_seconds: Real seconds of the simulation.
+        since_seconds: Virtual seconds of earlier launches of a continued run; seconds of computing, waiting and
+            communicating, and bytes, count this launch alone.
+        minibatches, samples: Totals of all learners.
+        compute_seconds: Seconds of computing of each learner.
+        waiting_seconds, communicating_seconds: Seconds of each learner that it waited for others or for bytes,
+            including those of averaging beside the gradient.
         staleness: {changes of the weights while the gradient was computed: steps of all learners}.
-        sent_bytes: by each learner.
-        card_bytes, card_bytes_per_second: out through the card of each node, and what the card could do.
-        clock_seconds: virtual seconds of this launch until its last event, evaluation and the end of the protocol
-            included.
-        killed: learners that did not live to the end.
-        marks: evaluations.
+        sent_bytes: Bytes sent by each learner.
+        card_bytes, card_bytes_per_second: Bytes sent through the network card of each node, and its bandwidth.
+        clock_seconds: Virtual seconds of this launch until its last event, including evaluation and the end of the
+            protocol.
+        killed: Learners that were lost before the end.
+        marks: Evaluation points.
     """
 
     strategy: str
@@ -82,34 +82,34 @@ class Account:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """Share of the run that each learner did not compute; from its death on a killed learner is idle."""
+        """Share of the run in which each learner did not compute; a killed learner is idle from its loss on."""
         launch = self.seconds - self.since_seconds
         return tuple(1 - compute / launch if launch > 0 else 0.0 for compute in self.compute_seconds)
 
     @property
     def card_use(self) -> tuple[float, ...]:
-        """Share of the time that what left through each card took at its full speed."""
+        """Share of the time that each card needed at full speed for the bytes that it sent."""
         pairs = zip(self.card_bytes, self.card_bytes_per_second, strict=True)
         return tuple(sent / speed / self.clock_seconds if sent else 0.0 for sent, speed in pairs)
 
     @property
     def samples_per_second(self) -> float:
-        """Of all learners, a virtual second."""
+        """Samples of all learners per virtual second."""
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def mean_staleness(self) -> float:
-        """Over all steps."""
+        """Mean staleness over all steps."""
         steps = sum(self.staleness.values())
         return sum(age * count for age, count in self.staleness.items()) / steps if steps else 0.0
 
     @property
     def binds(self) -> str:
-        """What would have to be faster first: compute, the slowest learner, or the network.
+        """Bottleneck of the run: compute, the slowest learner, or the network.
 
-        The idle share is split as learners noted it: waiting for others to come, or for bytes. Waiting for a letter
-        counts as the network's where a card is busy. Idle time that nobody noted is the end of the run, when fast
-        learners wait for slow ones.
+        The idle share is split into waiting for other learners and waiting for bytes, as recorded by the learners. If
+        a card is busy, waiting for a message counts as waiting for the network. Idle time without a record lies at
+        the end of the run, when fast learners wait for slow ones.
         """
         idle, waiting, moving = fmean(self.idle), sum(self.waiting_seconds), sum(self.communicating_seconds)
         if max(self.card_use, default=0.0) > BUSY_CARD:
@@ -118,7 +118,7 @@ class Account:
         return max((1 - idle, COMPUTE), (idle * (1 - share), STRAGGLER), (idle * share, NETWORK))[1]
 
     def described(self) -> dict[str, Any]:
-        """All of it, and what follows from it, in JSON's terms."""
+        """All fields and the figures derived from them, as JSON values."""
         derived = {"hours": self.hours, "idle": self.idle, "card_use": self.card_use, "binds": self.binds}
         rate = {"samples_per_second": self.samples_per_second, "mean_staleness": self.mean_staleness}
         staleness = {str(age): count for age, count in sorted(self.staleness.items())}
@@ -126,7 +126,7 @@ class Account:
 
 
 def of_timing(timing: Timing, experiment: Experiment, cluster: Cluster, real_seconds: float) -> Account:
-    """The account of a run without gradients."""
+    """Account of a run without gradients."""
     task = experiment.task
     return Account(
         strategy=shown(experiment.strategy),
@@ -151,9 +151,9 @@ def of_timing(timing: Timing, experiment: Experiment, cluster: Cluster, real_sec
 def of_run(
     experiment: Experiment, world: VirtualWorld, seats: Sequence[Sequence[Seat]], out: Path, since_seconds: float
 ) -> Account:
-    """The account of a run with gradients, without its real seconds: from its records, seats and ledger.
+    """Account of a run with gradients, from its records, its seats and the network's counters; without real seconds.
 
-    `seats`: of each learner, one for each time it was started.
+    `seats` holds a list for each learner, with one seat for each of its starts.
     """
     records, cluster, network = read_run(out).records, world.cluster, world.network
     total = experiment.budget.total(experiment.task)

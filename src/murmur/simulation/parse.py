@@ -1,4 +1,4 @@
-"""A cluster from a command line's words: what kind it is, how long its minibatches take, what goes wrong when."""
+"""Parsing of a simulated cluster's options: kind, compute times, faults."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EXAMPLES = {"kill": "5@30s", "stop": "3@10s+20s", "rejoin": "5@60s"}
 
 
 def kind_of(name: str) -> Preset:
-    """The preset of that name.
+    """Return the preset of that name.
 
     Raises:
-        SettingError: there is none; gives the nearest.
+        SettingError: the name is unknown; the message gives the nearest one.
     """
     if name not in PRESETS:
         raise SettingError(f"there is no cluster {name!r}{nearest(name, list(PRESETS))}")
@@ -26,10 +26,10 @@ def kind_of(name: str) -> Preset:
 
 
 def factors_of(stragglers: Sequence[str], learners: int) -> dict[int, float]:
-    """Factors on compute times from texts such as 0=10x.
+    """Parse factors on compute times from texts such as 0=10x.
 
     Raises:
-        SettingError: a text is not LEARNER=FACTORx, the factor is not positive, or there is no such learner.
+        SettingError: a text is not LEARNER=FACTORx, the factor is not positive, or the learner does not exist.
     """
     factors = {}
     for text in stragglers:
@@ -41,21 +41,21 @@ def factors_of(stragglers: Sequence[str], learners: int) -> dict[int, float]:
 
 
 def compute_times(seconds: float, jitter: float, stragglers: Sequence[str], learners: int) -> ComputeTime:
-    """Compute times of a cluster: constant, or lognormal where there is jitter; some learners slower.
+    """Compute times of a cluster with stragglers: constant, or lognormal if there is jitter.
 
     Raises:
-        SettingError: a straggler's text cannot be read.
-        ValueError: seconds or jitter that cannot be.
+        SettingError: the text of a straggler is invalid.
+        ValueError: the seconds or the jitter are out of range.
     """
     factors = factors_of(stragglers, learners)
     return LognormalSeconds(seconds, jitter, factors=factors) if jitter else ConstantSeconds(seconds, factors)
 
 
 def faults_of(kills: Sequence[str], stops: Sequence[str], rejoins: Sequence[str], learners: int) -> tuple[Fault, ...]:
-    """Kills (5@30s), stops (3@10s+20s: for 20 s) and restarts (5@60s) in virtual time; seconds, min or h.
+    """Parse kills (5@30s), stops (3@10s+20s: for 20 s) and restarts (5@60s) in virtual time; units s, min, h.
 
     Raises:
-        SettingError: a text cannot be read, there is no such learner, or one comes back that was not killed before.
+        SettingError: a text is invalid, a learner does not exist, or a learner is restarted that was not killed.
     """
     faults: list[Fault] = []
     for text in kills:
@@ -73,7 +73,7 @@ def faults_of(kills: Sequence[str], stops: Sequence[str], rejoins: Sequence[str]
 
 
 def _moment(option: str, text: str, learners: int) -> tuple[int, float, float]:
-    """(learner, at, for how long) in seconds."""
+    """Return (learner, moment, duration) in seconds."""
     time = r"(\d+(?:\.\d+)?)\s*(s|min|h|)"
     found = re.fullmatch(rf"(\d+)@{time}" + (rf"\+{time}" if option == "stop" else ""), text.strip())
     if found is None:

@@ -1,4 +1,4 @@
-"""One picture of simulated runs: loss and consensus distance in virtual hours, staleness, idle learners, bytes."""
+"""Picture of simulated runs: loss and consensus distance in virtual hours, staleness, idle learners, bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Draw = Callable[["Axes", Accounts], None]
 
 
 def draw_accounts(accounts: Accounts, path: Path, title: str) -> None:
-    """Write the picture; the ending of `path` names its format. Panels for which no run has anything are left out.
+    """Write the picture; the suffix of `path` sets its format. Panels without data are left out.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -46,7 +46,7 @@ def draw_accounts(accounts: Accounts, path: Path, title: str) -> None:
 
 
 def marks_of(account: Account, what: str) -> tuple[list[float], list[float]]:
-    """Virtual seconds and held-out "loss", or consensus "distance", of the marks that have it."""
+    """Virtual seconds and held-out "loss", or consensus "distance", of the evaluation points that have it."""
     pairs = [
         (mark.seconds, mark.consensus_distance if what == "distance" else mark.figures.get("loss"))
         for mark in account.marks
@@ -62,13 +62,13 @@ def loss(axes: Axes, accounts: Accounts) -> None:
 
 
 def distance(axes: Axes, accounts: Accounts) -> None:
-    """How far the learners are from their mean."""
+    """Distance of the learners from their mean."""
     _against_time(axes, accounts, "distance")
     axes.set(ylabel="consensus distance", title="Root mean square distance to the consensus", ylim=(0, None))
 
 
 def staleness(axes: Axes, accounts: Accounts) -> None:
-    """How many changes of the weights passed while a gradient was computed."""
+    """Number of changes of the weights during a gradient."""
     shares = {}
     for name, account in accounts.items():
         steps = max(1, sum(account.staleness.values()))
@@ -78,7 +78,7 @@ def staleness(axes: Axes, accounts: Accounts) -> None:
 
 
 def idle(axes: Axes, accounts: Accounts) -> None:
-    """Share of the run that each learner did not compute, the busiest first."""
+    """Share of the run in which each learner did not compute, the busiest learner first."""
     for index, account in enumerate(accounts.values()):
         shares = [100 * share for share in sorted(account.idle)]
         axes.plot(range(len(shares)), shares, **_style(index), marker="." if len(shares) < 40 else "")
@@ -87,7 +87,7 @@ def idle(axes: Axes, accounts: Accounts) -> None:
 
 
 def carried(axes: Axes, accounts: Accounts) -> None:
-    """Bytes out through the card of each node."""
+    """Bytes sent through the network card of each node."""
     _bars(axes, {name: {n: b / 1e9 for n, b in enumerate(a.card_bytes)} for name, a in accounts.items()})
     axes.set(xlabel="node", ylabel="GB", title="Sent through the card of each node")
 
@@ -103,7 +103,7 @@ def _against_time(axes: Axes, accounts: Accounts, what: str) -> None:
 
 
 def _bars(axes: Axes, heights: Mapping[str, Mapping[int, float]]) -> None:
-    """Bars side by side at whole numbers, one colour a run."""
+    """Bars side by side at whole numbers, one colour per run."""
     width = 0.8 / len(heights)
     for index, (name, values) in enumerate(heights.items()):
         places = [x + (index - (len(heights) - 1) / 2) * width for x in values]

@@ -1,4 +1,4 @@
-"""One line for people while a simulation runs: how far, at what loss, in how much virtual and real time."""
+"""Progress line of a simulation: minibatches, loss, virtual and real time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from murmur.engine.record import Record, duration
 
 
 class VirtualProgress:
-    """Takes the records of all learners; writes a line every few real seconds, and one for every evaluation.
+    """Observer of all learners' records that writes a line every few real seconds and one for each evaluation.
 
-    `label` stands before every line, to tell simulations that run side by side apart.
+    `label` begins every line, to distinguish simulations that run side by side.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class VirtualProgress:
 
 
 def virtual(seconds: float) -> str:
-    """Virtual seconds for people, in the unit that suits them."""
+    """Format virtual seconds in a suitable unit."""
     if seconds < 60:
         return f"virtual {seconds:.3g} s"
     return f"virtual {seconds / 60:.3g} min" if seconds < 3600 else f"virtual {seconds / 3600:.4g} h"

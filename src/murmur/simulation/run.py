@@ -1,4 +1,4 @@
-"""Simulated runs: the real trainer in the virtual world, or the protocols alone; one after another or side by side."""
+"""Simulated runs: the trainer in the virtual world, or the protocols alone; one after another or in parallel."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from murmur.simulation.scenario import Simulation, continued
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
-SPARE_FILES = 100  # open ones besides records and traces
+SPARE_FILES = 100  # open files other than records and traces
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A simulated run that came to no end."""
+    """A simulated run that failed."""
 
     strategy: str
     why: str
@@ -53,7 +53,7 @@ def side_by_side(simulations: Sequence[Simulation], jobs: int) -> list[Account |
 
 
 def attempt(simulation: Simulation, labelled: bool = False) -> Account | Failure:
-    """Simulate; a flock that lost a learner it cannot do without, or whose loss exploded, is a result too."""
+    """Simulate; return a `Failure` if a learner was lost that the strategy needs, or if training diverged."""
     label = simulation.out.name if labelled else ""
     try:
         return simulate(simulation, label)
@@ -65,10 +65,10 @@ def simulate(simulation: Simulation, label: str = "") -> Account:
     """Run one simulation and write `simulated.json` beside what the trainer leaves.
 
     Raises:
-        SettingError: words that cannot be read, or a strategy that cannot be timed without gradients.
-        ValueError: a cluster that cannot be.
+        SettingError: an option is invalid, or the strategy cannot be timed without gradients.
+        ValueError: the cluster is invalid.
         PeerLost: a fault ended the run.
-        FloatingPointError: losses are no numbers any more.
+        FloatingPointError: the losses are not finite.
     """
     with opened(simulation.out, simulation.name, simulation.resume, simulation.force) as run:
         account = _simulated(replace(simulation, out=run.out), run, label)
@@ -85,7 +85,7 @@ def _simulated(simulation: Simulation, run: OpenedRun, label: str) -> Account:
         try:
             check_stackable(experiment)
         except NotStackable as error:
-            raise SettingError(f"--batched: {error}; leave it out, every gradient is then computed alone") from error
+            raise SettingError(f"--batched: {error}; leave it out to compute each gradient alone") from error
     cluster = simulation.scenario.cluster(experiment)
     if simulation.timing_only:
         run.begin()
@@ -99,7 +99,7 @@ def _simulated(simulation: Simulation, run: OpenedRun, label: str) -> Account:
 
 
 def with_message(cluster: Cluster, experiment: Experiment) -> Cluster:
-    """The cluster with messages as large as the experiment's model, if it does not say how large they are."""
+    """Return the cluster with messages as large as the experiment's model, unless it sets their size."""
     if cluster.message_bytes is not None:
         return cluster
     layout = Layout.trainable(experiment.task.model())
@@ -109,7 +109,7 @@ def with_message(cluster: Cluster, experiment: Experiment) -> Cluster:
 def _timed(experiment: Experiment, cluster: Cluster) -> Timing:
     if Facts.of(experiment.strategy).follows_losses:
         name = type(experiment.strategy).__name__
-        raise SettingError(f"{name} decides by losses and progress: it cannot run with --timing-only")
+        raise SettingError(f"{name} depends on losses or progress: it cannot run with --timing-only")
     return time_strategy(experiment.strategy, cluster, experiment.budget.total(experiment.task))
 
 
@@ -145,7 +145,7 @@ def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, r
 
 
 def behind(out: Path) -> tuple[float, Counter[int]]:
-    """Virtual seconds, and steps of each learner, that the newest checkpoint of a run has behind it; 0 without one."""
+    """Virtual seconds, and steps of each learner, at the newest checkpoint of a run; 0 without one."""
     found, _ = Checkpoints(out / "checkpoints").newest(0)
     done: Counter[int] = Counter()
     if found is None:
@@ -155,16 +155,16 @@ def behind(out: Path) -> tuple[float, Counter[int]]:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # cut off in mid-line when the process was killed
+            continue  # a partial line of a killed process
         done[record["learner"]] += record["kind"] == "step" and record["minibatches"] < facts["minibatches"]
     return float(facts["seconds"]), done
 
 
 def allow_files(learners: int) -> None:
-    """Let this process open the records and the trace of every learner.
+    """Raise the limit of open files to hold the records and the trace of every learner.
 
     Raises:
-        SettingError: the system's limit is lower.
+        SettingError: the system's hard limit is lower.
     """
     needed = 2 * learners + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

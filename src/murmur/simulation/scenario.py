@@ -1,4 +1,4 @@
-"""What is simulated: a cluster as it is asked for, and one run of an experiment on it."""
+"""Description of a simulation: a cluster in the words of the command line, and one run of an experiment on it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from murmur.run.saved_model import Choice
 from murmur.simulation.parse import compute_times, factors_of, faults_of, kind_of
 from murmur.worlds.virtual.cluster import Cluster, ComputeTime, Kill, RecordedSeconds, Rejoin, Stop
 
-KIND, LEARNERS = "v100-ethernet", 8  # where neither the command line nor the experiment says anything
+KIND, LEARNERS = "v100-ethernet", 8  # if neither the command line nor the experiment sets them
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A cluster in words; what is None comes from the experiment's own cluster, where it has one.
+    """A cluster in words; fields that are None come from the experiment's own cluster, if it has one.
 
     Attributes:
-        learners: how many.
-        kind: a preset's name.
-        nodes: how many there are; None: as many as the learners need.
-        step_seconds: of a gradient (its median, with jitter).
-        trace: a run, or its trace.json, whose compute times are replayed.
-        jitter: spread (sigma of the logarithm) of compute times.
-        stragglers: such as 0=10x.
-        kills, stops, rejoins: such as 5@30s, 3@10s+20s, 5@60s.
-        lease_seconds: silence after which a learner counts as dead.
-        model_bytes: of a vector on the wire, in place of the real model's.
+        learners: Number of learners.
+        kind: Name of a preset.
+        nodes: Number of nodes; None: as many as the learners need.
+        step_seconds: Seconds of a gradient (with jitter their median).
+        trace: Run, or its trace.json, whose compute times are replayed.
+        jitter: Spread (sigma of the logarithm) of compute times.
+        stragglers: Texts such as 0=10x.
+        kills, stops, rejoins: Texts such as 5@30s, 3@10s+20s, 5@60s.
+        lease_seconds: Silence after which a learner counts as lost.
+        model_bytes: Bytes of a vector on the wire, in place of the model's own size.
     """
 
     learners: int | None = None
@@ -51,19 +51,19 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.trace is not None and (self.jitter or self.step_seconds is not None):
-            raise SettingError(f"--trace {self.trace} has times and jitter of its own: leave the other ones out")
+            raise SettingError(f"--trace {self.trace} sets times and jitter: leave out --step-seconds and --jitter")
 
     def unknown_step(self, experiment: Experiment) -> bool:
-        """Whether nothing says how long a gradient takes: it is to be measured."""
+        """True if nothing states the seconds of a gradient, so that they must be measured."""
         own = experiment.cluster is not None and self.kind is None and not self.jitter
         return self.step_seconds is None and self.trace is None and not own
 
     def cluster(self, experiment: Experiment) -> Cluster:
-        """The cluster.
+        """Return the cluster.
 
         Raises:
-            SettingError: a word that cannot be read, or nothing says how long a gradient takes.
-            ValueError: a cluster that cannot be; names field and value.
+            SettingError: an option is invalid, or nothing states the seconds of a gradient.
+            ValueError: the cluster is invalid; the message names field and value.
         """
         own = experiment.cluster if self.kind is None else None
         if own is not None and not isinstance(own, Cluster):
@@ -88,7 +88,7 @@ class Scenario:
         if self.step_seconds is not None:
             return compute_times(self.step_seconds, self.jitter, self.stragglers, learners)
         if own is None:
-            raise SettingError("nothing says how long a gradient takes: give --step-seconds or --trace")
+            raise SettingError("the seconds of a gradient are unknown: give --step-seconds or --trace")
         if not self.stragglers:
             return own
         if not hasattr(own, "factors"):
@@ -101,13 +101,13 @@ class Scenario:
 
 
 def trace_of(path: Path) -> Path:
-    """The trace of a run's folder, or the file itself."""
+    """Return the trace of a run's folder, or the file itself."""
     return path / "trace.json" if path.is_dir() else path
 
 
 @dataclass(frozen=True)
 class Onwards:
-    """Compute times of a run that is continued: learner i has taken `done[i]` gradients before."""
+    """Compute times of a continued run in which learner i has already taken `done[i]` gradients."""
 
     compute: ComputeTime
     done: Mapping[int, int] = field(default_factory=dict)
@@ -117,9 +117,9 @@ class Onwards:
 
 
 def continued(cluster: Cluster, seconds: float, done: Mapping[int, int]) -> Cluster:
-    """The cluster as a run finds it that is continued after so many virtual seconds.
+    """Return the cluster of a run that is continued after a number of virtual seconds.
 
-    Faults of the time before are over: a run that is continued begins with all learners, like a real launch.
+    Earlier faults are over: a continued run begins with all learners, like a real launch.
     """
     later = []
     for fault in cluster.faults:
@@ -138,17 +138,17 @@ class Simulation:
     """One simulated run.
 
     Attributes:
-        source: experiment file or recipe.
-        settings: "name=value" overrides.
-        strategy: a strategy's text, or None for the experiment's own.
-        scenario: the cluster.
-        out: folder for everything the run leaves.
-        resume: continue from the newest checkpoint in `out`.
-        threads: of this process, for real gradients.
-        tested: which of the run's models is tested at the end; None: none.
-        timing_only: no gradients: weights that hold nothing pass through the real protocols.
-        batched: gradients that are under way at the same time are computed by one call, where the task offers it.
-        force: a run that is in `out` is removed when this one begins.
+        source: Experiment file or name of a recipe.
+        settings: Overrides "name=value".
+        strategy: Text of a strategy, or None for the experiment's own.
+        scenario: The cluster.
+        out: Folder of the run.
+        resume: Continue from the newest checkpoint in `out`.
+        threads: Compute threads of this process for real gradients.
+        tested: Model of the run that is tested at the end; None: no test.
+        timing_only: Compute no gradients: empty weights pass through the real protocols.
+        batched: Compute gradients that are under way at the same time in one call, if the task supports it.
+        force: Remove a run that is in `out` when this one begins.
     """
 
     source: str
@@ -165,28 +165,28 @@ class Simulation:
 
     @property
     def name(self) -> str:
-        """The experiment's name, for folders."""
+        """Name of the experiment, for folders."""
         return f"{Path(self.source).stem}-simulated"
 
     def __post_init__(self) -> None:
         if self.timing_only and self.resume:
-            raise SettingError("--timing-only keeps no checkpoints to --resume from: leave one of the two out")
+            raise SettingError("--timing-only writes no checkpoints to --resume from: leave out one of the two")
         if self.timing_only and self.batched:
-            raise SettingError("--timing-only computes no gradients that could be --batched: leave one of the two out")
+            raise SettingError("--timing-only computes no gradients that could be --batched: leave out one of the two")
 
     def experiment(self) -> Experiment:
-        """The resolved experiment; the same, to the digest, as that of a real run.
+        """Return the resolved experiment; its digest equals that of a real run.
 
         Raises:
-            SettingError: a name or value that does not fit.
+            SettingError: a name or value does not fit.
         """
         return configure(load(self.source), self.settings, self.strategy, self.source)
 
     def facts(self, cluster: Cluster) -> dict[str, Any]:
-        """What run.json says of the simulation."""
+        """Entries about the simulation in run.json."""
         parts = {f.name: describe(getattr(cluster, f.name)) for f in fields(cluster) if f.name != "compute"}
         times: Any = describe(cluster.compute)
-        if isinstance(cluster.compute, RecordedSeconds):  # thousands of numbers that the trace holds already
+        if isinstance(cluster.compute, RecordedSeconds):  # thousands of numbers that are in the trace
             times = {"trace": str(self.scenario.trace), "factors": describe(cluster.compute.factors)}
         return {
             "kind": self.scenario.kind or (KIND if self.experiment().cluster is None else "the experiment's own"),

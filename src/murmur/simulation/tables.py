@@ -1,4 +1,4 @@
-"""Simulated runs as tables for a terminal."""
+"""Tables of simulated runs for a terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MOST_MARKS = 20
 
 
 def marks_table(account: Account) -> TerminalTable:
-    """Held-out figures against virtual hours; of very many marks an even choice and the last."""
+    """Held-out figures against virtual hours; with very many evaluation points, every n-th and the last one."""
     names = list(dict.fromkeys(name for mark in account.marks for name in mark.figures))
     heads = ("virtual h", "epoch", *names, "consensus distance")
-    table = TerminalTable(heads, title=f"{account.strategy}: marks")
+    table = TerminalTable(heads, title=f"{account.strategy}: evaluation points")
     every = -(-len(account.marks) // MOST_MARKS)
     for place, mark in enumerate(account.marks):
         if place % every == 0 or place == len(account.marks) - 1:
@@ -25,7 +25,7 @@ def marks_table(account: Account) -> TerminalTable:
 
 
 def speed_table(accounts: Sequence[Account], title: str) -> TerminalTable:
-    """One line a run: how fast, how idle, what bound it."""
+    """Table with one line per run: speed, idle time, bottleneck."""
     numbers = ("virtual h", "samples/s", "idle, %")
     caption = "idle: mean over the learners (range)"
     table = TerminalTable(("strategy", *numbers, "bound by"), title, caption, right=numbers)
@@ -37,7 +37,7 @@ def speed_table(accounts: Sequence[Account], title: str) -> TerminalTable:
 
 
 def traffic_table(accounts: Sequence[Account], title: str) -> TerminalTable:
-    """One line a run: how stale gradients were, and how many bytes went where."""
+    """Table with one line per run: staleness of gradients, and bytes by place."""
     numbers = ("staleness", "GB sent", "by a card", "time, %")
     caption = "card: of the node that sent most; time: of its use at full speed"
     table = TerminalTable(("strategy", *numbers), title, caption, right=numbers)
@@ -55,7 +55,7 @@ def traffic_table(accounts: Sequence[Account], title: str) -> TerminalTable:
 
 
 def learners_table(account: Account) -> TerminalTable:
-    """What each learner did, and what its node's card carried; of very many learners those of the ends of idleness."""
+    """Table of what each learner computed and sent; with very many learners, the least and the most idle ones."""
     table = TerminalTable(("learner", "computing, s", "idle, %", "sent, GB"), title=f"{account.strategy}: learners")
     order = sorted(range(account.learners), key=lambda i: (account.idle[i], i))
     shown = order if len(order) <= MOST_MARKS else [*order[: MOST_MARKS // 2], *order[-MOST_MARKS // 2 :]]
@@ -70,7 +70,7 @@ def learners_table(account: Account) -> TerminalTable:
 
 
 def cards_table(account: Account) -> TerminalTable:
-    """Bytes that left through the card of each node; of very many nodes the busiest."""
+    """Table of the bytes sent through the card of each node; with very many nodes, the busiest ones."""
     table = TerminalTable(("node", "card sent, GB", "in use, %"), title=f"{account.strategy}: links between nodes")
     order = sorted(range(len(account.card_bytes)), key=lambda n: (-account.card_bytes[n], n))[:MOST_MARKS]
     for node in sorted(order):
@@ -79,6 +79,6 @@ def cards_table(account: Account) -> TerminalTable:
 
 
 def span(values: Sequence[float]) -> str:
-    """Mean, and the range where there is one."""
+    """Format the mean, with the range if the values differ."""
     mean, low, high = sum(values) / len(values), min(values), max(values)
     return f"{mean:.0f}" if high - low < 0.5 else f"{mean:.0f} ({low:.0f} to {high:.0f})"

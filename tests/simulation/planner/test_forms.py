@@ -98,7 +98,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
         form_of(AdaptiveKAVG(), setting)
     with pytest.raises(ValueError, match=r"DelayByOne\(mixing=ring\) has no closed form"):
         form_of(DelayByOne(ring), setting)
-    with pytest.raises(ValueError, match=r"SuperLearners\(node_size=3\) leaves a part of 8 learners over"):
+    with pytest.raises(ValueError, match=r"SuperLearners\(node_size=3\) does not divide 8 learners"):
         form_of(SuperLearners(ADPSGD(), 3), setting)
     with pytest.raises(ValueError, match=r"needs Cluster.message_bytes"):
         ClusterSetting.of(Cluster(2))

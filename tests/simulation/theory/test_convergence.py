@@ -32,7 +32,7 @@ HILLS = SmoothProblem(1.0, LANDSCAPE.variance, float(LANDSCAPE.loss(START)))
 
 
 @pytest.mark.parametrize(
-    "flock",
+    "group",
     [
         DecentralisedLearners(1),
         DecentralisedLearners(8, 0.5),
@@ -58,7 +58,7 @@ def test_best_rate_is_best_and_gives_the_leading_term() -> None:
 
 
 @pytest.mark.parametrize(
-    "flock",
+    "group",
     [
         DecentralisedLearners(2),
         DecentralisedLearners(16, 0.9),
@@ -93,7 +93,7 @@ def test_published_form() -> None:
     assert published_rate(PROBLEM, 8, 1e12) / 8 == pytest.approx(1 / math.sqrt(3.0 * 1e12), rel=1e-4)
 
 
-def test_impossible_problems_and_flocks() -> None:
+def test_invalid_problems_and_learners() -> None:
     with pytest.raises(ValueError, match=r"Problem.variance must be positive and finite, got 0"):
         SmoothProblem(1.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="contraction must lie in"):

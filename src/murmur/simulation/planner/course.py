@@ -1,7 +1,7 @@
-"""A strategy on a problem whose constants are known, in virtual time: how far the learners come, and how far apart.
+"""Strategies on problems with known constants, in virtual time: progress of the learners, and their distance.
 
-A program for `VirtualWorld` in which gradients are closed forms with drawn noise, so that a hundred thousand of them
-take seconds: theory can be held against the strategies' own text.
+A program for `VirtualWorld` whose gradients are closed forms with drawn noise, so that a hundred thousand of them take
+seconds. It compares theory with the strategies' own code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from murmur.worlds.virtual.world import VirtualWorld
 
 @dataclass(frozen=True)
 class Landscape:
-    """f(w) as the gradient and loss of its coordinates, and where learners begin.
+    """A function f(w), given by gradient and loss of its coordinates, with the starting point of the learners.
 
     Attributes:
         gradient: grad f(w) of weights (..., P).
@@ -59,8 +59,7 @@ def cosine(start: Tensor, noise: float) -> Landscape:
 class Even:
     """Compute times of equally fast learners, `seconds` each; the first gradient takes a tenth longer.
 
-    So rounds of averaging fall between two steps, and not at the very moment of one, where the order of the two would
-    be left to chance.
+    Rounds of averaging then fall between two steps, not at the moment of a step, where their order would be random.
     """
 
     seconds: float = 0.1
@@ -71,11 +70,11 @@ class Even:
 
 @dataclass(frozen=True)
 class Walk:
-    """How a landscape is walked: plain SGD at a constant rate.
+    """Plain SGD at a constant rate on a landscape.
 
     Attributes:
         rate: alpha.
-        seed: of the noise; minibatch n of a seed has the same noise on whatever learner.
+        seed: Seed of the noise; minibatch n of a seed has the same noise on every learner.
     """
 
     landscape: Landscape
@@ -85,15 +84,15 @@ class Walk:
 
 @dataclass
 class Course:
-    """What was seen after every L gradients of L learners: a round, where they are equally fast.
+    """Figures after every L gradients of L learners, which are one round if the learners are equally fast.
 
     Attributes:
         gradient_square: |grad f(w-bar)|^2 at the consensus.
         distance_square: mean over learners of |w_i - w-bar|^2.
         consensus_square: |w-bar|^2.
-        agreement: <g_a, g> / |g|^2, the effective rate over the rate.
-        staleness: of every gradient: changes of the learner's weights between its begin and its step.
-        weights: of all learners, (L, P).
+        agreement: <g_a, g> / |g|^2, the effective rate divided by the rate.
+        staleness: For each gradient, the changes of the learner's weights between its beginning and its step.
+        weights: Weights of all learners, (L, P).
     """
 
     weights: Tensor
@@ -124,7 +123,7 @@ class CourseRow(Weights):
 
     @contextmanager
     def held(self) -> Iterator[int]:
-        yield self.version  # a gradient is taken at once, though its virtual seconds pass afterwards
+        yield self.version  # the gradient is computed immediately; its virtual seconds pass afterwards
 
     def step(self, change: Callable[[], None]) -> None:
         change()
@@ -132,7 +131,7 @@ class CourseRow(Weights):
 
 
 class Slope(Idle):
-    """Gradients of a landscape; every round is looked at."""
+    """Source of a landscape's gradients that records the figures of every round."""
 
     def __init__(self, seat: Seat, total: int, walk: Walk, course: Course) -> None:
         super().__init__(seat, total)
@@ -154,11 +153,11 @@ class Slope(Idle):
         super().apply(g, present, staleness)
         self.row.add_(g, alpha=-self.walk.rate)
         self.course.staleness.append(staleness)
-        if len(self.course.staleness) % self._group.size == 0:  # in lock-step: when all have taken the step
-            self.look()
+        if len(self.course.staleness) % self._group.size == 0:  # in lock-step: all have taken the step
+            self.record()
 
-    def look(self) -> None:
-        """Note where all learners are."""
+    def record(self) -> None:
+        """Append the figures of all learners to the course."""
         course, W = self.course, self.course.weights
         mean = W.mean(0)
         gradient = self.walk.landscape.gradient
@@ -171,7 +170,7 @@ class Slope(Idle):
 
 
 def follow(strategy: Strategy, cluster: Cluster, walk: Walk, minibatches: int) -> Course:
-    """Train for so many minibatches of all learners together, all from the landscape's start."""
+    """Train all learners from the landscape's start, for `minibatches` of them together, and return their course."""
     start = walk.landscape.start.to(torch.float64)
     course = Course(start.repeat(cluster.learners, 1))
 

@@ -1,4 +1,4 @@
-"""Speed-up against the number of learners, as a picture."""
+"""Picture of the speed-up against the number of learners."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from murmur.simulation.planner.table import PlanRow
 
 
 def draw_scaling(curves: Mapping[str, Sequence[PlanRow]], path: Path, title: str) -> None:
-    """Write a picture of the speed-up of several strategies; the ending of `path` names its format.
+    """Write a picture of the speed-up of several strategies; the suffix of `path` sets its format.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

@@ -1,18 +1,19 @@
-"""Seconds that a minibatch costs a whole cluster, strategy by strategy, in closed form.
+"""Closed forms of the strategies: seconds that a minibatch costs the whole cluster.
 
-t_i: compute times of learner i; L learners; C: an allreduce, copies included; b: bytes of the model; B, a: the card.
+t_i: compute times of learner i; L: learners; C: seconds of an allreduce with its copies; b: bytes of the model; B, a:
+bandwidth and latency of a network card.
 
     SyncSGD          (E max_i t_i + C) / L                          nothing is hidden behind the backward pass
     KAVG, BMUF       (E max_i (t_i1 + ... + t_iK) + C) / (K L)
     DelayByOne       d_i <- max(d_i + t_i, max_j d_j + C), per round, / L
-    ADPSGD           1 / sum_i 1 / E t_i                            gradients wait for nobody; rounds: `plan.rounds`
+    ADPSGD           1 / sum_i 1 / E t_i                            gradients do not wait; rounds: `planner.rounds`
     ASGD             max(b / B, b / R_copy, (E t + 2 (a + b / B) + 4 b / R_copy) / (L - 1))
-    SuperLearners    the outer strategy among nodes whose t is max(E max inside + C inside, (n - 1) b / B'), and n
-                     minibatches a gradient; a lock-step outer strategy also hands its weights to the n - 1 members,
+    SuperLearners    the outer strategy among nodes with t = max(E max inside + C inside, (n - 1) b / B') and n
+                     minibatches per gradient; a lock-step outer strategy also sends its weights to the n - 1 members,
                      (n - 1) b / B' after every mean
 
-E is taken over a table of compute times drawn from the cluster's own description, so that recorded times, jitter and
-stragglers need no formula of their own.
+E is the mean over a table of compute times drawn from the cluster's description. Recorded times, jitter and stragglers
+therefore need no formula of their own.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class Form:
     """A strategy on a cluster.
 
     Attributes:
-        seconds: of the whole cluster for one minibatch of one learner.
-        binds: what would have to be faster first.
-        vectors: of the model's length in a learner's memory, beside the optimizer's state and activations.
-        lines: the formula, then the same with numbers.
-        rounds: averaging rounds a gradient that the network carries; None where averaging is part of the step.
+        seconds: Seconds of the whole cluster for one minibatch of one learner.
+        binds: Bottleneck.
+        vectors: Vectors of the model's length in a learner's memory, beside the optimizer's state and activations.
+        lines: The formula, then the formula with numbers.
+        rounds: Averaging rounds per gradient that the network carries; None if averaging is part of the step.
     """
 
     seconds: float
@@ -56,10 +57,10 @@ class Form:
 
 @dataclass(frozen=True)
 class ClusterSetting:
-    """A cluster, the table of its compute times, and what one entry of the table stands for.
+    """A cluster with the table of its compute times.
 
     Attributes:
-        unit: minibatches that one gradient is made of (several for a node of learners).
+        unit: Minibatches in the gradient of one entry of the table (several for a node of learners).
     """
 
     cluster: Cluster
@@ -74,19 +75,19 @@ class ClusterSetting:
 
     @classmethod
     def of(cls, cluster: Cluster) -> ClusterSetting:
-        """The setting of a cluster, compute times drawn from its description."""
+        """Return the setting of a cluster, with compute times drawn from its description."""
         draws = max(32, min(DRAWS, CELLS // cluster.learners))
         rows = [[cluster.compute(i, k) for i in range(cluster.learners)] for k in range(draws)]
         return cls(cluster, np.asarray(rows, dtype=np.float64))
 
     @property
     def learners(self) -> int:
-        """Columns of the table."""
+        """Number of columns of the table."""
         return int(self.times.shape[1])
 
     @property
     def copies(self) -> float:
-        """Seconds that one vector takes between device and host."""
+        """Seconds of copying one vector between device and host."""
         return self.size / self.cluster.copy_bytes_per_second
 
     def allreduce(self) -> float:
@@ -98,10 +99,10 @@ class ClusterSetting:
 
 
 def form_of(strategy: Any, setting: ClusterSetting) -> Form:
-    """The form that a strategy declares by `planned`.
+    """Return the form that a strategy declares by `planned`.
 
     Raises:
-        ValueError: it declares none, or its cost depends on the course of training.
+        ValueError: the strategy declares none, or its cost depends on the course of training.
     """
     if not isinstance(strategy, Planned):
         name = getattr(strategy, "__name__", type(strategy).__name__)
@@ -112,7 +113,7 @@ def form_of(strategy: Any, setting: ClusterSetting) -> Form:
 
 @dataclass(frozen=True)
 class ClosedForms:
-    """The closed forms on one setting, for a strategy to choose from: see `murmur.core.facts.Planner`."""
+    """The closed forms on one setting, from which a strategy chooses; see `murmur.core.facts.Planner`."""
 
     setting: ClusterSetting
 
@@ -145,7 +146,7 @@ def _bound_by(waiting: float, communicating: float, own: float) -> str:
 
 
 def _periodic(K: int, vectors: float, setting: ClusterSetting) -> Form:
-    """K steps, then a mean of all: SyncSGD with K = 1."""
+    """Form of K steps followed by a mean of all learners; K = 1 is SyncSGD."""
     slowest, cost, count = _slowest(setting.times, K), setting.allreduce(), setting.learners * setting.unit
     own = float(setting.times.mean(0).min())
     seconds = (slowest + cost / K) / count
@@ -190,11 +191,11 @@ def _served(setting: ClusterSetting) -> Form:
         alone = float(setting.times.mean())
         return Form(alone / setting.unit, COMPUTE, 3.0, ("one learner is its own server", f"t = {alone:.6g}"))
     beside = np.asarray([cluster.node_of(i) == cluster.node_of(0) for i in range(1, setting.learners)])
-    # Learners of a node begin together, and fair shares of their card keep them together.
+    # The learners of a node begin together, and fair shares of their card keep them together.
     card = cluster.link.latency_seconds + cluster.learners_per_node * size / cluster.link.bytes_per_second
     inside = cluster.inside.latency_seconds + size / cluster.inside.bytes_per_second
     cycle = setting.times[:, 1:].mean(0) + 2 * (np.where(beside, inside, card) + 2 * copies)
-    share = float((~beside / cycle).sum() / (1 / cycle).sum())  # of the gradients that come over the card
+    share = float((~beside / cycle).sum() / (1 / cycle).sum())  # share of the gradients that come over the card
     free, serving = 1 / float((1 / cycle).sum()), max(share * size / cluster.link.bytes_per_second, copies)
     seconds = max(serving, free)
     lines = (
@@ -206,15 +207,15 @@ def _served(setting: ClusterSetting) -> Form:
 
 
 def _nodes(outer_strategy: object, width: int, setting: ClusterSetting) -> Form:
-    """Nodes as learners: their gradient takes the slowest member and a mean inside."""
+    """Form of nodes as learners: a gradient takes the time of the slowest member and a mean inside the node."""
     cluster = setting.cluster
     learners = setting.learners
     if learners % width:
-        raise ValueError(f"SuperLearners(node_size={width}) leaves a part of {learners} learners over: plan full nodes")
+        raise ValueError(f"SuperLearners(node_size={width}) does not divide {learners} learners: plan full nodes")
     within = replace(cluster, learners=width, links={}, faults=())
     inside = ClusterSetting(within, setting.times[:, :width]).allreduce()
     link = cluster.inside if cluster.learners_per_node > 1 else cluster.link
-    moving, copying = setting.size / link.bytes_per_second, setting.copies  # a copy goes out while another one moves
+    moving, copying = setting.size / link.bytes_per_second, setting.copies  # copying and sending overlap
     handed = (width - 1) * max(moving, copying) + (width > 1) * (min(moving, copying) + copying)
     every = Facts.of(outer_strategy).sets_weights_every
     sets = 0.0 if every is None else 1 / every

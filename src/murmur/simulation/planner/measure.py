@@ -1,4 +1,4 @@
-"""What this machine does in a second: adding vectors, and moving them over TCP between two ends of this host."""
+"""Measured speed of this machine: addition of vectors, and their transfer over TCP on the loopback interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPEATS = 7
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured: seconds until a small message is answered, halved, and bytes a second; medians."""
+    """Measured medians: half the seconds of a small round trip, and bytes per second."""
 
     latency_seconds: float
     link_bytes_per_second: float
@@ -24,9 +24,9 @@ class Machine:
 
 
 def measure_machine() -> Machine:
-    """Time the loopback interface and the addition of vectors; a second or so.
+    """Time the loopback interface and the addition of vectors, in about a second.
 
-    The loopback is the *upper bound* of a network: what the protocol costs this host's cores, no wire.
+    The loopback is the *upper bound* of a network: the cost of the protocol on this host's cores, without a wire.
     """
     latency, bandwidth = _loopback()
     return Machine(latency, bandwidth, _adding())
@@ -56,11 +56,11 @@ def _loopback() -> tuple[float, float]:
 
 
 def _round(line: socket.socket, size: int) -> float:
-    """Seconds from sending so many bytes to one byte of thanks."""
+    """Seconds from sending `size` bytes to the arrival of a one-byte reply."""
     begin = time.perf_counter()
     line.sendall(size.to_bytes(8, "big") + bytes(size))
     if len(line.recv(1)) != 1:
-        raise ConnectionError("the other end of the loopback has gone while being timed")
+        raise ConnectionError("the other end of the loopback closed during the measurement")
     return time.perf_counter() - begin
 
 

@@ -1,18 +1,18 @@
-"""How many rounds of edge-wise averaging fit beside a gradient.
+"""Number of rounds of edge-wise averaging that fit beside a gradient.
 
-A round is due every median gradient time t; an exchange that is still under way is left out of it. With x = s / t, s
-the seconds from the beginning of an exchange to its end, in which the busiest port on its way serves a whole round,
+A round is due every median gradient time t; an exchange that is still under way is left out of it. Let x = s / t, where
+s is the time of an exchange, in which the busiest port on its way serves a whole round. Then there are
 
     constant times, the same edges in every round       1 / ceil(x)             all begin together
     constant times, x <= 1                              1
     the same edges                                      (1 + x^p)^(-1/p)        p = 2.2
     other edges in every round                          (1 + (c x)^p)^(-1/p)    p = 5, c = 1.1
 
-rounds a t: a soft minimum of 1 and 1 / x. Learners that are not in step find a port busy, or have just missed their
-neighbour, long before x is 1; p says how soft that corner is, softer where an exchange can only wait for the one before
-it on the same edge. c: ports that are chosen at random are not evenly busy. Both are fitted to the simulator, on one
-learner a node. Edges that stay work side by side, so that their rates average; an exchange of a changing mixing holds
-a place that the next one waits for, so that their times do.
+rounds per t: a soft minimum of 1 and 1 / x. Learners that are not in lock-step find a port busy, or have just missed
+their neighbour, long before x reaches 1. p sets the softness of this corner; it is softer if an exchange waits only for
+the previous one on the same edge. c accounts for the uneven load of ports chosen at random. Both are fitted to the
+simulator with one learner per node. Fixed edges work side by side, so their rates are averaged; in a changing mixing
+each exchange delays the next one, so their times are averaged.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from murmur.worlds.virtual.cluster import Cluster
 
 Numbers = NDArray[np.float64]
 SAME_EDGES, NEW_EDGES, UNEVEN = 2.2, 5.0, 1.1
-SAMPLED = 256  # rows of mixing matrices that a changing mixing's load is taken from, at least one round
+SAMPLED = 256  # rows of mixing matrices that sample the load of a changing mixing; at least one round
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Of averaging, beside gradients.
+    """Rounds of averaging beside gradients.
 
     Attributes:
-        per_gradient: that the network carries, of a learner in the middle.
-        seconds: of the longest exchange while everybody averages.
-        neighbours: of a row, on average.
+        per_gradient: Rounds per gradient of a median learner that the network carries.
+        seconds: Seconds of the longest exchange while all learners average.
+        neighbours: Mean number of neighbours in a row.
     """
 
     per_gradient: float
@@ -47,7 +47,7 @@ class Rounds:
 
 
 def rounds_of(mixing: Mixing, cluster: Cluster, times: Numbers) -> Rounds:
-    """Rounds of a mixing on a cluster whose compute times are drawn in `times` (draws, learners), seconds."""
+    """Rounds of a mixing on a cluster with drawn compute times `times` (draws, learners), in seconds."""
     learners = range(cluster.learners)
     fixed = all(mixing(0, learners, i) == mixing(k, learners, i) for k in (1, 2, 3) for i in learners[:4])
     drawn = range(1 if fixed else max(1, SAMPLED // len(learners)))
@@ -70,14 +70,16 @@ def _rates(x: Numbers, constant: bool, fixed: bool) -> Numbers:
 
 
 def _soft(x: Numbers, p: float) -> Numbers:
-    """A soft minimum of 1 and 1 / x."""
+    """Soft minimum of 1 and 1 / x."""
     found: Numbers = (1 + x**p) ** (-1 / p)
     return found
 
 
 def exchange_seconds(cluster: Cluster, matrices: Sequence[Sequence[Row]], fixed: bool) -> Numbers:
-    """Of every directed edge of the rounds: what the busiest port on its way needs for an average round, latency, and,
-    where the next exchange of an edge waits for the present one, copies between device and host.
+    """Seconds of an exchange for every directed edge of the rounds.
+
+    They are the latency, the time of the busiest port on the way for an average round, and, if the next exchange of an
+    edge waits for the present one, the copies between device and host.
     """
     size, width = cluster.message_bytes or 0.0, cluster.learners_per_node
     edges = np.asarray([(i, j) for rows in matrices for i, row in enumerate(rows) for j in row if j != i])

@@ -1,4 +1,4 @@
-"""Which strategy on which cluster: hours, speed-up, efficiency, what binds, memory, cost; ranked."""
+"""Ranked table of strategies on a cluster: hours, speed-up, efficiency, bottleneck, memory, cost."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PlanRow:
     """One strategy on one cluster.
 
     Attributes:
-        strategy: its repr.
-        learners: how many.
-        hours: of one epoch.
-        speed_up: over one learner of the cluster without jitter's waiting: its own mean time a minibatch.
-        efficiency: speed-up a learner.
-        memory_bytes: of a learner's vectors and optimizer, without activations.
-        cost: of one epoch, in the unit of the price; nan without a price.
-        form: seconds a minibatch, what binds, the formula.
+        strategy: Text of the strategy.
+        learners: Number of learners.
+        hours: Hours of one epoch.
+        speed_up: Speed-up over one learner of the cluster, counted with its mean time per minibatch.
+        efficiency: Speed-up per learner.
+        memory_bytes: Bytes of a learner's vectors and optimizer, without activations.
+        cost: Cost of one epoch in the unit of the price; nan without a price.
+        form: Seconds per minibatch, bottleneck, formula.
     """
 
     strategy: str
@@ -42,10 +42,10 @@ class PlanRow:
 
 
 def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan) -> PlanRow:
-    """The row of a strategy on a cluster. `price`: of a device hour.
+    """Return the row of a strategy on a cluster; `price` is that of a device hour.
 
     Raises:
-        ValueError: the strategy has no closed form, or the cluster's message is not as large as the model.
+        ValueError: the strategy has no closed form, or the size of the cluster's messages is not that of the model.
     """
     if cluster.message_bytes != work.model_bytes:
         raise ValueError(f"Cluster.message_bytes={cluster.message_bytes} is not Work.model_bytes={work.model_bytes}")
@@ -67,7 +67,7 @@ def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan)
 
 
 def shown(strategy: Any) -> str:
-    """A strategy as it is written on the command line, functions by their names."""
+    """Return a strategy as written on the command line, with functions by name."""
     parts = []
     for name in (f.name for f in fields(strategy)) if is_dataclass(strategy) else ():
         value = getattr(strategy, name)
@@ -77,13 +77,13 @@ def shown(strategy: Any) -> str:
 
 
 def ranked(strategies: Sequence[Any], cluster: Cluster, work: Work, price: float = math.nan) -> list[PlanRow]:
-    """The rows of all strategies, the fewest hours first."""
+    """Return the rows of all strategies, the fewest hours first."""
     return sorted((row_of(s, cluster, work, price) for s in strategies), key=lambda row: row.hours)
 
 
 def scaled(
     strategy: Any, cluster_of: Callable[[int], Cluster], work: Work, learners: Sequence[int] = SCALE
 ) -> list[PlanRow]:
-    """The rows of one strategy over numbers of learners; those that the strategy cannot have are left out."""
+    """Return the rows of one strategy for several numbers of learners, without numbers that it does not support."""
     width = getattr(strategy, "node_size", 1)
     return [row_of(strategy, cluster_of(count), work) for count in learners if count % width == 0]

@@ -1,8 +1,8 @@
-"""Strategies in virtual time without a model: the real protocols on a real clock, with weights that hold nothing.
+"""Timing of strategies without a model: the real protocols on a virtual clock, with empty weights.
 
-A program for `VirtualWorld` whose gradients cost no work of this machine and whose vectors have one element; how long
-they travel is what `Cluster.message_bytes` says. What a strategy does with the *values* of weights and losses
-(adaptive rules) cannot be timed so.
+A program for `VirtualWorld` whose gradients cost this machine no work and whose vectors have one element;
+`Cluster.message_bytes` sets the time of their transfer. Strategies that depend on the *values* of weights or losses
+(adaptive rules) cannot be timed in this way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from murmur.worlds.virtual.world import VirtualWorld
 
 
 class NoLayout(Layout):
-    """The layout of a vector of one element that belongs to no tensor."""
+    """Layout of a vector of one element that belongs to no tensor."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -38,7 +38,7 @@ class NoLayout(Layout):
 
 
 class NoWeights(Weights):
-    """Weights that hold nothing and count their changes."""
+    """Weights without contents that count their changes."""
 
     def __init__(self) -> None:
         super().__init__(NoLayout())
@@ -63,12 +63,12 @@ class NoWeights(Weights):
 
 
 class Idle:
-    """A source of `total` minibatches of one sample each whose gradients are zero; notes when its steps were taken.
+    """Source of `total` minibatches of one sample each, with zero gradients, that records the times of its steps.
 
     Attributes:
-        staleness: of the steps that this learner took.
-        taken: gradients that this learner computed.
-        last_seconds: when it took its latest step.
+        staleness: Staleness of the steps that this learner took.
+        taken: Number of gradients that this learner computed.
+        last_seconds: Time of its latest step.
     """
 
     times = 1.0
@@ -137,21 +137,21 @@ class Idle:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a timed run showed; of a learner that was started again, both lives together.
+    """Results of a timed run; a restarted learner counts with all its lives.
 
     Attributes:
-        seconds: virtual seconds until the last gradient had been taken, not counting the end of the protocol.
-        minibatches: gradients of all learners.
-        gradients: of each learner.
-        exchanges: completed edge-wise exchanges of each learner; 0 in lock-step.
-        staleness: of every step, by learner.
-        sent_bytes: by each learner.
-        card_bytes: out through the card of each node.
-        compute_seconds, waiting_seconds, communicating_seconds: of each learner.
-        last_seconds: when each learner took its last step.
-        clock_seconds: until the last event.
-        killed: learners that did not live to the end.
-        events: of the virtual clock.
+        seconds: Virtual seconds until the last gradient was taken, without the end of the protocol.
+        minibatches: Number of gradients of all learners.
+        gradients: Number of gradients of each learner.
+        exchanges: Completed edge-wise exchanges of each learner; 0 in lock-step.
+        staleness: Staleness of every step, by learner.
+        sent_bytes: Bytes sent by each learner.
+        card_bytes: Bytes sent through the network card of each node.
+        compute_seconds, waiting_seconds, communicating_seconds: Seconds of each learner.
+        last_seconds: Time of each learner's last step.
+        clock_seconds: Time of the last event.
+        killed: Learners that were lost before the end.
+        events: Number of events of the virtual clock.
     """
 
     seconds: float
@@ -171,17 +171,17 @@ class Timing:
 
     @property
     def seconds_per_minibatch(self) -> float:
-        """Seconds of the cluster for one minibatch of anybody."""
+        """Seconds of the cluster for one minibatch of any learner."""
         return self.seconds / self.minibatches
 
     @property
     def tail_seconds(self) -> float:
-        """From the moment when the first learner had no minibatch left until the last gradient was taken."""
+        """Seconds from the first learner's last step to the last gradient of the run."""
         return self.seconds - min(self.last_seconds)
 
 
 class Timed:
-    """The sources and seats of a timed run, gathered while it goes on."""
+    """Program of a timed run that collects its sources and seats."""
 
     def __init__(self, strategy: Strategy, minibatches: int, learners: int) -> None:
         self.strategy, self.minibatches = strategy, minibatches
@@ -189,7 +189,7 @@ class Timed:
         self.exchanges = [0] * learners
 
     async def __call__(self, seat: Seat) -> None:
-        """The program of one learner."""
+        """Run one learner."""
         source, rank = Idle(seat, self.minibatches), seat.group.rank
         self.lives[rank].append((source, seat))
         me = Learner(seat, NoWeights(), source, Facts.of(self.strategy).lock_step)
@@ -200,11 +200,11 @@ class Timed:
         self.exchanges[rank] += 0 if me.lock_step else me.averager.exchanges
 
     def seconds_of(self, kind: str) -> tuple[float, ...]:
-        """Of each learner."""
+        """Seconds that each learner spent in spans of this kind."""
         return tuple(sum(seat.trace.totals().get(kind, 0.0) for _, seat in lives) for lives in self.lives)
 
     def timing(self, world: VirtualWorld) -> Timing:
-        """What was found, once the world has run."""
+        """Return the results after the world has run."""
         learners = range(world.size)
         sources = [[source for source, _ in lives] for lives in self.lives]
         last = tuple(max(source.last_seconds for source in lives) for lives in sources)
@@ -227,10 +227,10 @@ class Timed:
 
 
 def time_strategy(strategy: Strategy, cluster: Cluster, minibatches: int) -> Timing:
-    """Run a strategy on a cluster for so many minibatches in all, timing only.
+    """Time a strategy on a cluster for `minibatches` of all learners together.
 
     Raises:
-        ValueError: the cluster does not say how large a message is, or there is nothing to do.
+        ValueError: the cluster does not set the size of a message, or `minibatches` is less than 1.
         PeerLost: the cluster's faults ended the run.
     """
     if cluster.message_bytes is None:

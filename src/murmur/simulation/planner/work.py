@@ -1,4 +1,4 @@
-"""What is to be trained, as numbers: a corpus, a minibatch, a model, and what a device does in a second."""
+"""Amount of work in numbers: a corpus, a minibatch, a model, and the speed of a device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Work:
     """One epoch of training.
 
     Attributes:
-        corpus_hours: audio in one pass over the corpus.
-        frames_per_minibatch: of one learner's minibatch.
-        model_bytes: of the weights; a gradient is as long.
-        optimizer_bytes: state of the optimizer (momentum: as long as the model).
-        frames_per_second: of audio.
+        corpus_hours: Hours of audio in one pass over the corpus.
+        frames_per_minibatch: Frames in a minibatch of one learner.
+        model_bytes: Bytes of the weights, and of a gradient.
+        optimizer_bytes: Bytes of the optimizer's state (for momentum as many as the model's).
+        frames_per_second: Frames per second of audio.
     """
 
     corpus_hours: float
@@ -34,21 +34,22 @@ class Work:
 
     @property
     def minibatches(self) -> float:
-        """Minibatches of an epoch, of all learners together."""
+        """Minibatches of an epoch, for all learners together."""
         return self.corpus_hours * 3600 * self.frames_per_second / self.frames_per_minibatch
 
 
 def step_seconds(flops_per_frame: float, frames: float, device_flops: float, utilisation: float) -> float:
-    """Seconds of a gradient from floating-point operations: forward and backward together are `flops_per_frame`.
+    """Return the seconds of a gradient from its floating-point operations.
 
     Args:
-        flops_per_frame: about six for every weight that a frame passes (two forward, four backward).
-        frames: of a minibatch.
-        device_flops: peak operations a second.
-        utilisation: share of the peak that is reached, 0 to 1.
+        flops_per_frame: Operations of forward and backward pass per frame: about six per weight that a frame passes
+            (two forward, four backward).
+        frames: Frames of a minibatch.
+        device_flops: Peak operations per second.
+        utilisation: Share of the peak that is reached, 0 to 1.
 
     Raises:
-        ValueError: a number that is not positive, or a utilisation above 1.
+        ValueError: a number is not positive, or the utilisation is above 1.
     """
     given = {"flops_per_frame": flops_per_frame, "frames": frames, "device_flops": device_flops}
     for what, value in given.items():

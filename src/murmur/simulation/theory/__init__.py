@@ -1,1 +1,1 @@
-"""Theory of the strategies, as functions; derivations, with experiments beside them, stand in `docs/theory.md`."""
+"""Theory of the strategies as functions; `docs/theory.md` has derivations and experiments."""

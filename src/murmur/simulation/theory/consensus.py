@@ -2,12 +2,12 @@
 
     f(w) = h |w|^2 / 2,   a gradient is h w + n with E |n|^2 = sigma^2,   W_{k+1} = W_k T_k - alpha G(W_{k - tau})
 
-A symmetric T has eigenvectors that do not mix: what the learners disagree in along the j-th one, with eigenvalue
+The eigenvectors of a symmetric T do not mix. The disagreement of the learners along the j-th one, with eigenvalue
 lambda_j, is a process of its own,
 
-    z_{k+1} = lambda_j z_k - alpha h z_{k - tau} - alpha n,      j = 1 (lambda = 1) the consensus, noise sigma^2 / L,
+    z_{k+1} = lambda_j z_k - alpha h z_{k - tau} - alpha n,      j = 1 (lambda = 1) the consensus, noise sigma^2 / L.
 
-so that for tau = 0 the mean over learners of the squared distance to the consensus comes to rest at
+For tau = 0 the mean over learners of the squared distance to the consensus therefore converges to
 
     D^2 = (1 / L) sum_{j > 1} alpha^2 sigma^2 / (1 - (lambda_j - alpha h)^2).
 
@@ -45,7 +45,7 @@ def ring_gap(learners: int) -> float:
 def randomized_ring_contraction(learners: int) -> float:
     """(L - 3) / (3 (L - 1)): the mean of T_k, and that of T_k^2, off the consensus, for L >= 3 learners.
 
-    T_k^2 has 1/3 on its diagonal and T_k too, and a random order leaves no other structure: both means are equal.
+    Both T_k and T_k^2 have 1/3 on their diagonals, and a random order has no other structure: both means are equal.
     """
     if learners < 3:
         raise ValueError(f"a ring has at least 3 learners, got {learners}: two average uniformly")
@@ -53,7 +53,7 @@ def randomized_ring_contraction(learners: int) -> float:
 
 
 def mode_variance(eigenvalue: float, step: float, delay: int = 0) -> float:
-    """E z^2 at rest of z_{k+1} = lambda z_k - step z_{k - delay} + n, E n^2 = 1; infinity where it does not rest.
+    """Stationary E z^2 of z_{k+1} = lambda z_k - step z_{k - delay} + n, E n^2 = 1; infinity if there is none.
 
     Args:
         eigenvalue: lambda.
@@ -90,12 +90,12 @@ class NoisyQuadratic:
         return self.rate * self.curvature
 
     def distance_square(self, eigenvalues: list[float], delay: int = 0) -> float:
-        """D^2 at rest for a fixed T with these eigenvalues, the first of them the consensus's."""
+        """Stationary D^2 for a fixed T with these eigenvalues, the first of them that of the consensus."""
         modes = sum(mode_variance(value, self.step, delay) for value in eigenvalues[1:])
         return self.rate**2 * self.variance * modes / len(eigenvalues)
 
     def randomized_distance_square(self, learners: int) -> float:
-        """D^2 at rest over the randomised ring, tau = 0:  (1 - 1/L) alpha^2 sigma^2 / (1 - rho + 2 a rho - a^2).
+        """Stationary D^2 over the randomised ring, tau = 0:  (1 - 1/L) alpha^2 sigma^2 / (1 - rho + 2 a rho - a^2).
 
         rho = `randomized_ring_contraction`, a = alpha h: E (T - a)^2 = rho - 2 a rho + a^2 off the consensus.
         """
@@ -108,7 +108,7 @@ class NoisyQuadratic:
     def distance_square_through(self, mixing: Mixing, learners: int, rounds: int = 400) -> float:
         """D^2 for any mixing, tau = 0: S_{k+1} = A_k S_k A_k + alpha^2 sigma^2 P with A_k = T_k - alpha h P.
 
-        P takes the consensus away. The mean over the last half of the rounds, which should be many times 1 / gap.
+        P removes the consensus. The result is the mean over the last half of the rounds; choose many times 1 / gap.
         """
         off = torch.eye(learners, dtype=torch.float64) - 1 / learners
         spread, found = torch.zeros_like(off), []
@@ -119,8 +119,8 @@ class NoisyQuadratic:
         return sum(found[rounds // 2 :]) / len(found[rounds // 2 :])
 
     def consensus_square(self, learners: int, delay: int = 0) -> float:
-        """E |w-bar|^2 at rest; for tau = 0 alpha sigma^2 / (L h (2 - alpha h)): that of one learner's L-fold minibatch.
+        """Stationary E |w-bar|^2; for tau = 0 alpha sigma^2 / (L h (2 - alpha h)), as with one L-fold minibatch.
 
-        No mixing enters: on a quadratic the consensus does not notice how far apart the learners are.
+        It does not depend on the mixing: on a quadratic the consensus is independent of the learners' distance.
         """
         return self.rate**2 * self.variance / learners * mode_variance(1.0, self.step, delay)

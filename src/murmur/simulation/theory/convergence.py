@@ -1,4 +1,4 @@
-"""Bound on the mean gradient norm of decentralised SGD with stale gradients, and the point where L learners pay.
+"""Bound on the mean gradient norm of decentralised SGD with stale gradients, and the rounds for a linear speed-up.
 
     W_{k+1} = W_k T_k - alpha G(Phi_k),   k = 0 .. K - 1,   all learners from the same weights
 
@@ -11,8 +11,8 @@ most rho < 1 of the squared disagreement; every snapshot Phi is at most tau roun
     (1 / K) sum_k E |grad f(w-bar_k)|^2
         <=  2 Delta / (alpha K)  +  M alpha sigma^2 / L  +  8 alpha^2 M^2 sigma^2 (tau / L + (L - 1) / (L (1 - rho))).
 
-`docs/theory.md` holds the proof. It has the form of the theorem of Lian et al. 2018 (arXiv 1710.06952), whose K counts
-single gradients (K L here), with constants of our own; `published_bound` is theirs.
+`docs/theory.md` has the proof. The bound has the form of the theorem of Lian et al. 2018 (arXiv 1710.06952), in which K
+counts single gradients (K L here), with different constants; `published_bound` is theirs.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class SmoothProblem:
     def __post_init__(self) -> None:
         for name in ("smoothness", "variance", "excess"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"Problem.{name} must be positive and finite, got {getattr(self, name)}")
+                raise ValueError(f"SmoothProblem.{name} must be positive and finite, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
 class DecentralisedLearners:
-    """The learners that minimise it.
+    """Learners that minimise a problem.
 
     Attributes:
         learners: L.
-        contraction: rho, the share of the squared disagreement that a round of averaging leaves (`mixing.contraction`).
+        contraction: rho, the share of the squared disagreement after a round of averaging (`mixing.contraction`).
         staleness: tau, in rounds.
     """
 
@@ -57,17 +57,18 @@ class DecentralisedLearners:
 
     def __post_init__(self) -> None:
         if self.learners < 1:
-            raise ValueError(f"Flock.learners must be at least 1, got {self.learners}")
+            raise ValueError(f"DecentralisedLearners.learners must be at least 1, got {self.learners}")
         if not 0 <= self.contraction < 1:
             raise ValueError(
-                f"Flock.contraction must lie in [0, 1), got {self.contraction}: such a mixing agrees never"
+                f"DecentralisedLearners.contraction must lie in [0, 1), got {self.contraction}: the mixing does not"
+                " converge"
             )
         if not 0 <= self.staleness < math.inf:
-            raise ValueError(f"Flock.staleness must be finite and not negative, got {self.staleness}")
+            raise ValueError(f"DecentralisedLearners.staleness must be finite and not negative, got {self.staleness}")
 
     @property
     def apartness(self) -> float:
-        """tau + (L - 1) / (1 - rho): what staleness and slow mixing cost together, times L."""
+        """tau + (L - 1) / (1 - rho): the cost of staleness and slow mixing together, times L."""
         return self.staleness + (self.learners - 1) / (1 - self.contraction)
 
 
@@ -75,13 +76,13 @@ def largest_rate(problem: SmoothProblem, group: DecentralisedLearners) -> float:
     """The largest alpha that conditions (i) and (ii) of the bound allow."""
     rho, tau = group.contraction, group.staleness
     by_mixing = (1 - rho) / math.sqrt(8 * (1 + rho))
-    # The root of 8 tau^2 x^2 + x = 1, written so that tau = 0 is no special case.
+    # The root of 8 tau^2 x^2 + x = 1, in a form that includes tau = 0.
     by_staleness = 2 / (1 + math.sqrt(1 + 32 * tau**2))
     return min(by_mixing, by_staleness) / problem.smoothness
 
 
 def bound(problem: SmoothProblem, group: DecentralisedLearners, rounds: float, rate: float) -> float:
-    """The bound on the mean of |grad f(w-bar_k)|^2 over K rounds at a constant rate; infinity where it says nothing."""
+    """Bound on the mean of |grad f(w-bar_k)|^2 over K rounds at a constant rate; infinity above the largest rate."""
     if rate > largest_rate(problem, group) * (1 + 1e-12):
         return math.inf
     M, variance, L = problem.smoothness, problem.variance, group.learners
@@ -92,21 +93,21 @@ def bound(problem: SmoothProblem, group: DecentralisedLearners, rounds: float, r
 def best_rate(problem: SmoothProblem, learners: int, rounds: float) -> float:
     """sqrt(2 Delta L / (M K sigma^2)): the rate at which the first two terms of the bound are equal and least.
 
-    They then are 2 sqrt(2 Delta M sigma^2 / (L K)): it falls with the root of the number of gradients L K, whoever
-    computes them.
+    Their sum is then 2 sqrt(2 Delta M sigma^2 / (L K)): it falls with the root of the number of gradients L K,
+    independently of the learners that compute them.
     """
     return math.sqrt(2 * problem.excess * learners / (problem.smoothness * rounds * problem.variance))
 
 
 def leading_term(problem: SmoothProblem, gradients: float) -> float:
-    """2 sqrt(2 Delta M sigma^2 / N) after N gradients of all learners together: what is left for large N."""
+    """2 sqrt(2 Delta M sigma^2 / N) after N gradients of all learners together: the leading term for large N."""
     return 2 * math.sqrt(2 * problem.excess * problem.smoothness * problem.variance / gradients)
 
 
 def rounds_for_speedup(problem: SmoothProblem, group: DecentralisedLearners) -> float:
-    """The number of rounds from which on L learners need 1/L of the rounds of one, up to a factor of 2 in the bound.
+    """Number of rounds from which L learners need 1/L of the rounds of one, up to a factor of 2 in the bound.
 
-    From there on `best_rate` fulfils (i) and (ii), and the third term is no larger than the other two together:
+    From this number on `best_rate` satisfies (i) and (ii), and the third term is at most the sum of the other two:
     K >= 32 Delta M L (tau + (L - 1) / (1 - rho))^2 / sigma^2.
     """
     scale = problem.excess * problem.smoothness * group.learners / problem.variance
@@ -122,8 +123,8 @@ def published_rate(problem: SmoothProblem, learners: int, gradients: float) -> f
 def published_bound(problem: SmoothProblem, gradients: float) -> float:
     """20 Delta M / K + 8 (Delta + M) sigma / sqrt(K) of Lian et al. 2018 at `published_rate`, K single gradients.
 
-    For K above a threshold that grows with staleness, learners and 1 / gap. Their minibatch size is 1 and all learners
-    draw from the same data (varsigma = 0); Delta + M adds quantities of different units, as printed there.
+    It holds for K above a threshold that grows with staleness, learners and 1 / gap. The minibatch size is 1, and all
+    learners draw from the same data (varsigma = 0). Delta + M adds quantities of different units, as printed there.
     """
     first = 20 * problem.excess * problem.smoothness / gradients
     return first + 8 * (problem.excess + problem.smoothness) * math.sqrt(problem.variance / gradients)

@@ -1,10 +1,10 @@
-"""The learning rate that the consensus sees: learners that differ see the mean of gradients at several points.
+"""Effective learning rate of the consensus, for learners whose gradients are taken at different points.
 
     w-bar_{k+1} = w-bar_k - alpha g_a,      g_a = (1 / L) sum_j grad f(w_j),  g = grad f(w-bar)
     alpha_e = alpha <g_a, g> / |g|^2
 
-For learners spread normally around w-bar with variance s^2 a coordinate, g_a is the gradient of the smoothed loss
-E f(w + s n): its curvature is bounded even where that of f is not. Zhang et al. 2021 (arXiv 2112.01433).
+For learners spread normally around w-bar with variance s^2 per coordinate, g_a is the gradient of the smoothed loss
+E f(w + s n). Its curvature is bounded even if that of f is not. Zhang et al. 2021 (arXiv 2112.01433).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def effective_cosine_rate(rate: float, spread_square: float) -> float:
 
     Args:
         rate: alpha.
-        spread_square: s^2, of one coordinate.
+        spread_square: s^2 of one coordinate.
     """
     return rate * math.exp(-spread_square / 2)
 
 
 def smoothed_smoothness(largest_gradient: float, spread: float) -> float:
-    """2 G / s: a Lipschitz constant of the gradient of E f(w + s n) where |grad f| <= G, whatever f's own is."""
+    """2 G / s: a Lipschitz constant of the gradient of E f(w + s n) for any f with |grad f| <= G."""
     if spread <= 0:
         raise ValueError(f"smoothing needs a spread above 0, got {spread}")
     return 2 * largest_gradient / spread

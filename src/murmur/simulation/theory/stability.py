@@ -1,14 +1,15 @@
-"""The largest learning rate that a strategy stands, on a quadratic of curvature h: from characteristic polynomials.
+"""Largest stable learning rate of a strategy on a quadratic of curvature h, from characteristic polynomials.
 
     z_{k+1} = lambda z_k - a z_{k - tau}        a = alpha h, lambda an eigenvalue of T, tau the staleness in rounds
-    z^{tau + 1} - lambda z^tau + a = 0          stable where every root lies inside the unit circle
+    z^{tau + 1} - lambda z^tau + a = 0          stable if every root lies inside the unit circle
 
 For the consensus (lambda = 1) a root reaches the circle at z = exp(i theta) where a = z^tau (1 - z) is a positive
 number: |a| = 2 sin(theta / 2), and its argument (tau + 1/2) theta - pi/2 is 0 first at theta = pi / (2 tau + 1). Hence
 
     a < 2 sin(pi / (2 (2 tau + 1)))             2 for no staleness, 1 for one round, about pi / (2 tau + 1) for many.
 
-What learners disagree in stands a < 1 + lambda without staleness and, whatever lambda is, a < 1 with one round of it.
+The disagreement of learners is stable for a < 1 + lambda without staleness, and for a < 1 with one round of staleness,
+for every lambda.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ HALVINGS = 60
 
 
 def companion(eigenvalue: float, step: float, delay: int) -> Matrix:
-    """The matrix that takes (z_k, ..., z_{k - tau}) one round further; its eigenvalues are the polynomial's roots.
+    """Matrix that advances (z_k, ..., z_{k - tau}) by one round; its eigenvalues are the polynomial's roots.
 
     Raises:
-        ValueError: a negative delay.
+        ValueError: the delay is negative.
     """
     if delay < 0:
         raise ValueError(f"a delay is a number of rounds, not {delay}")
@@ -39,23 +40,23 @@ def companion(eigenvalue: float, step: float, delay: int) -> Matrix:
 
 
 def radius(eigenvalue: float, step: float, delay: int) -> float:
-    """Largest modulus of a root: a disturbance is multiplied by about so much in a round; below 1 it dies out."""
+    """Largest modulus of a root: the factor on a disturbance per round; below 1 the disturbance decays."""
     return float(np.abs(np.linalg.eigvals(companion(eigenvalue, step, delay))).max())
 
 
 def largest_step(delay: int) -> float:
-    """The largest alpha h of one learner, or of the consensus, whose gradients are `delay` steps old."""
+    """Largest stable alpha h of one learner, or of the consensus, with gradients that are `delay` steps old."""
     if delay < 0:
         raise ValueError(f"a delay is a number of steps, not {delay}")
     return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
 
 
 def largest_mixed_step(eigenvalues: Iterable[float], delay: int = 0) -> float:
-    """The largest alpha h at which all modes of a fixed mixing are stable, found by halving.
+    """Largest alpha h at which all modes of a fixed mixing are stable, found by bisection.
 
     Args:
-        eigenvalues: of T, the consensus's 1 among them.
-        delay: age of the gradients in rounds.
+        eigenvalues: Eigenvalues of T, including the 1 of the consensus.
+        delay: Age of the gradients in rounds.
     """
     least = 2.0
     for value in eigenvalues:
@@ -68,8 +69,8 @@ def largest_mixed_step(eigenvalues: Iterable[float], delay: int = 0) -> float:
 
 
 def largest_randomized_step(contraction: float) -> float:
-    """The largest alpha h over the randomised ring, gradients of age 0: rho + sqrt(rho^2 - rho + 1).
+    """Largest stable alpha h over the randomised ring with gradients of age 0: rho + sqrt(rho^2 - rho + 1).
 
-    There the mean square of what learners disagree in, rho - 2 a rho + a^2 of it a round, stops shrinking.
+    At this value the factor per round on the mean squared disagreement, rho - 2 a rho + a^2, reaches 1.
     """
     return contraction + math.sqrt(contraction**2 - contraction + 1)
