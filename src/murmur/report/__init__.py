@@ -1,4 +1,4 @@
-"""Records of runs as a page, and in the terminal. The page is imported when it is used: a watched run needs none."""
+"""Records of runs as a page, and in the terminal. The page is imported on first use: watching a run needs no page."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

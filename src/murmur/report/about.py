@@ -1,4 +1,4 @@
-"""A run in words and numbers: its line of the table, its key figures, what was run."""
+"""A run in words and numbers: its line of the table, its key figures, its experiment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class About:
-    """What the page says of one run: the lines of its score, facts by name, and its experiment as JSON."""
+    """The page's text about one run: the lines of its score, facts by name, and its experiment as JSON."""
 
     name: str
     lines: tuple[str, ...]
@@ -59,7 +59,7 @@ def row(run: Run) -> tuple[str, ...]:
 
 
 def tiles(run: Run) -> list[tuple[str, str]]:
-    """Name and value of what one wants to know of a single run first; figures that it does not have are left out."""
+    """Name and value of the key figures of a single run; missing figures are left out."""
     values = dict(zip(COLUMNS, row(run), strict=True))
     names = {
         "WER %": "word error rate in %",
@@ -83,7 +83,7 @@ def training_time(run: Run) -> str:
 
 
 def strategy_of(facts: Mapping[str, Any]) -> str:
-    """The strategy as one would write it, such as KAVG(K=4)."""
+    """The strategy as it is written on a command line, such as KAVG(K=4)."""
     experiment = facts.get("experiment")
     described = experiment.get("strategy") if isinstance(experiment, Mapping) else None
     return NOTHING if described is None else written(described)
@@ -123,19 +123,19 @@ def about(run: Run) -> About:
 
 
 def _words(value: Any) -> list[str]:
-    """The words of a list; none of anything else."""
+    """The items of a list as strings; empty for any other value."""
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
 def _steps(steps_of: Mapping[int, int]) -> str:
-    """Steps of each learner; of many, the fewest and the most."""
+    """Steps of each learner; for many learners, the fewest and the most."""
     if len(steps_of) > 16:
         return f"{min(steps_of.values())} to {max(steps_of.values())}"
     return ", ".join(f"{learner}: {steps}" for learner, steps in sorted(steps_of.items()))
 
 
 def _cluster(run: Run) -> str:
-    """The virtual cluster of a simulated run: what differs from one learner a node, and what went wrong."""
+    """The virtual cluster of a simulated run: differences from one learner per node, and failures."""
     cluster, compute = run.simulated.get("cluster"), run.simulated.get("compute")
     if not isinstance(cluster, Mapping):
         return ""

@@ -1,4 +1,4 @@
-"""Amounts of training that are not alike: the samples of each run against those of the run with the most."""
+"""Unequal amounts of training: the samples of each run relative to the run with the most."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_NAMED = 4
 
 
 def shares(runs: Sequence[Run]) -> dict[str, float]:
-    """{name of a run: its samples as a share of the most}; empty where all are alike, and without runs not begun."""
+    """{name of a run: its samples as a share of the most}; empty if all are equal; runs not begun are left out."""
     samples = {run.name: run.records.last_samples for run in runs if run.records.last_samples > 0}
     most = max(samples.values(), default=0.0)
     found = {name: trained / most for name, trained in samples.items()}
@@ -20,23 +20,23 @@ def shares(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def differs(share: float) -> bool:
-    """Whether a run of this share had less training than the run with the most."""
+    """True if a run with this share had less training than the run with the most."""
     return share < 1 - TOLERANCE
 
 
 def percent(share: float) -> str:
-    """A share in words, rounded so that a difference is never written as 100 %."""
+    """A share as a percentage, rounded so that a difference is never written as 100 %."""
     return f"{min(100 * share, 99.9) if differs(share) else 100.0:.3g} %"
 
 
-def mark(run: Run, runs: Sequence[Run]) -> str:
-    """The words behind a run's name in legends; "" where the run had as much training as any."""
+def legend_suffix(run: Run, runs: Sequence[Run]) -> str:
+    """The text after a run's name in legends; "" if no run had more training."""
     share = shares(runs).get(run.name, 1.0)
     return f" ({percent(share)} of the samples)" if differs(share) else ""
 
 
 def warnings(ranked: Sequence[Run]) -> list[str]:
-    """The sentence that belongs beside the verdict where runs are not at equal samples."""
+    """The warning beside the verdict if runs are not at equal samples."""
     found = shares(ranked)
     if not found:
         return []
@@ -51,7 +51,7 @@ def warnings(ranked: Sequence[Run]) -> list[str]:
 def with_shares(
     columns: Sequence[str], rows: Sequence[Sequence[str]], runs: Sequence[Run]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The table with a column of shares behind "samples", where runs are not alike."""
+    """The table, with a column of shares after "samples" if runs are unequal."""
     found = shares(runs)
     if not found:
         return tuple(columns), [tuple(row) for row in rows]

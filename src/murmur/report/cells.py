@@ -1,4 +1,4 @@
-"""Comparisons: DIR/cells.jsonl, as `murmur compare` writes it, into a table and the folders of its runs."""
+"""Comparisons: reads DIR/cells.jsonl of `murmur compare` into a table and the folders of its runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ComparedCells:
-    """A comparison: rows of its table, finished cells' names and seconds, and what could not be read."""
+    """A comparison: rows of its table, names and seconds of finished cells, and problems found while reading."""
 
     folder: Path
     rows: tuple[tuple[str, ...], ...]
@@ -29,17 +29,17 @@ class ComparedCells:
 
     @property
     def folders(self) -> list[Path]:
-        """Of the runs that are there."""
+        """Folders of the runs that exist."""
         return [folder for name in self.runs if (folder := self.folder / "runs" / name).is_dir()]
 
 
 def is_grid(folder: Path) -> bool:
-    """Whether `murmur compare` wrote this folder."""
+    """True if `murmur compare` wrote this folder."""
     return (folder / "cells.jsonl").is_file()
 
 
 def read_grid(folder: Path) -> ComparedCells:
-    """Read cells.jsonl: of two lines with one digest the later one counts, damaged lines are left out and noted."""
+    """Read cells.jsonl: the later of two lines with one digest counts; damaged lines are left out and noted."""
     cells: dict[str, Mapping[str, Any]] = {}
     problems, damaged = [], []
     with (folder / "cells.jsonl").open(encoding="utf-8", errors="replace") as lines:
@@ -64,7 +64,7 @@ def read_grid(folder: Path) -> ComparedCells:
 
 
 def row(cell: Mapping[str, Any]) -> tuple[str, ...]:
-    """A cell's line of the table; what the cell does not tell is "-"."""
+    """A cell's line of the table; missing values are "-"."""
     found = cell.get("wer")
     wer: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     told = cell.get("heldout")
@@ -90,18 +90,18 @@ def row(cell: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def number(value: Any, form: str) -> str:
-    """A number in this form; "-" where there is none."""
+    """A number in this form; "-" if there is none."""
     return format(value, form) if is_number(value) else NOTHING
 
 
 def seconds_disagree(grids: Sequence[ComparedCells], name: str, seconds: float) -> bool:
-    """Whether a comparison tells of a run of this name another number of seconds than its records."""
+    """True if a comparison gives a different number of seconds for a run of this name than its records."""
     told = [grid.runs[name] for grid in grids if name in grid.runs]
     return any(other is not None and abs(other - seconds) > 1e-6 * max(1.0, seconds) for other in told)
 
 
 def _plain(name: Any) -> str:
-    """The name of a cell, which is that of a folder beside the others and leads nowhere else."""
+    """The name of a cell, which names a folder beside the others and cannot lead anywhere else."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} is no cell's name")
     return name

@@ -1,7 +1,7 @@
-"""One figure: an SVG element whose colours are those of the page's theme, the same in words, and its numbers.
+"""A figure: an SVG element in the colours of the page's theme, a description in words, and its numbers.
 
-Colours are those of Okabe and Ito (2008), which people with any colour vision can tell apart, with a line style each as
-well. In a page they become CSS variables, so that one drawing serves the light and the dark theme.
+Colours are those of Okabe and Ito (2008), distinguishable with any colour vision, each with a line style. In a page
+they become CSS variables, so that one drawing serves the light and the dark theme.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Table = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]  # names of columns,
 
 @dataclass(frozen=True)
 class Series:
-    """The curve of one run: its place among the page's runs, its name, and (x, y) in the order of x."""
+    """The curve of one run: its index among the page's runs, its name, and (x, y) in the order of x."""
 
     run: int
     name: str
@@ -45,14 +45,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """What a script needs to draw a figure again, larger and with the values under the pointer."""
+    """The data with which a script draws a figure again, larger and with the values under the pointer."""
 
     x: str
     y: str
     series: tuple[Series, ...]
 
     def described(self) -> dict[str, Any]:
-        """As JSON can say it."""
+        """The curves in JSON's terms."""
         series = [
             {"run": s.run, "name": s.name, "x": [p[0] for p in s.points], "y": [p[1] for p in s.points]}
             for s in self.series
@@ -62,15 +62,15 @@ class Curves:
 
 @dataclass(frozen=True)
 class Figure:
-    """An SVG element with the heading over it and what it shows in words.
+    """An SVG element with a heading and a description in words.
 
     Attributes:
-        title: the heading.
-        svg: the element.
-        words: for who does not see it.
-        note: a line under it that says how to read it.
-        table: the numbers drawn.
-        curves: the same for the page's script; None where the drawing stays as it is.
+        title: heading.
+        svg: SVG element.
+        words: description for readers who cannot see the figure.
+        note: line below the figure that explains how to read it.
+        table: numbers drawn.
+        curves: data for the page's script; None if the drawing is static.
     """
 
     title: str
@@ -82,7 +82,7 @@ class Figure:
 
 
 def drawn(title: str, words: str, draw: Draw, height_inches: float, width_inches: float = WIDTH_INCHES) -> str:
-    """An SVG element of fresh axes, without pyplot's list of open figures."""
+    """An SVG element of fresh axes, drawn without pyplot's list of open figures."""
     import matplotlib as mpl  # noqa: PLC0415 - the extra `viz` is optional, and this takes a second
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -111,7 +111,7 @@ def drawn(title: str, words: str, draw: Draw, height_inches: float, width_inches
 def inline(svg: str, title: str, words: str) -> str:
     """A stand-alone SVG document as an element of a page: no prologue, no fixed size, a title and a label.
 
-    Groups whose name begins with "run" or "tip:" get it as a class or a title: the page can hide or explain them.
+    Groups with a name that begins with "run" or "tip:" get it as a class or a title, for the page to hide or explain.
     """
     element = svg[svg.index("<svg") :]
     head, rest = element.split(">", 1)
@@ -119,13 +119,13 @@ def inline(svg: str, title: str, words: str) -> str:
     rest = re.sub(r"\s*<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
     rest = re.sub(r'<g id="run(\d+)[^"]*">', r'<g class="run\1">', rest)
     rest = re.sub(r'<g id="tip:([^"]*)">', r"<g><title>\1</title>", rest)
-    rest = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", rest)  # names of groups, alike in all figures of a page
+    rest = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", rest)  # names of groups, equal in all figures of a page
     label = escape(f"{title}. {words}", quote=True)
     return f'{head} role="img" aria-label="{label}">{rest}'
 
 
 def themed(svg: str) -> str:
-    """The element in the colours of the page it stands in."""
+    """The element in the colours of the page around it."""
 
     def style(found: re.Match[str]) -> str:
         return re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour.group(), colour.group()), found.group())
@@ -134,17 +134,17 @@ def themed(svg: str) -> str:
 
 
 def colour_of(run: int) -> str:
-    """Of the run at this place."""
+    """Colour of the run at this index."""
     return COLOURS[run % len(COLOURS)]
 
 
 def dash_of(run: int) -> tuple[int, tuple[float, ...]]:
-    """Of the run at this place: another one in every round of the colours, and for neighbours."""
+    """Dash pattern of the run at this index, different for neighbours and in every round of the colours."""
     return DASHES[(run + run // len(COLOURS)) % len(DASHES)]
 
 
 def short(name: str) -> str:
-    """A name that fits beside an axis: one line, and its middle left out where it is long."""
+    """A name that fits beside an axis: one line, with the middle of a long name left out."""
     line = " ".join("".join(c if c.isprintable() else " " for c in name).split()) or "?"
     if len(line) <= LONGEST_LABEL:
         return line

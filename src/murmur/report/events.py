@@ -1,7 +1,7 @@
-"""Runs as TensorBoard event files: the records again, for people who compare runs there.
+"""Runs as TensorBoard event files, a copy of the records for comparing runs in TensorBoard.
 
-One folder a run, and in it one a learner, so that TensorBoard draws learners as curves of one chart. The steps of all
-curves are global samples; wall times are the run's beginning and its seconds of training.
+Each run has a folder, and in it one folder per learner, so that TensorBoard draws learners as curves of one chart. The
+steps of all curves are global samples; wall times are the run's start plus its seconds of training.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ MARK = ".murmur-events"
 
 
 def write_events(runs: Sequence[Path], out: Path) -> list[Path]:
-    """Write the runs as event files; what an earlier call wrote there for the same run is replaced.
+    """Write the runs as event files, replacing those of an earlier call for the same run.
 
     Args:
         runs: run folders.
-        out: for `tensorboard --logdir`.
+        out: folder for `tensorboard --logdir`.
 
     Returns:
         The folder of each run.
 
     Raises:
-        ReportError: tensorboard is not installed, a folder is no run's, or a folder that somebody else filled is in
-            the way.
+        ReportError: tensorboard is not installed, a folder is not a run's folder, or an output folder holds files that
+            `write_events` did not write.
     """
     try:
         from torch.utils.tensorboard.writer import SummaryWriter  # noqa: PLC0415 - the extra `viz` is optional
@@ -58,10 +58,10 @@ def write_events(runs: Sequence[Path], out: Path) -> list[Path]:
 
 
 def empty(target: Path) -> None:
-    """Make an empty folder of ours.
+    """Make an empty folder for event files.
 
     Raises:
-        ReportError: the folder holds something that `write_events` did not write.
+        ReportError: the folder holds files that `write_events` did not write.
     """
     if target.exists():
         if not (target / MARK).is_file():
@@ -72,7 +72,7 @@ def empty(target: Path) -> None:
 
 
 def records_of(run: Run) -> Iterator[Mapping[str, Any]]:
-    """Steps and evaluations whose place is known; damaged lines are passed over, as in the page."""
+    """Steps and evaluations with a known place; damaged lines are skipped, as in the page."""
     path = run.folder / "records.jsonl"
     if not path.is_file():
         return
@@ -87,7 +87,7 @@ def records_of(run: Run) -> Iterator[Mapping[str, Any]]:
 
 
 def _about(writer: SummaryWriter, run: Run) -> None:
-    """The experiment as text, and hyperparameters with the figures that the run ended with."""
+    """Write the experiment as text, and hyperparameters with the run's final figures."""
     experiment = run.facts.get("experiment")
     if isinstance(experiment, Mapping):
         writer.add_text("experiment", f"```\n{json.dumps(experiment, indent=1, ensure_ascii=False)}\n```")
@@ -134,7 +134,7 @@ def _held_out(writer: SummaryWriter, run: Run) -> None:
 
 
 def _steps(make: type[SummaryWriter], run: Run, target: Path) -> None:
-    """Every step of every learner."""
+    """Write every step of every learner."""
     began = start_of(run)
     writers: dict[int, SummaryWriter] = {}
     try:
@@ -155,11 +155,11 @@ def _steps(make: type[SummaryWriter], run: Run, target: Path) -> None:
 
 
 def start_of(run: Run) -> float:
-    """Seconds since 1970 at which the run began; 0 where it does not say, and for a simulated one."""
+    """Seconds since 1970 at which the run began; 0 if unknown, and for a simulated run."""
     started = run.facts.get("started")
     if run.simulated or not isinstance(started, str):
         return 0.0
     try:
         return datetime.fromisoformat(started).timestamp()
     except ValueError:
-        return 0.0  # a text of somebody else's: the axis then begins at 0
+        return 0.0  # a text in another format: the axis then begins at 0

@@ -1,11 +1,11 @@
-"""Figures of a report: how the runs learned, and what their averaging did to them."""
+"""Figures of a report: the progress of training, and the effects of averaging."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from murmur.report.amounts import mark
+from murmur.report.amounts import legend_suffix
 from murmur.report.drawn import (
     BAR_INCHES,
     COLOURS,
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "DASHES", "Figure", "drawings", "heldout", "learning", "logprob"]
 ACCURACIES = ("frame accuracy", "accuracy")
-UNITS = (("hours", 3600.0, 2.0), ("minutes", 60.0, 2.0), ("seconds", 1.0, 0.0))  # from so many of them on
+UNITS = (("hours", 3600.0, 2.0), ("minutes", 60.0, 2.0), ("seconds", 1.0, 0.0))  # used from this many of them on
 STALENESS = "How often the weights changed between the beginning of a gradient and its step."
 MOST_IN_LEGEND = 6
 MOST_ROWS = 60
 
 
 def drawings(runs: Sequence[Run]) -> list[Figure]:
-    """All figures of this file for which the runs hold something."""
+    """All figures of this file that the runs have data for."""
     return [*learning(runs), *averaging(runs)]
 
 
@@ -53,12 +53,12 @@ def averaging(runs: Sequence[Run]) -> list[Figure]:
 
 
 def present(made: Iterable[Figure | None]) -> list[Figure]:
-    """Those that are there."""
+    """The figures that are not None."""
     return [drawing for drawing in made if drawing is not None]
 
 
 def error_rates(runs: Sequence[Run]) -> Figure | None:
-    """Word error rates, best at the top, with their intervals."""
+    """Word error rates with their intervals, best at the top."""
     found = [(run.headline, place) for place, run in enumerate(runs) if run.headline]
     if not found:
         return None
@@ -83,7 +83,7 @@ def error_rates(runs: Sequence[Run]) -> Figure | None:
 
 
 def heldout(runs: Sequence[Run], against: str) -> Figure | None:
-    """Held-out log-probability against "samples" or "seconds" of all runs."""
+    """Held-out log-probability of all runs against "samples" or "seconds"."""
     per, unit_of_time, virtual = time_axis(runs)
     if against == "samples":
         per = 1.0
@@ -100,14 +100,14 @@ def heldout(runs: Sequence[Run], against: str) -> Figure | None:
 
 
 def training(runs: Sequence[Run]) -> Figure | None:
-    """Loss of the minibatches that were trained on."""
+    """Loss of the training minibatches."""
     curves = [[(samples, loss) for samples, _, loss in run.records.training_losses] for run in runs]
     note = "Each point is the mean over the steps of all learners in a stretch of samples."
     return curve_drawing("Training loss", ("samples", "mean per sample"), runs, curves, note)
 
 
 def time_axis(runs: Sequence[Run]) -> tuple[float, str, str]:
-    """Seconds of a unit of the time axis, the unit, and "virtual " where all runs are simulated."""
+    """Seconds in a unit of the time axis, the unit, and "virtual " if all runs are simulated."""
     longest = max((run.records.last_seconds for run in runs), default=0.0)
     virtual = bool(runs) and all(run.simulated for run in runs)
     unit, per = next((unit, per) for unit, per, least in UNITS if longest >= per * least)
@@ -115,12 +115,12 @@ def time_axis(runs: Sequence[Run]) -> tuple[float, str, str]:
 
 
 def legend(run: Run, runs: Sequence[Run]) -> str:
-    """A run's name, and that its seconds are virtual where those of others are not."""
+    """A run's name, with a remark that its seconds are virtual if those of other runs are not."""
     return f"{run.name} (virtual)" if run.simulated and not all(r.simulated for r in runs) else run.name
 
 
 def consensus(runs: Sequence[Run]) -> Figure | None:
-    """How far learners were from their mean, where they were."""
+    """Distance of the learners from their mean; None if no run has it."""
     curves = [
         [(e.samples, e.consensus_distance) for e in run.records.evaluations if e.consensus_distance is not None]
         for run in runs
@@ -132,7 +132,7 @@ def consensus(runs: Sequence[Run]) -> Figure | None:
 
 
 def logprob(evaluation: Evaluation) -> float | None:
-    """Held-out log-probability: as told, or the negative loss."""
+    """Held-out log-probability: as recorded, or the negative loss."""
     if "logprob" in evaluation.figures:
         return evaluation.figures["logprob"]
     loss = evaluation.figures.get("loss")
@@ -151,7 +151,7 @@ def accuracy(runs: Sequence[Run]) -> Figure | None:
 
 
 def rates(runs: Sequence[Run]) -> Figure | None:
-    """Learning rates; none where all stayed at one value."""
+    """Learning rates; None if all were constant."""
     curves = [run.records.rates for run in runs]
     if len({rate for points in curves for _, rate in points}) < 2:
         return None
@@ -159,7 +159,7 @@ def rates(runs: Sequence[Run]) -> Figure | None:
 
 
 def staleness(runs: Sequence[Run]) -> Figure | None:
-    """How stale gradients were, where any was."""
+    """Staleness of gradients; None if none was stale."""
     counted = [run.records.staleness_counts for run in runs]
     most = max((max(counts, default=0) for counts in counted), default=0)
     if most == 0:
@@ -175,7 +175,7 @@ def staleness(runs: Sequence[Run]) -> Figure | None:
             boxes = axes.bar(at, [100 * c / total for c in counts.values()], thick, color=colour_of(place))
             for box, (step, count) in zip(boxes, counts.items(), strict=True):
                 box.set_gid(f"tip:staleness {step}: {count} gradients")
-            boxes.patches[0].set_label(short(legend(runs[place], runs)) + mark(runs[place], runs))
+            boxes.patches[0].set_label(short(legend(runs[place], runs)) + legend_suffix(runs[place], runs))
         axes.set(xlabel="changes of the weights", ylabel="% of gradients")
         axes.locator_params(axis="x", integer=True)
         if 1 < len(shown) <= MOST_IN_LEGEND:
@@ -196,11 +196,11 @@ Points = Sequence[tuple[float, float]]
 def curve_drawing(
     title: str, axis: tuple[str, str], runs: Sequence[Run], curves: Sequence[Points], note: str = ""
 ) -> Figure | None:
-    """Curves of runs against an axis of numbers; None where no run has a point.
+    """Curves of runs against a numeric axis; None if no run has a point.
 
     Args:
         axis: labels of x and y.
-        curves: of each run in turn.
+        curves: points of each run in turn.
     """
     x, y = axis
     series = [Series(place, legend(runs[place], runs), tuple(points)) for place, points in enumerate(curves) if points]
@@ -212,7 +212,7 @@ def curve_drawing(
             axes.plot(
                 [p[0] for p in each.points],
                 [p[1] for p in each.points],
-                label=short(each.name) + mark(runs[each.run], runs),
+                label=short(each.name) + legend_suffix(runs[each.run], runs),
                 color=colour_of(each.run),
                 linestyle=dash_of(each.run),
                 marker="o" if len(each.points) <= 40 else "",
@@ -232,13 +232,13 @@ def curve_drawing(
 
 
 def _thin(points: Points) -> Points:
-    """Every so many-th point, and the last."""
+    """Every n-th point, and the last."""
     step = max(1, len(points) // 200)
     return [*points[:-1:step], *points[-1:]]
 
 
 def _ends(points: Points) -> Points:
-    """All points of a short curve; of a long one as many, evenly."""
+    """All points of a short curve; the same number of a long one, evenly spaced."""
     if len(points) <= MOST_ROWS:
         return points
     return [points[place * (len(points) - 1) // (MOST_ROWS - 1)] for place in range(MOST_ROWS)]

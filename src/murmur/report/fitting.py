@@ -1,4 +1,4 @@
-"""Axes made to fit their picture: labels within its edges, and no text over another."""
+"""Axes fitted to their picture: labels stay within its edges, and no text covers another."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.ticker import Formatter
     from matplotlib.transforms import Bbox
 
-ROUNDS = 12  # of drawing and making smaller
+ROUNDS = 12  # of drawing and shrinking
 GAP_PIXELS = 5.0  # between two texts of an axis
-NARROWEST_LABEL = 8  # characters of a line
+NARROWEST_LABEL = 8  # characters per line
 MOST_COLUMNS = 4  # of a legend
 
 
 def fit(axes: Axes) -> None:
-    """Write the ticks of number axes, and draw with shorter lines and fewer ticks until nothing is cut off or covered.
+    """Write the ticks of number axes, and shorten lines and thin out ticks until nothing is cut off or covered.
 
-    Names at fixed places, as of bars, stay as they are.
+    Names at fixed places, such as those of bars, stay unchanged.
     """
     import matplotlib.ticker  # noqa: PLC0415 - the extra `viz` is optional, and this takes a second
 
@@ -42,7 +42,7 @@ def fit(axes: Axes) -> None:
 
 
 def legend_above(axes: Axes) -> None:
-    """A legend over the axes, in as many columns as fit beside each other."""
+    """Put a legend over the axes, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     width = axes.figure.get_window_extent().width
     for columns in range(MOST_COLUMNS, 0, -1):
@@ -62,7 +62,7 @@ def legend_above(axes: Axes) -> None:
 
 
 def spaced(places: Sequence[float], share: float = 0.09) -> list[float]:
-    """Places for ticks, the last one first, none nearer to another one than this share of their range."""
+    """Places for ticks, starting from the last one, none closer to another than this share of their range."""
     kept: list[float] = []
     least = share * (max(places) - min(places))
     for place in sorted(places, reverse=True):
@@ -88,7 +88,7 @@ def _formatter() -> Formatter:
 
 
 def _wrapped(axes: Axes, axis: Axis, side: Literal[0, 1]) -> bool:
-    """Break the axis's label into more lines where it is longer than its room; True where it was changed.
+    """Break the axis's label into more lines if it is longer than its space; return True if it changed.
 
     A label below has the picture's width; a label at the side has the picture's height up to the top of the axes.
     """
@@ -108,7 +108,7 @@ def _wrapped(axes: Axes, axis: Axis, side: Literal[0, 1]) -> bool:
 
 
 def _thinned(axis: Axis, side: Literal[0, 1]) -> bool:
-    """Take fewer ticks where their texts are nearer than a gap; True where there are fewer now."""
+    """Take fewer ticks if their texts are closer than a gap; return True if there are fewer now."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - as in fit
 
     locator = axis.get_major_locator()

@@ -1,4 +1,4 @@
-"""One frame of `murmur watch`: a run on a terminal of 80 columns or more."""
+"""A frame of `murmur watch`: a run on a terminal of 80 columns or more."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ORDER = ("lost", "slow", "back", "computing", "stopped", "finished")
 
 
 def frame(run: Watched) -> RenderableType:
-    """The run as it stands."""
+    """The current state of the run."""
     parts: list[RenderableType] = [heading(run), progress(run), *figures(run)]
     if run.seen:
         parts.append(learners(run))
@@ -62,7 +62,7 @@ def heading(run: Watched) -> Text:
 
 
 def progress(run: Watched) -> RenderableType:
-    """A bar, the share that is done, and how long it still takes."""
+    """A bar, the share that is done, and the remaining time."""
     if run.tail.behind:
         share = run.tail.read_bytes / max(1, run.tail.size_bytes)
         return Text(f"reading records: {100 * share:.0f} %")
@@ -79,7 +79,7 @@ def progress(run: Watched) -> RenderableType:
 
 
 def figures(run: Watched) -> list[Text]:
-    """Losses, speed, what was held out."""
+    """Losses, speed, and held-out figures."""
     records = run.records
     losses = [loss for _, _, loss in records.training_losses]
     made = []
@@ -99,7 +99,7 @@ def figures(run: Watched) -> list[Text]:
 
 
 def learners(run: Watched) -> TerminalTable:
-    """A row a learner; where they are many, those in trouble first."""
+    """A row for each learner; if there are many, those in trouble come first."""
     numbers = ("learner", "steps", "s/step", "computing", "staleness", "loss")
     table = TerminalTable((*numbers, "state"), right=numbers, box=None)
     state = run.state
@@ -118,7 +118,7 @@ def learners(run: Watched) -> TerminalTable:
 
 
 def cells(run: Watched, learner: int) -> tuple[str, ...]:
-    """Numbers of a learner: steps, seconds of one, share of computing, staleness and loss of the last one."""
+    """Numbers of a learner: steps, seconds per step, share of computing, staleness and loss of the last step."""
     records = run.records
     spent, steps = records.seconds_of[learner], records.steps_of[learner]
     total, last = sum(spent.values()), records.latest[learner]
@@ -135,7 +135,7 @@ def cells(run: Watched, learner: int) -> tuple[str, ...]:
 
 
 def ending(run: Watched) -> list[str]:
-    """What to do, or what came out."""
+    """What to do next, or the result."""
     if run.state == "cut off":
         since = duration(run.quiet_seconds)
         return [f"no record for {since}: cut off, or stuck. To go on: the same command with --resume"]
@@ -150,7 +150,7 @@ def ending(run: Watched) -> list[str]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A curve of SPARKS letters: the mean of each stretch, lowest to highest."""
+    """A curve of characters from SPARKS: the mean of each stretch, scaled from lowest to highest."""
     size = math.ceil(len(values) / SPARKS)
     means = [sum(part) / len(part) for at in range(0, len(values), size) if (part := values[at : at + size])]
     low, high = min(means), max(means)
@@ -159,7 +159,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: 4 s, 1 min 03 s, 2 h 05 min."""
+    """Seconds in readable form: 4 s, 1 min 03 s, 2 h 05 min."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

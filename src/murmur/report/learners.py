@@ -1,4 +1,4 @@
-"""Figures of learners: what their time went into, when, how much faster many are, and who averages with whom."""
+"""Figures of learners: use of their time, timelines, speed-up, and averaging partners."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_BARS, MOST_ROWS, MOST_TIMELINES = 24, 16, 6
-MOST_COLUMNS = 96  # of a timeline
-ROUNDS = 16  # of averaging, that a graph shows
+MOST_COLUMNS = 96  # columns of a timeline
+ROUNDS = 16  # of averaging shown in a graph
 MOST_NODES, MOST_CONTRACTED = 128, 64
 
 
@@ -43,7 +43,7 @@ def speed(runs: Sequence[Run]) -> list[Figure]:
 
 
 def phases(runs: Sequence[Run]) -> Figure | None:
-    """Seconds of each phase, a bar a run."""
+    """Seconds of each phase, one bar per run."""
     runs = [run for run in runs if run.phases]
     names = list(dict.fromkeys(phase for run in runs for phase in run.phases))
     if not names:
@@ -54,7 +54,7 @@ def phases(runs: Sequence[Run]) -> Figure | None:
 
 
 def speed_up(runs: Sequence[Run]) -> Figure | None:
-    """Samples a second, relative to the runs with the fewest learners, and the ideal line."""
+    """Samples per second relative to the runs with the fewest learners, and the ideal line."""
     found = speed_ups(runs)
     if len({run.learners for run, _, _ in found}) < 2:
         return None
@@ -89,7 +89,7 @@ def speed_up(runs: Sequence[Run]) -> Figure | None:
 
 
 def speed_ups(runs: Sequence[Run]) -> list[tuple[Run, float, float]]:
-    """(run, samples a second, times those of the runs of its kind with the fewest learners), fewest learners first."""
+    """(run, samples per second, ratio to the runs of its kind with the fewest learners), fewest learners first."""
     known = [(run, run.records.samples_per_second) for run in sorted(runs, key=lambda run: run.learners)]
     found = []
     for run, per_second in known:
@@ -101,11 +101,11 @@ def speed_ups(runs: Sequence[Run]) -> list[tuple[Run, float, float]]:
 
 
 def spent(runs: Sequence[Run]) -> Figure | None:
-    """What learners spent their seconds on, a bar a learner."""
+    """Seconds of learners by activity, one bar per learner."""
     rows = [(run, learner) for run in runs for learner in sorted(run.records.seconds_of)]
     if not rows:
         return None
-    if len(rows) > MOST_BARS:  # an even choice: a bar for each of hundreds of learners could not be read
+    if len(rows) > MOST_BARS:  # an even choice: hundreds of bars are unreadable
         rows = [rows[place * len(rows) // MOST_BARS] for place in range(MOST_BARS)]
     names = [f"{short(run.name)}: {learner}" if len(runs) > 1 else f"learner {learner}" for run, learner in rows]
     parts = {kind: [run.records.seconds_of[learner][kind] for run, learner in rows] for kind in KINDS}
@@ -114,12 +114,12 @@ def spent(runs: Sequence[Run]) -> Figure | None:
 
 
 def timelines(runs: Sequence[Run]) -> list[Figure]:
-    """Of each run, when its learners computed and when they waited; none for a great many runs."""
+    """For each run, the times at which its learners computed and waited; empty for very many runs."""
     return present(map(timeline, runs)) if len(runs) <= MOST_TIMELINES else []
 
 
 def timeline(run: Run) -> Figure | None:
-    """A strip a learner: of every moment the shares of computing, waiting for data and others, and communicating."""
+    """One strip per learner: the shares of computing, waiting for data and others, and communicating over time."""
     known = sorted(run.records.timeline)
     if not known or run.records.last_seconds <= 0:
         return None
@@ -153,7 +153,7 @@ def timeline(run: Run) -> Figure | None:
 
 
 def strips(bins: Bins) -> tuple[list[float], list[list[float]]]:
-    """Beginnings of at most MOST_COLUMNS stretches of time, and of each of KINDS its share of them."""
+    """Beginnings of at most MOST_COLUMNS stretches of time, and the share of each of KINDS in each stretch."""
     items = dict(bins.items())
     together = math.ceil((max(items) / bins.width + 1) / MOST_COLUMNS) if items else 1
     width = together * bins.width
@@ -169,7 +169,7 @@ def strips(bins: Bins) -> tuple[list[float], list[list[float]]]:
 
 
 def graphs(runs: Sequence[Run]) -> list[Figure]:
-    """Who averages with whom, once for every mixing and number of learners among the runs."""
+    """Averaging pairs, one figure for every mixing and number of learners among the runs."""
     made: dict[tuple[str, int], Figure] = {}
     for run in runs:
         name, nodes = mixing_of(run)
@@ -179,7 +179,7 @@ def graphs(runs: Sequence[Run]) -> list[Figure]:
 
 
 def mixing_of(run: Run) -> tuple[str, int]:
-    """The name of a run's mixing, and how many average by it: learners, or super-learners; "" where there is none."""
+    """The name of a run's mixing, and its number of nodes: learners or super-learners; "" if it has none."""
     experiment = run.facts.get("experiment")
     strategy = experiment.get("strategy") if isinstance(experiment, Mapping) else None
     nodes = run.learners
@@ -195,7 +195,7 @@ def mixing_of(run: Run) -> tuple[str, int]:
 
 
 def graph(name: str, nodes: int) -> Figure:
-    """Learners on a circle; strong lines join those that average in the first round, thin ones others."""
+    """Learners on a circle; strong lines join those that average in the first round, thin lines the others."""
     mixing: Mixing = ALL[name]
     rounds = [matrix(mixing, k, range(nodes)) for k in range(ROUNDS)]
     first = {(i, j) for i in range(nodes) for j in range(i) if rounds[0][i, j] > 0}
@@ -222,7 +222,7 @@ def graph(name: str, nodes: int) -> Figure:
 
 
 def disagreement(mixing: Mixing, nodes: int) -> str:
-    """What a round leaves of the learners' disagreement, in words; nothing for so many that it takes long to find."""
+    """Share of the learners' disagreement left after a round, in words; "" if there are too many to compute it fast."""
     if nodes > MOST_CONTRACTED:
         return ""
     left = contraction(mixing, nodes)

@@ -9,7 +9,7 @@ from murmur.report.read import ReportError
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """A name for each folder: its own, with as many parents as it takes to tell them apart.
+    """A name for each folder: its own, with as many parents as needed to make it unique.
 
     Raises:
         ReportError: a folder was given twice.

@@ -1,7 +1,7 @@
-"""One self-contained page about one or several runs: who won, how it went, what was run.
+"""One self-contained page about one or several runs: the best run, the course of training, the experiments.
 
-The page needs no network. Its figures are SVG; a script, where it may run, draws the curves again with values under the
-pointer. The page's policy lets no other script run and nothing be loaded, whatever stands in names and transcripts.
+The page needs no network. Its figures are SVG; a script, if allowed, draws the curves again with values under the
+pointer. The page's policy blocks all other scripts and all loading, whatever names and transcripts contain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.report.about import COLUMNS, about, row, strategy_of, tiles
-from murmur.report.amounts import mark, warnings, with_shares
+from murmur.report.amounts import legend_suffix, warnings, with_shares
 from murmur.report.cells import COLUMNS as CELL_COLUMNS
 from murmur.report.cells import ComparedCells, is_grid, read_grid, seconds_disagree
 from murmur.report.drawn import COLOURS, DASHES, Figure, Table, themed
@@ -32,14 +32,14 @@ from murmur.report.verdict import headline, notes, ranking
 try:
     import jinja2
     import matplotlib as mpl
-except ImportError:  # the extra is optional; write_report says so when it is asked for
+except ImportError:  # the extra is optional; write_report reports it
     mpl = jinja2 = None  # type: ignore[assignment]
 
 __all__ = ["ReportError", "check_installed", "headline", "names_of", "notes", "page", "ranking", "strategy_of",
            "write_curve", "write_report"]  # fmt: skip
 ASSETS = Path(__file__).parent / "assets"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
-MOST_DRAWN = 14  # runs: more curves could not be told apart
+MOST_DRAWN = 14  # runs: more curves are indistinguishable
 MOST_SPOKEN = 4
 AUDIO_RULE = (
     f"Recordings are in the page where --audio found them, up to {LARGEST_FILE // 1000} kB each and"
@@ -49,7 +49,7 @@ AUDIO_RULE = (
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: figures under a heading, by a key for links to it."""
+    """A part of the page: figures under a heading, with a key for links to it."""
 
     key: str
     title: str
@@ -58,7 +58,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Placed:
-    """A figure in its place; `chart` is the number of its curves among those of the page's script."""
+    """A figure in its place; `chart` is the index of its curves in the page's script."""
 
     title: str
     svg: str
@@ -69,7 +69,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Spoken:
-    """What was recognised worst in a run."""
+    """The worst recognised utterances of a run."""
 
     name: str
     counted: str
@@ -89,8 +89,8 @@ class Chip:
 def write_report(runs: Sequence[Path], out: Path, audio: Sequence[Path] = ()) -> Path:
     """Write one page about the runs in these folders.
 
-    Folders of runs that were cut off, or that lack some of their files, are reported as far as they go; the page names
-    what is missing.
+    Folders of runs that were cut off, or that lack some files, are reported as far as possible; the page names what is
+    missing.
 
     Args:
         runs: run folders, as `murmur train --out` makes them, and folders of `murmur compare`.
@@ -101,8 +101,8 @@ def write_report(runs: Sequence[Path], out: Path, audio: Sequence[Path] = ()) ->
         `out`.
 
     Raises:
-        ReportError: no folder was given, one of them is no run's folder, or the extra `viz` is not installed.
-        FileNotFoundError: a place of `audio` does not exist.
+        ReportError: no folder was given, a folder is not a run's folder, or the extra `viz` is not installed.
+        FileNotFoundError: a path in `audio` does not exist.
     """
     check_installed()
     if not runs:
@@ -120,7 +120,7 @@ def write_report(runs: Sequence[Path], out: Path, audio: Sequence[Path] = ()) ->
 
 
 def write_curve(runs: Sequence[Path], out: Path) -> Path:
-    """Write the held-out curves of the runs against seconds of training as an SVG picture of its own.
+    """Write the held-out curves of the runs against seconds of training as a stand-alone SVG picture.
 
     Returns:
         `out`.
@@ -137,13 +137,13 @@ def write_curve(runs: Sequence[Path], out: Path) -> Path:
 
 
 def check_installed() -> None:
-    """Raises ReportError where matplotlib or jinja2 is missing."""
+    """Check that matplotlib and jinja2 are installed; otherwise raise ReportError."""
     if jinja2 is None or mpl is None:
         raise ReportError("a report needs matplotlib and jinja2: pip install 'murmur[viz]'")
 
 
 def sections(runs: Sequence[Run]) -> dict[str, list[Figure]]:
-    """All figures for which the runs hold something, by the title of their part of the page."""
+    """All figures that the runs have data for, by the title of their part of the page."""
     return {"Learning": learning(runs), "Time": speed(runs), "Averaging": [*graphs(runs), *averaging(runs)]}
 
 
@@ -172,7 +172,7 @@ def page(
         grids=[table_of(grid) for grid in grids],
         winner=len(runs) > 1 and headline(ranked).startswith("Winner"),
         sections=placed(figures, bool(slow), bool(spoken)),
-        chips=[chip(place, run.name + mark(run, runs)) for place, run in enumerate(drawn)],
+        chips=[chip(place, run.name + legend_suffix(run, runs)) for place, run in enumerate(drawn)],
         slow_columns=SLOW_COLUMNS,
         slow=slow,
         spoken=spoken,
@@ -184,7 +184,7 @@ def page(
 
 
 def source(charts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Style, scripts, the curves' data and the policy that lets these scripts run and no others."""
+    """Style, scripts, the curves' data, and the policy that allows these scripts alone."""
     licence = read_asset("uPlot.LICENSE").strip()
     library = f"/*\n{licence}\n*/\n{read_asset('uPlot.iife.min.js')}"
     script = read_asset("page.js")
@@ -204,7 +204,7 @@ def source(charts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def placed(figures: Mapping[str, Sequence[Figure]], slow: bool, spoken: bool) -> list[Section]:
-    """The parts of the page that hold something."""
+    """The parts of the page that have content."""
     made, chart = [], 0
     for title, drawings in figures.items():
         shown = []
@@ -231,14 +231,14 @@ def spoken_in(run: Run, audio: Mapping[str, Path]) -> Spoken:
 
 
 def left_out(runs: Sequence[Run]) -> list[str]:
-    """That not all runs are drawn, where it is so."""
+    """The note that not all runs are drawn, if so."""
     if len(runs) <= MOST_DRAWN:
         return []
     return [f"Figures show the {MOST_DRAWN} best of {len(runs)} runs; the table has all."]
 
 
 def problems_of(grids: Sequence[ComparedCells], runs: Sequence[Run]) -> list[str]:
-    """What comparisons lack, and where they contradict the records."""
+    """Gaps in comparisons, and their contradictions to the records."""
     found = [problem for grid in grids for problem in (*grid.problems, *grid.failed)]
     return found + [
         f"{run.folder}: cells.jsonl tells other seconds than records.jsonl"
@@ -265,7 +265,7 @@ def read_asset(name: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that after a crash the old one or the new one is there in full."""
+    """Write a file so that after a crash either the old or the new one is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")

@@ -1,9 +1,7 @@
-"""Run folders into values: run.json, records.jsonl, score.json, recognised.jsonl, phases.json and trace*.json.
+"""Readers of run folders: run.json, records.jsonl, score.json, recognised.jsonl, phases.json and trace*.json.
 
-Any of them may be absent.
-
-A run that was killed leaves a last line cut off; what cannot be read is left out and named in `Run.problems`, so that
-a report of the rest can still be made.
+Any of them may be absent. A killed run leaves an incomplete last line. Unreadable parts are left out and named in
+`Run.problems`, so that the rest can still be reported.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Headline:
-    """The error rate that a run is judged by.
+    """The error rate by which a run is judged.
 
     Attributes:
-        name: what was measured, such as "network test wer".
-        percent: the word error rate.
-        low, high: the interval around it, where the score has one.
+        name: measured figure, such as "network test wer".
+        percent: word error rate.
+        low, high: interval around it, if the score has one.
     """
 
     name: str
@@ -40,7 +38,7 @@ class Headline:
     high: float | None = None
 
     def overlaps(self, other: Headline) -> bool:
-        """Whether the intervals of both meet; False where one has none."""
+        """True if the intervals of both meet; False if one has none."""
         ends = (self.low, self.high, other.low, other.high)
         if any(end is None for end in ends):
             return False
@@ -50,17 +48,17 @@ class Headline:
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, read.
+    """The content of one run folder.
 
     Attributes:
-        folder: where it lies.
-        name: for legends and tables.
-        facts: run.json.
-        records: records.jsonl, summed up.
-        score: score.json; empty where the run is not finished.
+        folder: path of the folder.
+        name: name in legends and tables.
+        facts: content of run.json.
+        records: summary of records.jsonl.
+        score: content of score.json; empty if the run is not finished.
         phases: {phase: seconds}, in the order in which they passed.
-        problems: what could not be read, with the file's name.
-        utterances: of test, as they were recognised.
+        problems: unreadable parts, with the file's name.
+        utterances: recognised utterances of test.
     """
 
     folder: Path
@@ -74,19 +72,19 @@ class Run:
 
     @property
     def learners(self) -> int:
-        """How many learners there were."""
+        """Number of learners."""
         told = self.facts.get("learners")
         return told if isinstance(told, int) and told > 0 else len(self.records.steps_of) or 1
 
     @property
     def simulated(self) -> Mapping[str, Any]:
-        """What run.json says of the virtual cluster of a simulated run; empty for a real one."""
+        """The virtual cluster of a simulated run, from run.json; empty for a real run."""
         found = self.facts.get("simulated")
         return found if isinstance(found, Mapping) else {}
 
     @property
     def headline(self) -> Headline | None:
-        """The word error rate on test: of several systems the one named last, which is the run's own model."""
+        """The word error rate on test; of several systems the last named one, which is the run's own model."""
         test = self.score.get("test")
         figures = {k: float(v) for k, v in test.items() if is_number(v)} if isinstance(test, Mapping) else {}
         rates = [name for name in figures if name == "wer" or name.endswith(" wer")]
@@ -125,7 +123,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
 
 
 def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
-    """A JSON object; empty, with a problem noted, where there is none."""
+    """A JSON object; empty, with a problem noted, if there is none."""
     if not path.is_file():
         if needed:
             problems.append(f"{path} is missing: what it would tell is left out")
@@ -161,7 +159,7 @@ def _records(path: Path, problems: list[str]) -> Records:
 
 
 def _phases(folder: Path, records: Records, score: Mapping[str, Any], problems: list[str]) -> dict[str, float]:
-    """phases.json of the demo, then what every run tells: training, evaluation, decoding."""
+    """Phases of phases.json of the demo, then those of every run: training, evaluation, decoding."""
     told = _object(folder / "phases.json", problems, needed=False)
     phases = {str(name): float(seconds) for name, seconds in told.items() if is_number(seconds)}
     if records.last_seconds > 0:
@@ -175,7 +173,7 @@ def _phases(folder: Path, records: Records, score: Mapping[str, Any], problems: 
 
 
 def _evaluation_seconds(path: Path) -> float:
-    """Learner 0's seconds of evaluation in a trace, read line by line: its array may still be open."""
+    """Learner 0's seconds of evaluation in a trace, read line by line because its array may still be open."""
     return sum(
         float(event["dur"]) / 1e6
         for event in _events(path)
@@ -190,6 +188,6 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
                 try:
                     event = json.loads(line.strip().strip("[],"))
                 except (ValueError, RecursionError):
-                    continue  # the last event of a run that was killed
+                    continue  # the last event of a killed run
                 if isinstance(event, dict):
                     yield event

@@ -1,4 +1,4 @@
-"""What was recognised: recognised.jsonl of a run, the worst utterances aligned, and their audio."""
+"""Recognition results: recognised.jsonl of a run, the worst utterances aligned, and their audio."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 KEYS = ("utterance", "speaker", "reference", "hypothesis")
 WORST = 10
 MIME = {".wav": "audio/wav", ".flac": "audio/flac", ".ogg": "audio/ogg", ".mp3": "audio/mpeg", ".m4a": "audio/mp4"}
-LARGEST_FILE, LARGEST_TOGETHER = 200_000, 1_200_000  # bytes that a page takes in
-LONGEST = 400  # words that are aligned
+LARGEST_FILE, LARGEST_TOGETHER = 200_000, 1_200_000  # bytes embedded in a page
+LONGEST = 400  # words aligned
 
 
 @dataclass(frozen=True)
 class RecognisedUtterance:
-    """One test utterance: what was said, what was recognised, the errors (ins + del + sub) and the words said."""
+    """A test utterance: reference, hypothesis, errors (ins + del + sub) and number of reference words."""
 
     name: str
     speaker: str
@@ -29,7 +29,7 @@ class RecognisedUtterance:
 
 @dataclass(frozen=True)
 class Pair:
-    """A word said over the word recognised; "" where there is none. `kind` is "", "sub", "ins" or "del"."""
+    """A reference word over a recognised word; "" if there is none. `kind` is "", "sub", "ins" or "del"."""
 
     said: str
     heard: str
@@ -38,7 +38,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Shown:
-    """An utterance as the page shows it; `audio` is a data URI, or "" where there is none."""
+    """An utterance as shown on the page; `audio` is a data URI, or "" if there is none."""
 
     utterance: RecognisedUtterance
     pairs: tuple[Pair, ...]
@@ -46,7 +46,7 @@ class Shown:
 
 
 def read_recognised(path: Path, problems: list[str]) -> tuple[RecognisedUtterance, ...]:
-    """The utterances of recognised.jsonl; none where there is no such file. Damaged lines are left out and noted."""
+    """The utterances of recognised.jsonl; empty without such a file. Damaged lines are left out and noted."""
     if not path.is_file():
         return ()
     found, damaged = [], []
@@ -66,7 +66,7 @@ def read_recognised(path: Path, problems: list[str]) -> tuple[RecognisedUtteranc
 
 
 def worst(utterances: Iterable[RecognisedUtterance], audio: Mapping[str, Path]) -> list[Shown]:
-    """The utterances with the most errors, aligned, with their audio where it is small."""
+    """The utterances with the most errors, aligned, with their audio if it is small."""
     ranked = sorted((u for u in utterances if u.errors > 0), key=lambda u: (-u.errors, u.name))[:WORST]
     shown, embedded = [], 0
     for utterance in ranked:
@@ -77,9 +77,9 @@ def worst(utterances: Iterable[RecognisedUtterance], audio: Mapping[str, Path]) 
 
 
 def align(said: Sequence[str], heard: Sequence[str]) -> tuple[Pair, ...]:
-    """An alignment with the fewest insertions, deletions and substitutions together (Levenshtein), word by word.
+    """An alignment with the fewest insertions, deletions and substitutions in total (Levenshtein), word by word.
 
-    Of very long utterances only the beginning is aligned.
+    Only the beginning of very long utterances is aligned.
     """
     said, heard = said[:LONGEST], heard[:LONGEST]
     costs = [list(range(len(heard) + 1))]
@@ -103,7 +103,7 @@ def align(said: Sequence[str], heard: Sequence[str]) -> tuple[Pair, ...]:
 
 
 def embed(path: Path | None, room: int) -> tuple[str, int]:
-    """A recording as a data URI, and its bytes; "" and 0 where none can be played, or it is too large."""
+    """A recording as a data URI, and its bytes; "" and 0 if it cannot be played or is too large."""
     if path is None or path.suffix.lower() not in MIME or not path.is_file():
         return "", 0
     size = path.stat().st_size
@@ -115,10 +115,10 @@ def embed(path: Path | None, room: int) -> tuple[str, int]:
 def find_audio(places: Sequence[Path], wanted: Iterable[str]) -> dict[str, Path]:
     """Recordings of the utterances in folders (UTTERANCE.wav, .flac, ..., at any depth) and Kaldi's wav.scp files.
 
-    Lines of wav.scp that are commands are passed over: a report runs nothing.
+    Lines of wav.scp that are commands are skipped: a report runs no commands.
 
     Raises:
-        FileNotFoundError: one of the places does not exist.
+        FileNotFoundError: a given path does not exist.
     """
     names, found = set(wanted), dict[str, Path]()
     for place in places:

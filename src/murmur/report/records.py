@@ -1,4 +1,4 @@
-"""What records.jsonl holds, summed up while it is read: a run of any length takes the memory of a short one."""
+"""Summary of records.jsonl, made while reading: a run of any length takes the memory of a short one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from murmur.report.slow import Slow, take_in
 
 KINDS = ("compute", "data", "waiting", "communicating")
-MOST_POINTS = 2000  # of the learning rate's curve
+MOST_POINTS = 2000  # on the learning rate's curve
 MOST_BINS = 160  # of a curve of sums
-RISE = 0.5  # of the lowest held-out loss, above which training counts as diverged
+RISE = 0.5  # above the lowest held-out loss, relative to it: training counts as diverged
 NARROWEST = 2.0**-10  # bin, in seconds or samples
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out figures of the consensus, and where the run stood then: samples and seconds of training.
+    """Held-out figures of the consensus, with the run's samples and seconds of training at that time.
 
-    `consensus_distance` is the root of the mean square distance of the learners from it, where it is known.
+    `consensus_distance` is the root of the mean square distance of the learners from it, if known.
     """
 
     samples: float
@@ -34,7 +34,7 @@ class Evaluation:
 class Bins:
     """Sums of `size` values along an axis from 0, in at most MOST_BINS bins of equal width.
 
-    What falls beyond the last bin makes all of them twice as wide: neighbours are added, so that no sum loses anything.
+    A value beyond the last bin doubles the width of all bins: neighbours are added, so that no sum loses anything.
     """
 
     def __init__(self, size: int) -> None:
@@ -64,7 +64,7 @@ class Bins:
                 self.add(index * self.width, [share * value for value in values])
 
     def reach(self, at: float) -> None:
-        """Make bins so wide that `at` has one."""
+        """Widen the bins until `at` has one."""
         while at >= MOST_BINS * self.width:
             self.width *= 2
             merged: dict[int, list[float]] = {}
@@ -75,29 +75,29 @@ class Bins:
             self._sums = merged
 
     def items(self) -> list[tuple[float, list[float]]]:
-        """(beginning of the bin, its sums), in order; bins to which nothing was added are left out."""
+        """(beginning of the bin, its sums), in order; empty bins are left out."""
         return [(index * self.width, values) for index, values in sorted(self._sums.items())]
 
 
 @dataclass
 class Records:
-    """What records.jsonl holds, summed up while it is read.
+    """Summary of records.jsonl, made while reading.
 
     Attributes:
-        evaluations: in order; of two at the same place the later one.
+        evaluations: evaluations in order; the later of two at the same place.
         seconds_of: {learner: {kind: seconds}}.
         steps_of: {learner: steps}.
         rates: (samples, learning rate), thinned out.
-        staleness: {learner: {steps: how often}}.
-        slow: learners that were slow for a while, in the order in which that ended or was last told.
+        staleness: {learner: {steps: count}}.
+        slow: learners that were slow for a while, in the order in which this ended or was last reported.
         losses: training loss of all steps along samples: bins of (sum of losses, sum of seconds, steps).
         timeline: {learner: bins of KINDS along seconds of training}.
         first: (samples, seconds) of the first step.
         first_loss: training loss of the first step that has one.
         latest: {learner: its last step's record}.
-        last_seconds, last_samples: of training, at the last record.
-        not_finite: steps whose loss was not a finite number.
-        skipped, replaced: {learner: as its last record counts them}.
+        last_seconds, last_samples: training time and samples at the last record.
+        not_finite: number of steps with a loss that was not a finite number.
+        skipped, replaced: {learner: count in its last record}.
     """
 
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Records:
     replaced: dict[int, int] = field(default_factory=dict)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take in one record.
+        """Add one record.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError, OverflowError: it is not a record.
@@ -174,9 +174,9 @@ class Records:
 
     @property
     def diverged(self) -> bool:
-        """Whether the held-out loss ended far above its lowest, and the training loss above its first.
+        """True if the held-out loss ended far above its lowest, and the training loss above its first.
 
-        So it is, too, where the last held-out loss is no finite number.
+        Also true if the last held-out loss is not a finite number.
         """
         heldout = [evaluation.figures.get("loss", math.nan) for evaluation in self.evaluations]
         if not heldout or not any("loss" in evaluation.figures for evaluation in self.evaluations[:-1]):
@@ -190,7 +190,7 @@ class Records:
 
     @property
     def samples_per_second(self) -> float | None:
-        """From the first step to the last record, so that start-up does not count; None with nothing between them."""
+        """Samples per second from the first step, without start-up, to the last record; None without time between."""
         if self.first is None or self.last_seconds <= self.first[1] or self.last_samples <= self.first[0]:
             return None
         return (self.last_samples - self.first[0]) / (self.last_seconds - self.first[1])
@@ -213,14 +213,14 @@ class Records:
 
     @property
     def waiting_share(self) -> float | None:
-        """Share of the learners' recorded time in which they did not compute; None where nothing was recorded."""
+        """Share of the learners' recorded time in which they did not compute; None if nothing was recorded."""
         total = sum(sum(spent.values()) for spent in self.seconds_of.values())
         computing = sum(spent["compute"] for spent in self.seconds_of.values())
         return 1 - computing / total if total > 0 else None
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, not a truth value."""
+    """True if the value is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

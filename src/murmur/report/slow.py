@@ -1,4 +1,4 @@
-"""Learners that were slow for a while, as the records tell."""
+"""Learners that were slow for a while, according to the records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Slow:
     """A stretch of a run in which one learner was slow.
 
     Attributes:
-        learner: which.
-        host: where it ran; empty: on the only one.
+        learner: number of the learner.
+        host: host of the learner; empty if there is only one.
         cause: "compute", "data" or "network".
-        factor: times the median of the others, at most; None: more than can be told.
-        since_seconds, since_samples: where the run stood when it began.
-        until_seconds: and when it ended; None: it lasted to the end.
+        factor: ratio to the median of the others, at most; None if it cannot be determined.
+        since_seconds, since_samples: training time and samples of the run when it began.
+        until_seconds: training time when it ended; None if it lasted to the end.
     """
 
     learner: int
@@ -32,7 +32,7 @@ class Slow:
     until_seconds: float | None = None
 
     def row(self, run: str) -> tuple[str, ...]:
-        """Its line of the table."""
+        """The line of the table."""
         return (
             run,
             str(self.learner),
@@ -46,7 +46,7 @@ class Slow:
 
 
 def take_in(known: list[Slow], row: Mapping[str, Any]) -> None:
-    """Take in a record of kind "straggler", which begins a stretch or ends the learner's latest one.
+    """Add a record of kind "straggler", which begins a stretch or ends the learner's latest one.
 
     Raises:
         KeyError, TypeError, ValueError: it is not such a record.

@@ -1,4 +1,4 @@
-"""A file that grows: its new lines, without reading the old ones again."""
+"""A growing file: its new lines, without reading the old ones again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ AT_ONCE = 4_000_000  # bytes
 
 
 class Tail:
-    """Whole lines of a file in the order in which they were appended; what has no end yet waits for it.
+    """Whole lines of a file in the order in which they were appended; an incomplete line waits for its end.
 
-    A file that was replaced, or has become shorter, is read from its beginning; `begun` counts how often that was.
+    A file that was replaced or has become shorter is read from its beginning; `begun` counts these restarts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,7 +22,7 @@ class Tail:
         self._rest = b""
 
     def lines(self) -> list[bytes]:
-        """New lines, of at most AT_ONCE bytes; none where nothing was added, or there is no file yet."""
+        """New lines, of at most AT_ONCE bytes; empty if nothing was added or there is no file yet."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
@@ -41,5 +41,5 @@ class Tail:
 
     @property
     def behind(self) -> bool:
-        """Whether the file has more than was read."""
+        """True if the file has unread content."""
         return self.read_bytes < self.size_bytes

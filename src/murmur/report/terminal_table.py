@@ -1,8 +1,8 @@
 """A table for the terminal that fits the console's width and breaks no word.
 
-Text is wrapped at blanks. A word that is wider than its column, such as the text of a strategy, is broken behind an
-opening parenthesis or a comma. A table that is wider than the console even so is split into several, one below the
-other, and each repeats the columns that name a row.
+Text is wrapped at blanks. A word wider than its column, such as the text of a strategy, is broken after an opening
+parenthesis or a comma. A table that is still wider than the console is split into several, one below the other, and
+each repeats the columns that name a row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 INSIDE = re.compile(r"(?<=\w\()(?=[^)])|(?<=[^\d],)(?=.)|(?<=,)(?=\D)")  # neither in `name()` nor in 1,234
-GAP = 2  # blanks between two columns where there are no lines
+GAP = 2  # blanks between two columns without lines
 SHORT = 12  # cells up to this width, such as "13 h 42 min", are not wrapped
 
 
@@ -28,9 +28,9 @@ class Widths:
     """Widths of a column, in cells of the terminal.
 
     Attributes:
-        least: of the longest part that is never broken, in the heading and the rows; of a whole short cell.
-        rows: that leaves every row on one line.
-        whole: that leaves the heading on one line, too.
+        least: width of the longest part that is never broken, in the heading and the rows, or of a whole short cell.
+        rows: width that leaves every row on one line.
+        whole: width that also leaves the heading on one line.
     """
 
     least: int
@@ -70,7 +70,7 @@ class TerminalTable:
         self.rows.append(([Text(cell) if isinstance(cell, str) else cell for cell in cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Tables of rich that fit the width, the title above the first and the caption below the last."""
+        """Rich tables that fit the width, with the title above the first and the caption below the last."""
         columns = [self._widths(at) for at in range(len(self.heads))]
         parts = list(self._parts(columns, options.max_width))
         for number, part in enumerate(parts):
@@ -91,7 +91,7 @@ class TerminalTable:
         return 3 * columns + 1 if self.box else GAP * (columns - 1)
 
     def _parts(self, columns: Sequence[Widths], room: int) -> Iterator[list[int]]:
-        """Columns of each table."""
+        """The columns of each table."""
         part = list(range(self.keys))
         for at in range(self.keys, len(columns)):
             longer = [*part, at]
@@ -123,19 +123,19 @@ class TerminalTable:
 
 
 def parts_of(word: str) -> list[str]:
-    """A word in the parts that are never broken."""
+    """The parts of a word that are never broken."""
     return INSIDE.split(word)
 
 
 def longest_part(text: str) -> int:
-    """Width of the longest part of a text that is never broken; 1 at least."""
+    """Width of the longest part of a text that is never broken; at least 1."""
     return max([1, *(cell_len(part) for word in text.split() for part in parts_of(word))])
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of a text that are no wider than this.
+    """Lines of a text, no wider than `width`.
 
-    A part that is never broken is, where it is wider: no other line could hold it.
+    Only a part that is never broken and is wider than `width` gives a wider line.
     """
     return [line for given in text.split("\n") for line in _wrapped(given, width)]
 
@@ -158,14 +158,14 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def fitted(columns: Sequence[Widths], room: int) -> list[int]:
-    """Widths of columns that fit into this room together: the widest are wrapped first, headings before rows."""
+    """Widths of columns that fit into `room`: the widest columns are wrapped first, headings before rows."""
     least = levelled([1] * len(columns), [column.least for column in columns], room)
     rows = levelled(least, [max(low, column.rows) for low, column in zip(least, columns, strict=True)], room)
     return levelled(rows, [max(low, column.whole) for low, column in zip(rows, columns, strict=True)], room)
 
 
 def levelled(low: Sequence[int], high: Sequence[int], room: int) -> list[int]:
-    """Widths between `low` and `high`, cut at the largest common width with which they fit; `low` where none fits."""
+    """Widths between `low` and `high`, cut at the largest common width that fits; `low` if none fits."""
     ends = list(zip(low, high, strict=True))
     for level in range(max(high), 0, -1):
         widths = [min(most, max(least, level)) for least, most in ends]

@@ -1,4 +1,4 @@
-"""Colours of the page, light and dark: CSS variables. Text reaches a contrast of 4.5 on every ground it stands on."""
+"""Colours of the page, light and dark, as CSS variables. Text has a contrast of 4.5 on every background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who won: the page's first line, and what has to be said beside it so that it does not mislead."""
+"""The page's first line, which names the best run, and the caveats beside it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from murmur.report.read import Headline, Run
 from murmur.report.recognised import RecognisedUtterance
 
 DRAWS, SEED = 5000, 0
-FEW_SPEAKERS = 8  # fewer are no units to draw: utterances are
+FEW_SPEAKERS = 8  # with fewer, the bootstrap resamples utterances
 MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Word error rate of one run less that of another on the same utterances, in points, with its 95 % interval."""
+    """Word error rate of one run minus that of another on the same utterances, in points, with its 95 % interval."""
 
     points: float
     low: float
@@ -27,12 +27,12 @@ class Difference:
 
     @property
     def certain(self) -> bool:
-        """Whether no difference at all lies outside the interval."""
+        """True if zero lies outside the interval."""
         return self.low > 0 or self.high < 0
 
 
 def ranking(runs: Sequence[Run]) -> list[Run]:
-    """Runs with an error rate first, the lowest at the top; the others follow, the best held-out figures first."""
+    """Runs with an error rate first, the lowest at the top; then the others, the best held-out figures first."""
 
     def key(run: Run) -> tuple[float, float]:
         found = last_logprob(run)
@@ -72,9 +72,9 @@ def written(rate: Headline) -> str:
 
 
 def differ(best: Run, other: Run) -> bool:
-    """Whether two error rates differ by more than chance: paired where both tell of each utterance, else by intervals.
+    """True if two error rates differ by more than chance: paired if both list their utterances, else by intervals.
 
-    Where one has neither, nothing is known and the answer is False.
+    False if neither comparison is possible.
     """
     paired = difference(best.utterances, other.utterances)
     if paired is not None:
@@ -84,10 +84,10 @@ def differ(best: Run, other: Run) -> bool:
 
 
 def difference(first: Sequence[RecognisedUtterance], second: Sequence[RecognisedUtterance]) -> Difference | None:
-    """Paired bootstrap: both runs are scored on the same draws of speakers, or of utterances where speakers are few.
+    """Paired bootstrap: both runs are scored on the same draws of speakers, or of utterances if speakers are few.
 
     The percentile interval of (errors of second - errors of first) / words over DRAWS draws, in points (Bisani and Ney,
-    ICASSP 2004). None where they were not tested on the same utterances, or no word was said.
+    ICASSP 2004). None if they were not tested on the same utterances, or no word was said.
     """
     ours, theirs = {u.name: u for u in first}, {u.name: u for u in second}
     if (
@@ -113,7 +113,7 @@ def difference(first: Sequence[RecognisedUtterance], second: Sequence[Recognised
 
 
 def notes(ranked: Sequence[Run]) -> list[str]:
-    """What has to be said beside the first line so that it does not mislead."""
+    """The caveats beside the first line."""
     rated = [run for run in ranked if run.headline is not None]
     said = []
     if rated and rated[0].headline is not None:
@@ -137,7 +137,7 @@ def notes(ranked: Sequence[Run]) -> list[str]:
 
 
 def circumstances(ranked: Sequence[Run]) -> list[str]:
-    """Which runs are simulated, and which came to no end."""
+    """Notes on runs that are simulated, have diverged or are unfinished."""
     said = []
     simulated = [run for run in ranked if run.simulated]
     if simulated:

@@ -1,4 +1,4 @@
-"""A run as it stands now: what its records tell, followed while they grow."""
+"""The current state of a run, followed while its records grow."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from murmur.report.slow import WORDS
 from murmur.report.tail import Tail
 from murmur.run.folder.state import state_of
 
-RECENT = 200  # records, of which speed is told
+RECENT = 200  # records used for the speed
 INTERVALS = 30  # of a learner's own steps
 LEAST_SILENCE, SILENT_STEPS = 5.0, 20.0  # seconds; times the learner's usual step
-BACK_SECONDS = 60.0  # for which a learner that was away counts as back
+BACK_SECONDS = 60.0  # for which a returned learner counts as back
 QUIET_SECONDS = 60.0  # without a record, after which a run that has not ended counts as cut off
 ENDINGS = ("stopped", "failed", "killed", "cut off")  # of a run that has not finished
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -26,7 +26,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 
 @dataclass
 class Seen:
-    """When a learner was seen: the run's seconds at its last step, its usual step, when it came back last."""
+    """Times of a learner: the run's seconds at its last step, its usual step, its latest return."""
 
     at: float
     intervals: deque[float]
@@ -34,7 +34,7 @@ class Seen:
 
     @property
     def patience(self) -> float:
-        """Seconds of silence after which it counts as lost."""
+        """Seconds of silence after which the learner counts as lost."""
         usual = statistics.median(self.intervals) if self.intervals else 0.0
         return max(LEAST_SILENCE, SILENT_STEPS * usual)
 
@@ -43,15 +43,15 @@ class Watched:
     """A run folder that is followed.
 
     Args:
-        folder: of the run.
-        now: wall seconds since 1970.
+        folder: folder of the run.
+        now: function that returns wall seconds since 1970.
     """
 
     def __init__(self, folder: Path, now: Callable[[], float]) -> None:
         self.folder, self._now, self._since = folder, now, now()
         self.tail = Tail(folder / "records.jsonl")
         self._begun = 0
-        self.facts: Mapping[str, Any] = {}  # run.json; empty while there is none
+        self.facts: Mapping[str, Any] = {}  # run.json; empty until it exists
         self._forget()
 
     def _forget(self) -> None:
@@ -64,7 +64,7 @@ class Watched:
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
 
     def look(self) -> bool:
-        """Take in what is new; whether there is more to read at once."""
+        """Read what is new; return True if there is more to read at once."""
         self.facts = _object(self.folder / "run.json")
         lines = self.tail.lines()
         if self.tail.begun != self._begun:
@@ -96,17 +96,17 @@ class Watched:
 
     @property
     def score(self) -> Mapping[str, Any]:
-        """score.json of this launch; empty until there is one."""
+        """score.json of this launch; empty until it exists."""
         return _object(self.folder / "score.json") if self._newer("score.json") else {}
 
     def _newer(self, name: str) -> bool:
-        """Whether a file was written after run.json, which every launch writes first."""
+        """True if a file was written after run.json, which every launch writes first."""
         file, began = self.folder / name, self.folder / "run.json"
         return file.is_file() and (not began.is_file() or file.stat().st_mtime >= began.stat().st_mtime)
 
     @property
     def progress(self) -> float | None:
-        """Share of the budget that is done, from 0 to 1; None where run.json does not tell the budget."""
+        """Share of the budget that is done, from 0 to 1; None if run.json has no budget."""
         experiment = self.facts.get("experiment")
         budget = experiment.get("budget") if isinstance(experiment, Mapping) else None
         if not isinstance(budget, Mapping):
@@ -120,7 +120,7 @@ class Watched:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all learners, over the latest records."""
+        """Samples per second of all learners, over the latest records."""
         if len(self._recent) < 2:
             return None
         (began, first), (ended, last) = self._recent[0], self._recent[-1]
@@ -128,7 +128,7 @@ class Watched:
 
     @property
     def seconds_to_go(self) -> float | None:
-        """At the present speed."""
+        """Remaining seconds at the present speed."""
         done, speed = self.progress, self.samples_per_second
         if not done or speed is None:
             return None
@@ -136,7 +136,7 @@ class Watched:
 
     @property
     def quiet_seconds(self) -> float:
-        """Wall seconds since the last record, or since the run began, or since it was looked for."""
+        """Wall seconds since the last record, the start of the run, or the first look."""
         for name in ("records.jsonl", "run.json"):
             if (self.folder / name).is_file():
                 return max(0.0, self._now() - (self.folder / name).stat().st_mtime)
@@ -144,9 +144,9 @@ class Watched:
 
     @property
     def state(self) -> str:
-        """As lock and final record tell: "finished", "stopped", "failed", "killed", "testing", "going" or "starting".
+        """State by lock and final record: "finished", "stopped", "failed", "killed", "testing", "going" or "starting".
 
-        Of a run without them, files and the time since the last record: then it may be "cut off".
+        Without them, files and the time since the last record decide, and the state may be "cut off".
         """
         known = state_of(self.folder).name
         if known == "running":
@@ -164,7 +164,7 @@ class Watched:
         return "going" if self.records.steps_of else "starting"
 
     def learner_state(self, learner: int, state: str) -> tuple[str, str]:
-        """A learner's state, "computing", "slow", "lost", "back", "stopped" or "finished", and words about it.
+        """A learner's state, "computing", "slow", "lost", "back", "stopped" or "finished", and a description of it.
 
         `state` is that of the run.
         """
@@ -185,7 +185,7 @@ class Watched:
 
 
 def _object(path: Path) -> Mapping[str, Any]:
-    """A JSON object; empty where there is none, or one that is just being written."""
+    """A JSON object; empty if there is none, or one that is just being written."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One JSON line for every error rate of a finished run of a hybrid recipe, taken from its run.json and score.json.
+"""One JSON line for every error rate of a finished run of a hybrid recipe, from its run.json and score.json.
 
 python -m murmur.studies.recipe_records yesno runs/yesno >> results/speech.jsonl
 """
@@ -20,7 +20,7 @@ def rows(name: str, out: Path) -> list[dict[str, Any]]:
     """The error rates in `out`, in percent, each with its counts, interval, command, commit, seed, date and hardware.
 
     Raises:
-        FileNotFoundError: the run is not finished, or there is none.
+        FileNotFoundError: the run is missing or not finished.
     """
     run = json.loads((out / "run.json").read_text(encoding="utf-8"))
     figures = json.loads((out / "score.json").read_text(encoding="utf-8"))["test"]
@@ -52,7 +52,7 @@ def _row(name: str, system: str, figures: dict[str, float]) -> dict[str, Any]:
 
 
 def _without_place(word: str) -> str:
-    """An argument whose absolute path, which means nothing elsewhere, is cut to its last name."""
+    """An argument with an absolute path cut to its last name, since the path means nothing elsewhere."""
     key, equals, value = word.rpartition("=")
     return f"{key}{equals}{Path(value).name}" if value.startswith("/") else word
 

@@ -1,4 +1,4 @@
-"""A command of murmur as a process of its own, which is stopped when this program is."""
+"""A command of murmur as a separate process, stopped together with this program."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from murmur.worlds.process.launch.signals import StopSignals
 
 
 def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> int:
-    """Run a command of murmur as a process of its own, which inherits some open files.
+    """Run a command of murmur as a separate process, which inherits some open files.
 
     Returns:
         Its exit status.
 
     Raises:
-        Stopped: a signal came; the command has got it too, and has ended.
+        Stopped: a signal came; the command has received it too, and has ended.
     """
     printed.parent.mkdir(parents=True, exist_ok=True)
     with printed.open("a", encoding="utf-8") as log:
@@ -33,7 +33,7 @@ def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> in
 
 
 class Asked(StopSignals):
-    """Inside, what asks this program to stop asks its run, which saves and ends (a simulated one ends at once)."""
+    """Context that passes stop signals on to the run, which saves and ends (a simulated one ends at once)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Asked(StopSignals):
         self._child: subprocess.Popen[bytes] | None = None
 
     def begun(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-        """The run has begun: what has come before is passed on."""
+        """Note that the run has begun, and pass on signals that came before."""
         self._child = child
         for number in self.signals:
             child.send_signal(number)

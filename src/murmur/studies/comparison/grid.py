@@ -1,4 +1,4 @@
-"""The cells of a comparison: strategy x learners x kind x seed, and those of one learner that all are compared with."""
+"""The cells of a comparison: strategy x learners x kind x seed, and the baselines of one learner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from murmur.simulation.scenario import Scenario, Simulation
 from murmur.studies.comparison.rows import digest_of
 
 Kind = Literal["processes", "virtual"]
-ALONE = "SyncSGD()"  # at one learner it is the plain training loop, to the bit
+ALONE = "SyncSGD()"  # with one learner, bit-identical to the plain training loop
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Cell:
     """One run of a comparison.
 
     Attributes:
-        kind: "processes", as many as learners, or "virtual".
-        strategy: as given.
-        learners: how many.
-        seed: of weights, order of data, and everything else that is drawn.
+        kind: "processes" for one process per learner, or "virtual".
+        strategy: text of the strategy, as given.
+        learners: number of learners.
+        seed: seed of weights, order of data, and all other random choices.
     """
 
     kind: Kind
@@ -40,23 +40,23 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its run's folder."""
+        """Name of the run's folder."""
         words = re.sub(r"[^\w.]+", "-", self.strategy).strip("-")
         return f"{words}-{self.learners}-{self.kind}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is compared.
+    """The runs that a comparison covers.
 
     Attributes:
         source: experiment file or recipe.
-        settings: "name=value" overrides, for all cells.
+        settings: "name=value" overrides for all cells.
         strategies: texts such as "KAVG(8)".
-        learners: numbers of real ones.
-        virtual: numbers of virtual ones.
+        learners: numbers of learners in real runs.
+        virtual: numbers of learners in virtual runs.
         seeds: repetitions.
-        scenario: the virtual cluster; its number of learners is each cell's.
+        scenario: virtual cluster; its number of learners is each cell's.
     """
 
     source: str
@@ -69,9 +69,9 @@ class Grid:
 
     def __post_init__(self) -> None:
         if not self.learners and not self.virtual:
-            raise SettingError("a comparison needs --learners or --virtual: say with how many learners")
+            raise SettingError("a comparison needs --learners or --virtual: give numbers of learners")
         if not self.seeds:
-            raise SettingError("a comparison needs --seeds: one at least, such as 0")
+            raise SettingError("a comparison needs --seeds: at least one, such as 0")
         for name in ("learners", "virtual", "seeds"):
             numbers: tuple[int, ...] = getattr(self, name)
             if len(set(numbers)) < len(numbers) or min(numbers, default=1) < (name != "seeds"):
@@ -83,7 +83,7 @@ class Grid:
         """The experiment with the settings of all cells.
 
         Raises:
-            SettingError: a name or value that does not fit.
+            SettingError: a name or value does not fit.
         """
         return configure(load(self.source), self.settings, source=self.source)
 
@@ -96,7 +96,7 @@ class Grid:
         return configure(self.base, (), text).strategy
 
     def cells(self) -> list[Cell]:
-        """All that apply, real ones first; a whole grid of the first seed before the next seed."""
+        """All applicable cells, real ones first; the whole grid of the first seed before the next seed."""
         found = []
         pairs: list[tuple[Kind, tuple[int, ...]]] = [("processes", self.learners), ("virtual", self.virtual)]
         for seed in self.seeds:
@@ -109,7 +109,7 @@ class Grid:
         return found
 
     def why_not(self, cell: Cell) -> str | None:
-        """Why a cell has no run of its own; None if it has one."""
+        """Reason why a cell has no run of its own; None if it has one."""
         strategy = self.strategy(cell.strategy)
         facts = Facts.of(strategy)
         if cell.learners == 1 and facts.bitwise_alone:
@@ -119,7 +119,7 @@ class Grid:
         return None
 
     def settings_of(self, cell: Cell) -> tuple[str, ...]:
-        """The settings of a cell, its seed put in: that of the experiment, and that of the task where it has one."""
+        """The settings of a cell with its seed: that of the experiment, and that of the task if it has one."""
         seeds = [f"seed={cell.seed}"]
         task: Any = self.base.task
         if is_dataclass(task) and "seed" in {f.name for f in fields(task)}:
@@ -127,27 +127,27 @@ class Grid:
         return (*self.settings, *seeds)
 
     def experiment(self, cell: Cell) -> Experiment:
-        """What a cell runs."""
+        """The experiment of a cell."""
         return configure(load(self.source), self.settings_of(cell), cell.strategy, self.source)
 
     def digest(self, cell: Cell) -> str:
-        """Of everything that determines a cell."""
+        """Digest of everything that determines a cell."""
         content: dict[str, Any] = {"experiment": self.experiment(cell).digest(), "kind": cell.kind}
         if cell.kind == "virtual":
             content["cluster"] = describe(self.scenario_of(cell).cluster(self.base))
         return digest_of({**content, "learners": cell.learners})
 
     def scenario_of(self, cell: Cell) -> Scenario:
-        """The virtual cluster of a cell; a straggler that it has not stays away."""
+        """The virtual cluster of a cell, without a straggler whose number it lacks."""
         here = tuple(word for word in self.scenario.stragglers if _learner(word) < cell.learners)
         return replace(self.scenario, learners=cell.learners, stragglers=here)
 
     def request(self, cell: Cell, out: Path, threads: int | None) -> RunRequest:
-        """A real cell."""
+        """The run request of a real cell."""
         return RunRequest(self.source, self.settings_of(cell), cell.strategy, cell.learners, out, threads=threads)
 
     def simulation(self, cell: Cell, out: Path, threads: int | None) -> Simulation:
-        """A virtual cell."""
+        """The simulation of a virtual cell."""
         return Simulation(
             self.source, self.settings_of(cell), cell.strategy, self.scenario_of(cell), out, threads=threads or 1
         )
@@ -155,7 +155,7 @@ class Grid:
 
 def _learner(straggler: str) -> int:
     number = straggler.partition("=")[0].strip()
-    return int(number) if number.isdigit() else -1  # what cannot be read is told by the cluster
+    return int(number) if number.isdigit() else -1  # the cluster reports unreadable text
 
 
 def _different(texts: Sequence[str], made: Sequence[Strategy]) -> None:
@@ -165,10 +165,10 @@ def _different(texts: Sequence[str], made: Sequence[Strategy]) -> None:
 
 
 def split_strategies(text: str) -> tuple[str, ...]:
-    """The strategies of "KAVG(8),SuperLearners(ADPSGD(), 2)": commas within brackets or quotes do not part them.
+    """The strategies of "KAVG(8),SuperLearners(ADPSGD(), 2)"; commas within brackets or quotes do not separate them.
 
     Raises:
-        SettingError: brackets that do not fit, or an empty name.
+        SettingError: unbalanced brackets, or an empty name.
     """
     parts, depth, quote = [""], 0, ""
     for letter in text:
@@ -190,7 +190,7 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     """The whole numbers of "1,2,4".
 
     Raises:
-        SettingError: it is none of that kind.
+        SettingError: the text is not such a list.
     """
     try:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()

@@ -1,4 +1,4 @@
-"""What a difference between runs is worth: t intervals over seeds, paired bootstrap over utterances or speakers."""
+"""Significance of differences between runs: t intervals over seeds, paired bootstrap over utterances or speakers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from murmur.speech.decoding.error_rate import ErrorRate
 
 # Student's t, 97.5 %, by degrees of freedom from 1 on.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
-FEW_SPEAKERS = 8  # with fewer, whole speakers say nothing about spread: utterances are drawn
+FEW_SPEAKERS = 8  # with fewer, the bootstrap resamples utterances instead
 Errors = Mapping[str, tuple[int, int]]  # utterance -> (errors, words)
 
 
@@ -23,7 +23,7 @@ def paired(first: Iterable[float], second: Iterable[float]) -> Interval:
     """
     logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
     if len(logs) < 2:
-        raise ValueError(f"{len(logs)} pair(s) have no spread: an interval over seeds needs two at least")
+        raise ValueError(f"{len(logs)} pair(s) have no spread: an interval over seeds needs at least two")
     mean = statistics.mean(logs)
     reach = T[min(len(logs) - 2, len(T) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
     return Interval(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), 0.95)
@@ -32,10 +32,10 @@ def paired(first: Iterable[float], second: Iterable[float]) -> Interval:
 def difference(
     first: Mapping[int, Errors], second: Mapping[int, Errors], speakers: Mapping[str, str] | None = None
 ) -> Comparison:
-    """Paired bootstrap of word error rates over the seeds that both sides have; an utterance is drawn with all of them.
+    """Paired bootstrap of word error rates over the seeds of both sides; an utterance is drawn with all of them.
 
     Raises:
-        ValueError: no common seed, or other utterances on the two sides.
+        ValueError: no common seed, or different utterances on the two sides.
     """
     seeds = sorted(first.keys() & second.keys())
     rates = [_by_seed({seed: side[seed] for seed in seeds}) for side in (first, second)]
@@ -43,7 +43,7 @@ def difference(
 
 
 def spread(runs: Mapping[int, Errors], speakers: Mapping[str, str] | None = None) -> Interval:
-    """Word error rate over all seeds together, with its bootstrap interval.
+    """Word error rate over all seeds, with its bootstrap interval.
 
     Raises:
         ValueError: nothing was recognised.
@@ -61,7 +61,7 @@ def _by_seed(runs: Mapping[int, Errors]) -> dict[str, ErrorRate]:
 
 
 def _groups(rates: Iterable[str], speakers: Mapping[str, str] | None) -> dict[str, str]:
-    """What is drawn together: speakers where there are enough of them, else one utterance with all its seeds."""
+    """The units of the bootstrap: speakers if there are enough, else each utterance with all its seeds."""
     told = speakers or {}
     whole = len(set(told.values()) - {""}) >= FEW_SPEAKERS and "" not in told.values()
     names = {key: key.rpartition(" ")[0] for key in rates}
@@ -69,6 +69,6 @@ def _groups(rates: Iterable[str], speakers: Mapping[str, str] | None) -> dict[st
 
 
 def errors_of(lines: Sequence[Mapping[str, object]]) -> tuple[Errors, dict[str, str]]:
-    """Errors and speakers by utterance, of the lines of a run's recognised.jsonl."""
+    """Errors and speakers by utterance, from the lines of a run's recognised.jsonl."""
     errors = {str(line["utterance"]): (int(str(line["errors"])), int(str(line["words"]))) for line in lines}
     return errors, {str(line["utterance"]): str(line["speaker"]) for line in lines}

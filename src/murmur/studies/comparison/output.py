@@ -1,4 +1,4 @@
-"""A table for the terminal, as CSV, JSON and Markdown; the same figures in all of them."""
+"""A table for the terminal, as CSV, JSON and Markdown, with the same figures in all of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _time(hours: float) -> str:
     return f"{hours:.3g} h" if hours >= 0.1 else f"{3600 * hours:.3g} s"
 
 
-COLUMNS: tuple[tuple[str, str, Show], ...] = (  # field of a line, head, how it is shown
+COLUMNS: tuple[tuple[str, str, Show], ...] = (  # field of a line, head, formatter
     ("strategy", "strategy", str),
     ("learners", "learners", str),
     ("kind", "kind", str),
@@ -64,24 +64,24 @@ SPEED = ("hours", "speed_up", "efficiency", "waiting_share", "sent_bytes", "stal
 
 
 def shown(line: TableLine, name: str, show: Show) -> str:
-    """A field of a line for people; "-" where there is none."""
+    """A field of a line in readable form; "-" if there is none."""
     value = getattr(line, name)
     return "-" if value is None else show(value)
 
 
 def used(lines: Sequence[TableLine]) -> list[tuple[str, str, Show]]:
-    """The columns in which any line has something."""
+    """The columns in which some line has a value."""
     return [column for column in COLUMNS if any(getattr(line, column[0]) is not None for line in lines)]
 
 
 def console_tables(lines: Sequence[TableLine], title: str) -> list[TerminalTable]:
-    """For the terminal: what was learnt, and how fast. Columns that are empty throughout are left out."""
+    """Tables for the terminal: results of learning, and speed. Empty columns are left out."""
     columns = used(lines)
     tables = []
     for what, names in (("what was learnt", QUALITY), ("how fast", SPEED)):
         chosen = [column for column in columns if column[0] in (*NAMES, *names)]
         if len(chosen) == len(NAMES):
-            continue  # nothing has been run yet
+            continue  # there are no runs yet
         right = [head for name, head, _ in chosen if name not in ("strategy", "kind")]
         heads = [head for _, head, _ in chosen]
         table = TerminalTable(heads, f"{title}: {what}", right=right, keys=len(NAMES))
@@ -92,7 +92,7 @@ def console_tables(lines: Sequence[TableLine], title: str) -> list[TerminalTable
 
 
 def markdown(lines: Sequence[TableLine]) -> str:
-    """A table, and below it why lines are empty."""
+    """A table, with the reasons for empty lines below it."""
     columns = used(lines)
     cells = [[head for _, head, _ in columns], ["---" if name in NAMES else "--:" for name, _, _ in columns]]
     cells += [[shown(line, name, show).replace("|", r"\|") for name, _, show in columns] for line in lines]
@@ -101,7 +101,7 @@ def markdown(lines: Sequence[TableLine]) -> str:
 
 
 def notes(lines: Sequence[TableLine]) -> list[str]:
-    """Why lines are empty, or not of all seeds."""
+    """Reasons for lines that are empty or lack seeds."""
     return [f"{line.strategy}, {line.learners} {line.kind}: {line.note}" for line in lines if line.note]
 
 
@@ -130,7 +130,7 @@ def _values(name: str, value: Any) -> list[Any]:
 
 
 def write(lines: Sequence[TableLine], out: Path) -> None:
-    """table.json, table.csv and table.md."""
+    """Write table.json, table.csv and table.md."""
     described = [line.described() for line in lines]
     write_whole(out / "table.json", (json.dumps(described, indent=1, ensure_ascii=False) + "\n").encode())
     write_whole(out / "table.csv", comma_separated(lines).encode())

@@ -1,6 +1,6 @@
-"""Rows of JSON in a file: one line each, on the disk before the next one begins; a line that was cut off is mended.
+"""Rows of JSON in a file, one per line, each on disk before the next one begins; a line cut short is repaired.
 
-A row has a `digest` of everything that determines it. Who finds a row of its digest need not make it again.
+A row has a `digest` of everything that determines it. A program that finds a row of its digest need not make it again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 class DamagedRows(ValueError):
-    """A line other than the last one cannot be read: somebody has changed the file."""
+    """A line other than the last one is unreadable: the file was changed from outside."""
 
 
 def digest_of(content: object) -> str:
@@ -27,21 +27,21 @@ def digest_of(content: object) -> str:
 
 
 class Rows:
-    """The rows of a file; there need not be one yet."""
+    """The rows of a file, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[str, Row]:
-        """{digest: row}; of two rows with one digest the later one. A last line without its end is passed over.
+        """{digest: row}; the later of two rows with one digest. A last line without its end is skipped.
 
         Raises:
-            DamagedRows: another line is no row; names it.
+            DamagedRows: another line is not a row; the message names it.
         """
         if not self.path.exists():
             return {}
         found: dict[str, Row] = {}
-        whole = self.path.read_bytes().split(b"\n")[:-1]  # behind the last end of a line stands nothing, or a cut one
+        whole = self.path.read_bytes().split(b"\n")[:-1]  # a line cut short, or nothing, follows the last newline
         for number, line in enumerate(whole, start=1):
             try:
                 row = json.loads(line)
@@ -54,12 +54,12 @@ class Rows:
         return found
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write a row behind the last whole one, and wait until the disk has it."""
+        """Write a row after the last whole one, and wait until it is on disk."""
         line = (json.dumps(_finite(row), ensure_ascii=False) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: another program may have a row to write
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed: another program may write a row
             os.lseek(file, _end_of_last_whole_line(self.path), os.SEEK_SET)
             os.truncate(file, os.lseek(file, 0, os.SEEK_CUR))
             while line:
@@ -74,7 +74,7 @@ def _end_of_last_whole_line(path: Path) -> int:
 
 
 def _finite(value: Any) -> Any:
-    """Numbers that are not finite become null, which JSON can say."""
+    """The value with numbers that are not finite replaced by null, since JSON has none."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

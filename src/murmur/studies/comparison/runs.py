@@ -1,4 +1,4 @@
-"""One cell as a process of its own, and its row from what the run left."""
+"""One cell as a separate process, and its row from the files that the run left."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from murmur.studies.recipe_records import hardware
 from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
 FORMAT = 1
-MOST_ERROR = 600  # letters of an error
-LAST_FILE: Mapping[Kind, str] = {"processes": "score.json", "virtual": "simulated.json"}  # of all that a run leaves
+MOST_ERROR = 600  # characters of an error
+LAST_FILE: Mapping[Kind, str] = {"processes": "score.json", "virtual": "simulated.json"}  # written last by a run
 EMPTY: Mapping[str, Any] = dict.fromkeys(
     (
         "samples",
@@ -45,11 +45,11 @@ EMPTY: Mapping[str, Any] = dict.fromkeys(
 
 @dataclass(frozen=True)
 class CellPlace:
-    """Where a comparison is kept: cells.jsonl and a folder a run.
+    """Location of a comparison: cells.jsonl and one folder per run.
 
     Attributes:
-        out: the folder.
-        lock: descriptor of a locked file; runs inherit it, so that one that outlives its comparison still holds it.
+        out: folder of the comparison.
+        lock: descriptor of a locked file; runs inherit it, so that a run still holds it after its comparison has died.
     """
 
     out: Path
@@ -57,20 +57,20 @@ class CellPlace:
 
     @property
     def cells(self) -> Path:
-        """The rows."""
+        """The file of rows."""
         return self.out / "cells.jsonl"
 
     def run(self, cell: Cell) -> Path:
-        """A cell's run."""
+        """The folder of a cell's run."""
         return self.out / "runs" / cell.name
 
     def log(self, cell: Cell) -> Path:
-        """What a cell's run printed."""
+        """The file with a cell's printed output."""
         return self.out / "runs" / f"{cell.name}.log"
 
 
 def command(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> list[str]:
-    """How a cell is run: `murmur train`, or `murmur simulate`."""
+    """The command of a cell: `murmur train`, or `murmur simulate`."""
     out, experiment = place.run(cell), grid.experiment(cell)
     words = ["train" if cell.kind == "processes" else "simulate", grid.source, "--strategy", cell.strategy]
     words += ["--learners", str(cell.learners), "--out", str(out)]
@@ -82,11 +82,11 @@ def command(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> li
         words += scenario_words(grid, cell)
     if _digest_in(out) == experiment.digest():
         return [*words, "--resume"]
-    return [*words, "--force"]  # nothing there, or a run of this comparison that cannot go on
+    return [*words, "--force"]  # an empty folder, or a run of this comparison that cannot continue
 
 
 def scenario_words(grid: Grid, cell: Cell) -> list[str]:
-    """The virtual cluster on a command line."""
+    """The virtual cluster as command-line arguments."""
     where, words = grid.scenario_of(cell), list[str]()
     for option, value in (("--cluster", where.kind), ("--nodes", where.nodes), ("--step-seconds", where.step_seconds)):
         words += [] if value is None else [option, str(value)]
@@ -97,21 +97,21 @@ def scenario_words(grid: Grid, cell: Cell) -> list[str]:
 
 
 def run(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> Row:
-    """Run a cell to its end, whatever that is; a run that has come to its end, but whose row was lost, is only read.
+    """Run a cell to its end, with or without success; a run that ended but lost its row is only read.
 
     Raises:
-        Stopped: one of both was asked to stop; it goes on when the comparison is run again.
+        Stopped: this program or the run was asked to stop; the run continues when the comparison is run again.
     """
     words = command(grid, cell, place, threads)
     status, seconds = 0, None
     last = place.run(cell) / LAST_FILE[cell.kind]
     if "--resume" not in words or not last.is_file():
         began = time.monotonic()
-        last.unlink(missing_ok=True)  # it is there again only if the run comes to its end
+        last.unlink(missing_ok=True)  # exists again only if the run reaches its end
         status = launch(words, place.log(cell), () if place.lock is None else (place.lock,))
         seconds = time.monotonic() - began
     if status == STOPPED_STATUS:
-        raise Stopped(signal.SIGTERM)  # which it was, the run has not told
+        raise Stopped(signal.SIGTERM)  # the signal that stopped the run is unknown
     about = {
         "format": FORMAT,
         "digest": grid.digest(cell),
@@ -130,10 +130,10 @@ def run(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> Row:
 
 @contextmanager
 def locked(out: Path) -> Iterator[CellPlace]:
-    """A place that this program alone runs cells in.
+    """A place in which this program alone runs cells.
 
     Raises:
-        SettingError: another program does.
+        SettingError: another program runs cells there.
     """
     with folder_lock.locked(out / folder_lock.LOCK) as lock:
         yield CellPlace(out, lock.descriptor)
@@ -150,7 +150,7 @@ def _origin(words: list[str], seconds: float | None) -> Row:
 
 
 def figures(out: Path, cell: Cell) -> Row:
-    """What a finished run's records say of it; see docs/compare.md."""
+    """The figures of a finished run, from its records; see docs/compare.md."""
     read = read_run(out)
     records, score = read.records, read.score
     last = records.evaluations[-1]
@@ -197,19 +197,19 @@ def _wer(out: Path, score: Mapping[str, Any]) -> Row | None:
 
 
 def recognised(out: Path) -> list[dict[str, Any]]:
-    """The lines of a run's recognised.jsonl; none where nothing was recognised."""
+    """The lines of a run's recognised.jsonl; empty if nothing was recognised."""
     path = out / "recognised.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
 def _sent(out: Path) -> float | None:
-    """Bytes of all learners; a run that was continued has counted those of its last launch alone."""
+    """Bytes sent by all learners; a continued run counts only those of its last launch."""
     told = json.loads((out / "simulated.json").read_text(encoding="utf-8"))
     return None if told["since_seconds"] else float(sum(told["sent_bytes"]))
 
 
 def _digest_in(out: Path) -> str | None:
-    """The experiment of a run that was begun there."""
+    """Digest of the experiment of a run begun in this folder."""
     path = out / "run.json"
     if not path.is_file() or not (out / "checkpoints").is_dir():
         return None
@@ -218,6 +218,6 @@ def _digest_in(out: Path) -> str | None:
 
 
 def last_words(log: Path) -> str:
-    """The last lines of what a run printed."""
+    """The last lines of a run's printed output."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return " | ".join(lines[-3:])[-MOST_ERROR:]

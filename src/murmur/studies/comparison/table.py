@@ -1,7 +1,7 @@
-"""The table of a comparison, from its rows and what its runs recognised: a line is over seeds.
+"""The table of a comparison, from its rows and its runs' recognition results: a line covers all seeds.
 
-Every figure is a mean over the seeds that came to an end, but for word error rates, which count the words of all seeds
-together. What cannot be known is None, and shown as "-".
+Every figure is a mean over the finished seeds, except word error rates, which count the words of all seeds as one
+set. Unknown figures are None, and shown as "-".
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class TableLine:
     """One line of the table.
 
     Attributes:
-        strategy, learners, kind: which.
-        note: why there are no figures, or which seeds failed; "" otherwise.
-        cells: names of the cells that the figures are made of.
-        samples: of all learners together.
-        loss, logprob, accuracy: held out; accuracy is a share.
-        wer: percent on test, with its interval.
-        wer_difference: from one learner, in points, on the seeds of both.
-        hours: wall or virtual.
-        speed_up: samples a second over those of one learner of that kind and the same seed.
-        efficiency: speed-up a learner.
-        waiting_share: of the learners' time.
-        sent_bytes: by all learners.
+        strategy, learners, kind: cells of the line.
+        note: reason for missing figures, or failed seeds; "" otherwise.
+        cells: names of the cells behind the figures.
+        samples: samples of all learners.
+        loss, logprob, accuracy: held-out figures; accuracy is a share.
+        wer: word error rate on test in percent, with its interval.
+        wer_difference: difference from one learner, in points, on the seeds of both.
+        hours: wall time or virtual time.
+        speed_up: samples per second relative to one learner of the same kind and seed.
+        efficiency: speed-up per learner.
+        waiting_share: share of the learners' time spent waiting.
+        sent_bytes: bytes sent by all learners.
         staleness: mean over steps.
-        consensus_distance: at the last evaluation.
+        consensus_distance: distance at the last evaluation.
     """
 
     strategy: str
@@ -60,7 +60,7 @@ class TableLine:
     consensus_distance: float | None = None
 
     def described(self) -> dict[str, Any]:
-        """In JSON's terms."""
+        """The line in JSON's terms."""
         return asdict(self)
 
 
@@ -70,7 +70,7 @@ class RecognisedWords:
 
     Attributes:
         of: {name of a cell: errors by utterance}.
-        speakers: of every utterance.
+        speakers: speaker of every utterance.
     """
 
     place: CellPlace
@@ -78,7 +78,7 @@ class RecognisedWords:
     speakers: dict[str, str] = field(default_factory=dict)
 
     def by_seed(self, rows: Iterable[Row]) -> dict[int, Errors]:
-        """Of the rows whose runs recognised anything."""
+        """Errors by seed, of the rows with recognition results."""
         found = {}
         for row in rows:
             errors = self._read(row["name"])
@@ -95,7 +95,7 @@ class RecognisedWords:
 
 
 def table(grid: Grid, rows: Mapping[str, Row], place: CellPlace) -> list[TableLine]:
-    """All lines of a grid, in its order; a cell without a row yet says so."""
+    """All lines of a grid, in its order; a cell without a row yet has a note."""
     cells, words = grid.cells(), RecognisedWords(place)
     groups: dict[tuple[str, str, int], list[Cell]] = {}
     for cell in cells:
@@ -114,7 +114,7 @@ def _left_out(grid: Grid) -> list[TableLine]:
         for learners in numbers:
             for text in grid.strategies:
                 why = grid.why_not(Cell(kind, text, learners, 0))  # type: ignore[arg-type]
-                if why is not None and learners > 1:  # at one learner the plain loop's row stands for it
+                if why is not None and learners > 1:  # with one learner, the plain loop's row stands for it
                     lines.append(TableLine(text, learners, kind, why))
     return lines
 
@@ -156,7 +156,7 @@ def _note(rows: Sequence[Row | None]) -> str:
 
 
 def _mean(rows: Sequence[Row], of: Callable[[Row], float | None]) -> float | None:
-    """None where any of the rows does not know it: a mean over some of the seeds would be of other seeds."""
+    """Mean over the rows; None if a row lacks the figure, since a mean over some of the seeds is not comparable."""
     values = [of(row) for row in rows]
     known = [float(value) for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None

@@ -1,4 +1,4 @@
-"""A run in the virtual world that keeps no folder: what its records came to."""
+"""A run in the virtual world without a folder: the summary of its records."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from murmur.worlds.virtual.world import VirtualWorld
 
 @dataclass
 class VirtualCourse:
-    """What a run showed, summed up from its records; ended by losses that are no numbers, it has no model.
+    """Summary of a run's records; a run ended by non-finite losses has no model.
 
     Attributes:
-        learners: how many.
-        minibatches: in all, as they are planned.
-        model: the consensus.
-        figures: its held-out figures.
-        ended: why the run came to no end.
-        curve: (samples of all learners, held-out loss, virtual seconds) at the marks.
-        steps: of all learners.
-        seconds: virtual, of training, evaluation left out.
-        compute_seconds: of all learners.
+        learners: number of learners.
+        minibatches: planned number in total.
+        model: weights of the consensus.
+        figures: held-out figures of the consensus.
+        ended: reason why the run did not finish.
+        curve: (samples of all learners, held-out loss, virtual seconds) at the evaluation points.
+        steps: number of steps of all learners.
+        seconds: virtual seconds of training, without evaluation.
+        compute_seconds: computing time of all learners.
         stale: sum of the staleness of all steps.
-        consensus_distance: at the last mark before the end, where strategies have made all learners equal.
-        sent_bytes: by all learners.
+        consensus_distance: distance at the last evaluation point before the end, at which strategies have made all
+            learners equal.
+        sent_bytes: bytes sent by all learners.
     """
 
     learners: int
@@ -49,7 +50,7 @@ class VirtualCourse:
     sent_bytes: float = math.nan
 
     def see(self, record: Record) -> None:
-        """Take in a record of any learner."""
+        """Add a record of any learner."""
         self.seconds = max(self.seconds, record.seconds)
         if record.kind == "evaluation":
             self.curve.append((record.samples, record.loss, record.seconds))
@@ -61,7 +62,7 @@ class VirtualCourse:
             self.stale += record.staleness
 
     def described(self) -> dict[str, Any]:
-        """In JSON's terms, without the model."""
+        """The summary in JSON's terms, without the model."""
         whole = self.learners * self.seconds
         return {
             "heldout": self.figures,
@@ -77,7 +78,7 @@ class VirtualCourse:
 
 
 def train(experiment: Experiment, cluster: Cluster) -> VirtualCourse:
-    """Train to the end of the budget, or until losses are no numbers any more."""
+    """Train to the end of the budget, or until losses are not finite."""
     course, world = VirtualCourse(cluster.learners, experiment.budget.total(experiment.task)), VirtualWorld(cluster)
 
     def observers(_: Seat) -> tuple[Any, ...]:

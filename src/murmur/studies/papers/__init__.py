@@ -1,1 +1,1 @@
-"""The experiments of five papers, made small: real gradients on AN4 in the virtual world. `murmur papers --help`."""
+"""The experiments of five papers at small size: real gradients on AN4 in the virtual world. `murmur papers --help`."""

@@ -1,4 +1,4 @@
-"""The studies by name, in the order in which they are run: the shortest first."""
+"""The studies by name, in the order in which they run: the shortest first."""
 
 from __future__ import annotations
 

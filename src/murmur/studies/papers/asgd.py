@@ -1,8 +1,8 @@
 """Cong, Kingsbury, Gosh, Saon, Zhou 2017: asynchronous SGD against K-step averaging, at 4 and at 20 learners.
 
 One learner; 4 and 20 learners with ASGD (updates one by one, at one learner's rate), KAVG(8) and K-step averaging whose
-K falls from 8 to 1 (rate times the root of the number of learners). Three seeds. What the paper's "adaptive measures"
-are could not be read: a falling K stands in their place.
+K falls from 8 to 1 (rate times the root of the number of learners). Three seeds. The paper's "adaptive measures" are
+unknown; a falling K takes their place.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def runs(go: Go) -> Groups:
 
 
 def findings(rows: Groups) -> list[Finding]:
-    """Accuracy at 4 and 20, and the clock."""
+    """Accuracy at 4 and 20 learners, and the clock."""
     return [*_quality(rows), *_clock(rows)]
 
 

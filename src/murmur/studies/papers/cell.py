@@ -1,9 +1,9 @@
-"""One run of the papers' experiments: what it is made of.
+"""One run of the papers' experiments, with all its settings.
 
 Task: AN4's published cepstra with deltas, states of monophones (made by murmur's own Gaussian systems), three sigmoid
 layers of 128 on eleven frames, single frames in random order. Held out: every eighth training speaker. The clock is
-virtual; gradients are real, without momentum and without clipping. The rate, and its growth with the square root of the
-number of learners where a study says nothing else, were chosen by pilot runs that are not among the rows.
+virtual; gradients are real, without momentum and without clipping. The rate, and its growth with the square root of
+the number of learners unless a study says otherwise, were chosen by pilot runs that are not among the rows.
 
 A run of one learner with 64 frames a minibatch stands for IBM's one V100 with 256 sequences a minibatch: 192 h for 16
 passes over 33.9 M sequences are 0.326 s a minibatch (arXiv 1907.05701 and its talk). Seconds are taken as linear in the
@@ -33,11 +33,11 @@ from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.presets import preset
 
 NETWORK = Dnn(hidden=128, layers=3, context=5)
-FRAMES = 128  # the minibatch that rates are told for
-PASS = 240_000  # frames of all learners together, where a study says nothing: about one pass over the data
+FRAMES = 128  # minibatch to which rates refer
+PASS = 240_000  # frames of all learners, by default: about one pass over the data
 SECONDS_PER_FRAME = 0.326 / 64
 MESSAGE_BYTES, PRESET, JITTER = 164.6 * 2**20, "v100-ethernet", 0.1
-STACK_RATE = 0.04  # of the machines, from the studies on digits
+STACK_RATE = 0.04  # rate of the machines, from the studies on digits
 FIXED = {
     "format": 1,
     "data": "AN4 cepstra, states of monophones, every eighth speaker of train held out",
@@ -58,18 +58,18 @@ class StudyCell:
     """One run.
 
     Attributes:
-        strategy: as on a command line.
-        learners: virtual ones.
-        rate: of one learner with 128 frames a minibatch; scaled by frames / 128 and by learners to the power `power`.
+        strategy: strategy, as on a command line.
+        learners: number of virtual learners.
+        rate: rate of one learner with 128 frames a minibatch; scaled by frames / 128 and by learners ** `power`.
         power: 1 for one step with the minibatch of all learners, 0 for updates one by one.
-        seed: of the weights and of the order of the frames.
-        frames: of a learner's minibatch.
-        budget: frames of all learners together.
-        schedule: see FIXED.
-        optimizer: both without momentum.
-        stack: whether weights come from a stack of restricted Boltzmann machines, trained on the same features.
-        slow: learner 0 takes so many times as long as the others.
-        decoded: whether test is decoded at the end.
+        seed: seed of the weights and of the order of the frames.
+        frames: number of frames in a learner's minibatch.
+        budget: number of frames of all learners.
+        schedule: name of the schedule, see FIXED.
+        optimizer: name of the optimizer, without momentum.
+        stack: take weights from a stack of restricted Boltzmann machines, trained on the same features.
+        slow: factor on the time of learner 0.
+        decoded: decode test at the end.
     """
 
     strategy: str = "SyncSGD()"
@@ -87,12 +87,12 @@ class StudyCell:
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits; whether test is decoded, and where data lie, do not count."""
+        """Sixteen hexadecimal digits; independent of decoding test and of the location of the data."""
         return digest_of([{k: v for k, v in asdict(self).items() if k != "decoded"}, FIXED])
 
     @property
     def told(self) -> str:
-        """In a few words."""
+        """A short description."""
         return f"{self.strategy}, {self.learners} learners, {self.frames} frames, {self.schedule}, seed {self.seed}"
 
     @property
@@ -135,8 +135,8 @@ class StudyMaterial:
     """The folders of the speech and of the data made from it.
 
     Attributes:
-        corpus: AN4's folder.
-        cache: features, alignments, stacks.
+        corpus: folder of AN4.
+        cache: folder of features, alignments, stacks.
     """
 
     corpus: Path

@@ -1,8 +1,8 @@
-"""Rosciszewski and Kaliski 2017: how often should models be averaged?
+"""Rosciszewski and Kaliski 2017: the best frequency of averaging models.
 
 Eight learners, plain means of models, the rate times the root of their number, falling exponentially to a tenth, every
 128, 1,024, 8,192 frames a learner, and once at the end. Three seeds, test decoded. The best range holds the frequency
-of the highest mean log-probability and all whose paired 95 % interval of the ratio of losses to it holds 1.
+with the highest mean log-probability, and all those with a paired 95 % interval of the loss ratio to it that holds 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FREQUENCIES = (128, 1024, 8192, PASS // LEARNERS)
 
 
 def runs(go: Go) -> Groups:
-    """A group a frequency."""
+    """One group for each frequency."""
     found = {}
     for frames in FREQUENCIES:
         strategy = f"KAVG({-(-frames // FRAMES)})"
@@ -32,12 +32,12 @@ def runs(go: Go) -> Groups:
 
 
 def mean_loss(rows: Sequence[Row]) -> float:
-    """Over seeds."""
+    """Mean held-out loss over seeds."""
     return statistics.mean(map(loss, rows))
 
 
 def best_range(rows: Groups) -> list[str]:
-    """By the rule above."""
+    """The frequencies in the best range, by the rule above."""
     best = min(rows, key=lambda name: mean_loss(rows[name]))
     return [name for name in rows if name == best or ratio(rows[best], rows[name]).low <= 1]
 
@@ -80,7 +80,7 @@ FREQUENCIES_SHOWN = tuple(map(str, FREQUENCIES))
 
 
 def saved(record: Path = Path("results/bench/averaging_frequency.json")) -> list[Finding]:
-    """The share of time that learners which stay alive save, from the record of that benchmark; none without it."""
+    """Time saved by learners that stay alive, as a share, from the record of that benchmark; empty without it."""
     if not record.is_file():
         return []
     figures = json.loads(record.read_text(encoding="utf-8"))["figures"]

@@ -1,8 +1,8 @@
 """Zhang, Cui et al. 2019: nodes as super-learners, 8 x 8.
 
-64 learners of 32 frames (a minibatch of 2,048, 32 times that of the one learner, as theirs grew from 256 to 8,192):
-synchronous SGD, ADPSGD on a randomised ring of 64, and ADPSGD among eight nodes whose learners sum their gradients.
-IBM's schedule and linear rate. Three seeds; the flat ring one.
+64 learners of 32 frames (a minibatch of 2,048, 32 times that of the one learner, like theirs from 256 to 8,192):
+synchronous SGD, ADPSGD on a randomised ring of 64, and ADPSGD among eight nodes with gradients summed inside each node.
+IBM's schedule and linear rate. Three seeds; one seed for the flat ring.
 """
 
 from __future__ import annotations

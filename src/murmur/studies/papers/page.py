@@ -1,4 +1,4 @@
-"""The page and the picture of the papers' experiments, from rows alone: the same rows give the same bytes."""
+"""The page and the picture of the papers' experiments, made from rows alone: the same rows give the same bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Written by `murmur papers` from rows of runs; never by hand. Real gradients on A
 sigmoid network on the states of monophones, a virtual cluster with the speeds of IBM's machines. The networks, the data
 and the budgets are hundreds of times smaller than the papers', so a conclusion that differs says that it does not show
 at this size, not that it is wrong. The design and the rules by which a conclusion "agrees" stand in
-`src/murmur/recipes/papers/`. Losses are cross-entropies in nats a frame on speakers held out; intervals are 95 %, of
+`src/murmur/studies/papers/`. Losses are cross-entropies in nats a frame on speakers held out; intervals are 95 %, of
 the ratio over seeds (paired t) or of word errors (paired bootstrap). "undecided": the interval holds both.
 
 What is missing is made, and then this page, by
@@ -32,7 +32,7 @@ What is missing is made, and then this page, by
 
 
 def write(run: Runner, out: Path) -> Path:
-    """papers.md and papers.svg.
+    """Write papers.md and papers.svg.
 
     Returns:
         The page.
@@ -57,7 +57,7 @@ def write(run: Runner, out: Path) -> Path:
 
 
 def made(study: Study, run: Runner) -> Groups | None:
-    """The rows of a study, if all are there."""
+    """The rows of a study, if they are complete."""
     try:
         return study.runs(replace(run, material=None))
     except MissingRun:
@@ -103,7 +103,7 @@ def section(study: Study, groups: Groups) -> str:
 
 
 def reasons(finding: Finding) -> str:
-    """A conclusion, the rule, and what explains the outcome."""
+    """A conclusion, the rule, and the explanation of the outcome."""
     why = f" Why: {finding.why}." if finding.why else ""
     return f"- {finding.claim}: **{finding.verdict}**. Rule: {finding.rule}. Here: {finding.ours}.{why}"
 
@@ -130,7 +130,7 @@ def runs(groups: Groups) -> str:
 
 
 def where(rows: Sequence[Row]) -> str:
-    """When and on what the rows were made."""
+    """Time and origin of the rows."""
     once = {row["digest"]: row for row in rows}.values()
     minutes = sum(row["cpu_seconds"] for row in once) / 60
     facts = [", ".join(sorted({str(row[name]) for row in once})) for name in ("commit", "date", "hardware")]
@@ -138,6 +138,6 @@ def where(rows: Sequence[Row]) -> str:
 
 
 def table(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """In Markdown."""
+    """A table in Markdown."""
     cells = [heads, ["---"] * len(heads), *lines]
     return "\n".join("| " + " | ".join(str(cell).replace("|", r"\|") for cell in line) + " |" for line in cells)

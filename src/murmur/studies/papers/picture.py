@@ -1,4 +1,4 @@
-"""The picture of docs/papers.md: a panel a study, each what its paper is about."""
+"""The picture of docs/papers.md: one panel per study, with the subject of its paper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def draw(complete: Mapping[str, Groups], path: Path) -> bool:
     """Draw the studies that are complete.
 
     Returns:
-        Whether there is a picture: without matplotlib there is none.
+        True if there is a picture: without matplotlib there is none.
     """
     try:
         check_installed()

@@ -1,11 +1,11 @@
-"""Cui et al. 2021: fixed ring, randomised ring and delay-by-one; how large a minibatch may be.
+"""Cui et al. 2021: fixed ring, randomised ring and delay-by-one, and their largest minibatches.
 
-16 learners, IBM's schedule, rates linear in the minibatch of all of them together.
+16 learners, IBM's schedule, rates linear in the minibatch of all of them.
 
-Largest: bisection over minibatches of 2^8 to 2^12 frames, seed 0, 60 updates of the largest: the middle one of those
-left; up if it trained, down if it diverged. A run has diverged where a loss is no number, or the held-out loss at the
-end is above 0.9 of that of the class frequencies.
-Large: three seeds at the largest minibatch at which all four trained, for the same frames.
+Largest: bisection over minibatches of 2^8 to 2^12 frames, seed 0, 60 updates of the largest: try the middle one of the
+remaining sizes; go up if it trained, down if it diverged. A run has diverged if a loss is not finite, or if the final
+held-out loss is above 0.9 of that of the class frequencies.
+Large: three seeds at the largest minibatch at which all four trained, for the same number of frames.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ BUDGET = UPDATES * 2 ** EXPONENTS[-1]
 
 
 def large(strategy: str, batch: int, seed: int = 0) -> StudyCell:
-    """A run with a minibatch of all learners together."""
+    """A run with this minibatch, summed over all learners."""
     frames = batch // LEARNERS
     return StudyCell(strategy, LEARNERS, power=1.0, seed=seed, frames=frames, budget=BUDGET, schedule="ibm")
 
 
 def diverged(row: Row) -> bool:
-    """By the rule above."""
+    """True if the run diverged by the rule above."""
     return row["ended"] is not None or loss(row) > DIVERGED * row["prior"]
 
 
 def batch_of(row: Row) -> int:
-    """Frames of all learners together."""
+    """Frames in a minibatch of all learners."""
     return int(row["cell"]["learners"] * row["cell"]["frames"])
 
 
@@ -59,12 +59,12 @@ def bisection(strategy: str, go: Go) -> list[Row]:
 
 
 def largest(rows: Sequence[Row]) -> int:
-    """The largest minibatch that trained; 0: none did."""
+    """The largest minibatch that trained; 0 if none did."""
     return max((batch_of(row) for row in rows if not diverged(row)), default=0)
 
 
 def runs(go: Go) -> Groups:
-    """Bisections, then seeds at the minibatch that all can do."""
+    """Bisections, then seeds at the largest minibatch that all strategies trained with."""
     found: dict[str, list[Row]] = {}
     for name, strategy in STRATEGIES.items():
         found[f"{name}: largest"] = bisection(strategy, go)

@@ -1,4 +1,4 @@
-"""From a cell of the papers' experiments to its row: found among the rows, or trained and appended."""
+"""Rows of the papers' experiments: found for a cell among the rows, or trained and appended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tell = Callable[[StudyCell, Row], None]
 
 
 class MissingRun(LookupError):
-    """A run that is needed is not among the rows, and is not to be made."""
+    """A required run is not among the rows, and may not be made."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Runner:
     """Makes rows, or only finds them.
 
     Attributes:
-        rows: where they are kept.
-        material: what cells are trained on; None: nothing is trained.
-        tell: is called with every row that was made.
+        rows: file of the rows.
+        material: data to train cells on; None trains nothing.
+        tell: function called with every new row.
     """
 
     rows: Rows
@@ -45,7 +45,7 @@ class Runner:
         """The row of a cell.
 
         Raises:
-            Missing: there is none, and nothing is trained.
+            MissingRun: there is no row, and training is off.
         """
         known = self.rows.read().get(cell.digest)
         if known is not None and (not cell.decoded or known["errors"] is not None or known["ended"]):
@@ -81,7 +81,7 @@ class Runner:
         return {"prior": plain.loss_of_priors(), **course.described(), "errors": errors}
 
     def _stack(self, seed: int, material: StudyMaterial) -> Path:
-        """File, without suffix, of the machines of a seed; trained where it is missing."""
+        """File, without suffix, of the machines of a seed; trained if it is missing."""
         out = material.cache / "stacks" / digest_of([STACK_RATE, seed, FIXED])
         if not (out / "model.json").exists():
             Trainer(stack_experiment(material.network_task(seed), STACK_RATE), VirtualWorld(1), out).fit()
@@ -89,6 +89,6 @@ class Runner:
 
 
 def loss(row: Row) -> float:
-    """Held-out loss, nats a frame; that of the class frequencies at most, which a run that ended early counts with."""
+    """Held-out loss, nats per frame, at most that of the class frequencies, used for runs that ended early."""
     found = row["heldout"].get("loss")
     return float(row["prior"]) if found is None or not found < row["prior"] else float(found)

@@ -1,4 +1,4 @@
-"""Su and Chen 2015: natural gradient, pre-training and schedules where models are averaged.
+"""Su and Chen 2015: natural gradient, pre-training and schedules with averaged models.
 
 16 learners, averaged every eight minibatches, rates times 4. SGD and natural gradient, each from random weights
 and from a stack of restricted Boltzmann machines; SGD with IBM's schedule beside Kaldi's. Three seeds, and one learner.
@@ -41,7 +41,7 @@ def runs(go: Go) -> Groups:
 
 
 def findings(rows: Groups) -> list[Finding]:
-    """Each helper by the ratio of losses with and without it, then 16 learners beside one."""
+    """Effect of each helper as a ratio of losses with and without it, then 16 learners against one."""
     return [*_helpers(rows), *_width(rows)]
 
 

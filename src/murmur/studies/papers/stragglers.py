@@ -17,7 +17,7 @@ SLOW = 10.0
 
 
 def runs(go: Go) -> Groups:
-    """Of every strategy a run with equal learners and one with a slow one."""
+    """A run with equal learners and one with a slow learner, for every strategy."""
     found = {}
     for name, strategy in STRATEGIES.items():
         plain = StudyCell(strategy, LEARNERS, power=0.5, schedule="ibm", budget=PASS // 2)
@@ -26,7 +26,7 @@ def runs(go: Go) -> Groups:
 
 
 def findings(rows: Groups) -> list[Finding]:
-    """Time with a slow learner; consensus without."""
+    """Time with a slow learner; consensus without one."""
     return [_stragglers(rows), _consensus(rows)]
 
 

@@ -1,4 +1,4 @@
-"""A study: runs, and findings that follow from them by rules fixed beforehand."""
+"""A study: runs, and findings derived from them by rules fixed beforehand."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Go = Callable[[StudyCell], Row]
 
 @dataclass(frozen=True)
 class Finding:
-    """One conclusion of a paper beside ours.
+    """One conclusion of a paper compared with ours.
 
     Attributes:
-        claim: the paper's, in a few words.
-        published: its numbers; "" where what could be read gives none.
-        rule: when ours agrees with it; fixed before any run.
+        claim: the paper's conclusion, in a few words.
+        published: the paper's numbers; "" if none are accessible.
+        rule: condition for agreement; fixed before any run.
         ours: our numbers.
-        verdict: by the rule.
-        why: what in the rows explains it.
+        verdict: outcome of the rule.
+        why: explanation from the rows.
     """
 
     claim: str
@@ -44,11 +44,11 @@ class Study:
     """The experiments of one paper.
 
     Attributes:
-        name: on the command line.
+        name: name on the command line.
         paper: authors, title, year.
-        design: what is run.
-        runs: rows by group, through something that makes or finds the row of a cell.
-        findings: from those rows alone.
+        design: description of the runs.
+        runs: function that returns the rows by group, given a function that makes or finds the row of a cell.
+        findings: function that derives the findings from those rows alone.
     """
 
     name: str
@@ -69,17 +69,17 @@ def ratio(first: Sequence[Row], second: Sequence[Row]) -> Interval:
 
 
 def lower(value: Interval) -> Verdict:
-    """Judges "a ratio is below 1": agrees if its whole interval is below 1, differs if its whole interval is above."""
+    """Judge "a ratio is below 1": agrees if its whole interval is below 1, differs if its whole interval is above."""
     return "agrees" if value.high < 1 else "differs" if value.low > 1 else "undecided"
 
 
 def at_most(value: Interval, limit: float) -> Verdict:
-    """Judges "a ratio is at most `limit`": the whole interval, none of it, or neither."""
+    """Judge "a ratio is at most `limit`": agrees if the whole interval is, differs if none of it is, else undecided."""
     return "agrees" if value.high <= limit else "differs" if value.low > limit else "undecided"
 
 
 def holds(condition: bool) -> Verdict:
-    """A plain yes or no, of figures without chance in them."""
+    """Judge a condition on figures without chance: agrees or differs."""
     return "agrees" if condition else "differs"
 
 
@@ -89,7 +89,7 @@ def shown(value: Interval) -> str:
 
 
 def speed_up(alone: Sequence[Row], many: Sequence[Row]) -> float:
-    """Virtual seconds a frame of one learner over those of many, over all seeds together."""
+    """Virtual seconds per frame of one learner relative to those of many, over all seeds."""
 
     def pace(rows: Sequence[Row]) -> float:
         return sum(row["seconds"] for row in rows) / sum(row["cell"]["budget"] for row in rows)
