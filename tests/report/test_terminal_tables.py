@@ -21,7 +21,7 @@ from murmur.report.terminal_table import TerminalTable, wrapped
 from murmur.report.watched import Watched
 from murmur.run import dry_run
 from murmur.simulation import tables
-from murmur.simulation.account import Account, Mark
+from murmur.simulation.account import Account, EvaluationPoint
 from murmur.simulation.planner.forms import Form
 from murmur.simulation.planner.table import PlanRow
 from murmur.simulation.scenario import Scenario
@@ -59,7 +59,7 @@ def account(strategy: str, learners: int = 3) -> Account:
         card_bytes_per_second=(1e9, 1e9),
         clock_seconds=123456.0,
         killed=(1,),
-        marks=tuple(Mark(3600.0 * n, 1e6 * n, 1.5 * n, 0.0123 * n, figures) for n in range(3)),
+        marks=tuple(EvaluationPoint(3600.0 * n, 1e6 * n, 1.5 * n, 0.0123 * n, figures) for n in range(3)),
     )
 
 
