@@ -37,8 +37,8 @@ def test_the_ramp_is_kaldis(first: int, last: int) -> None:
 def test_width_follows_the_learners_there_are() -> None:
     assert [Jobs()(f, 4) for f in (0.0, 1.0)] == [1, 4]
     assert [Jobs(3, 8)(f, 2) for f in (0.0, 1.0)] == [2, 2]
-    assert Jobs(1, 8, arrive=0.5)(0.5, 8) == 8
-    assert Jobs(1, 8, arrive=0.5)(0.25, 8) == Jobs(1, 8)(0.5, 8) < 8
+    assert Jobs(1, 8, reach=0.5)(0.5, 8) == 8
+    assert Jobs(1, 8, reach=0.5)(0.25, 8) == Jobs(1, 8)(0.5, 8) < 8
     assert Jobs(1, 8)(3.0, 8) == 8  # the last iteration may reach past the end
 
 

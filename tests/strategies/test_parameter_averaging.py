@@ -59,7 +59,7 @@ class Far(Quadratic):
 
 AVERAGING = [
     ParameterAveraging(FRAMES, Jobs(1), outlier_margin=2.0),
-    ParameterAveraging(FRAMES, Jobs(2, arrive=0.5), MaxChange(0.2, None), ProportionalShrink(0.5), 1.0, "keep"),
+    ParameterAveraging(FRAMES, Jobs(2, reach=0.5), MaxChange(0.2, None), ProportionalShrink(0.5), 1.0, "keep"),
     ParameterAveraging(FRAMES, Jobs(3), MaxChange(None, 0.15), SaturationShrink(), 3.0, combine=WeightedMean(4)),
     ParameterAveraging(FRAMES, Jobs(4), MaxChange(None, None), outlier_margin=1e3, combine=RunningMean(1)),
 ]

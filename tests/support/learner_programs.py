@@ -12,10 +12,10 @@ def python(program: str) -> list[str]:
 TRAINS = """
 import sys, time
 from murmur.worlds.process.launch.environment import take_place
-from murmur.worlds.process.store.server import KeyValueClient
+from murmur.worlds.process.store.server import StoreClient
 
 place = take_place()
-line = KeyValueClient(place.host, place.port, 30, place.secret)
+line = StoreClient(place.host, place.port, 30, place.secret)
 line.call({"do": "set", "key": f"{place.prefix}begun/{place.rank}"})
 line.wait([f"{place.prefix}begun/{r}" for r in range(place.size)], 60)
 """

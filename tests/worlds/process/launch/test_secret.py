@@ -28,14 +28,14 @@ LEARNER = """
 import json, os, subprocess, sys
 from pathlib import Path
 from murmur.worlds.process.launch.environment import place_of
-from murmur.worlds.process.store.server import KeyValueClient
+from murmur.worlds.process.store.server import StoreClient
 
 place = place_of()
-client = KeyValueClient(place.host, place.port, 20, place.secret)
+client = StoreClient(place.host, place.port, 20, place.secret)
 client.call({"do": "set", "key": str(place.rank)}, b"here")
 client.wait(["0", "1"], 20)
 try:
-    KeyValueClient(place.host, place.port, 20, b"a stranger's guess")
+    StoreClient(place.host, place.port, 20, b"a stranger's guess")
     stranger = "let in"
 except ConnectionError as error:
     stranger = str(error)

@@ -22,12 +22,12 @@ from murmur.worlds.process.transport.listener import listen
 LEARNER = """
 import pathlib, sys, time
 from murmur.worlds.process.launch.environment import take_place
-from murmur.worlds.process.store.server import KeyValueClient
-from murmur.worlds.process.membership.client import NetRoll
+from murmur.worlds.process.store.server import StoreClient
+from murmur.worlds.process.membership.client import StoreMembership
 
 place = take_place()
-roll = NetRoll(
-    lambda: KeyValueClient(place.host, place.port, 30, place.secret), place.prefix + "world", place.rank, 2, 60.0
+roll = StoreMembership(
+    lambda: StoreClient(place.host, place.port, 30, place.secret), place.prefix + "world", place.rank, 2, 60.0
 )
 roll.waiting = lambda: ("the mean of the world", 7.0) if place.rank else ("", 0.0)
 pathlib.Path(sys.argv[1], f"entered-{place.rank}").touch()

@@ -156,18 +156,18 @@ def test_silent_strangers_keep_no_learner_out(server: StoreServer) -> None:
         assert eventually(lambda: len(server._door._strangers) <= MOST_STRANGERS)
 
 
-def test_a_door_outlives_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = listen()
+def test_a_listener_survives_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = listen()
     failures = [OSError(24, "too many open files"), OSError(103, "aborted")]
 
     class Short:
         def __getattr__(self, name: str) -> object:
-            return getattr(listener, name)
+            return getattr(bound, name)
 
         def accept(self) -> object:
             if failures:
                 raise failures.pop()
-            return listener.accept()
+            return bound.accept()
 
     listener = Listener(Short(), SECRET, "test", lambda line, number: line.close())  # type: ignore[arg-type]
     dial(listener.address, SECRET, "test", 0, 5).close()
