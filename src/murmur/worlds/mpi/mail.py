@@ -65,7 +65,7 @@ class MpiMail:
 
 def pack(x: Tensor, tag: str, header: Sequence[float]) -> Bytes:
     """A vector on the CPU, its tag and the numbers beside it as bytes of their own."""
-    head = json.dumps({"tag": tag, "type": str(x.dtype), "numel": x.numel(), "note": list(header)}).encode()
+    head = json.dumps({"tag": tag, "type": str(x.dtype), "numel": x.numel(), "numbers": list(header)}).encode()
     start = -(-(LENGTH.size + len(head)) // ALIGNMENT) * ALIGNMENT
     message = np.zeros(start + x.numel() * x.element_size(), np.uint8)
     message[: LENGTH.size + len(head)] = np.frombuffer(LENGTH.pack(len(head)) + head, np.uint8)
@@ -81,4 +81,4 @@ def unpack(message: Bytes) -> tuple[str, Tensor, list[float]]:
     dtype, numel = TYPES[head["type"]], int(head["numel"])
     raw = message[message.size - numel * dtype.itemsize :]
     x = torch.from_numpy(raw).view(dtype) if numel else torch.empty(0, dtype=dtype)
-    return head["tag"], x, [float(number) for number in head["note"]]
+    return head["tag"], x, [float(number) for number in head["numbers"]]

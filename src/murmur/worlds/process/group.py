@@ -1,4 +1,4 @@
-"""A group of learner processes: collectives by gloo or NCCL, messages by mail, counters in the store."""
+"""Groups of learner processes: collectives by gloo or NCCL, messages by mail, counters in the store."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from murmur.worlds.process.transport.gloo_sockets import Connection, Device, Glo
 from murmur.worlds.process.transport.traffic import Flow
 
 Work = Any  # torch._C._distributed_c10d.Work
-FORMING_SECONDS = 10.0  # one of those that are to form a new group may die on the way to it
+FORMING_SECONDS = 10.0  # short, because a member of a new group may die before it is formed
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """What all groups of one learner share.
+    """State shared by all groups of one learner.
 
     Attributes:
-        store: keys of this launch.
-        rank: the learner's position in the world.
-        device: gloo's device, one for all groups; None where nothing travels by gloo.
-        mail: its post office.
-        told: host and device of a learner, by rank.
-        timeout_seconds: how long a collective may take before its group is given up. Never infinite: not every store
-            tells of a learner that has stopped.
-        trace: where this learner's seconds go.
-        lease_seconds: silence after which a learner counts as dead.
-        late: whether the others have begun without this learner.
-        presence: who is still here, where the store knows it.
-        waits: what this learner waits for.
-        rolls: lines to registers that groups of this learner have opened.
-        groups: that this learner is a member of.
+        store: Keys of this launch.
+        rank: Position of the learner in the world.
+        device: gloo's device, one for all groups; None if nothing travels by gloo.
+        mail: Post office of the learner.
+        told: Returns the host and device of a learner, by rank.
+        timeout_seconds: Longest duration of a collective before its group is given up. Never infinite: not every store
+            detects a stopped learner.
+        trace: Trace of this learner's time.
+        lease_seconds: Silence after which a learner counts as dead.
+        late: True if the others have begun without this learner.
+        failure_detector: Detector of lost learners, if the store supports one.
+        waits: Current waits of this learner.
+        memberships: Membership clients opened by groups of this learner.
+        groups: Groups of which this learner is a member.
     """
 
     store: c10d.Store
@@ -76,22 +76,22 @@ class Pending:
 
     def __await__(self) -> Generator[Any, None, Tensor]:
         return self._finish(self._work, self._x)
-        yield  # type: ignore[unreachable]  # what makes this a generator
+        yield  # type: ignore[unreachable]  # makes this function a generator
 
 
 class TorchGroup(Group):
     """Processes that work together; `members` are their positions in the world.
 
-    A group lives no longer than each of its members: when one is lost, every collective under way or begun later raises
-    PeerLost with its name within about `LOOK_SECONDS`, and the group is closed. Survivors may make another one.
+    A group lives no longer than each of its members. When one is lost, every collective under way or begun later raises
+    PeerLost with its name within about `LOOK_SECONDS`, and the group is closed. The remaining ones may form another.
     """
 
     def __init__(self, wiring: Wiring, name: str, members: Sequence[int], patience: float | None = None) -> None:
         self.wiring, self.name, self.members = wiring, name, list(members)
         self.tolerates_loss = wiring.failure_detector is not None
-        self._patience = wiring.timeout_seconds if patience is None else patience  # until all members must be here
+        self._patience = wiring.timeout_seconds if patience is None else patience  # for all members to arrive
         self.rank, self.size = self._place_of(wiring.rank), len(members)
-        self._store = clone(wiring.store)  # kept: a store written in Python must outlive what C++ makes of it
+        self._store = clone(wiring.store)  # kept alive: gloo holds only the C++ side of a store written in Python
         if isinstance(self._store, NetStore):
             finalize(self, self._store.close)  # the connection ends with the group
         self._prefix = c10d.PrefixStore(name, self._store)
@@ -104,12 +104,12 @@ class TorchGroup(Group):
         self._born = {} if wiring.failure_detector is None else wiring.failure_detector.incarnations(self.members)
         wiring.groups.add(self)
         if not wiring.late:
-            # All members are here. Two groups that two threads join in different orders would wait for each other.
+            # Wait for all members here: two groups joined in different orders by two threads would dead-lock.
             _ = self._group, self._nccl
 
     @cached_property
     def _group(self) -> Any:
-        """gloo's group; a learner that comes late joins it with its first collective, and may never need one."""
+        """gloo's group. A late learner joins it with its first collective, and may never need one."""
         if self.size == 1:
             return None
         if self._closed:
@@ -122,7 +122,7 @@ class TorchGroup(Group):
             made = make_gloo(self._prefix, self.rank, self.size, self.wiring.device, self._patience, check)
         except PeerLost as lost:
             if isinstance(self._store, NetStore):
-                self._store.close()  # what gloo still asks for ends
+                self._store.close()  # ends gloo's open requests
             if lost.learner is None:
                 self._blame("forming")
             raise
@@ -136,11 +136,11 @@ class TorchGroup(Group):
         return make_nccl(self._prefix, self.rank, self.size) if nccl else None
 
     def flows(self) -> dict[Connection, Flow]:
-        """How much has gone over each of gloo's connections, where the system tells."""
+        """Return the flow over each of gloo's connections, if the system reports it."""
         return {} if self._connections is None else self._connections.flows()
 
     def close(self) -> None:
-        """Cut the connections, so that members who still wait learn of it at once, as do threads of this one."""
+        """Cut the connections, so that waiting members, and waiting threads of this one, fail at once."""
         self._closed = True
         if self._connections is not None:
             self._connections.cut()
@@ -149,7 +149,7 @@ class TorchGroup(Group):
     async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
         if self._group is None:
             return [tuple(words)]
-        # So small a message is nothing but waiting for the slowest learner.
+        # The time of so small a message is the wait for the slowest learner.
         with self.wiring.trace.span(WAITING, f"mean of {self.name}"):
             return self._compare(x, words, "mean")
 
@@ -173,7 +173,7 @@ class TorchGroup(Group):
         start = self.wiring.trace.now()
         self._wait(work, "sum")
         end = self.wiring.trace.now()
-        # The fastest sum of this size ever seen had nobody to wait for; what others take longer is waiting.
+        # The fastest sum of this size had no wait; the excess of any other is counted as waiting.
         self._fastest[x.numel()] = min(self._fastest[x.numel()], end - start)
         moving = start + self._fastest[x.numel()]
         self.wiring.trace.add(COMMUNICATING, start, moving, f"sum of {self.name}")
@@ -181,7 +181,7 @@ class TorchGroup(Group):
         return x
 
     def _sum(self, x: Tensor) -> Tensor:
-        """The members' sum, in place where the backend can reach the device."""
+        """Return the members' sum, in place if the backend can reach the device."""
         if self._group is None:
             return x
         if x.device.type == "cpu" or self._nccl is not None:
@@ -207,7 +207,7 @@ class TorchGroup(Group):
 
     async def recv(self, source: int | None = None, tag: str = "") -> Message:
         whom = "anyone" if source is None else f"learner {self._learner(source)}"
-        # A member that serves others may let this one wait for a whole run; its death would be known.
+        # A member that serves others may let this one wait for a whole run; its death would be noticed.
         known = source is not None and isinstance(self.wiring.store, NetStore)
         seconds = float("inf") if known else self.wiring.timeout_seconds
         missing = PeerLost(f"no message {tag!r} from {whom} in {self.name} within {seconds} s")
@@ -226,12 +226,12 @@ class TorchGroup(Group):
         return None if message is None else self._known(message)
 
     def _known(self, message: Message) -> Message:
-        """A letter with its vector on this learner's device and its sender's rank in this group."""
+        """Return a message with its vector on this learner's device and its sender's rank in this group."""
         x = message.x.to(self.wiring.told(self.wiring.rank)[1])
         return Message(x, self._place_of(message.source), message.header)
 
     def _place_of(self, learner: int) -> int:
-        """The rank here of a learner of the world; learners that were added later keep theirs in the group of all."""
+        """Return the rank here of a learner of the world; added learners keep theirs in the group of all."""
         return learner if self.name == WORLD else self.members.index(learner)
 
     def _learner(self, rank: int) -> int:
@@ -261,7 +261,7 @@ class TorchGroup(Group):
 
     def among(self, ranks: Sequence[int], name: str) -> TorchGroup:
         if not self.tolerates_loss:
-            raise PeerLost(f"{self.name} cannot go on with {list(ranks)} alone: its store does not notice deaths")
+            raise PeerLost(f"{self.name} cannot go on with {list(ranks)} alone: its store detects no losses")
         members = [self._learner(r) for r in ranks]
         patience = min(FORMING_SECONDS, self.wiring.timeout_seconds)
         return type(self)(self.wiring, f"{self.name}/{name}", members, patience)
@@ -270,7 +270,7 @@ class TorchGroup(Group):
         return int(self._prefix.add(f"count/{counter}", amount))
 
     def _compare(self, x: Tensor, words: Sequence[float], verb: str) -> list[tuple[float, ...]]:
-        """The members' words; their vectors must be alike, or gloo would read past the end of the shorter one."""
+        """Share words among the members, and check that their vectors are alike: gloo would read past a shorter one."""
         assert self._group is not None
         mine = torch.tensor([x.numel(), x.element_size(), *words], dtype=torch.float64)
         all_ = [torch.empty_like(mine) for _ in range(self.size)]
@@ -283,7 +283,7 @@ class TorchGroup(Group):
     def _wait(self, work: Work, verb: str) -> None:
         """Wait until a collective has ended, or until a member is known to be lost."""
         failure_detector = self.wiring.failure_detector
-        # NCCL's work ends for the CPU when it has been queued; to wait for more would end the overlap.
+        # For the CPU, NCCL's work ends when it has been queued; waiting longer would end the overlap.
         with self.wiring.waits.on(f"the {verb} of {self._who}") as wait:
             while failure_detector is not None and self._nccl is None and not ended(work, LOOK_SECONDS):
                 self._give_up(failure_detector.missing(self.members, self._born), verb)
@@ -299,10 +299,10 @@ class TorchGroup(Group):
             ) from error
 
     def _check(self) -> None:
-        """Whether all members are still here, while the group is made.
+        """Check that all members are here while the group is formed.
 
         Raises:
-            PeerLost: one is not.
+            PeerLost: A member is lost.
         """
         assert self.wiring.failure_detector is not None
         lost = self.wiring.failure_detector.missing(self.members, self._born)
@@ -310,7 +310,7 @@ class TorchGroup(Group):
             raise PeerLost(f"{self.name} cannot be formed: {lost}", lost.learner)
 
     def _blame(self, verb: str) -> None:
-        """A connection has broken: raise PeerLost with the name of a member that the register has lost, if there is."""
+        """Raise PeerLost for a broken connection, with the name of a member that the membership has lost, if any."""
         failure_detector = self.wiring.failure_detector
         if failure_detector is not None:
             self._give_up(failure_detector.await_missing(self.members, self._born), verb)

@@ -1,4 +1,4 @@
-"""A world of processes on torch.distributed: this process holds one learner, the store brings them together."""
+"""World of processes on torch.distributed: each process holds one learner, and the learners meet in a store."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from murmur.worlds.real import RealSeat
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = START_SECONDS = 300.0
-STARTING_LEASE_SECONDS = 10.0  # until it is known how long rounds take
+STARTING_LEASE_SECONDS = 10.0  # before the duration of rounds is known
 POLL_SECONDS = 0.02
 LAST_WORDS_SECONDS = 5.0
 
 
 class ProcessSeat(RealSeat):
-    """This process's learner.
+    """Seat of this process's learner.
 
     Attributes:
-        wiring: what its groups share; None where it has none of this kind.
-        traffic: what it sends.
+        wiring: State shared by its groups; None in a world without such groups.
+        traffic: Traffic that it sends.
     """
 
     _begun = False
@@ -62,7 +62,7 @@ class ProcessSeat(RealSeat):
 
     @property
     def failure_detector(self) -> FailureDetector | None:
-        """Who of the others is still here, where the store knows it."""
+        """Failure detector of the world, if its store supports one."""
         return None if self.wiring is None else self.wiring.failure_detector
 
     def host_of(self, learner: int) -> str:
@@ -88,7 +88,7 @@ class ProcessSeat(RealSeat):
 
 
 class Told:
-    """What learners have told of themselves: (host, device) by rank; asked once."""
+    """Host and device of each learner, by rank, as published in the store; read once."""
 
     def __init__(self, store: c10d.Store) -> None:
         self._store = store
@@ -102,17 +102,17 @@ class Told:
 
 
 class ProcessWorld:
-    """All learners of a launch, one a process.
+    """All learners of a launch, one per process.
 
     Args:
-        place: this process's place (see `place_of`).
-        device: where this learner's model lives, "cpu" or "cuda:0".
-        timeout_seconds: how long a collective may take before it is given up; must be finite.
-        lease_seconds: silence after which the others go on without a learner, where the strategy can; ten median rounds
-            where they last longer.
-        sink: receives the spans of the trace.
-        store: an open store of this launch; None connects to the one that `place` names.
-        start_seconds: how long the learners wait at start until all have come.
+        place: This process's place (see `place_of`).
+        device: Device of this learner's model, "cpu" or "cuda:0".
+        timeout_seconds: Longest duration of a collective before it is given up; must be finite.
+        lease_seconds: Silence after which the others go on without a learner, if the strategy tolerates loss; ten
+            median rounds if they last longer.
+        sink: Receives the spans of the trace.
+        store: Open store of this launch; None connects to the one named by `place`.
+        start_seconds: Time that learners wait at start for all to arrive.
     """
 
     def __init__(
@@ -137,21 +137,21 @@ class ProcessWorld:
         return self.place.size
 
     def run(self, program: Program[T]) -> list[T]:
-        """Run the program at this process's seat; ends together with the other learners.
+        """Run the program at this process's seat; end together with the other learners.
 
         Raises:
-            PeerLost: a learner is gone, or took longer than `timeout_seconds`.
-            ConnectionError: there is no store.
+            PeerLost: A learner is gone, or took longer than `timeout_seconds`.
+            ConnectionError: There is no store.
         """
         with self.seated() as seat:
             return [drive(program(seat))]
 
     @contextmanager
     def seated(self) -> Iterator[ProcessSeat]:
-        """This process's seat, for whoever runs a program piece by piece; the end is together with the others.
+        """Yield this process's seat, for a caller that runs a program piece by piece; end together with the others.
 
         Raises:
-            PeerLost, ConnectionError: as `run`.
+            PeerLost, ConnectionError: As for `run`.
         """
         store = self.store
         if store is None:
@@ -161,7 +161,7 @@ class ProcessWorld:
         address = address_towards(self.place.host)
         seat = ProcessSeat(self.place.rank, time.monotonic(), self.sink)
         seat.device = self.device
-        # An earlier process of this learner was here, or it is one more than there were.
+        # True if an earlier process of this learner was here, or if the learner was added.
         seat.late = self.place.rank >= self.size or bool(store.check([f"{READY_KEY}/{self.place.rank}"]))
         membership = self._enter(store)
         store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
@@ -184,11 +184,11 @@ class ProcessWorld:
                 store.close()
 
     def _enter(self, store: c10d.Store) -> StoreMembership | None:
-        """Enter the membership, so that the others know at once, from now on, when this learner is lost."""
+        """Enter the membership, so that the others learn of this learner's loss at once from now on."""
         if not isinstance(store, NetStore) or self.size == 1:
             return None
         lease = max(STARTING_LEASE_SECONDS, self.lease_seconds)
-        entry = self.start_seconds + STARTING_LEASE_SECONDS  # learners say by themselves who has not come in time
+        entry = self.start_seconds + STARTING_LEASE_SECONDS  # learners themselves report those that come too late
         return StoreMembership(store.line, store.name_of(WORLD), self.place.rank, self.size, lease, entry)
 
     def _wire(
@@ -231,7 +231,7 @@ class ProcessWorld:
         )
 
     def _part(self, seat: ProcessSeat, memberships: Sequence[Membership], store: c10d.Store) -> None:
-        """Nobody closes its connections while another learner still reads from them; the lost are not waited for."""
+        """Wait for all live learners, so that none closes its connections while another still reads from them."""
         store.set(f"{ENDED_KEY}/{self.place.rank}", "")
         for membership in memberships:
             while seat.waits and not membership.arrive(ENDED):
@@ -242,14 +242,14 @@ class ProcessWorld:
         if seat.waits and not memberships:
             store.wait(["all ended"], timedelta(seconds=self.timeout_seconds))
         if memberships and self.place.store == "learner 0" and self.place.rank == 0:
-            # The store ends with this process, and who is alive has a few words left for it; the lost have none.
+            # The store ends with this process. Live learners have a few last requests to it; lost ones have none.
             deadline = time.monotonic() + LAST_WORDS_SECONDS
             while int(store.add("ended", 0)) < self.size and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
 
 
 def _flows(mail: Mail, wiring: Wiring) -> dict[Hashable, Flow]:
-    """What goes by mail and in all groups."""
+    """Return the flows of the mail and of all groups."""
     found: dict[Hashable, Flow] = {f"mail to {to}": flow for to, flow in mail.flows().items()}
     for group in list(wiring.groups):
         for connection, flow in group.flows().items():
@@ -258,16 +258,16 @@ def _flows(mail: Mail, wiring: Wiring) -> dict[Hashable, Flow]:
 
 
 def _lost(membership: StoreMembership) -> Mapping[int, str]:
-    """Why learners are lost, by rank, once this learner's view shows it."""
+    """Return the causes of losses, by rank, as this learner's view shows them."""
     live = membership.view().live
     return {r: why for r, why in dict(membership.lost).items() if r not in live}
 
 
 def _abandon(membership: StoreMembership | None, groups: Iterable[TorchGroup], error: BaseException) -> None:
-    """End before the others: tell them why, and let nobody wait."""
+    """End before the others: tell them the cause, and end all waits."""
     if membership is not None:
         known = isinstance(error, PeerLost) and error.learner is not None
-        with suppress(ConnectionError):  # there is nobody left to tell
+        with suppress(ConnectionError):  # the store is gone, and with it the way to the others
             membership.fail(f"it gave up after the loss of learner {error.learner}" if known else _words_of(error))  # type: ignore[attr-defined]
     for group in list(groups):
         group.close()
@@ -278,6 +278,6 @@ def _words_of(error: BaseException) -> str:
 
 
 def device_of(place: Place) -> str:
-    """The device of a learner: its own GPU where the host has one for it, else the CPU."""
+    """Return the device of a learner: a GPU of its own if the host has one for it, else the CPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return f"cuda:{place.local_rank % count}" if count else "cpu"

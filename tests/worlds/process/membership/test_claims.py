@@ -213,7 +213,7 @@ def test_a_broken_line_for_claims_is_told(server: StoreServer) -> None:
     far = Member(server, 0, 1, 0.05)
     far.work(100, 0.02, at_most=4)
     far.lines[2]._line._line.shutdown(2)
-    with pytest.raises(ConnectionError, match="line for claims"):
+    with pytest.raises(ConnectionError, match="connection for claims"):
         far.work(100, 0.02, at_most=100)
     far.membership.leave()
 

@@ -153,7 +153,7 @@ def test_silent_strangers_keep_no_learner_out(server: StoreServer) -> None:
         assert StoreClient(*server.address, 60, SECRET).call({"do": "size"})[0] == {"total": 0}
         assert time.monotonic() - began < 30
         assert hung_up(silent[0], 2), "the first had to make room"
-        assert eventually(lambda: len(server._door._strangers) <= MOST_STRANGERS)
+        assert eventually(lambda: len(server._listener._strangers) <= MOST_STRANGERS)
 
 
 def test_a_listener_survives_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,13 +278,13 @@ def begin_stream(line: socket.socket) -> None:
 
 
 LETTERS = {
-    "no type": b'{"tag": "t", "type": "torch.object", "numel": 1, "note": []}',
-    "negative": b'{"tag": "t", "type": "torch.float32", "numel": -1, "note": []}',
-    "endless": b'{"tag": "t", "type": "torch.float32", "numel": 1e99, "note": []}',
-    "too long": b'{"tag": "t", "type": "torch.float32", "numel": 99999999999999, "note": []}',
-    "tag is a list": b'{"tag": [], "type": "torch.float32", "numel": 0, "note": []}',
-    "note is text": b'{"tag": "t", "type": "torch.float32", "numel": 0, "note": "abc"}',
-    "note beyond measure": b'{"tag": "t", "type": "torch.float32", "numel": 0, "note": [1' + b"0" * 400 + b"]}",
+    "no type": b'{"tag": "t", "type": "torch.object", "numel": 1, "numbers": []}',
+    "negative": b'{"tag": "t", "type": "torch.float32", "numel": -1, "numbers": []}',
+    "endless": b'{"tag": "t", "type": "torch.float32", "numel": 1e99, "numbers": []}',
+    "too long": b'{"tag": "t", "type": "torch.float32", "numel": 99999999999999, "numbers": []}',
+    "tag is a list": b'{"tag": [], "type": "torch.float32", "numel": 0, "numbers": []}',
+    "numbers are text": b'{"tag": "t", "type": "torch.float32", "numel": 0, "numbers": "abc"}',
+    "number beyond measure": b'{"tag": "t", "type": "torch.float32", "numel": 0, "numbers": [1' + b"0" * 400 + b"]}",
     "a list": b"[1, 2]",
     "brackets": b"[" * 60_000,
 }
@@ -293,7 +293,7 @@ LETTERS = {
 @pytest.mark.parametrize("head", LETTERS.values(), ids=LETTERS)
 def test_hostile_letters_break_their_own_line_only(server: StoreServer, head: bytes) -> None:
     with Offices(server) as both:
-        with dial(both.second._door.address, SECRET, "mail to 1", 0, 5) as line:
+        with dial(both.second._listener.address, SECRET, "mail to 1", 0, 5) as line:
             begin_stream(line)
             line.sendall(struct.pack("<I", len(head)) + head)
             assert hung_up(line)
@@ -307,8 +307,8 @@ def test_a_promised_vector_takes_no_memory_until_it_comes(server: StoreServer) -
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    head = b'{"tag": "t", "type": "torch.uint8", "numel": 1073741824, "note": []}'
-    with Offices(server) as both, dial(both.second._door.address, SECRET, "mail to 1", 0, 5) as line:
+    head = b'{"tag": "t", "type": "torch.uint8", "numel": 1073741824, "numbers": []}'
+    with Offices(server) as both, dial(both.second._listener.address, SECRET, "mail to 1", 0, 5) as line:
         begin_stream(line)
         before = resident()
         line.sendall(struct.pack("<I", len(head)) + head + bytes(100))

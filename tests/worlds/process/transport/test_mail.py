@@ -157,7 +157,7 @@ def test_a_learner_dropped_many_times_has_one_sender(store: NetStore) -> None:
 def test_a_learner_that_vanished_many_times_has_one_receiver(store: NetStore) -> None:
     """Connections of which no end is ever told, as of learners killed while their network was down."""
     mail = Mail(store, 0, "127.0.0.1", 60, SECRET)
-    lines = [dial(mail._door.address, SECRET, "mail to 0", 1, 20.0) for _ in range(20)]
+    lines = [dial(mail._listener.address, SECRET, "mail to 0", 1, 20.0) for _ in range(20)]
     wait_for_threads(1, "line: mail to 0")
     second = Mail(store.clone(), 1, "127.0.0.1", 60, SECRET)
     second.post(torch.arange(3.0), 0, "a")
@@ -176,8 +176,8 @@ def test_an_older_connection_that_is_let_in_late_does_not_end_the_newer_one(
     second = Mail(store.clone(), 1, "127.0.0.1", 60, SECRET)
     second.post(torch.arange(3.0), 0, "a")
     assert mail.box.take(1, "a", 20.0, nothing).x.numel() == 3
-    monkeypatch.setattr(mail._door, "arrival", lambda _: 0)
-    with dial(mail._door.address, SECRET, "mail to 0", 1, 20.0) as late:
+    monkeypatch.setattr(mail._listener, "arrival", lambda _: 0)
+    with dial(mail._listener.address, SECRET, "mail to 0", 1, 20.0) as late:
         late.settimeout(20.0)
         assert late.recv(1) == b""  # it is closed
     second.post(torch.arange(4.0), 0, "a")

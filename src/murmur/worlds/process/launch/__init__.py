@@ -1,1 +1,1 @@
-"""Start of learner processes on a host, their places, their arrival and their signals."""
+"""Start of learner processes on a host, with their places, arrival and signals."""

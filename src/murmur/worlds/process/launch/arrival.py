@@ -1,4 +1,4 @@
-"""The wait at start until all learners of a launch can be reached; it ends as soon as one is known to be lost."""
+"""Wait at start until all learners of a launch can be reached; it ends early if one is known to be lost."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Arrival:
     """One learner's wait for the others.
 
     Attributes:
-        store: of the launch.
-        rank, size: this learner's and their number.
-        seconds: how long it waits.
-        lost: why learners are lost, by rank, as the membership knows it.
+        store: Store of the launch.
+        rank: Rank of this learner.
+        size: Number of learners.
+        seconds: Longest wait.
+        lost: Returns the causes of losses by rank, as the membership knows them.
     """
 
     store: Store
@@ -35,11 +36,11 @@ class Arrival:
     lost: Callable[[], Mapping[int, str]]
 
     def wait(self) -> None:
-        """Return once all learners can be reached; print a line every few seconds.
+        """Return once all learners can be reached; log a line every few seconds.
 
         Raises:
-            PeerLost: one is lost, or some have not come in time; names them all.
-            ConnectionError: the store is gone.
+            PeerLost: A learner is lost, or some have not come in time; names them all.
+            ConnectionError: The store is gone.
         """
         began, until = time.monotonic(), clock_time(self.seconds)
         tell_at = began + TELL_SECONDS
@@ -61,12 +62,12 @@ class Arrival:
             time.sleep(POLL_SECONDS)
 
     def _absent(self) -> list[int]:
-        """Those that are waited for; at least one, as all may have come since they were last looked for."""
+        """Return the learners waited for; at least one, as all may have come since the last check."""
         absent = [r for r in range(self.size) if not self.store.check([f"{READY_KEY}/{r}"])]
         return absent or [self.size - 1]
 
     def _status(self, absent: Collection[int]) -> str:
-        """Who is not here, and who is, with hosts."""
+        """Describe the absent and the present learners, with hosts."""
         never = [r for r in absent if not self._has_come(r)]
         starting = [self._named(r) for r in absent if r not in never]
         here = [self._named(r) for r in range(self.size) if r not in absent]
@@ -78,7 +79,7 @@ class Arrival:
         return self.store.check([f"{COME_KEY}/{rank}"])
 
     def _named(self, rank: int) -> str:
-        """A learner with its host, where that is known."""
+        """Return a learner's name with its host, if known."""
         if not self._has_come(rank):
             return f"learner {rank}"
         return f"learner {rank} ({self.store.get(f'{COME_KEY}/{rank}').decode().split()[0]})"

@@ -1,7 +1,7 @@
-"""Where this process stands in a launch: the only file that reads environment variables, and only launchers' ones.
+"""Place of this process in a launch. Only this file reads environment variables, and only those of launchers.
 
-Ours and torchrun say everything in torchrun's variables. srun and mpirun say rank and size; where the learners meet
-follows from the job, or from MASTER_ADDR and MASTER_PORT where those are set.
+murmur's launcher and torchrun set all of torchrun's variables. srun and mpirun set rank and size; the meeting point
+follows from the job, or from MASTER_ADDR and MASTER_PORT if they are set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from murmur.worlds.process.launch.secret import from_descriptor
 
 Backend = Literal["gloo", "nccl"]
 PORT_ERRORS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
-# What a learner's keys in the store begin with: it has come there, can be reached, has begun to train, has ended.
+# First parts of a learner's keys in the store: it has come there, can be reached, has begun to train, has ended.
 COME_KEY, READY_KEY, BEGUN_KEY, ENDED_KEY = "host", "ready", "begun", "past"
 
 
@@ -28,14 +28,16 @@ class Place:
     """One learner's place in a launch.
 
     Attributes:
-        rank, size: position among all learners and their number.
-        local_rank: position among the learners of this host.
-        host, port: where the store listens.
-        generation: how many times the launch was restarted; keys of earlier ones are not seen again.
-        local_size: number of learners of this host.
-        store: whose store listens there: our launcher's ("murmur"), torchrun's, or one that learner 0 has to open.
-        secret: of the launch (see `secret`); empty where learners have none to prove that they are of one run.
-        named_by: the variable or file that names `host`, for messages.
+        rank: Position among all learners.
+        size: Number of learners.
+        local_rank: Position among the learners of this host.
+        host: Host of the store.
+        port: Port of the store.
+        generation: Number of restarts of the launch; keys of earlier generations are not visible.
+        local_size: Number of learners on this host.
+        store: Owner of the store: murmur's launcher ("murmur"), torchrun, or learner 0, which has to open it.
+        secret: Secret of the launch (see `secret`); empty if learners cannot prove that they belong to one run.
+        named_by: Variable or file that names `host`, for messages.
     """
 
     rank: int
@@ -51,11 +53,11 @@ class Place:
 
     @property
     def prefix(self) -> str:
-        """What the keys of this launch begin with."""
+        """Prefix of the keys of this launch."""
         return f"generation-{self.generation}/"
 
     def variables(self) -> dict[str, str]:
-        """torchrun's environment variables for this place; the secret is not among them."""
+        """torchrun's environment variables for this place, without the secret."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -70,10 +72,10 @@ class Place:
 
 
 def place_of(variables: Mapping[str, str] | None = None) -> Place | None:
-    """The place that the variables of torchrun, srun or mpirun describe, or None outside a launch.
+    """Return the place given by the variables of torchrun, srun or mpirun, or None outside a launch.
 
     Raises:
-        ValueError: some of the variables are there but not all, or they contradict each other.
+        ValueError: Some of the variables are missing, or they contradict each other.
     """
     given = os.environ if variables is None else variables
     if "RANK" not in given or "WORLD_SIZE" not in given:
@@ -100,9 +102,9 @@ def place_of(variables: Mapping[str, str] | None = None) -> Place | None:
 
 
 def take_place() -> Place | None:
-    """The place of this process, which is taken out of the environment.
+    """Return the place of this process, and remove it from the environment.
 
-    A framework that finds it there would start distributed training of its own beside ours.
+    A framework that finds it there would start its own distributed training.
     """
     place = place_of()
     named = {name for launcher in LAUNCHERS for name in (launcher.rank, launcher.size, launcher.local_rank)}
@@ -113,13 +115,13 @@ def take_place() -> Place | None:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables of a launcher that does not say where its processes meet.
+    """Variables of a launcher that does not set a meeting point.
 
     Attributes:
-        name: for messages.
-        rank, size, local_rank, local_size: names of the variables.
-        job: names of the variables that tell this launch from another one.
-        inner: a variable of a launcher that this one starts, which then starts the learners.
+        name: Name for messages.
+        rank, size, local_rank, local_size: Names of the variables.
+        job: Names of the variables that identify a launch.
+        inner: Variable of a launcher that this one starts, and which then starts the learners.
     """
 
     name: str
@@ -131,12 +133,12 @@ class Launcher:
     inner: str = ""
 
     def started(self, given: Mapping[str, str]) -> bool:
-        """Whether it has started this process as one of several."""
+        """True if it has started this process as one of several."""
         return self.rank in given and int(given.get(self.size, 1)) > 1 and self.inner not in given
 
 
 SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-# srun stands before mpiexec: with an MPI plugin it sets PMI's variables too, which say nothing of hosts.
+# srun comes before mpiexec: with an MPI plugin it also sets PMI's variables, which do not name hosts.
 LAUNCHERS = (
     Launcher(
         "mpirun",
@@ -157,7 +159,7 @@ LAUNCHERS = (
     ),
     Launcher("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_JOBID",)),
 )
-FIRST_PORT, PORTS = 20000, 10000  # below the range from which systems give ports away by themselves
+FIRST_PORT, PORTS = 20000, 10000  # below the range of ports that systems assign themselves
 
 
 def _place_by(launcher: Launcher, given: Mapping[str, str]) -> Place:
@@ -167,7 +169,7 @@ def _place_by(launcher: Launcher, given: Mapping[str, str]) -> Place:
     local_size = tasks_on(int(given.get("SLURM_NODEID", 0)), given.get(launcher.local_size, str(size)))
     one_host = local_size == size
     host = given.get("MASTER_ADDR") or ("127.0.0.1" if one_host else first_host(given.get("SLURM_STEP_NODELIST", "")))
-    # On one host all were started by the same process; on several, those that start them are tasks of a Slurm step.
+    # On one host all have the same parent process; on several, their parents are tasks of a Slurm step.
     job = _joined(given, launcher.job) or (str(os.getppid()) if one_host else _joined(given, SLURM_STEP))
     port = given.get("MASTER_PORT") or (FIRST_PORT + crc32(job.encode()) % PORTS if job else 0)
     if not host or not port:
@@ -185,9 +187,9 @@ def _joined(given: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def tasks_on(node: int, per_host: str) -> int:
-    """How many tasks a host has: of one number this, of Slurm's list the entry of node `node`.
+    """Return the tasks on a host, from one number for all or from entry `node` of Slurm's list.
 
-    In Slurm's lists "2(x3),1" are three hosts of two and one of one.
+    In Slurm's lists "2(x3),1" means three hosts of two tasks and one of one.
     """
     counts: list[int] = []
     for entry in per_host.split(","):
@@ -197,7 +199,7 @@ def tasks_on(node: int, per_host: str) -> int:
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's list of hosts, such as a[07-09,12],b3."""
+    """Return the first host of Slurm's list, such as a[07-09,12],b3."""
     found = re.match(r"([^\[,]*)(?:\[([^\],-]*)[^\]]*\])?([^,\[]*)", nodes)
     return "".join(part or "" for part in found.groups()) if found else ""
 
@@ -214,21 +216,21 @@ def _secret_of(given: Mapping[str, str]) -> bytes:
 
 
 def child_variables(place: Place, threads: int, secret: int | None = None) -> dict[str, str]:
-    """The environment of a learner process: ours, its place, and its number of compute threads.
+    """Return the environment of a learner process: this one's, its place, and its number of compute threads.
 
-    `secret`: the descriptor it inherits in which the launch's secret stands.
+    `secret` is the inherited descriptor of the file with the launch's secret.
     """
     run = {} if secret is None else {"TORCHELASTIC_RUN_ID": f"murmur:{secret}"}
     return {**os.environ, **place.variables(), "OMP_NUM_THREADS": str(threads), **run}
 
 
 def backend_of(devices: Sequence[str], hosts: Sequence[str], nccl_available: bool) -> Backend:
-    """How a group should exchange vectors: NCCL between different GPUs of one host, gloo for everything else.
+    """Return the backend of a group: NCCL between different GPUs of one host, gloo otherwise.
 
     Args:
-        devices: the members' devices, "cpu" or "cuda:0" and so on, in order of rank.
-        hosts: the members' host names.
-        nccl_available: whether this build of PyTorch has NCCL.
+        devices: Devices of the members, "cpu" or "cuda:0" and so on, in order of rank.
+        hosts: Host names of the members.
+        nccl_available: True if this build of PyTorch has NCCL.
     """
     one_host = len(set(hosts)) == 1
     own_gpus = all(d.startswith("cuda") for d in devices) and len(set(devices)) == len(devices)
@@ -236,10 +238,10 @@ def backend_of(devices: Sequence[str], hosts: Sequence[str], nccl_available: boo
 
 
 def check_meeting_point(place: Place) -> None:
-    """Try the name and, where this learner opens it, the port at which the learners meet, before anything else.
+    """Check the name of the meeting point and, for the learner that opens it, the port, before anything else.
 
     Raises:
-        ValueError: the name has no address here, or the port cannot be opened; says what to set.
+        ValueError: The name has no address here, or the port cannot be opened; says what to set.
     """
     where = f"{place.host}:{place.port}"
     if place.rank > 0 or place.store != "learner 0":
@@ -259,14 +261,14 @@ def check_meeting_point(place: Place) -> None:
 
 
 def resolve(host: str, named_by: str = "MASTER_ADDR") -> str:
-    """The address of a host's name.
+    """Return the address of a host's name.
 
     Args:
-        host: the name, or an address.
-        named_by: the variable, option or file that gave the name.
+        host: Name or address.
+        named_by: Variable, option or file that gave the name.
 
     Raises:
-        ValueError: it has none; says where the name comes from and what to set.
+        ValueError: It has none; says where the name comes from and what to set.
     """
     try:
         return socket.gethostbyname(host)
@@ -279,18 +281,18 @@ def resolve(host: str, named_by: str = "MASTER_ADDR") -> str:
 
 
 def address_towards(host: str) -> str:
-    """This host's address on the route to `host`: loopback for a store on loopback, nothing wider than needed."""
+    """Return this host's address on the route to `host`: loopback for a store on loopback, no wider than needed."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((resolve(host), 9))  # a datagram socket: nothing is sent
+        probe.connect((resolve(host), 9))  # a datagram socket: no packet is sent
         address: str = probe.getsockname()[0]
         return address
 
 
 def meeting_host(hosts: Sequence[str]) -> str:
-    """Where learner 0 of processes that know each other's host names should listen, from its own point of view.
+    """Return the address on which learner 0 should listen, given the learners' host names.
 
     Raises:
-        ValueError: this host's name leads nowhere but to itself.
+        ValueError: This host's name leads only to itself.
     """
     if len(set(hosts)) == 1:
         return "127.0.0.1"
@@ -305,5 +307,5 @@ def meeting_host(hosts: Sequence[str]) -> str:
 
 
 def threads_per_learner(cores: int, learners_here: int) -> int:
-    """Compute threads of each learner of a host: the cores shared out, at least one."""
+    """Return the compute threads of each learner of a host: an equal part of the cores, at least one."""
     return max(1, cores // max(1, learners_here))

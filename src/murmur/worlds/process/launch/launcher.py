@@ -1,6 +1,6 @@
-"""Starts learners on this host, one process and one restart budget each, beside a store process of its own.
+"""Launcher of learners on this host: one process and one restart budget each, and a separate store process.
 
-Every process started here dies with the launcher, also when the launcher is killed without a chance to clean up.
+Every process started here dies with the launcher, even if the launcher is killed without a chance to clean up.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from murmur.worlds.process.transport.listener import listen
 
 log = logging.getLogger(__name__)
 
-GRACE_SECONDS = 5.0  # between asking a process to end and ending it
+GRACE_SECONDS = 5.0  # between the request to end a process and its kill
 POLL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
-ASK_SECONDS = 30.0  # the store process of a busy host may take its time to answer
+ASK_SECONDS = 30.0  # for an answer of the store process, which may be slow on a busy host
 PEER_LOST_STATUS = 75  # of a learner that gave up because another one is lost: a temporary failure
-Command = Callable[[Place, bool], Sequence[str]]  # (place, whether to resume) -> the learner's command line
+Command = Callable[[Place, bool], Sequence[str]]  # (place, true to resume) -> the learner's command line
 
 
 class Restart(Enum):
-    """What happens when a learner fails and has restarts left."""
+    """Reaction to the failure of a learner with restarts left."""
 
     TOGETHER = "all learners start again from the newest checkpoint (lock-step strategies cannot go on without one)"
     ALONE = "only the learner that failed starts again; the others go on, also without it"
@@ -57,12 +57,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class LaunchStanding:
-    """How far the learners of a generation have come.
+    """Progress of the learners of a generation.
 
     Attributes:
-        come: ranks that have reached the store.
-        begun: ranks that have begun to train, and so hold the model.
-        ended: ranks whose training has come to its end.
+        come: Ranks that have reached the store.
+        begun: Ranks that have begun to train, and so hold the model.
+        ended: Ranks that have ended their training.
     """
 
     come: frozenset[int]
@@ -70,18 +70,18 @@ class LaunchStanding:
     ended: frozenset[int]
 
     def trains(self, unit: Unit) -> bool:
-        """Whether a learner holds the model and goes on with it."""
+        """True if a learner holds the model and goes on with it."""
         running = unit.code is None and not _is_stopped(unit.process)
         return running and unit.rank in self.begun - self.ended
 
     def has_ended(self, unit: Unit) -> bool:
-        """Whether a learner has come to the end of training."""
+        """True if a learner has ended its training."""
         return unit.code in (0, STOPPED_STATUS) or (unit.code is None and unit.rank in self.ended)
 
 
 @contextmanager
 def _quit_is_a_question() -> Iterator[None]:
-    """Inside, SIGQUIT (Ctrl-backslash) ends neither this process nor its children; it stays pending to be asked for."""
+    """Keep SIGQUIT (Ctrl-backslash) from ending this process and its children; it stays pending as a question."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGQUIT])
     try:
         yield
@@ -94,17 +94,17 @@ class Launch:
     """A run of `learners` processes on this host.
 
     Attributes:
-        command: makes a learner's command line.
-        learners: how many.
-        restarts: how often each may be started again.
-        restart: who is started again.
-        host: the interface the store listens on.
-        threads: compute threads of each learner.
-        secret: what the processes of this run prove to have; drawn for each launch if none is given.
-        stop_signal: what asks a learner to save and end; None: learners know no such request and are ended.
-        missing: names what a whole run would have left and this one has not; empty for a whole run.
-        units: the learners of the present generation: fewer than `learners` if some were lost before training began.
-        inherited: descriptors of open files that learners inherit, such as a lock that they hold.
+        command: Returns a learner's command line.
+        learners: Number of learners.
+        restarts: Number of restarts of each learner.
+        restart: Learners that a failure restarts: all, or the failed one alone.
+        host: Interface on which the store listens.
+        threads: Compute threads of each learner.
+        secret: Secret of the run's processes; drawn for each launch if not given.
+        stop_signal: Signal that asks a learner to save and end; None: learners have no such signal and are ended.
+        missing: Returns the names of outputs that a complete run would have and this one lacks; empty if complete.
+        units: Learners of the present generation: fewer than `learners` if some were lost before training began.
+        inherited: Descriptors of open files that learners inherit, such as a lock that they hold.
     """
 
     command: Command
@@ -120,8 +120,8 @@ class Launch:
     units: list[Unit] = field(default_factory=list)
     generation: int = 0
     _port: int = 0
-    _training: bool = False  # whether all learners of this generation have begun to train
-    _ever_began: bool = False  # whether any learner of any generation has
+    _training: bool = False  # true once all learners of this generation have begun to train
+    _ever_began: bool = False  # true once any learner of any generation has
     _secret_file: IO[bytes] = field(init=False, repr=False)
     _asked: StopSignals = field(default_factory=StopSignals, repr=False)
     _asked_at: float = 0.0
@@ -131,9 +131,9 @@ class Launch:
         """Start everything and wait for the end.
 
         Returns:
-            0 if the run is whole, `STOPPED_STATUS` where the learners have saved and ended because they were asked to,
-            `PEER_LOST_STATUS` where a learner or the store was lost, or the exit status of the learner whose failure
-            ended the run.
+            0 if the run is complete, `STOPPED_STATUS` if the learners have saved and ended on request,
+            `PEER_LOST_STATUS` if a learner or the store was lost, or the exit status of the learner whose failure ended
+            the run.
         """
         with self._asked:
             return self._run()
@@ -151,15 +151,15 @@ class Launch:
         finally:
             self._end([u.process for u in self.units if u.process])
             assert store.stdin is not None
-            store.stdin.close()  # it ends by itself
+            store.stdin.close()  # it then ends by itself
             end_all([store])
             self._secret_file.close()
 
     def stop(self) -> None:
-        """Go on, or not, behind a launch that has ended.
+        """End the work after a launch, if a signal had asked this process to stop.
 
         Raises:
-            Stopped: a signal had asked this process.
+            Stopped: There was such a signal.
         """
         self._asked.stop()
 
@@ -194,7 +194,7 @@ class Launch:
             ignore_until_ready()
 
     def _pass_on(self) -> None:
-        """Ask the learners too, if this process has been asked; again and again, for one may not be ready yet."""
+        """Pass a stop request on to the learners, repeatedly, for one may not be ready yet."""
         if not self._asked() or time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
             return
         if self.stop_signal is None:
@@ -206,7 +206,7 @@ class Launch:
                 unit.process.send_signal(self.stop_signal)
 
     def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        """End learners; to those that take a request to end for one to save, it is of no use any more."""
+        """End learners; kill them if they would save on request, which is of no use any more."""
         if self.stop_signal is not None:
             for process in processes:
                 process.kill()
@@ -231,23 +231,23 @@ class Launch:
                 return code
 
     def _well(self) -> tuple[int | None, ...]:
-        """Statuses that are no failure; one that stops before it trains leaves the others alone, who then stop too."""
+        """Statuses that are not failures; a learner that stops before it trains is followed by the others."""
         stopped = self._asked() and any(unit.code == STOPPED_STATUS for unit in self.units)
         return (None, 0, STOPPED_STATUS, PEER_LOST_STATUS) if stopped else (None, 0, STOPPED_STATUS)
 
     def _conclude(self) -> int:
-        """The exit status when no learner runs any more: 0 only if the run is whole."""
+        """Return the exit status after all learners have ended: 0 only if the run is complete."""
         codes = {_status(unit.code) for unit in self.units}
         missing = self.missing()
         if 0 in codes and not missing:
             return 0
         if STOPPED_STATUS in codes:
             return STOPPED_STATUS
-        log.error("all learners have ended, but the run is not whole: %s is missing; --resume finishes it", missing)
+        log.error("all learners have ended, but the run is incomplete: %s is missing; --resume finishes it", missing)
         return max(codes - {0, PEER_LOST_STATUS}, default=PEER_LOST_STATUS)
 
     def _answer(self) -> None:
-        """Print who waits for what, if SIGQUIT has asked for it."""
+        """Log the stall table, if SIGQUIT has asked for it."""
         if signal.SIGQUIT not in signal.sigpending():
             return
         signal.sigwait([signal.SIGQUIT])
@@ -263,9 +263,9 @@ class Launch:
         return unit.code
 
     def _cause(self, failed: Sequence[Unit], standing: LaunchStanding) -> Unit:
-        """The learner whose failure made the others fail.
+        """Return the learner whose failure made the others fail.
 
-        It ended in another way than they, is stopped, or has never come to the store.
+        It ended in a different way from the others, is stopped, or has never come to the store.
         """
         running = [unit for unit in self.units if unit.code is None]
         stopped = [unit for unit in running if _is_stopped(unit.process)]
@@ -274,7 +274,7 @@ class Launch:
         return [*own, *stopped, *absent, *failed][0]
 
     def _end_the_stopped(self) -> None:
-        """Nobody waits for a stopped learner once all others have come to the end of the run without it."""
+        """End stopped learners once all others have ended the run without them."""
         others = [unit for unit in self.units if unit.code != 0 and not unit.lost]
         if len(others) < len(self.units) and all(_is_stopped(unit.process) for unit in others):
             for unit in others:
@@ -282,7 +282,7 @@ class Launch:
                 unit.lost = True
 
     def _recover(self, failed: Sequence[Unit]) -> int | None:
-        """Go on after a failure, with restarts or without the learner; the exit status if that is not possible."""
+        """Go on after a failure, with restarts or without the learner; return the exit status if that is impossible."""
         try:
             with closing(StoreClient(self.host, self._port, ASK_SECONDS, self.secret)) as line:
                 standing = self._standing(line)
@@ -327,9 +327,9 @@ class Launch:
         self._start(unit, resume=True)
 
     def _left_at_start(self, unit: Unit, failed: Sequence[Unit]) -> list[Unit]:
-        """Those that can begin without a learner that was lost before training began; nobody where none can.
+        """Return the learners that can begin without one lost before training began; empty if none can.
 
-        A learner that ended with an error of its own would do so again, and so would the others.
+        A learner that ended with an error of its own would fail again, and so would the others.
         """
         own = [u for u in failed if u.code is not None and u.code > 0 and u.code != PEER_LOST_STATUS]
         gone = [u for u in failed if u.code is not None and u.code < 0 and u.restarts_left == 0]
@@ -340,9 +340,9 @@ class Launch:
     def _start_together(self, units: list[Unit]) -> None:
         """Begin a new generation of these learners.
 
-        It resumes if any learner has trained: before that, checkpoints in the folder may be those of another run.
+        It resumes if any learner has trained. Before that, checkpoints in the folder may be those of another run.
         """
-        # At once: none can do anything useful any more, and checkpoints are whole or not there at all.
+        # Kill them: none can do useful work any more, and checkpoints are written atomically.
         self._end_at_once(self.units)
         self.units, self.generation, self._training = units, self.generation + 1, False
         for unit in units:
@@ -360,7 +360,7 @@ class Launch:
         return LaunchStanding(with_key(COME_KEY), with_key(BEGUN_KEY), with_key(ENDED_KEY))
 
     def _tell(self, line: StoreClient, unit: Unit, how: str) -> None:
-        """Tell the others through their membership that a learner is gone, so that nothing waits for it."""
+        """Tell the others through their membership that a learner is gone, so that no wait for it goes on."""
         line.call({"do": "gone", "group": self._prefix + WORLD, "rank": unit.rank, "why": f"its process {how}"})
         line.call({"do": "delete", "key": f"{self._prefix}{BEGUN_KEY}/{unit.rank}"})
 
@@ -370,7 +370,7 @@ class Launch:
 
 
 def _begin_store() -> None:
-    """The store ends with the launcher, not by a signal that the whole process group gets: learners still save."""
+    """Detach the store from the signals of the process group: it ends with the launcher, and learners still save."""
     die = die_with_parent()
     if die is not None:
         die()
@@ -378,7 +378,7 @@ def _begin_store() -> None:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What a child runs before it becomes the program: it is killed when its parent ends, however that happens."""
+    """Return the code that a child runs before the program, so that it is killed when its parent ends in any way."""
     if not sys.platform.startswith("linux"):
         return None  # elsewhere the launcher's own clean-up has to do
     prctl: Any = ctypes.CDLL(None).prctl
@@ -387,11 +387,11 @@ def die_with_parent() -> Callable[[], None] | None:
 
 
 def end_all(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS) -> None:
-    """End processes: ask, wait a little, insist."""
+    """End processes: ask, wait a little, kill."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
-            process.send_signal(signal.SIGCONT)  # one that is stopped would not hear
+            process.send_signal(signal.SIGCONT)  # a stopped process would not handle the signal
     deadline = time.monotonic() + grace_seconds
     for process in processes:
         try:
@@ -402,12 +402,12 @@ def end_all(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float =
 
 
 def _status(code: int | None) -> int:
-    """The exit status that a learner's end stands for: one that a signal has ended is a lost one."""
+    """Return the exit status for a learner's end; one ended by a signal counts as lost."""
     return PEER_LOST_STATUS if code is None or code < 0 else code
 
 
 def _how(code: int | None) -> str:
-    """A failure in words; None: it has not ended, and the others have given it up."""
+    """Describe a failure; None: it has not ended, and the others have given it up."""
     if code is None:
         return "is stopped (the others have given it up)"
     if code < 0:
@@ -416,12 +416,12 @@ def _how(code: int | None) -> str:
 
 
 def _is_stopped(process: subprocess.Popen[bytes] | None) -> bool:
-    """Whether a child is stopped by a signal (SIGSTOP, a debugger); what it reports stays to be waited for."""
+    """True if a child is stopped by a signal (SIGSTOP, a debugger); its exit report stays to be waited for."""
     if process is None or process.returncode is not None:
         return False
     look = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
     try:
         found = os.waitid(os.P_PID, process.pid, look)
     except ChildProcessError:
-        return False  # it has ended, and another thread of this program has waited for it in between
+        return False  # it has ended, and another thread of this program has already waited for it
     return found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)

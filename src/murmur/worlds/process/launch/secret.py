@@ -1,7 +1,7 @@
-"""A launch's secret, and how it gets to its processes: never in an environment variable, never on a command line.
+"""Secret of a launch, passed to its processes neither in environment variables nor on command lines.
 
-Our launcher draws one and leaves it in a file that has no name any more, whose descriptor its processes inherit. Where
-somebody else starts the processes, each reads it from a file that only its user may read. Standard library only.
+murmur's launcher draws one and leaves it in an unnamed file whose descriptor its processes inherit. Under another
+launcher, each process reads it from a file that only its user may read. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ LEAST_BYTES, MOST_BYTES = 16, 1024
 
 
 def draw() -> bytes:
-    """A secret nobody can guess: 32 random bytes as 64 hexadecimal digits."""
+    """Draw a random secret: 32 bytes as 64 hexadecimal digits."""
     return secrets.token_hex(32).encode()
 
 
 def unnamed_file(secret: bytes) -> IO[bytes]:
-    """A file without a name that holds the secret; who inherits its descriptor can read it, as often as it likes."""
+    """Create an unnamed file with the secret; a process that inherits its descriptor can read it repeatedly."""
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     file.write(secret)
     file.flush()
@@ -30,10 +30,10 @@ def unnamed_file(secret: bytes) -> IO[bytes]:
 
 
 def from_descriptor(descriptor: int) -> bytes:
-    """The secret in an inherited file; later children of this process do not inherit it again.
+    """Read the secret from an inherited file; later children of this process do not inherit it again.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is none.
     """
     try:
         os.set_inheritable(descriptor, False)
@@ -46,11 +46,11 @@ def from_descriptor(descriptor: int) -> bytes:
 
 
 def from_file(path: Path) -> bytes:
-    """The secret in a file of the user's own; white space around it does not count.
+    """Read the secret from a file of the user; surrounding white space is ignored.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: others may read it, or it holds no secret.
+        OSError: The file cannot be read.
+        ValueError: Other users may read it, or it holds no secret.
     """
     with path.open("rb") as file:
         facts = os.fstat(file.fileno())

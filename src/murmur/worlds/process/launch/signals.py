@@ -1,8 +1,8 @@
-"""Signals that ask a process to save and end: SIGTERM, which schedulers send, SIGUSR1, which Slurm can send before, and
+"""Signals that ask a process to save and end: SIGTERM (sent by schedulers), SIGUSR1 (which Slurm can send earlier), and
 SIGINT (Ctrl-C).
 
-The first one only asks. Another SIGTERM or SIGINT, when the first had some time, ends the process at once; within that
-time it is taken for the same request, which reached the process twice (from the scheduler and from the launcher).
+The first one only asks. Another SIGTERM or SIGINT, after some time, ends the process at once. Within that time it
+counts as the same request, delivered twice (by the scheduler and by the launcher).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["STOPPED_STATUS", "StopSignals", "StopWhenPolled", "ignore_until_read
 
 
 class StopSignals:
-    """Inside, the signals ask; calling it says whether they have. Only the main thread can be asked."""
+    """Context in which the signals are requests; call it to ask if there was one. For the main thread only."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -41,17 +41,17 @@ class StopSignals:
         return self._since is not None
 
     def stop(self) -> None:
-        """Go on with what cannot poll, or not, if there was a signal.
+        """End code that cannot poll, if there was a signal.
 
         Raises:
-            Stopped: there was one.
+            Stopped: There was one.
         """
         if self._since is not None:
             raise Stopped(self._number)
 
     @property
     def number(self) -> int:
-        """The signal that asked; 0: none has."""
+        """Number of the signal; 0 if there was none."""
         return self._number
 
     def _listen(self) -> None:
@@ -67,7 +67,7 @@ class StopSignals:
 
 
 class StopWhenPolled(StopSignals):
-    """The same from the first call on; until then, while nothing can be saved, the handlers before stay in force."""
+    """Stop signals from the first call on; until then, while nothing can be saved, the earlier handlers stay."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +79,6 @@ class StopWhenPolled(StopSignals):
 
 
 def ignore_until_ready() -> None:
-    """What a learner's process begins with: a request that comes before Python can take it must not end it."""
+    """Ignore the signals at the start of a learner's process, until Python can handle them."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Minibatches asked for before they are due, so that no gradient waits for the server. Standard library only."""
+"""Claims of minibatches ahead of need, so that no gradient waits for the server. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from murmur.core.membership import NOTHING, Preparation
 
-TRIPS = 5  # round trips that are remembered; the slowest of them counts
-WORTH = 0.01  # of a gradient: where a round trip takes less, the learner asks when it needs to
+TRIPS = 5  # number of latest round trips kept; the slowest of them counts
+WORTH = 0.01  # of a gradient's time: if a round trip takes less, claims are not made ahead
 MOST_AHEAD = 16
 
 
@@ -21,7 +21,7 @@ Standing = tuple[int, int | None]
 
 
 class Limits(NamedTuple):
-    """The numbers that claims are made of: `first` to `total` - 1, at most `size` of them a claim."""
+    """Bounds of claims: numbers from `first` to `total` - 1, at most `size` of them per claim."""
 
     first: int
     total: int
@@ -29,7 +29,7 @@ class Limits(NamedTuple):
 
 
 def claims_in(answer: Mapping[str, Any]) -> list[range]:
-    """The claims that an answer of the server gives."""
+    """Return the claims in an answer of the server."""
     return [range(start, stop) for start, stop in answer["claims"]]
 
 
@@ -37,25 +37,25 @@ class ClaimClient(Protocol):
     """A connection to the server."""
 
     def call(self, head: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """One request and its answer."""
+        """Send one request and return its answer."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
 
 
 @dataclass
 class Holdings:
-    """What one learner has from the server, and when it needs more. Times are of the monotonic clock.
+    """Claims of one learner, and the times of its next ones, on the monotonic clock.
 
     Attributes:
-        doing: the claim whose gradient is under way.
-        held: asked for ahead and not begun.
-        done: numbers, not yet told to the server.
-        due: when the next claim is needed; None while no gradient is under way.
-        pace_seconds: between claims.
-        preparing_seconds: what a learner does for a claim before it is due takes so long.
-        trips: latest round trips, seconds.
-        none_left: the server had fewer than were asked for.
+        doing: Claim whose gradient is under way.
+        held: Claims made ahead and not begun.
+        done: Numbers done but not yet reported to the server.
+        due: Time at which the next claim is needed; None while no gradient is under way.
+        pace_seconds: Time between claims.
+        preparing_seconds: Time to prepare a claim before it is due.
+        trips: Latest round trips, in seconds.
+        none_left: True if the server had fewer claims than requested.
     """
 
     doing: range | None = None
@@ -69,31 +69,31 @@ class Holdings:
 
     @property
     def seconds_ahead(self) -> float:
-        """How long before it is due a claim is asked for: no longer than needed, since what is held waits."""
+        """Time before it is due at which a claim is requested; short, because held claims wait."""
         return 2 * (max(self.trips) + self.preparing_seconds)
 
     def wanted(self, now: float) -> int:
-        """How many claims are to be asked for at present."""
+        """Return the number of claims to request now."""
         if self.due is None or self.none_left or now + self.seconds_ahead < self.due:
             return 0
         needed = 1 + math.floor((now + self.seconds_ahead - self.due) / self.pace_seconds)
         return max(0, min(needed, MOST_AHEAD) - len(self.held))
 
     def seconds_until_wanted(self, now: float) -> float | None:
-        """None: not before something else happens."""
+        """Return the time until the next request; None if another event must come first."""
         if self.due is None or self.none_left or len(self.held) >= MOST_AHEAD:
             return None
         return max(0.0, self.due + len(self.held) * self.pace_seconds - self.seconds_ahead - now)
 
 
 class ClaimsAhead:
-    """Asks in a thread and on a line of its own.
+    """Requests claims ahead, in a thread and on a connection of its own.
 
     Args:
-        connect: opens a line; it is opened when it is first needed.
-        head: of every request, to which {"first", "total", "size", "doing", "done", "count"} are added.
-        standing: number of the latest view that is known, and this learner's incarnation in it (None: it counts as
-            lost): what an earlier one held is another's by now. An answer may know of a later view.
+        connect: Opens a connection; called at first need.
+        head: Fields of every request, to which {"first", "total", "size", "doing", "done", "count"} are added.
+        standing: Returns the number of the latest known view, and this learner's incarnation in it (None: lost). Claims
+            of an earlier incarnation belong to other learners by now. An answer may know of a later view.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ClaimsAhead:
         self._thread: Thread | None = None
 
     def expect(self, claim: range, limits: Limits, seconds: float, preparation: Preparation = NOTHING) -> None:
-        """The gradient of `claim` has begun; it will take about so long. What comes ahead is prepared at once."""
+        """Announce that the gradient of `claim` has begun and its expected time; prepare claims ahead at once."""
         with self._changed:
             if max(*self._has.trips, preparation.seconds) < WORTH * seconds or seconds <= 0:
                 return
@@ -122,20 +122,20 @@ class ClaimsAhead:
             self._thread.start()
 
     def took(self, seconds: float) -> None:
-        """A round trip took so long."""
+        """Record the duration of a round trip."""
         with self._changed:
             self._has.trips.append(seconds)
 
     def take(self) -> range | None:
-        """The next claim that is held, once what has been asked for is here; None: ask the server.
+        """Take the next held claim, after an open request has been answered; None: claim from the server.
 
         Raises:
-            ConnectionError: the server is gone.
+            ConnectionError: The server is gone.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._has.held or not self._asking)
             if self._failure is not None:
-                raise ConnectionError(f"the line for claims is broken: {self._failure}") from self._failure
+                raise ConnectionError(f"the connection for claims is broken: {self._failure}") from self._failure
             self._stand(self._standing())
             has = self._has
             has.due = None
@@ -148,7 +148,7 @@ class ClaimsAhead:
             return has.doing
 
     def _stand(self, now: Standing) -> None:
-        """What an earlier incarnation held is another's; an older view than the latest tells nothing."""
+        """Drop the claims of an earlier incarnation; ignore a view older than the latest."""
         if now[0] < self._of[0]:
             return
         if now[1] != self._of[1]:
@@ -157,7 +157,7 @@ class ClaimsAhead:
         self._of = now
 
     def close(self) -> None:
-        """Ask no more."""
+        """End all requests."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -185,7 +185,7 @@ class ClaimsAhead:
                 self._changed.notify_all()
 
     def _next(self) -> dict[str, Any] | None:
-        """The next request, when it is time for it; None at the end."""
+        """Wait for the time of the next request and return it; None at the end."""
         with self._changed:
             has = self._has
             while not self._closed:

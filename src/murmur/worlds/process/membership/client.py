@@ -1,4 +1,4 @@
-"""A learner's line to the register of its group, and what stands for one where the store can only count."""
+"""Membership clients: of the server, and of shared counters for stores that can only count."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from murmur.worlds.process.membership.stalls import read_table
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 0.25
-REACHABLE_SECONDS = 2.0  # since its latest answer the server is taken for one that will answer again
-WORLD = "world"  # the roll, and the group, of all learners
+REACHABLE_SECONDS = 2.0  # since its latest answer, the server is expected to answer again
+WORLD = "world"  # name of the membership, and of the group, of all learners
 
 
 def stalls_of(line: ClaimClient, prefix: str) -> str:
-    """Who waits for what in the world whose keys have this prefix, as a table for people.
+    """Return the stall table of the world whose keys have this prefix, as text for people.
 
     Raises:
-        ConnectionError: the server is gone, or no learner has entered yet.
+        ConnectionError: The server is gone, or no learner has entered yet.
     """
     return read_table(line.call({"do": "membership", "act": "waits", "group": prefix + WORLD, "rank": 0})[0])
 
 
 class StoreMembership(Membership):
-    """A learner's line to the register of its group on the server.
+    """A learner's client of its group's membership table on the server.
 
     Attributes:
-        lease_seconds: so long may this learner be silent from its next sign of life on.
-        lost: why members are gone that had not ended well, in the order of their losses.
-        when_gone: called with the rank of a member that is gone, or that is another process now, and why; before this
-            line's view shows it.
-        waiting: asked what this learner waits for and for how many seconds, which its signs of life tell.
+        lease_seconds: Silence allowed to this learner from its next sign of life on.
+        lost: Causes of the losses of members that had not ended in order, by rank, in the order of their losses.
+        when_gone: Called with the rank of a member that is gone, or is another process now, and the cause, before this
+            client's view shows it.
+        waiting: Returns what this learner waits for, and the seconds; sent with its signs of life.
 
     Args:
-        connect: opens a connection to the server.
-        name: of the register.
-        rank, size: this learner's and their number.
-        lease_seconds: see above.
-        entry_seconds: after the first one has entered, so long until those that have not are lost.
+        connect: Opens a connection to the server.
+        name: Name of the membership.
+        rank: Rank of this learner.
+        size: Number of learners.
+        lease_seconds: See above.
+        entry_seconds: Time after the first entry until learners that have not entered count as lost.
 
     Raises:
-        ConnectionError: the server is gone (from every method).
+        ConnectionError: The server is gone (from every method).
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class StoreMembership(Membership):
         self.lost: Mapping[int, str] = {}
         self.when_gone: Callable[[int, str], None] = lambda _rank, _why: None
         self.waiting: Callable[[], tuple[str, float]] = lambda: ("", 0.0)
-        self._heard = time.monotonic()
+        self._answered = time.monotonic()
         self._seeing = Lock()
         self._view = _view(self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds))
         self._latest: tuple[range, Limits] | None = None
@@ -119,15 +120,15 @@ class StoreMembership(Membership):
 
     @property
     def unheard_seconds(self) -> float:
-        """Since the server answered this learner's latest sign of life, which it does several times a second."""
-        return time.monotonic() - self._heard
+        """Seconds since the server answered a sign of life of this learner; it does so several times a second."""
+        return time.monotonic() - self._answered
 
     def stalls(self) -> str:
-        """Who waits for what, as a table for people; nothing where the server may be out of reach."""
+        """Return the stall table as text; empty if the server may be out of reach."""
         return read_table(self._ask("waits")) if self.unheard_seconds < REACHABLE_SECONDS else ""
 
     def fail(self, why: str) -> None:
-        """This learner ends before the others, who are told why."""
+        """End before the others, and tell them the cause."""
         if not self._left.is_set():
             self._left.set()
             self._ahead.close()
@@ -152,7 +153,7 @@ class StoreMembership(Membership):
             own = view.incarnations.get(self.rank)
             if own is not None and own != before.get(self.rank, own):
                 log.warning(
-                    "learner %d was silent for longer than %.2f s: the others took it for lost (--lease-seconds)",
+                    "learner %d was silent for longer than %.2f s: the others counted it as lost (--lease-seconds)",
                     *(self.rank, self.lease_seconds),
                 )
             self._view = view
@@ -171,7 +172,7 @@ class StoreMembership(Membership):
                     "seconds": min(BEAT_SECONDS, lease / 4),
                 }
                 self._see(self._pulse.call({**head, **now})[0])
-                self._heard = time.monotonic()
+                self._answered = time.monotonic()
         except (ConnectionError, KeyError) as error:
             self._failure = None if self._left.is_set() else error
         finally:
@@ -179,7 +180,7 @@ class StoreMembership(Membership):
 
 
 class CountedMembership(Membership):
-    """A register made of shared counters, for stores that only count: claims work, deaths are not noticed."""
+    """Membership made of shared counters, for stores that can only count: claims work, losses are not detected."""
 
     def __init__(self, count: Callable[[str, int], int], rank: int, size: int) -> None:
         self._count, self.rank, self.size = count, rank, size
@@ -187,7 +188,7 @@ class CountedMembership(Membership):
         self._doing = 0
         self._reached: set[str] = set()
 
-    def view(self, fresh: bool = False) -> View:  # noqa: ARG002 - nothing ever changes
+    def view(self, fresh: bool = False) -> View:  # noqa: ARG002 - the view never changes
         return View(0, dict.fromkeys(range(self.size), 0))
 
     def claim(self, first: int, total: int, size: int = 1) -> range | None:
@@ -201,7 +202,7 @@ class CountedMembership(Membership):
 
     @property
     def complete(self) -> bool:
-        return True  # as far as it can know
+        return True  # counters detect no loss
 
     @property
     def spent(self) -> bool:
@@ -214,7 +215,7 @@ class CountedMembership(Membership):
         return self._count(f"reached {barrier}", fresh) >= self.size
 
     def leave(self) -> None:
-        """Nobody else would notice."""
+        """Do nothing: counters detect no departure."""
 
 
 def _view(answer: dict[str, Any]) -> View:

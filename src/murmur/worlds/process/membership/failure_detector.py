@@ -1,7 +1,7 @@
-"""Who of a world is still here, as every wait for others looks at it, so that a lost learner ends the wait at once.
+"""Failure detector polled by every blocking wait, so that a lost learner ends the wait at once.
 
-Lock-step groups cannot go on without a member. They learn of its loss here and not from their collectives, which tell
-of a broken connection but not whose fault it is, and never of a learner that was stopped.
+Lock-step groups cannot go on without a member. They learn of its loss here and not from their collectives, which report
+a broken connection but not its cause, and never a stopped learner.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from murmur.worlds.process.transport.mail import Mail
 log = logging.getLogger(__name__)
 
 LEAST_SECONDS, ROUNDS = 1.0, 10  # a silent learner is lost after max(1 s, 10 median rounds)
-FEWEST_ROUNDS, MOST_ROUNDS = 3, 15  # of which the median is taken
-LOOK_SECONDS = 0.1  # how soon a wait that is under way notices a loss
-SAME_SECONDS = 5.0  # within which threads that meet the same loss tell of it once
-UNHEARD_SECONDS = 5.0  # a learner that the store does not answer for so long has been given up by the others
-NAME_SECONDS = 2.0  # how long a broken connection waits for the register to say whose it is
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 15  # number of rounds of which the median is taken
+LOOK_SECONDS = 0.1  # longest delay before a wait notices a loss
+SAME_SECONDS = 5.0  # within which several threads report the same loss only once
+UNHEARD_SECONDS = 5.0  # without an answer from the store, after which the others have given a learner up
+NAME_SECONDS = 2.0  # time for the membership to name the lost learner behind a broken connection
 
 
 class FailureDetector:
-    """One learner's view of the others.
+    """One learner's view of the other learners' failures.
 
     Args:
-        roll: its line to the register of the whole world.
-        host_of: where a learner runs, by rank.
-        mail: its post office, which learns who neither writes nor reads any more.
-        least_seconds: silence that is always borne.
+        membership: Its client of the membership of the whole world.
+        host_of: Returns the host of a learner, by rank.
+        mail: Its post office, which is told of lost learners.
+        least_seconds: Silence that is always allowed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FailureDetector:
         self._rounds: deque[float] = deque(maxlen=MOST_ROUNDS)
 
     def took(self, seconds: float) -> None:
-        """A round of this learner took so long; sets how long its silence is borne."""
+        """Record the duration of a round; it determines the silence allowed to this learner."""
         self._rounds.append(seconds)
         if len(self._rounds) < FEWEST_ROUNDS:
             return
@@ -65,25 +65,25 @@ class FailureDetector:
             )
 
     def adopted(self, membership: StoreMembership) -> StoreMembership:
-        """The register of a group, in which silence is borne as long as in the world."""
+        """Give the membership of a group the same lease as that of the world."""
         membership.lease_seconds = self.membership.lease_seconds
         self._memberships.append(membership)
         return membership
 
     def incarnations(self, members: Sequence[int]) -> dict[int, int]:
-        """Of those members that are here now; see `missing`."""
+        """Return the present incarnations of these members; see `missing`."""
         found = self.membership.view().incarnations
         return {m: found[m] for m in members if m in found}
 
     def missing(self, members: Sequence[int], born: Mapping[int, int]) -> PeerLost | None:
-        """The loss of the first of the members that is not here, or not as the one it was when the group was made.
+        """Return the loss of the first member that is not here, or not in the incarnation it had at the start.
 
         Args:
-            members: of a group.
-            born: their incarnations then.
+            members: Members of a group.
+            born: Their incarnations when the group was formed.
 
         Raises:
-            ConnectionError: the store is gone.
+            ConnectionError: The store is gone.
         """
         live, lost = self.membership.view().incarnations, self.membership.lost
         unheard = self.membership.unheard_seconds
@@ -95,7 +95,7 @@ class FailureDetector:
             return None
         if self.membership.rank in gone:
             return PeerLost(
-                f"learner {self.membership.rank} was thought lost by the others: it gave no sign of life for longer"
+                f"learner {self.membership.rank} was counted as lost by the others: it gave no sign of life for longer"
                 f" than {self.membership.lease_seconds:.2f} s",
                 self.membership.rank,
             )
@@ -107,10 +107,10 @@ class FailureDetector:
 
     def _gone(self, rank: int, why: str) -> None:
         self._mail.box.lose(rank, self._loss(rank, why))
-        self._mail.drop(rank)  # a process that follows it listens elsewhere
+        self._mail.drop(rank)  # a process that replaces it has another address
 
     def tell_stalls(self) -> None:
-        """Print who waits for what; only the first of those that are here does, if it is not told yet."""
+        """Log the stall table; only the first live learner does, and only once in a while."""
         now = time.monotonic()
         first = min(self.membership.view().live, default=self.membership.rank)
         if first == self.membership.rank and now - self._told > SAME_SECONDS:
@@ -118,7 +118,7 @@ class FailureDetector:
             log.warning("%s", self.membership.stalls())
 
     def await_missing(self, members: Sequence[int], born: Mapping[int, int]) -> PeerLost | None:
-        """`missing`, of which the register may hear a little later than a connection breaks."""
+        """Return `missing`, after a short wait: a connection may break a little before the membership knows."""
         deadline = time.monotonic() + NAME_SECONDS
         while (found := self.missing(members, born)) is None and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS / 10)

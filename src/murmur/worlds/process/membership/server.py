@@ -1,8 +1,8 @@
-"""The register of a group as the key-value server keeps it. Standard library only.
+"""Membership server: the table of a group, kept by the store server. Standard library only.
 
 A learner lives as long as it gives signs of life: one request about every second, answered at once when the view
-changes. It is lost when its connection closes (a killed process) or when it has been silent for the seconds of its
-lease (a stopped one, or one behind a cut cable).
+changes. It is lost when its connection closes (a killed process), or when it has been silent for longer than its lease
+(a stopped process, or one behind a cut cable).
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Any
 from murmur.core.membership import MembershipTable
 from murmur.worlds.process.transport.wire_format import Head, seconds, text, whole, wholes
 
-MOST_LEARNERS, MOST_NUMBERS, LARGEST = 1 << 16, 1 << 16, 1 << 62  # of a group, claimed by a request, of numbers
-ENTRY_SECONDS = 120.0  # for learners to enter after the first one, where that names no other time
-MOST_WORDS = 500  # letters of a reason
-LOOK_SECONDS = 0.02  # leases are looked at no more often than this
-PAUSE_SECONDS = 1.5  # while learners live the server looks more often; where it did not, it was stopped itself
+MOST_LEARNERS, MOST_NUMBERS, LARGEST = 1 << 16, 1 << 16, 1 << 62  # bounds on a group, on a request, on numbers
+ENTRY_SECONDS = 120.0  # default time for learners to enter after the first one
+MOST_WORDS = 500  # characters of a cause
+LOOK_SECONDS = 0.02  # shortest interval between checks of the leases
+PAUSE_SECONDS = 1.5  # a longer gap between checks means that the server itself was stopped
 
 
 class MembershipServer:
-    """The server's side: one register a group. The caller holds the lock of `changed`."""
+    """Server side of membership: one table per group. The caller holds the lock of `changed`."""
 
     def __init__(self, changed: Condition) -> None:
         self._changed = changed
         self._tables: dict[str, MembershipTable] = {}
-        self._until: dict[tuple[str, int], float] = {}  # when a learner's lease runs out
+        self._until: dict[tuple[str, int], float] = {}  # ends of the learners' leases
         self._lease: dict[tuple[str, int], float] = {}
-        self._waits: dict[tuple[str, int], tuple[str, float]] = {}  # for what, since when
+        self._waits: dict[tuple[str, int], tuple[str, float]] = {}  # what each learner waits for, and since when
         self._entered: set[tuple[str, int]] = set()
-        self._ended: set[tuple[str, int]] = set()  # have said so; a sign of life may still be under way
-        self._lost: dict[str, dict[int, str]] = defaultdict(dict)  # of every roll: why, in the order of the losses
+        self._ended: set[tuple[str, int]] = set()  # learners that have left; a sign of life may still be under way
+        self._lost: dict[str, dict[int, str]] = defaultdict(dict)  # causes by group and rank, in order of the losses
         self._looked = time.monotonic()
 
     def answer(self, head: Head) -> dict[str, Any]:
-        """The answer to a request {"act", "group", "rank", ...}; every answer holds the view, and why who is lost.
+        """Answer a request {"act", "group", "rank", ...}; every answer holds the view and the causes of losses.
 
         Raises:
-            ValueError: the request is none, or of a group that nobody has entered.
+            ValueError: The request is malformed, or names a group that no learner has entered.
         """
         acts: dict[str, Callable[[Head], dict[str, Any]]] = {
             "enter": self._enter,
@@ -59,7 +59,7 @@ class MembershipServer:
         }
         act = acts.get(text(head, "act"))
         if act is None:
-            raise ValueError(f"a register knows no {head['act']!r}")
+            raise ValueError(f"a membership table knows no {head['act']!r}")
         self._expire()
         found = act(head)
         view, lost = self._table(head).view, self._lost[text(head, "group")]
@@ -67,21 +67,21 @@ class MembershipServer:
         return {**found, "number": view.number, "live": live, "left": view.left, "lost": list(lost.items())}
 
     def gone(self, head: Head) -> dict[str, Any]:
-        """The launcher says that a learner's process has ended, which may never have come to the register."""
+        """Record that a learner's process has ended, as told by the launcher; it may never have entered."""
         membership, rank = text(head, "group"), self._rank(head)
         if membership in self._tables and rank in self._tables[membership].view.incarnations:
             self._lose(membership, rank, text(head, "why")[:MOST_WORDS])
         return {}
 
     def hung_up(self, membership: str, rank: int, incarnation: int) -> None:
-        """A connection over which signs of life came has closed."""
+        """Record that a connection that carried signs of life has closed."""
         if self._tables[membership].view.incarnations.get(rank) == incarnation:
             self._lose(membership, rank, "its process has ended or its host has closed the connection")
 
     def _table(self, head: Head) -> MembershipTable:
         name = text(head, "group")
         if name not in self._tables:
-            raise ValueError(f"nobody has entered {name!r}")
+            raise ValueError(f"no learner has entered {name!r}")
         return self._tables[name]
 
     def _rank(self, head: Head) -> int:
@@ -95,7 +95,7 @@ class MembershipServer:
             self._tables[membership] = MembershipTable.of(size)
             self._until.update({(membership, r): until for r in range(size)})
         rank = self._rank(head)
-        # It was here before, so this is another process; or it is one more than there were.
+        # True if it was here before, as another process, or if it was added.
         if (membership, rank) in self._entered or rank not in self._tables[membership].view.incarnations:
             self._join(membership, rank)
         self._entered.add((membership, rank))
@@ -108,7 +108,7 @@ class MembershipServer:
         known, lease = whole(head, "known", -1, LARGEST), seconds(head, "lease")
         deadline = time.monotonic() + seconds(head, "seconds")
         if rank not in table.view.incarnations and (membership, rank) not in self._ended:
-            self._join(membership, rank)  # it was thought dead, and is not
+            self._join(membership, rank)  # it was wrongly considered dead
         self._renew(membership, rank, lease)
         waits, waited = head.get("waits", ""), head.get("waited", 0.0)
         if isinstance(waits, str) and isinstance(waited, float) and math.isfinite(waited):
@@ -122,7 +122,7 @@ class MembershipServer:
         return {}
 
     def _claim(self, head: Head) -> dict[str, Any]:
-        """Claims for a learner that is still at the numbers `doing`; all others that it held, and `done`, are done."""
+        """Claim for a learner that still does the numbers `doing`; its other numbers, and `done`, become done."""
         table, rank, found = self._table(head), self._rank(head), list[range]()
         doing, size = wholes(head, "doing", 0, LARGEST), whole(head, "size", 1, MOST_NUMBERS)
         first, total = whole(head, "first", 0, LARGEST), whole(head, "total", 0, LARGEST)
@@ -150,7 +150,7 @@ class MembershipServer:
         return {}
 
     def _tell_waits(self, head: Head) -> dict[str, Any]:
-        """[rank, for what, seconds] of every live learner."""
+        """Return [rank, what it waits for, seconds] of every live learner."""
         membership, now = text(head, "group"), time.monotonic()
         found = [
             (rank, *self._waits.get((membership, rank), ("", now))) for rank in self._table(head).view.incarnations
@@ -164,7 +164,7 @@ class MembershipServer:
 
     def _lose(self, membership: str, rank: int, why: str) -> None:
         self._tables[membership].lose(rank)
-        self._lost[membership].pop(rank, None)  # what was lost again is the latest
+        self._lost[membership].pop(rank, None)  # a repeated loss moves to the end of the order
         self._lost[membership][rank] = why
         self._changed.notify_all()
 
@@ -178,7 +178,7 @@ class MembershipServer:
         if pause < LOOK_SECONDS:
             return
         self._looked = now
-        if pause > PAUSE_SECONDS:  # nobody was heard meanwhile, whether he spoke or not
+        if pause > PAUSE_SECONDS:  # the server received nothing meanwhile: no learner is to blame
             self._until = {who: until + pause for who, until in self._until.items()}
         for (membership, rank), until in self._until.items():
             if now > until and rank in self._tables[membership].view.incarnations:

@@ -1,4 +1,4 @@
-"""Who waits for what, and since when: each learner tells it with its signs of life, so that anyone can ask for all.
+"""Stall table: what each learner waits for, and since when, as told with its signs of life.
 
 Standard library only.
 """
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
-TOLD_AFTER_SECONDS = 30.0  # of waiting; then again after twice as long
-Told = tuple[str, float]  # what is waited for, "" for nothing; for how many seconds
+TOLD_AFTER_SECONDS = 30.0  # wait after which it is reported; then again after twice as long
+Told = tuple[str, float]  # (what is waited for, or "" for nothing; seconds)
 
 
 class Waits:
-    """What the threads of one learner wait for."""
+    """Current waits of the threads of one learner."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[str, float]] = {}
@@ -24,7 +24,7 @@ class Waits:
 
     @contextmanager
     def on(self, what: str) -> Iterator[Wait]:
-        """Inside, a thread waits for something."""
+        """Register a wait of this thread for the duration of the block."""
         with self._lock:
             self._count += 1
             number, since = self._count, time.monotonic()
@@ -36,20 +36,20 @@ class Waits:
                 del self._open[number]
 
     def longest(self) -> Told:
-        """What has been waited for longest, and how long."""
+        """Return the longest current wait: what for, and the seconds."""
         with self._lock:
             what, since = min(self._open.values(), key=lambda each: each[1], default=("", time.monotonic()))
         return what, time.monotonic() - since
 
 
 class Wait:
-    """One wait, which is worth a word when it has lasted long."""
+    """One wait, to be reported when it lasts long."""
 
     def __init__(self, since: float) -> None:
         self._since, self._next = since, TOLD_AFTER_SECONDS
 
     def is_long(self) -> bool:
-        """Whether it has now lasted long, or twice as long as when this was last true."""
+        """True if the wait has become long, or twice as long as when this was last true."""
         if time.monotonic() - self._since < self._next:
             return False
         self._next *= 2
@@ -57,7 +57,7 @@ class Wait:
 
 
 def table(told: Mapping[int, Told], lost: Mapping[int, str]) -> str:
-    """The stall table: one line a learner, those that wait for nobody first, for they are who the others wait for."""
+    """Return the stall table: lost learners, those that wait for no other (they cause the others' waits), the rest."""
     busy = [f"  learner {rank}: waits for nobody" for rank, (what, _) in sorted(told.items()) if not what]
     waiting = sorted((-seconds, rank, what) for rank, (what, seconds) in told.items() if what)
     lines = [f"  learner {rank}: has waited {-seconds:.1f} s for {what}" for seconds, rank, what in waiting]
@@ -66,7 +66,7 @@ def table(told: Mapping[int, Told], lost: Mapping[int, str]) -> str:
 
 
 def read_table(answer: Mapping[str, object]) -> str:
-    """The stall table from a register's answer."""
+    """Return the stall table from a membership server's answer."""
     waits, lost = answer["waits"], answer["lost"]
     assert isinstance(waits, Iterable)
     assert isinstance(lost, Iterable)
@@ -75,7 +75,7 @@ def read_table(answer: Mapping[str, object]) -> str:
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """Ranks in few words, runs of them as 0-3."""
+    """Return ranks in short form, with runs as 0-3."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

@@ -1,1 +1,1 @@
-"""The key-value store of a launch: its server and its client."""
+"""The store of a launch: its server and its clients."""

@@ -1,10 +1,10 @@
-"""A key-value server through which learners find each other: a process of its own, hosted by no learner.
+"""Store server through which learners find each other: a separate process, so that no learner hosts it.
 
-Own, and not PyTorch's TCPStore, because that listens on all interfaces, looks every caller's name up in the DNS
-(seconds where that is slow), lets one waiting thread block all others of the same client, and asks nobody who it is.
+It replaces PyTorch's TCPStore, which listens on all interfaces, looks every caller's name up in the DNS (seconds on a
+slow resolver), lets one waiting thread block all others of the same client, and accepts unauthenticated connections.
 Standard library only, so that the process starts at once.
 
-A connection begins with a handshake; then a request is one frame, and so is its answer.
+A connection begins with a handshake. Then each request is one frame, and so is its answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from murmur.worlds.process.transport.wire_format import receive_frame, seconds, 
 
 log = logging.getLogger(__name__)
 PURPOSE = "store"
-LARGEST = 1 << 62  # of what counters count
-TELL_SECONDS = 10.0  # between two lines about something that is waited for
+LARGEST = 1 << 62  # bound on counters
+TELL_SECONDS = 10.0  # between two log lines about the same wait
 
 
 def clock_time(seconds: float) -> str:
-    """The time of day in so many seconds, for messages."""
+    """Return the time of day in `seconds` seconds, for messages."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
@@ -41,26 +41,26 @@ class MissingKey(TimeoutError):
 
 
 class StoreServer:
-    """Serves keys on a listening socket, one thread a connection, until it is closed.
+    """Serves keys on a listening socket, with one thread per connection, until it is closed.
 
     Args:
-        listener: from `listen`.
-        secret: of the run; who does not have it gets no answer. Empty: whoever speaks our language has it.
+        listener: Socket from `listen`.
+        secret: Secret of the run; callers without it get no answer. Empty: any caller that speaks the protocol has it.
     """
 
     def __init__(self, listener: socket.socket, secret: bytes = b"") -> None:
         self._values: dict[str, bytes] = {}
         self._changed = Condition()
         self._membership_server = MembershipServer(self._changed)
-        self._door = Listener(listener, secret, PURPOSE, self._serve)
-        self.address: tuple[str, int] = self._door.address
+        self._listener = Listener(listener, secret, PURPOSE, self._serve)
+        self.address: tuple[str, int] = self._listener.address
 
     def close(self) -> None:
-        """Stop taking connections."""
-        self._door.close()
+        """Accept no more connections."""
+        self._listener.close()
 
     def _serve(self, line: socket.socket, _: int) -> None:
-        # Incarnations of the learners that have entered, or given signs of life, over this line.
+        # Incarnations of the learners that have entered, or given signs of life, over this connection.
         living: dict[tuple[str, int], int] = {}
         with line:
             while True:
@@ -71,7 +71,7 @@ class StoreServer:
                         living[head["group"], head["rank"]] = dict(answer["live"]).get(head["rank"], -1)
                     send_frame(line, answer, value)
                 except (OSError, EOFError, ValueError):
-                    break  # a caller that hung up, or who asks for what cannot be
+                    break  # the caller has closed the connection, or its request is malformed
         with self._changed:
             for (membership, rank), incarnation in living.items():
                 self._membership_server.hung_up(membership, rank, incarnation)
@@ -90,7 +90,7 @@ class StoreServer:
         }
         verb = verbs.get(text(head, "do"))
         if verb is None:
-            raise ValueError(f"nothing here does {head['do']!r}")
+            raise ValueError(f"the store knows no request {head['do']!r}")
         with self._changed:
             return verb(head, value)
 
@@ -123,15 +123,16 @@ class StoreServer:
 
 
 class StoreClient:
-    """One connection. Calls from several threads take turns; a thread that waits long should have its own.
+    """One connection to a store server. Threads take turns; a thread with long waits needs a connection of its own.
 
     Args:
-        host, port: where the server listens.
-        timeout_seconds: how long it is looked for.
-        secret: of the run.
+        host: Host of the server.
+        port: Port of the server.
+        timeout_seconds: Time to wait for the server.
+        secret: Secret of the run.
 
     Raises:
-        ConnectionError: nobody answers there, or somebody without the run's secret, or the server is gone (from every
+        ConnectionError: No server answers there, or one without the run's secret, or the server is gone (from every
             method).
     """
 
@@ -163,29 +164,29 @@ class StoreClient:
                 time.sleep(0.05)
 
     def again(self, timeout_seconds: float) -> StoreClient:
-        """Another connection to the same server."""
+        """Open another connection to the same server."""
         return StoreClient(self.host, self.port, timeout_seconds, self._secret)
 
     def call(
         self, head: dict[str, Any], value: bytes = b"", seconds: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """One request and its answer, which may take so many seconds; `timeout_seconds` if none are given."""
+        """Send a request and return its answer, within `seconds` or else `timeout_seconds`."""
         with self._lock:
             try:
                 self._line.settimeout(self.timeout_seconds if seconds is None else seconds)
                 send_frame(self._line, head, value)
                 return receive_frame(self._line)
             except TimeoutError as error:
-                self._line.close()  # a late answer would be taken for that to the next request
+                self._line.close()  # a late answer would be taken for the answer to the next request
                 raise ConnectionError(f"the store at {self.host}:{self.port} does not answer") from error
             except (OSError, EOFError) as error:
                 raise ConnectionError(f"the store at {self.host}:{self.port} is gone: {error}") from error
 
     def wait(self, keys: list[str], seconds: float) -> bytes:
-        """Wait until all keys are there; the value of the first.
+        """Wait until all keys exist; return the value of the first.
 
         Raises:
-            Missing: some are still not there; names them.
+            MissingKey: Some do not exist in time; names them.
         """
         request = {"do": "wait", "keys": keys, "seconds": seconds}
         head, value = self.call(request, seconds=seconds + self.timeout_seconds)
@@ -194,16 +195,18 @@ class StoreClient:
         return value
 
     def close(self) -> None:
-        """Hang up; a call that another thread has under way ends."""
-        with contextlib.suppress(OSError):  # the server may have been faster
+        """Close the connection; a call under way in another thread ends."""
+        with contextlib.suppress(OSError):  # the server may have closed it first
             self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()
 
 
 def main() -> None:
-    """Serve until standard input closes with the launcher. Arguments: descriptors of the listening socket and of the
-    file with the secret."""
-    ignore_until_ready()  # a scheduler asks every process to end; the learners need the store until they have saved
+    """Serve until standard input closes with the launcher.
+
+    Arguments: the descriptors of the listening socket and of the file with the secret.
+    """
+    ignore_until_ready()  # a scheduler signals every process; the learners need the store until they have saved
     server = StoreServer(socket.socket(fileno=int(sys.argv[1])), secrets_.from_descriptor(int(sys.argv[2])))
     sys.stdin.buffer.read()
     server.close()

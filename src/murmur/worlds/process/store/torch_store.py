@@ -1,4 +1,4 @@
-"""The launch's store as PyTorch sees it: gloo rendezvous and counters over our key-value server, or torchrun's own."""
+"""The launch's store as a PyTorch store, for gloo rendezvous and counters: murmur's store server, or torchrun's own."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 class NetStore(Store):
-    """A `torch.distributed` Store over one connection to our server; `clone` opens another one.
+    """A `torch.distributed` Store over one connection to a store server; `clone` opens another one.
 
-    Keys are seen under `prefix`, so that a restarted launch never meets those of the launch before.
+    Keys are stored under `prefix`, so that a restarted launch never sees those of the previous one.
     """
 
     def __init__(self, client: StoreClient, prefix: str) -> None:
@@ -29,25 +29,25 @@ class NetStore(Store):
         self._seconds = client.timeout_seconds
 
     def clone(self) -> NetStore:
-        """The same keys over a connection of its own."""
+        """Return the same keys over a separate connection."""
         twin = NetStore(self.line(), self._prefix)
         twin._seconds = self._seconds
         return twin
 
     def line(self) -> StoreClient:
-        """A fresh connection to the server, for what is no store of keys."""
+        """Open a new connection to the server, for requests other than keys."""
         return self._client.again(self._seconds)
 
     def close(self) -> None:
-        """Hang up; a call that another thread has under way ends with a ConnectionError."""
+        """Close the connection; a call under way in another thread ends with a ConnectionError."""
         self._client.close()
 
     def name_of(self, name: str) -> str:
-        """A name under this store's prefix."""
+        """Return a name under this store's prefix."""
         return self._prefix + name
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Put a value."""
+        """Set a key."""
         raw = value.encode() if isinstance(value, str) else bytes(value)
         self._client.call({"do": "set", "key": self._prefix + key}, raw)
 
@@ -56,54 +56,54 @@ class NetStore(Store):
         return self._client.wait([self._prefix + key], self._seconds)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number and return the sum."""
+        """Add to a counter and return the sum."""
         return int(self._client.call({"do": "add", "key": self._prefix + key, "amount": amount})[0]["total"])
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there."""
+        """Wait until all keys exist."""
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         self._client.wait([self._prefix + key for key in keys], seconds)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
+        """True if all keys exist."""
         return bool(self._client.call({"do": "check", "keys": [self._prefix + k for k in keys]})[0]["there"])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Put `desired` if the value is `expected` (absent counts as empty); the value afterwards."""
+        """Set the value to `desired` if it is `expected` (absent counts as empty); return the resulting value."""
         old = expected.encode() if isinstance(expected, str) else bytes(expected)
         new = desired.encode() if isinstance(desired, str) else bytes(desired)
         return self._client.call({"do": "swap", "key": self._prefix + key, "expected": old.hex()}, new)[1]
 
     def delete_key(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove a key; True if it existed."""
         return bool(self._client.call({"do": "delete", "key": self._prefix + key})[0]["there"])
 
     def num_keys(self) -> int:
-        """Keys of the whole server."""
+        """Number of keys on the whole server."""
         return int(self._client.call({"do": "size"})[0]["total"])
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long `get` and `wait` wait."""
+        """Set the longest wait of `get` and `wait`."""
         self._seconds = timeout.total_seconds()
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get` and `wait` wait."""
+        """Longest wait of `get` and `wait`."""
         return timedelta(seconds=self._seconds)
 
 
 def connect(place: Place, timeout_seconds: float) -> Store:
-    """This learner's connection to the store of its launch: our server's, or torchrun's where that started us.
+    """Connect this learner to the store of its launch: murmur's server, or torchrun's if torchrun started it.
 
     Raises:
-        ConnectionError: no store answers there in time.
-        ValueError: this learner has to open the store and cannot.
+        ConnectionError: No store answers there in time.
+        ValueError: This learner has to open the store and cannot.
     """
     if place.store == "learner 0" and place.rank == 0:
         StoreServer(_listen_at(place), place.secret)
         if not place.secret and not place.host.startswith("127."):
             log.warning(
-                "whoever can reach %s:%d can take part in this run: give every learner the same --secret-file",
+                "any process that can reach %s:%d can take part in this run: give every learner the same --secret-file",
                 place.host,
                 place.port,
             )
@@ -130,13 +130,13 @@ def _listen_at(place: Place) -> socket.socket:
 
 
 def secret_of(place: Place, store: Store) -> bytes:
-    """The secret of a run's mail: the launch's own, or one that its learners agree on in their store."""
+    """Return the secret of a run's mail: the launch's own, or one that its learners agree on in their store."""
     return place.secret or store.compare_set("mail/secret", "", draw().decode())
 
 
 @contextmanager
 def cloned(store: Store) -> Iterator[Store]:
-    """The same store over a connection of its own, which is closed behind the block."""
+    """Yield the same store over a separate connection, which is closed after the block."""
     twin = clone(store)
     try:
         yield twin
@@ -146,6 +146,6 @@ def cloned(store: Store) -> Iterator[Store]:
 
 
 def clone(store: Store) -> Store:
-    """The same store over a connection of its own, for another thread."""
+    """Return the same store over a separate connection, for another thread."""
     twin: Store = store.clone()  # type: ignore[attr-defined]
     return twin

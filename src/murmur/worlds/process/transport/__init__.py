@@ -1,1 +1,1 @@
-"""Messages and vectors between processes: wire format, connections, mail, groups of gloo and NCCL."""
+"""Messages and vectors between processes: wire format, connections, mail, gloo and NCCL groups."""

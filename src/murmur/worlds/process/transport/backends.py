@@ -1,4 +1,4 @@
-"""Groups of gloo and NCCL, as their members make them together."""
+"""Formation of gloo and NCCL groups by their members."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from murmur.core.group import PeerLost
 from murmur.core.torch_private import c10d, gloo_options
 from murmur.worlds.process.transport.gloo_sockets import Device
 
-LOOK_SECONDS = 0.1  # how soon a loss is noticed while a group is made
+LOOK_SECONDS = 0.1  # longest delay before a loss is noticed while a group is formed
 
 
 def address_of(store: c10d.Store, member: int) -> tuple[str, int]:
-    """Where a learner's device listens."""
+    """Return the address of a learner's device."""
     host, port = store.get(f"gloo/{member}").decode().rsplit(":", 1)
     return host, int(port)
 
@@ -24,18 +24,19 @@ def address_of(store: c10d.Store, member: int) -> tuple[str, int]:
 def make_gloo(
     store: c10d.Store, rank: int, size: int, device: Device, patience: float, check: Callable[[], None] | None
 ) -> Any:
-    """A group of gloo that all members have reached within `patience` seconds.
+    """Form a gloo group that all members reach within `patience` seconds.
 
     Args:
-        store: of the group's keys.
-        rank, size: this learner's in the group, and the members' number.
-        device: gloo's.
-        patience: seconds.
-        check: called again and again meanwhile; raises once a member is known to be lost. gloo itself would wait for it
-            until the time is over, and is left behind in its thread.
+        store: Store of the group's keys.
+        rank: Rank of this learner in the group.
+        size: Number of members.
+        device: gloo's device.
+        patience: Time for all members, in seconds.
+        check: Called repeatedly meanwhile; raises once a member is known to be lost. gloo itself would wait for the
+            member until its timeout, and is left behind in its thread.
 
     Raises:
-        PeerLost: a member did not come.
+        PeerLost: A member did not come.
     """
     options = gloo_options()
     options._devices = [device.gloo]
@@ -63,12 +64,12 @@ def make_gloo(
 
 
 def make_nccl(store: c10d.Store, rank: int, size: int) -> Any:
-    """A group of NCCL."""
+    """Form an NCCL group."""
     return c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), rank, size, c10d.ProcessGroupNCCL.Options())
 
 
 def ended(work: Any, seconds: float) -> bool:
-    """Whether a collective has ended, well or not, within the next moment."""
-    with suppress(RuntimeError):  # the moment is over, or it has failed: whoever waits for the end is told why
+    """True if a collective ends, successfully or not, within `seconds`."""
+    with suppress(RuntimeError):  # timed out, or failed: the wait for its result reports the failure
         work.wait(timedelta(seconds=seconds))
     return bool(work.is_completed())

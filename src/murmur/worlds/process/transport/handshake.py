@@ -1,12 +1,12 @@
-"""How two processes of a launch know each other over TCP: each proves that it has the launch's secret, none tells it.
+"""Handshake of two processes of a launch over TCP: each proves that it has the launch's secret without sending it.
 
-    caller -> host    what we speak, the caller's number, the caller's nonce
+    caller -> host    protocol name, the caller's number, the caller's nonce
     host -> caller    the host's nonce, HMAC(secret, "host", purpose, number, both nonces)
     caller -> host    HMAC(secret, "caller", purpose, number, both nonces), and with it the first message
 
-HMAC-SHA256 (RFC 2104). A caller that has verified its host may send at once, so that connecting takes one round trip
-more than without. Nonces make every proof good for one connection only. What follows is neither encrypted nor signed:
-who can change packets on their way can take over a connection once it stands. Standard library only.
+HMAC-SHA256 (RFC 2104). A caller that has verified its host may send at once, so that connecting takes one more round
+trip. Nonces make every proof valid for one connection only. The data that follow are neither encrypted nor signed: an
+attacker that can change packets on their way can take over an established connection. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import struct
 import time
 
 SPOKEN = b"murmur 1"
-GREETING = struct.Struct(f"<{len(SPOKEN)}sI32s")  # what we speak, the caller's number, its nonce
+GREETING = struct.Struct(f"<{len(SPOKEN)}sI32s")  # protocol name, the caller's number, its nonce
 ANSWER = struct.Struct("<32s32s")  # the host's nonce, its proof
 NONCE_BYTES = PROOF_BYTES = 32
 
 
 class Refused(ConnectionError):
-    """The other side speaks our language but has another secret."""
+    """The other side speaks the protocol but has another secret."""
 
 
 def call_in(line: socket.socket, secret: bytes, purpose: str, number: int, deadline: float) -> None:
-    """The caller's side: returns once the host has proved itself and this side's proof is on its way.
+    """Run the caller's side; return once the host has proved itself and this side's proof has been sent.
 
     Args:
-        line: a fresh connection; its timeout is changed.
-        secret: of the launch.
-        purpose: what the connection is for; both sides must mean the same.
-        number: who this is among the callers.
-        deadline: on the monotonic clock.
+        line: New connection; its timeout is changed.
+        secret: Secret of the launch.
+        purpose: Purpose of the connection, the same on both sides.
+        number: Number of this caller.
+        deadline: Deadline on the monotonic clock.
 
     Raises:
-        Refused: the host has another secret, or is something else.
-        EOFError: it has hung up.
-        TimeoutError: it was silent until the deadline.
+        Refused: The host has another secret, or is another program.
+        EOFError: It has closed the connection.
+        TimeoutError: It was silent until the deadline.
     """
     mine = secrets.token_bytes(NONCE_BYTES)
     _wait_until(line, deadline)
@@ -52,13 +52,13 @@ def call_in(line: socket.socket, secret: bytes, purpose: str, number: int, deadl
 
 
 def let_in(line: socket.socket, secret: bytes, purpose: str, deadline: float) -> int:
-    """The host's side: the number of a caller that has proved itself.
+    """Run the host's side; return the number of a caller that has proved itself.
 
     Raises:
-        Refused: the caller has another secret.
-        ValueError: it speaks another language.
-        EOFError: it has hung up.
-        TimeoutError: it was silent until the deadline.
+        Refused: The caller has another secret.
+        ValueError: It speaks another protocol.
+        EOFError: It has closed the connection.
+        TimeoutError: It was silent until the deadline.
     """
     spoken, number, theirs = GREETING.unpack(_bytes(line, GREETING.size, deadline))
     if spoken != SPOKEN:
@@ -72,18 +72,18 @@ def let_in(line: socket.socket, secret: bytes, purpose: str, deadline: float) ->
 
 
 def _proof(secret: bytes, role: str, purpose: str, number: int, nonces: bytes) -> bytes:
-    # Role, purpose and number end with a zero byte and the nonces have one length: no two questions look alike.
+    # Role, purpose and number end with a zero byte and the nonces have a fixed length: the encoding is unambiguous.
     return hmac.digest(secret, f"{role}\0{purpose}\0{number}\0".encode() + nonces, "sha256")
 
 
 def _bytes(line: socket.socket, count: int, deadline: float) -> bytes:
-    """So many bytes until the deadline, however slowly they drip."""
+    """Receive `count` bytes until the deadline, however slowly they arrive."""
     got = b""
     while len(got) < count:
         _wait_until(line, deadline)
         piece = line.recv(count - len(got))
         if not piece:
-            raise EOFError("the other side has hung up before it was known")
+            raise EOFError("the other side has closed the connection before the handshake was complete")
         got += piece
     return got
 
@@ -91,5 +91,5 @@ def _bytes(line: socket.socket, count: int, deadline: float) -> bytes:
 def _wait_until(line: socket.socket, deadline: float) -> None:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the other side does not say who it is")
+        raise TimeoutError("the other side does not complete the handshake")
     line.settimeout(left)

@@ -1,4 +1,4 @@
-"""Where connections come in: only who has the run's secret gets past the door, and nobody can stand in it for long.
+"""Authenticated listener: it accepts only callers with the run's secret, and no caller can occupy it for long.
 
 Standard library only.
 """
@@ -15,26 +15,26 @@ from weakref import WeakKeyDictionary
 
 from murmur.worlds.process.transport.handshake import call_in, let_in
 
-STRANGER_SECONDS = 5.0  # how long a caller may take to say who it is
-MOST_STRANGERS = 128  # callers that have not yet said so; the one that has stood there longest makes room
+STRANGER_SECONDS = 5.0  # time for a caller to complete the handshake
+MOST_STRANGERS = 128  # callers in the handshake; the oldest one is dropped to make room
 RETRY_SECONDS = 0.05
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-PASSING = (*OUT_OF_DESCRIPTORS, errno.ECONNABORTED, errno.EPROTO)  # the listener itself is well
+PASSING = (*OUT_OF_DESCRIPTORS, errno.ECONNABORTED, errno.EPROTO)  # errors that do not concern the listener itself
 
 
 class HungUp(ConnectionError):
-    """A door has had too many strangers all the time, or its learner was ending."""
+    """A listener had too many unauthenticated callers all the time, or its learner was ending."""
 
 
 class Listener:
-    """Lets `serve(line, number)` run in a thread of its own for every caller that has the secret.
+    """Runs `serve(line, number)` in a separate thread for every caller that has the secret.
 
     Args:
-        listener: from `listen`.
-        secret: of the run.
-        purpose: what callers must have come for.
-        serve: what is done with a caller; it closes the connection.
-        stranger_seconds: how long a caller may take to say who it is.
+        listener: Socket from `listen`.
+        secret: Secret of the run.
+        purpose: Purpose of the connections, the same for all callers.
+        serve: Handles a caller and closes the connection.
+        stranger_seconds: Time for a caller to complete the handshake.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Listener:
         self._arrivals: WeakKeyDictionary[socket.socket, int] = WeakKeyDictionary()
         self._arrived = 0
         self._lock = Lock()
-        Thread(target=self._accept, name=f"door: {purpose}", daemon=True).start()
+        Thread(target=self._accept, name=f"listener: {purpose}", daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more. Closing alone would not wake the thread that accepts."""
-        with contextlib.suppress(OSError):  # some systems do not shut down what is not connected
+        """Accept no more callers. Closing the socket alone would not wake the accepting thread."""
+        with contextlib.suppress(OSError):  # some systems do not shut down an unconnected socket
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def arrival(self, line: socket.socket) -> int:
-        """The place of a connection in the order in which connections came in."""
+        """Return the position of a connection in the order of their arrival."""
         with self._lock:
             return self._arrivals[line]
 
@@ -83,11 +83,11 @@ class Listener:
             Thread(target=self._meet, args=(line,), name=f"line: {self._purpose}", daemon=True).start()
 
     def _make_room(self, most: int) -> None:
-        """Hang up on the strangers that have been here longest, until fewer than `most` are left."""
+        """Drop the oldest callers in the handshake until fewer than `most` are left."""
         with self._lock:
             for line in list(self._strangers)[: max(0, len(self._strangers) - most + 1)]:
                 del self._strangers[line]
-                with contextlib.suppress(OSError):  # it has gone by itself
+                with contextlib.suppress(OSError):  # it has already gone
                     line.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _meet(self, line: socket.socket) -> None:
@@ -95,7 +95,7 @@ class Listener:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             number = let_in(line, self._secret, self._purpose, time.monotonic() + self._stranger_seconds)
         except (OSError, EOFError, ValueError):
-            line.close()  # a stranger gets no explanation
+            line.close()  # without an explanation to an unauthenticated caller
             return
         finally:
             with self._lock:
@@ -105,7 +105,7 @@ class Listener:
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """A listening socket on one interface; port 0 takes a free one."""
+    """Open a listening socket on one interface; port 0 takes a free one."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
@@ -121,15 +121,16 @@ def dial(
     seconds: float,
     trying: Callable[[socket.socket], None] = lambda _: None,
 ) -> socket.socket:
-    """A connection to a door, past it.
+    """Connect to an authenticated listener and complete the handshake.
 
-    A door that has too many strangers may hang up on one that is none; it is asked again until the time is over.
-    `trying` is given each socket before it is connected: another thread ends the try by shutting the socket down.
+    A listener with too many callers in the handshake may drop a valid one, which tries again until the time is over.
+    `trying` is called with each socket before it is connected, so that another thread can end the try by shutting the
+    socket down.
 
     Raises:
-        OSError: nobody listens there, or has the time.
-        HungUp: who listens there has hung up until the time was over.
-        Refused: whoever listens there has another secret.
+        OSError: No process listens there, or it has no time.
+        HungUp: The listener has closed the connection until the time was over.
+        Refused: The listener has another secret.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -138,14 +139,14 @@ def dial(
             trying(line)
             line.settimeout(max(RETRY_SECONDS, deadline - time.monotonic()))
             line.connect(where)
-            if line.getsockname() == line.getpeername():  # nobody listens, and the port was free for this very call
-                raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+            if line.getsockname() == line.getpeername():  # connected to itself: no listener, and its own port matched
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens")
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             call_in(line, secret, purpose, number, deadline)
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
             line.close()
             if time.monotonic() > deadline:
-                raise HungUp(f"{where[0]}:{where[1]} hangs up before it says who it is") from error
+                raise HungUp(f"{where[0]}:{where[1]} closes the connection during the handshake") from error
             time.sleep(RETRY_SECONDS)
         except OSError:
             line.close()

@@ -1,14 +1,15 @@
 """Messages between two learners over TCP: posting never blocks, arrivals go to a mailbox.
 
-Collectives are gloo's or NCCL's. Point-to-point messages are our own because gloo's can be neither polled nor given up
-without closing every pair of the group. A line begins with a handshake, in which both learners prove that they are of
-the same run. A frame is the length of a JSON header, the header (tag, type, number of elements), the raw elements in
-little-endian order. Connections are made on first use, one for each direction. One that breaks is opened again at once;
-no letter is lost or comes twice while both learners live (`stream.py`). What is queued for a learner that is gone is
-dropped; the next letter finds the learner that was started again at its new address.
+Collectives are gloo's or NCCL's. Point-to-point messages have a transport of their own, because gloo's can be neither
+polled nor given up without closing every pair of the group. A connection begins with a handshake, in which both
+learners prove that they belong to the same run. A frame is the length of a JSON header, the header (tag, type, number
+of elements, numbers beside the vector), and the raw elements in little-endian order. Connections are made on first use,
+one for each direction. A broken one is opened again at once; no message is lost or duplicated while both learners live
+(`stream.py`). Messages queued for a lost learner are dropped; the next message finds the restarted learner at its new
+address.
 
-Threads do not add up however often learners are lost: one sends to each learner, whatever it was doing when its learner
-was dropped, and one receives from each learner, whose older connections end when a newer one has come in.
+The number of threads is bounded, however often learners are lost. One thread sends to each learner, even after that
+learner was dropped. One thread receives from each learner, whose older connections end when a newer one arrives.
 """
 
 from __future__ import annotations
@@ -35,29 +36,29 @@ from murmur.worlds.process.transport.traffic import Flow, flow_of
 from murmur.worlds.process.transport.wire_format import Head, exactly, parse_head, text, whole
 
 TYPES = {str(t): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)}
-HEADER_BYTES = 1 << 16  # a longer header is not ours
-LETTER_BYTES = 1 << 36  # nor is a longer vector
+HEADER_BYTES = 1 << 16  # bound on a header
+MESSAGE_BYTES = 1 << 36  # bound on a vector
 CLOSING_SECONDS = 5.0
-TRY_SECONDS = 2.0  # to reach a learner; each further try twice as long, up to
-LONGEST_TRY_SECONDS = 8.0  # a door waits no longer for a caller, and a new address is found as soon
-RETURN_SECONDS = 10.0  # so long a learner whose connection has broken may take to open another one
-STUCK_SECONDS = 60.0  # so long one connection after another may break before any letter has got through
-PAUSE_SECONDS = 0.02  # between a connection that broke and the next one
+TRY_SECONDS = 2.0  # for the first try to reach a learner; each further try takes twice as long, up to
+LONGEST_TRY_SECONDS = 8.0  # a listener waits no longer for a caller, and a new address is found as soon
+RETURN_SECONDS = 10.0  # for a learner whose connection has broken to open another one
+STUCK_SECONDS = 60.0  # during which successive connections may break without delivering a message
+PAUSE_SECONDS = 0.02  # between a broken connection and the next one
 
 
 class Closed(EOFError):
-    """The sender has sent all that it had."""
+    """The sender has sent all its messages."""
 
 
 class Mail:
-    """One learner's post office: an open port, a sender a peer, a mailbox.
+    """One learner's post office: a listener, a mailbox, and a sender for each peer.
 
     Args:
-        store: of the run; where learners find each other's ports.
-        rank: the learner's.
-        address: of the interface that the port is opened on.
-        timeout_seconds: how long another learner may take to answer.
-        secret: of the run; who does not have it can put nothing into the mailbox, and gets nothing.
+        store: Store of the run, where learners find each other's ports.
+        rank: Rank of the learner.
+        address: Address of the interface to listen on.
+        timeout_seconds: Time for another learner to answer.
+        secret: Secret of the run; processes without it can neither send to the mailbox nor receive.
     """
 
     def __init__(self, store: Store, rank: int, address: str, timeout_seconds: float, secret: bytes) -> None:
@@ -65,22 +66,22 @@ class Mail:
         self._secret = secret
         self._senders: dict[int, Outbox] = {}
         self._lines: dict[int, socket.socket] = {}
-        self._calls: dict[int, socket.socket] = {}  # being connected
+        self._calls: dict[int, socket.socket] = {}  # connections being opened
         self._threads: dict[int, Thread] = {}
-        self._incoming: dict[int, tuple[int, socket.socket]] = {}  # the latest of each learner
+        self._incoming: dict[int, tuple[int, socket.socket]] = {}  # latest connection of each learner
         self._inboxes: dict[int, Inbox] = defaultdict(Inbox)
         self._lock = Lock()
         self._closing = False
         self.sent_bytes = 0
-        self._door = Listener(listen(address), secret, f"mail to {rank}", self._receive)
-        store.set(f"mail/{rank}", "{}:{}".format(*self._door.address))
+        self._listener = Listener(listen(address), secret, f"mail to {rank}", self._receive)
+        store.set(f"mail/{rank}", "{}:{}".format(*self._listener.address))
 
     def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
-        """Queue a copy of x for learner `to`; returns at once."""
+        """Queue a copy of x for learner `to`; return at once."""
         if to == self.rank:
             self.box.put(self.rank, tag, x.clone(), header)
             return
-        head = {"tag": tag, "type": str(x.dtype), "numel": x.numel(), "note": list(header)}
+        head = {"tag": tag, "type": str(x.dtype), "numel": x.numel(), "numbers": list(header)}
         with self._lock:
             if to not in self._senders:
                 self._senders[to] = Outbox()
@@ -90,24 +91,24 @@ class Mail:
             self._senders[to].put((json.dumps(head).encode(), x.detach().to("cpu", copy=True)))
 
     def drop(self, to: int) -> None:
-        """The learner at the other end is gone, and what is queued with it; the next letter opens another line."""
+        """Drop a lost learner and the messages queued for it; the next message opens another connection."""
         with self._lock:
             outbox, lines = self._senders.pop(to, None), [self._lines.pop(to, None), self._calls.pop(to, None)]
         if outbox is not None:
             outbox.put(None)
         for line in lines:
             if line is not None:
-                with contextlib.suppress(OSError):  # it has broken by itself
+                with contextlib.suppress(OSError):  # it has already broken
                     line.shutdown(socket.SHUT_RDWR)
 
     def flows(self) -> dict[int, Flow]:
-        """How much has gone to each learner, where the system tells."""
+        """Return the flow to each learner, if the system reports it."""
         with self._lock:
             found = {to: flow_of(line) for to, line in self._lines.items() if line.fileno() >= 0}
         return {to: flow for to, flow in found.items() if flow is not None}
 
     def close(self) -> None:
-        """Send what is queued, then close; a learner that does not take its letters is not waited for long."""
+        """Send queued messages, then close; do not wait long for a learner that does not take its messages."""
         self._closing = True
         deadline = time.monotonic() + CLOSING_SECONDS
         with self._lock:
@@ -116,10 +117,10 @@ class Mail:
             threads = list(self._threads.values())
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._door.close()
+        self._listener.close()
 
     def _send_all(self, to: int) -> None:
-        """Serve one outbox after the other until there is none: a new one is made after the learner was dropped."""
+        """Serve one outbox after another until there is none: a new one is made after the learner was dropped."""
         while True:
             with self._lock:
                 outbox = self._senders.get(to)
@@ -138,7 +139,7 @@ class Mail:
                     raise ConnectionError(f"connections break one after another: {error}") from error
                 time.sleep(PAUSE_SECONDS)
         except (OSError, RuntimeError) as error:
-            if not self._given_up(to, outbox):  # or whoever is there again by now would be taken for lost
+            if not self._given_up(to, outbox):  # otherwise a restarted learner would count as lost
                 self.box.lose(to, PeerLost(f"learner {to} cannot be reached by mail: {error}", to))
         finally:
             with self._lock:
@@ -148,7 +149,7 @@ class Mail:
                     self._calls.pop(to, None)
 
     def _carry(self, to: int, outbox: Outbox) -> Exception | None:
-        """Send over one connection as long as it lasts; why it broke, or None if nothing is left to send."""
+        """Send over one connection as long as it lasts; return the error that ended it, or None if all was sent."""
         with self._line_to(to, outbox) as line:
             line.settimeout(self._timeout)
             with self._lock:
@@ -170,10 +171,10 @@ class Mail:
             return self._senders.get(to) is not outbox
 
     def _line_to(self, to: int, outbox: Outbox) -> socket.socket:
-        """A line to a learner. Its address is looked up for every try.
+        """Open a connection to a learner. Its address is looked up for every try.
 
-        While a host cannot be reached its learner may be started again, at another address; whatever waits for the old
-        one would then be lost when the old one refuses at last.
+        While a host cannot be reached, its learner may be started again at another address. Messages that wait for the
+        old address would be lost when it finally refuses the connection.
         """
         with cloned(self._store) as store:
             return self._try_line_to(to, outbox, store)
@@ -215,7 +216,7 @@ class Mail:
             self._await_return(line, source, error)
 
     def _take_in(self, line: socket.socket, source: int) -> None:
-        """Put letters into the mailbox as long as no newer connection of the same learner is here."""
+        """Put messages into the mailbox until a newer connection of the same learner arrives."""
         watch(line)
         name, first = opening(line)
         with self._lock:
@@ -223,14 +224,14 @@ class Mail:
         while self._latest(source) is line:
             want(line, wanted)
             tag, x, header = receive_message(line)
-            with self._lock:  # a newer connection asks for this letter again, or finds that it has come
+            with self._lock:  # a newer connection requests this message again, or finds that it has arrived
                 if self._incoming.get(source, (0, None))[1] is not line:
                     return
                 wanted = self._inboxes[source].take(name)
                 self.box.put(source, tag, x, header)
 
     def _await_return(self, line: socket.socket, source: int, error: Exception) -> None:
-        """A connection has ended: its learner is lost if it meant that, sent no letter, or opens no other one."""
+        """Handle the end of a connection: its learner is lost if it ended on purpose, or opens no other one in time."""
         deadline = time.monotonic() + (0.0 if isinstance(error, Closed | ValueError) else RETURN_SECONDS)
         while self._latest(source) is line and not self._closing and time.monotonic() < deadline:
             time.sleep(PAUSE_SECONDS)
@@ -238,7 +239,7 @@ class Mail:
             is_latest = self._incoming.get(source, (0, None))[1] is line
             if is_latest:
                 del self._incoming[source]
-        if is_latest and not self._closing:  # else whoever is there again by now would be taken for lost
+        if is_latest and not self._closing:  # otherwise a restarted learner would count as lost
             self.box.lose(source, PeerLost(f"the line from learner {source} closed: {error}", source))
 
     def _latest(self, source: int) -> socket.socket | None:
@@ -246,26 +247,26 @@ class Mail:
             return self._incoming.get(source, (0, None))[1]
 
     def _is_latest(self, line: socket.socket, source: int) -> bool:
-        """Whether no newer line from the same learner is here; ends the older one, whose end may never be told."""
-        arrival = self._door.arrival(line)
+        """True if this is the latest connection of its learner; ends an older one, whose end may go unnoticed."""
+        arrival = self._listener.arrival(line)
         with self._lock:
             latest, older = self._incoming.get(source, (0, None))
             if arrival < latest:
                 return False
             self._incoming[source] = (arrival, line)
         if older is not None:
-            with contextlib.suppress(OSError):  # it has closed by itself
+            with contextlib.suppress(OSError):  # it has already closed
                 older.shutdown(socket.SHUT_RD)
         return True
 
 
 def receive_message(line: socket.socket) -> tuple[str, Tensor, list[float]]:
-    """The tag, the vector and the note of the next letter.
+    """Receive the tag, the vector and the header numbers of the next message.
 
     Raises:
-        Closed: there will be no more.
-        EOFError: the other side has closed the connection.
-        ValueError: it is no letter of ours.
+        Closed: There will be no more messages.
+        EOFError: The other side has closed the connection.
+        ValueError: The message is malformed.
     """
     (length,) = LENGTH.unpack(exactly(line, LENGTH.size))
     if length == 0:
@@ -273,11 +274,11 @@ def receive_message(line: socket.socket) -> tuple[str, Tensor, list[float]]:
     if length > HEADER_BYTES:
         raise ValueError(f"a header of {length} bytes")
     head = parse_head(exactly(line, length))
-    tag, dtype, header = text(head, "tag"), TYPES.get(text(head, "type")), _note(head)
+    tag, dtype, header = text(head, "tag"), TYPES.get(text(head, "type")), _numbers_of(head)
     if dtype is None:
         raise ValueError(f"a vector of {head['type']!r}")
-    count = whole(head, "numel", 0, LETTER_BYTES // dtype.itemsize) * dtype.itemsize
-    # The system gives pages as they are first written to: what is promised and never comes takes no memory.
+    count = whole(head, "numel", 0, MESSAGE_BYTES // dtype.itemsize) * dtype.itemsize
+    # The system allocates pages at their first write: an announced vector that never arrives takes no memory.
     try:
         raw = np.empty(count, np.uint8)
     except MemoryError as error:
@@ -291,11 +292,11 @@ def receive_message(line: socket.socket) -> tuple[str, Tensor, list[float]]:
     return tag, torch.from_numpy(raw).view(dtype) if count else torch.empty(0, dtype=dtype), header
 
 
-def _note(head: Head) -> list[float]:
-    header = head.get("note")
+def _numbers_of(head: Head) -> list[float]:
+    header = head.get("numbers")
     if not isinstance(header, list) or not all(isinstance(each, int | float) for each in header):
-        raise ValueError(f"a note that is {header!r}, not a list of numbers")
+        raise ValueError(f"the numbers {header!r} are not a list of numbers")
     try:
-        return [float(each) for each in header]  # a loss among them may well be none or endless
+        return [float(each) for each in header]  # a loss among them may be nan or infinite
     except OverflowError as error:
-        raise ValueError("a note of numbers beyond all measure") from error
+        raise ValueError("a number that is too large for a float") from error

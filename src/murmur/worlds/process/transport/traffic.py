@@ -1,4 +1,4 @@
-"""How long a learner's bytes take on its network, as the system saw them go. Standard library only."""
+"""Seconds that a learner's bytes take on its network, as measured by the system. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SENT_OFFSET, RATE_OFFSET, INFO_BYTES = 120, 160, 168  # tcpi_bytes_acked and tcp
 
 @dataclass(frozen=True)
 class Flow:
-    """What a connection has carried: bytes that have arrived at its other end, and how fast the latest of them did."""
+    """Traffic of one connection: bytes that have arrived at its other end, and the latest rate."""
 
     sent_bytes: int
     bytes_per_second: int
 
 
 def flow_of(line: socket.socket) -> Flow | None:
-    """The flow of a TCP connection; None where the system does not tell."""
+    """Return the flow of a TCP connection; None if the system does not report it."""
     if not hasattr(socket, "TCP_INFO"):
         return None
     told = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
@@ -31,10 +31,10 @@ def flow_of(line: socket.socket) -> Flow | None:
 
 
 class Traffic:
-    """What one learner sends.
+    """Traffic sent by one learner.
 
     Args:
-        flows: of its connections at the moment, each under a name of its own.
+        flows: Returns the flows of its present connections, by unique names.
     """
 
     def __init__(self, flows: Callable[[], Mapping[Hashable, Flow]]) -> None:
@@ -42,9 +42,9 @@ class Traffic:
         self._before: Mapping[Hashable, Flow] = flows()
 
     def since_last(self) -> tuple[float, float]:
-        """Seconds a byte takes on the fastest connection, and all bytes sent since the last call; nan: not known.
+        """Return seconds per byte on the fastest connection and bytes sent since the last call; nan if unknown.
 
-        The fastest, because a slow one may be slow at its other end.
+        The fastest connection counts, because a slow one may be slow at its other end.
         """
         flows, before = self._flows(), self._before
         self._before = flows

@@ -1,7 +1,7 @@
-"""Frames of the key-value server and its clients, and the fields of their headers. Standard library only.
+"""Wire format of the store server and its clients: frames, and the fields of their headers. Standard library only.
 
-A frame is the lengths of a JSON header and of a value, the header {"do", "key", ...}, the value's bytes.
-Whatever stands in a frame that is not as agreed is a ValueError, and nothing is done.
+A frame is the lengths of a JSON header and of a value, the header {"do", "key", ...}, and the value's bytes.
+Any deviation is a ValueError, and the request is ignored.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import struct
 from typing import Any
 
 Head = dict[str, Any]
-LENGTHS = struct.Struct("<II")  # of the header, of the value
-HEAD_BYTES, VALUE_BYTES = 1 << 20, 1 << 26  # nothing larger is ours
-PIECE_BYTES = 1 << 16  # memory is taken as bytes come in, not as they are promised
-MOST_SECONDS = 1e6  # a longer wait is none of ours, and systems' clocks overflow some day
+LENGTHS = struct.Struct("<II")  # of the header and of the value
+HEAD_BYTES, VALUE_BYTES = 1 << 20, 1 << 26  # bounds
+PIECE_BYTES = 1 << 16  # memory grows with the received bytes, not with the announced ones
+MOST_SECONDS = 1e6  # bound on waits, below the overflow of system clocks
 
 
 def send_frame(line: socket.socket, head: Head, value: bytes) -> None:
@@ -29,8 +29,8 @@ def receive_frame(line: socket.socket) -> tuple[Head, bytes]:
     """Receive a header and a value.
 
     Raises:
-        EOFError: the other side hung up.
-        ValueError: it is no frame of ours.
+        EOFError: The other side has closed the connection.
+        ValueError: The frame is malformed.
     """
     words, value = LENGTHS.unpack(exactly(line, LENGTHS.size))
     if words > HEAD_BYTES or value > VALUE_BYTES:
@@ -39,10 +39,10 @@ def receive_frame(line: socket.socket) -> tuple[Head, bytes]:
 
 
 def parse_head(raw: bytes | bytearray) -> Head:
-    """The header of a frame.
+    """Parse the header of a frame.
 
     Raises:
-        ValueError: it is not a JSON object.
+        ValueError: It is not a JSON object.
     """
     try:
         head = json.loads(raw)
@@ -54,10 +54,10 @@ def parse_head(raw: bytes | bytearray) -> Head:
 
 
 def exactly(line: socket.socket, count: int) -> bytes:
-    """`count` bytes from a connection.
+    """Receive exactly `count` bytes.
 
     Raises:
-        EOFError: it closed before.
+        EOFError: The connection closed before.
     """
     data = bytearray()
     while len(data) < count:
@@ -69,7 +69,7 @@ def exactly(line: socket.socket, count: int) -> bytes:
 
 
 def text(head: Head, name: str) -> str:
-    """A string of a header."""
+    """Return a string field of a header."""
     found = head.get(name)
     if not isinstance(found, str):
         raise ValueError(f"{name} is {found!r}, not a string")
@@ -77,7 +77,7 @@ def text(head: Head, name: str) -> str:
 
 
 def texts(head: Head, name: str) -> list[str]:
-    """A list of at least one string."""
+    """Return a field that is a list of at least one string."""
     found = head.get(name)
     if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
         raise ValueError(f"{name} is {found!r}, not a list of strings")
@@ -85,12 +85,12 @@ def texts(head: Head, name: str) -> list[str]:
 
 
 def whole(head: Head, name: str, least: int, most: int) -> int:
-    """A whole number within bounds."""
+    """Return an integer field within bounds."""
     return _whole(head.get(name), name, least, most)
 
 
 def wholes(head: Head, name: str, least: int, most: int) -> list[int]:
-    """A list of whole numbers within bounds."""
+    """Return a field that is a list of integers within bounds."""
     found = head.get(name)
     if not isinstance(found, list):
         raise ValueError(f"{name} is {found!r}, not a list")
@@ -98,7 +98,7 @@ def wholes(head: Head, name: str, least: int, most: int) -> list[int]:
 
 
 def seconds(head: Head, name: str) -> float:
-    """A number of seconds, neither negative nor beyond all measure."""
+    """Return a field of seconds, neither negative nor too large."""
     found = head.get(name)
     if not isinstance(found, int | float) or not math.isfinite(found) or found < 0:
         raise ValueError(f"{name} is {found!r}, not a number of seconds")
