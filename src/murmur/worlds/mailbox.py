@@ -1,4 +1,4 @@
-"""Messages that have arrived for one learner, by tag; used by the worlds in which receiving blocks a thread."""
+"""Mailbox of messages that have arrived for one learner, by tag, for worlds in which receiving blocks a thread."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from murmur.core.group import Message
 
 
 class PostOffice(Protocol):
-    """One learner's way to send vectors to others, and the mailbox of what they send."""
+    """One learner's sender of vectors, and its mailbox."""
 
     box: Mailbox
 
     def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
-        """Queue a copy of x, and the numbers beside it, for the learner at position `to`; returns at once."""
+        """Queue a copy of x, with header numbers, for the learner at position `to`; return at once."""
 
 
 class Mailbox:
-    """Arrived vectors in order of arrival. Any thread may put, any thread may take."""
+    """Vectors in order of arrival. Any thread may put, any thread may take."""
 
     def __init__(self) -> None:
         self._arrived = Condition()
@@ -33,26 +33,26 @@ class Mailbox:
         self._lost: dict[int, Exception] = {}
 
     def put(self, source: int, tag: str, x: Tensor, header: Sequence[float] = ()) -> None:
-        """A message has arrived."""
+        """Add a message that has arrived."""
         with self._arrived:
-            self._lost.pop(source, None)  # it is here again
+            self._lost.pop(source, None)  # a message shows that the sender is here again
             self._messages[tag].append(Message(x, source, tuple(header)))
             self._arrived.notify_all()
 
     def fail(self, failure: Exception) -> None:
-        """Nothing more will arrive: whoever waits now or later gets this error."""
+        """Raise this error in all present and later waits: nothing more will arrive."""
         with self._arrived:
             self._failure = self._failure or failure
             self._arrived.notify_all()
 
     def lose(self, source: int, failure: Exception) -> None:
-        """Nothing more will arrive from `source`: whoever waits for it alone gets this error."""
+        """Raise this error in all waits for `source` alone, present and later: nothing more will arrive from it."""
         with self._arrived:
             self._lost[source] = failure
             self._arrived.notify_all()
 
     def wait(self, tag: str, seconds: float) -> Message | None:
-        """The oldest message under a tag; None if none has come after so many seconds. Raises what `fail` was given."""
+        """Return the oldest message under a tag, or None after `seconds`; raise the error given to `fail`."""
         deadline = time.monotonic() + seconds
         with self._arrived:
             while (found := self._find(None, tag)) is None:
@@ -65,7 +65,7 @@ class Mailbox:
             return found
 
     def take(self, source: int | None, tag: str, timeout_seconds: float, missing: Callable[[], Exception]) -> Message:
-        """Wait for a message; raises what `missing()` makes when none came in time."""
+        """Wait for a message; raise the error made by `missing()` if none arrives in time."""
         with self._arrived:
             found = self._find(source, tag)
             while found is None:

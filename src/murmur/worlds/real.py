@@ -1,4 +1,4 @@
-"""What the worlds with real seconds share: activities are threads, and an await blocks the thread it stands in."""
+"""Common parts of the worlds with wall seconds: activities are threads, and an await blocks its thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Activity(Generic[T]):
         self._thread.join()
 
     def result(self) -> T:
-        """Wait for the end; its value, or its error raised."""
+        """Wait for the end; return the value, or raise the error."""
         self.join()
         if self.error is not None:
             raise self.error
@@ -45,11 +45,11 @@ class Activity(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result()
-        yield  # type: ignore[unreachable]  # what makes this a generator
+        yield  # type: ignore[unreachable]  # makes this function a generator
 
 
 class RealSeat(Seat):
-    """A learner's place where seconds are those of the wall clock."""
+    """A learner's seat in a world with wall seconds."""
 
     def __init__(self, rank: int, began: float, sink: Callable[[Span], None] | None) -> None:
         self.rank, self._began = rank, began
@@ -70,11 +70,11 @@ class RealSeat(Seat):
         return running
 
     async def sleep(self, seconds: float) -> None:
-        self.surface()  # who waits in turns would never learn that its own averaging has failed
+        self.surface()  # a learner that only polls must learn that its averaging has failed
         time.sleep(seconds)
 
     def compute(self, job: Callable[[], T]) -> T:
-        """Run a gradient's computation and note its seconds, less those it waited for data."""
+        """Run a gradient's computation and record its seconds, less those it waited for data."""
         start, waited = self.now, self.trace.totals().get(DATA, 0.0)
         result = job()
         waited = self.trace.totals().get(DATA, 0.0) - waited
@@ -82,13 +82,13 @@ class RealSeat(Seat):
         return result
 
     def failed(self, error: Exception) -> None:
-        """A spawned activity has failed; the next gradient raises it, and worlds may tell the other learners."""
+        """Handle the failure of a spawned activity: the next gradient raises it, and worlds may tell other learners."""
 
     def surface(self) -> None:
         """Raise the failure of a spawned activity, if there was one."""
         for activity in self._spawned:
             if isinstance(activity.error, PeerLost):
-                raise activity.error  # that is no failure of the activity's own
+                raise activity.error  # it is not a failure of the activity itself
             if activity.error is not None:
                 what = f"learner {self.rank}: its activity {activity.what!r} failed: {activity.error}"
                 raise RuntimeError(what) from activity.error

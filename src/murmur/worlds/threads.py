@@ -1,7 +1,7 @@
-"""A world of threads in one process: true concurrency without processes, for tests and laptops.
+"""World of threads in one process: true concurrency without processes, for tests and laptops.
 
-Gradients take turns, because torch's random generator belongs to the process and a gradient must draw its own numbers;
-averaging, sending and waiting run beside them.
+Gradients are computed one at a time, because torch's random generator belongs to the process and each gradient must
+draw its own numbers. Averaging, sending and waiting run beside them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ThreadHub:
-    """What the threads of one group share."""
+    """State shared by the threads of one group."""
 
     def __init__(self, name: str, members: Sequence[int], timeout_seconds: float) -> None:
         self.name, self.members, self.timeout_seconds = name, list(members), timeout_seconds
@@ -42,7 +42,7 @@ class ThreadHub:
         self.table = MembershipTable.of(len(members))
 
     def meet(self, key: tuple[str, int], rank: int, value: Any) -> tuple[list[Any], float]:
-        """Hand in a value; wait for all; (values in order of rank, seconds waited)."""
+        """Contribute a value and wait for all; return (values in order of rank, seconds waited)."""
         came = time.monotonic()
         with self.changed:
             given = self.meetings[key]
@@ -52,17 +52,17 @@ class ThreadHub:
                 self._check(key, given)
                 if not self.changed.wait(self.timeout_seconds):
                     absent = [self.members[r] for r in range(len(self.members)) if r not in given]
-                    raise PeerLost(f"{key[0]} #{key[1]} of {self.name}: no word from learners {absent}", absent[0])
+                    raise PeerLost(f"{key[0]} #{key[1]} of {self.name}: nothing from learners {absent}", absent[0])
             self.left[key] += 1
             if self.left[key] == len(self.members):
                 del self.meetings[key], self.left[key]
             return [given[r] for r in range(len(self.members))], time.monotonic() - came
 
     def alive(self) -> None:
-        """All is well with the others; the caller holds the lock.
+        """Check that no other learner has failed; the caller holds the lock.
 
         Raises:
-            PeerLost: one has failed, and everybody will.
+            PeerLost: One has failed; all members raise this.
         """
         if self.failure is not None:
             raise PeerLost(f"another learner failed: {self.failure}") from self.failure
@@ -75,11 +75,11 @@ class ThreadHub:
                 raise PeerLost(f"{key[0]} #{key[1]} of {self.name} waits for learner {who}, which has ended", who)
 
     def leave(self, learner: int, failure: Exception | None) -> None:
-        """A learner has ended, well or with an error; nobody waits for it any more."""
+        """Record that a learner has ended, with or without an error; end all waits for it."""
         with self.changed:
             if learner in self.members:
                 self.gone.add(self.members.index(learner))
-                if failure is None:  # else all fail, and nobody is to save a checkpoint without this one
+                if failure is None:  # after an error all fail, and none may save a checkpoint without this learner
                     self.table.leave(self.members.index(learner))
                 for box in self.boxes:
                     box.lose(self.members.index(learner), PeerLost(f"learner {learner} has ended", learner))
@@ -94,7 +94,7 @@ class ThreadHub:
 
 
 class LockedMembership(Membership):
-    """A line to the register of a hub."""
+    """Client of the membership table of a hub."""
 
     def __init__(self, hub: ThreadHub, rank: int) -> None:
         self.hub, self.line = hub, LocalMembership(hub.table, rank)
@@ -132,7 +132,7 @@ class LockedMembership(Membership):
 
 
 class ThreadGroup(Group):
-    """One member's view of a hub."""
+    """One member of a hub's group."""
 
     def __init__(self, hub: ThreadHub, rank: int, trace: Trace) -> None:
         self.hub, self.rank, self.trace = hub, rank, trace
@@ -176,7 +176,7 @@ class ThreadGroup(Group):
             return self.hub.boxes[self.rank].take(
                 source,
                 tag,
-                self.hub.timeout_seconds if source is None else float("inf"),  # the end of one learner is known
+                self.hub.timeout_seconds if source is None else float("inf"),  # the end of a known learner is noticed
                 lambda: PeerLost(f"no message {tag!r} from {whom} in {self.name} within {self.hub.timeout_seconds} s"),
             )
 
@@ -209,7 +209,7 @@ class ThreadGroup(Group):
 
 
 class ThreadSeat(RealSeat):
-    """A learner in a thread."""
+    """Seat of a learner in a thread."""
 
     def __init__(self, world: ThreadWorld, hub: ThreadHub, rank: int) -> None:
         super().__init__(rank, world.began, world.sink)
@@ -238,10 +238,10 @@ class ThreadWorld:
     """`size` learners, one thread each.
 
     Args:
-        size: number of learners.
-        timeout_seconds: how long anybody waits for anybody.
-        delay: extra seconds a gradient takes on a learner (unequal speeds, for tests and demonstrations).
-        sink: receives the spans of the trace.
+        size: Number of learners.
+        timeout_seconds: Longest wait for another learner.
+        delay: Extra seconds of a gradient, by learner (unequal speeds, for tests and demonstrations).
+        sink: Receives the spans of the trace.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class ThreadWorld:
         self.began = time.monotonic()
 
     def run(self, program: Program[T]) -> list[T]:
-        """Run the program at every seat; the first error that happened is raised after all threads have ended."""
+        """Run the program at every seat; raise the first error after all threads have ended."""
         self.began = time.monotonic()
         hub = ThreadHub("world", range(self.size), self.timeout_seconds)
         first: list[Exception] = []

@@ -1,6 +1,6 @@
-"""A group of learners whose collectives are MPI's; all else is as among processes on torch.distributed.
+"""Groups of learners with MPI's collectives; all else is as among processes on torch.distributed.
 
-Every group has a communicator of its own, so that a mean beside the gradients and one between them never meet.
+Every group has a communicator of its own, so that a mean beside the gradients and one between them cannot interfere.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ POLL_SECONDS = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class MpiWiring(Wiring):
-    """What all groups of one learner share.
+    """State shared by all groups of one learner.
 
     Attributes:
         mpi: mpi4py's MPI.
-        comm: communicator of all learners.
-        progress: the thread that speaks MPI.
+        comm: Communicator of all learners.
+        progress: Thread that calls MPI.
     """
 
     mpi: Any
@@ -48,11 +48,11 @@ class MpiGroup(TorchGroup):
         return None if self.size == 1 or self._closed else Collectives(self.wiring, self._open())
 
     def _open(self) -> Any:
-        """A communicator of the members.
+        """Open a communicator of the members.
 
-        MPI makes one only where all members wait for each other inside MPI. So that nobody waits there long they meet
-        in the store first; and one communicator is made at a time in the whole world, or two groups with common
-        members, wanted by two threads each, could be begun in different orders and wait for each other for ever.
+        MPI makes one only while all members wait for each other inside MPI. The members meet in the store first, so
+        that these waits are short. One communicator is made at a time in the whole world: two groups with common
+        members, formed by two threads each, could otherwise begin in different orders and wait for each other for ever.
         """
         store, name = self._store, f"communicator of {self.name}"
         if int(store.add(f"{name}/here", 1)) == self.size:
@@ -79,7 +79,7 @@ class MpiGroup(TorchGroup):
 
 
 class Collectives:
-    """What `TorchGroup` asks of its backend, on one communicator."""
+    """Backend of `TorchGroup` on one communicator."""
 
     def __init__(self, wiring: MpiWiring, comm: Any) -> None:
         self._wiring, self._comm = wiring, comm
@@ -98,7 +98,7 @@ class Collectives:
         )
 
     def allgather(self, outs: list[list[Tensor]], xs: list[Tensor]) -> Operation:
-        """Give every member the vectors of all."""
+        """Send the members' vectors to all members."""
         (out,), (x,) = outs, xs
         numbers, all_ = x.numpy(), torch.empty(len(out), x.numel(), dtype=x.dtype)
 
@@ -109,7 +109,7 @@ class Collectives:
         return self._begin(lambda: self._comm.Iallgather(numbers, all_.numpy()), finish)
 
     def broadcast(self, xs: list[Tensor], options: c10d.BroadcastOptions) -> Operation:
-        """Give every member the vector of the root, in place."""
+        """Send the root's vector to all members, in place."""
         raw = xs[0].view(torch.uint8).numpy()
         root = options.rootRank
         return self._begin(lambda: self._comm.Ibcast(raw, root))

@@ -1,8 +1,9 @@
 """Messages between two learners over MPI: posting never blocks, arrivals go to a mailbox.
 
-A message is one piece of bytes: the length of a JSON header, the header (tag, type, number of elements, note), zeros up
-to the next multiple of 16, the raw elements. MPI keeps the order in which messages of one sender are matched, but a
-large one may be complete after a small one that was sent later: they are delivered in the order in which they began.
+A message is one block of bytes: the length of a JSON header, the header (tag, type, number of elements, numbers beside
+the vector), zeros up to the next multiple of 16, the raw elements. MPI keeps the order in which messages of one sender
+are matched, but a large one may be complete after a later small one. They are delivered in the order in which they
+began.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from murmur.worlds.mpi.progress import MpiProgress
 from murmur.worlds.process.transport.mail import TYPES
 
 LENGTH = struct.Struct("<I")
-ALIGNMENT = 16  # bytes: elements of every type may be used where they lie
+ALIGNMENT = 16  # bytes: elements of every type can be used in place
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class MpiMail:
-    """One learner's post office on a communicator that nothing else sends messages on.
+    """One learner's post office, on a communicator that carries no other messages.
 
     Attributes:
-        box: where arrivals go.
-        sent_bytes: posted to others so far.
+        box: Mailbox of arrivals.
+        sent_bytes: Bytes sent so far.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -41,7 +42,7 @@ class MpiMail:
         self.progress: MpiProgress
 
     def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
-        """Queue a copy of x for learner `to`; returns at once."""
+        """Queue a copy of x for learner `to`; return at once."""
         if to == self._rank:
             self.box.put(self._rank, tag, x.clone(), header)
             return
@@ -50,7 +51,7 @@ class MpiMail:
         self.progress.submit(lambda: self._comm.Isend([message, self._mpi.BYTE], to), lambda: None, 0.0)
 
     def poll(self) -> bool:
-        """Take in what has arrived; whether something moved."""
+        """Receive arrived messages; return True if any operation made progress."""
         moved = False
         status = self._mpi.Status()
         while (found := self._comm.Improbe(status=status)) is not None:
@@ -64,7 +65,7 @@ class MpiMail:
 
 
 def pack(x: Tensor, tag: str, header: Sequence[float]) -> Bytes:
-    """A vector on the CPU, its tag and the numbers beside it as bytes of their own."""
+    """Pack a vector on the CPU, its tag and header numbers into new bytes."""
     head = json.dumps({"tag": tag, "type": str(x.dtype), "numel": x.numel(), "numbers": list(header)}).encode()
     start = -(-(LENGTH.size + len(head)) // ALIGNMENT) * ALIGNMENT
     message = np.zeros(start + x.numel() * x.element_size(), np.uint8)
@@ -75,7 +76,7 @@ def pack(x: Tensor, tag: str, header: Sequence[float]) -> Bytes:
 
 
 def unpack(message: Bytes) -> tuple[str, Tensor, list[float]]:
-    """The tag, the vector and the note of a message, whose memory the vector keeps."""
+    """Return the tag, the vector and the header numbers of a message; the vector shares its memory."""
     (length,) = LENGTH.unpack(message[: LENGTH.size].tobytes())
     head = json.loads(message[LENGTH.size : LENGTH.size + length].tobytes())
     dtype, numel = TYPES[head["type"]], int(head["numel"])

@@ -1,8 +1,8 @@
-"""The one thread of a process that speaks MPI: it starts operations, looks whether they are done, and sleeps between.
+"""The one thread of a process that calls MPI: it starts operations, tests them, and sleeps in between.
 
-MPI moves nothing unless it is called, and a call that waits for others holds a core. So nobody waits inside MPI:
-every operation is one that returns at once, this thread tests it again and again with short sleeps, and whoever needs
-the result waits for an event. Sums so also move while the learner computes.
+MPI makes progress only when it is called, and a call that waits for others occupies a core. Therefore no thread waits
+inside MPI. Every operation is one that returns at once, this thread tests it repeatedly with short sleeps, and users of
+the result wait for an event. Sums thus progress while the learner computes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST_PAUSE_SECONDS = 1e-3
 class Operation:
     """An operation under way; `wait` is for the thread that needs the result.
 
-    The buffers that MPI reads and writes live as long as it: in what `start` and `finish` refer to.
+    It keeps alive the buffers that MPI reads and writes, through references in `start` and `finish`.
     """
 
     def __init__(self, start: Callable[[], Request], finish: Callable[[], None], timeout_seconds: float) -> None:
@@ -34,7 +34,7 @@ class Operation:
         self._error: Exception | None = None
 
     def end(self, error: Exception | None = None) -> None:
-        """It is done, or will never be."""
+        """Mark it as done, or as failed with an error."""
         self._error = error
         self._done.set()
 
@@ -42,7 +42,7 @@ class Operation:
         """Wait until it is done.
 
         Raises:
-            PeerLost: another learner has failed, or it took longer than the timeout.
+            PeerLost: Another learner has failed, or the timeout has passed.
         """
         if not self._done.wait(self.timeout_seconds):
             raise PeerLost(f"not all took part within {self.timeout_seconds:g} s")
@@ -51,11 +51,11 @@ class Operation:
 
 
 class MpiProgress:
-    """The thread.
+    """The progress thread.
 
     Args:
-        polls: called in every turn; each says whether something moved, and raises what ends everything.
-        failed: told why nothing will move any more.
+        polls: Called in every turn; each returns True if anything made progress, and raises to end everything.
+        failed: Called with the error that ended everything.
     """
 
     def __init__(self, polls: Sequence[Callable[[], bool]], failed: Callable[[Exception], None]) -> None:
@@ -69,12 +69,12 @@ class MpiProgress:
         self._thread.start()
 
     def submit(self, start: Callable[[], Request], finish: Callable[[], None], timeout_seconds: float) -> Operation:
-        """Have an operation started and finished by the thread. Never waits, never fails.
+        """Start and finish an operation in the thread. Never waits, never fails.
 
         Args:
-            start: calls MPI and returns its request; None where the call has done everything.
-            finish: called when the request is complete.
-            timeout_seconds: how long `wait` waits.
+            start: Calls MPI and returns its request; None if the call has completed the operation.
+            finish: Called when the request is complete.
+            timeout_seconds: Longest duration of `wait`.
         """
         operation = Operation(start, finish, timeout_seconds)
         with self._lock:
@@ -87,21 +87,21 @@ class MpiProgress:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was submitted is done."""
+        """True if all submitted operations are done."""
         with self._lock:
             return not (self._asked or self._running)
 
     def check(self) -> None:
-        """Whether operations can still end.
+        """Check that operations can still end.
 
         Raises:
-            PeerLost: another learner has failed.
+            PeerLost: Another learner has failed.
         """
         if self._failure is not None:
             raise PeerLost(str(self._failure)) from self._failure
 
     def stop(self) -> None:
-        """Let the thread end; what is not done will never be."""
+        """Stop the thread; operations under way will never be done."""
         self._stopping.set()
         self._woken.set()
         self._thread.join()
@@ -148,10 +148,10 @@ class MpiProgress:
 
 
 def settle(request: Request, timeout_seconds: float) -> None:
-    """Wait for an operation before there is a progress thread, without holding a core.
+    """Wait for an operation before there is a progress thread, without occupying a core.
 
     Raises:
-        PeerLost: it took too long.
+        PeerLost: It took too long.
     """
     deadline = time.monotonic() + timeout_seconds
     while not request.Test():

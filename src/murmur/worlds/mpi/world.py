@@ -1,9 +1,9 @@
-"""A world of processes that an MPI launcher has started: this process holds one learner, MPI moves the vectors.
+"""World of processes started by an MPI launcher: each process holds one learner, and MPI moves the vectors.
 
     mpiexec -n 4 murmur train ctc --world mpi
 
-MPI does not outlive a lost process. So a learner that fails says why to the others, who give up at once, and the
-launch is aborted when the first of their programs ends: nobody is left waiting, nobody goes on without the one lost.
+MPI does not tolerate the loss of a process. A learner that fails therefore tells the others the cause, and they give up
+at once. The launch is aborted when the first of their programs ends, so that no learner waits for a lost one.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from murmur.worlds.process.transport.listener import listen
 from murmur.worlds.process.world import POLL_SECONDS, TIMEOUT_SECONDS, ProcessSeat, device_of
 
 T = TypeVar("T")
-LEASE_SECONDS = 30.0  # longer than elsewhere: a learner that is thought dead ends the run
-SAYING_SECONDS = 0.5  # for what learners say as they end to reach mpiexec, which loses it when the launch is aborted
-FAREWELL_SECONDS = 2.0  # how long a learner that fails waits for the others to hear of it
-LOST_STATUS = 75  # a temporary failure, as everywhere where a learner is lost
+LEASE_SECONDS = 30.0  # longer than in other worlds: a learner considered dead ends the run
+SAYING_SECONDS = 0.5  # for the last output of learners to reach mpiexec, which drops it when the launch is aborted
+FAREWELL_SECONDS = 2.0  # for the others to learn of a failure, before the failed learner ends
+LOST_STATUS = 75  # a temporary failure, as in all worlds after the loss of a learner
 NAME_BYTES = 256
 
 
 def open_mpi() -> Any:
-    """mpi4py's MPI, begun so that one thread at a time may call it.
+    """Start mpi4py's MPI so that one thread at a time may call it, and return it.
 
     Raises:
         ValueError: mpi4py or an MPI library is missing, or the library allows only its first thread to call it.
@@ -67,7 +67,7 @@ def open_mpi() -> Any:
 
 @dataclass(frozen=True)
 class PeerWatch:
-    """Signs of life of all processes, and why one has failed."""
+    """Signs of life of all processes, and the causes of their failures."""
 
     store: NetStore
     membership: StoreMembership
@@ -75,16 +75,16 @@ class PeerWatch:
 
     @classmethod
     def begin(cls, store: NetStore, place: Place, lease_seconds: float) -> PeerWatch:
-        """Enter the register of processes."""
+        """Enter the membership of processes."""
         membership = StoreMembership(store.line, store.name_of("processes"), place.rank, place.size, lease_seconds)
         return cls(store, membership, place.size)
 
     def poll(self) -> bool:
-        """Nothing moves here.
+        """Check for failures; never makes progress itself.
 
         Raises:
-            PeerLost: a learner has failed or is gone.
-            ConnectionError: learner 0, which keeps the register, is gone.
+            PeerLost: A learner has failed or is gone.
+            ConnectionError: Learner 0, which keeps the membership, is gone.
         """
         view = self.membership.view()
         if len(view.live) + view.left < self.size:
@@ -93,12 +93,12 @@ class PeerWatch:
         return False
 
     def _why(self, why: str) -> str:
-        """What ended the run: what the first said who knew."""
+        """Return the cause of the end of the run, as told by the first learner that knew it."""
         return self.store.compare_set("fault", "", why).decode()
 
     def tell(self, why: str) -> None:
-        """This learner gives up: let the others hear of it, and give them a moment to."""
-        with suppress(ConnectionError):  # learner 0 is gone, with the store: nobody can be told
+        """Give up: tell the others the cause, and give them a moment to receive it."""
+        with suppress(ConnectionError):  # learner 0 is gone, and with it the store
             self._why(why)
             self.membership.leave()
             deadline = time.monotonic() + FAREWELL_SECONDS
@@ -116,21 +116,21 @@ def _abort(mpi: Any, status: int) -> None:
 
 
 class MpiWorld:
-    """All learners of an MPI launch, one a process. Made by all of them together.
+    """All learners of an MPI launch, one per process; all of them create it together.
 
     Args:
-        device: where this learner's model lives; None: a GPU of its own where the host has one for it, else the CPU.
-        timeout_seconds: how long a collective may take before it is given up; must be finite.
-        sink: receives the spans of the trace.
-        lease_seconds: silence after which a learner counts as dead, and the run is given up.
-        comm: communicator of the learners; None: of all processes of the launch.
+        device: Device of this learner's model; None: a GPU of its own if the host has one for it, else the CPU.
+        timeout_seconds: Longest duration of a collective before it is given up; must be finite.
+        sink: Receives the spans of the trace.
+        lease_seconds: Silence after which a learner counts as dead, and the run is given up.
+        comm: Communicator of the learners; None: of all processes of the launch.
 
     Attributes:
-        place: this process's place.
+        place: This process's place.
 
     Raises:
-        ValueError: there is no MPI here.
-        PeerLost: not all processes came in time.
+        ValueError: There is no MPI here.
+        PeerLost: Some processes did not come in time.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class MpiWorld:
         self._mpi = open_mpi()
         self._owed: Callable[[], None] | None = None
         self._owe(1)
-        # Messages of ours and of whoever else uses MPI in this process never meet on a communicator of our own.
+        # A communicator of its own keeps these messages apart from other uses of MPI in this process.
         self._comm, made = (self._mpi.COMM_WORLD if comm is None else comm).Idup()
         settle(made, timeout_seconds)
         self._hosts = self._all(socket.gethostname())
@@ -162,22 +162,22 @@ class MpiWorld:
         return self.place.size
 
     def run(self, program: Program[T]) -> list[T]:
-        """Run the program at this process's seat; ends together with the other learners.
+        """Run the program at this process's seat; end together with the other learners.
 
         Raises:
-            PeerLost: a learner has failed or is gone, or took longer than `timeout_seconds`.
+            PeerLost: A learner has failed or is gone, or took longer than `timeout_seconds`.
         """
         with self.seated() as seat:
             return [drive(program(seat))]
 
     @contextmanager
     def seated(self) -> Iterator[ProcessSeat]:
-        """This process's seat, for whoever runs a program piece by piece; the end is together with the others.
+        """Yield this process's seat, for a caller that runs a program piece by piece; end together with the others.
 
         After an error the process must not use MPI any more; the launch is aborted when its program ends.
 
         Raises:
-            PeerLost: as `run`.
+            PeerLost: As for `run`.
         """
         self._owe(1)
         server, store = self._open_store()
@@ -202,10 +202,10 @@ class MpiWorld:
                 server.close()
 
     def _owe(self, status: int) -> None:
-        """Have the launch aborted when this program ends, with a status; 0: all is well, the launch ends by itself.
+        """Have the launch aborted with a status when this program ends; 0: the launch ends normally.
 
-        Owed from the start to a good end: a process that left in between would wait in MPI's own end for the others,
-        and they for it.
+        An abort is pending from the start to a successful end. A process that left in between would wait for the others
+        at the end of MPI, and they for it.
         """
         if self._owed is not None:
             atexit.unregister(self._owed)
@@ -214,7 +214,7 @@ class MpiWorld:
             atexit.register(self._owed)
 
     def _open_store(self) -> tuple[StoreServer | None, NetStore]:
-        """The store of claims and membership: a thread of learner 0; MPI carries its address and its secret."""
+        """Open the store of claims and membership in a thread of learner 0; MPI carries its address and its secret."""
         server, told = None, ""
         if self.place.rank == 0:
             secret = draw()
@@ -226,14 +226,14 @@ class MpiWorld:
         return server, store
 
     def _all(self, text: str) -> tuple[str, ...]:
-        """A short text of every learner, in order of rank."""
+        """Return a short text of every learner, in order of rank."""
         mine = np.frombuffer(text.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), np.uint8)
         found = np.empty((self._comm.size, NAME_BYTES), np.uint8)
         settle(self._comm.Iallgather(mine, found), self.timeout_seconds)
         return tuple(row.tobytes().rstrip(b"\0").decode() for row in found)
 
     def from_first(self, text: str) -> str:
-        """The text of learner 0, on every learner; the others wait for it as long as learner 0 needs."""
+        """Return the text of learner 0 on every learner; the others wait for it as long as learner 0 needs."""
         raw = text.encode()
         size = np.array([len(raw)], np.int64)
         settle(self._comm.Ibcast(size, 0), math.inf)
@@ -257,7 +257,7 @@ class MpiWorld:
         )
 
     def _part(self, seat: ProcessSeat, wiring: MpiWiring, watch: PeerWatch) -> None:
-        """All end together, also those who need not wait elsewhere: MPI ends for everybody at once."""
+        """End together, even learners that do not wait in other worlds: MPI ends for all at once."""
         for membership in wiring.memberships:
             self._wait_until(lambda membership=membership: not seat.waits or membership.arrive(ENDED), wiring.progress)  # type: ignore[misc]
             membership.leave()
@@ -265,7 +265,7 @@ class MpiWorld:
         self._wait_until(lambda: watch.membership.arrive(ENDED), wiring.progress)
         wiring.progress.stop()
         watch.membership.leave()
-        settle(self._comm.Ibarrier(), self.timeout_seconds)  # nobody needs learner 0's store any more
+        settle(self._comm.Ibarrier(), self.timeout_seconds)  # learner 0's store is not needed any more
 
     def _wait_until(self, come: Callable[[], bool], progress: MpiProgress) -> None:
         while not come():

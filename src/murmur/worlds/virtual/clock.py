@@ -1,12 +1,12 @@
 """Virtual time: an event queue, a clock that jumps, and tasks that wait for events. One thread, deterministic.
 
-Time passes in ticks of 2^-32 s (0.23 ns). Seconds are floating-point numbers, but every moment and every time between
-two moments is a whole number of ticks, and sums and differences of those are exact for 24 days. So moments that are
-equal on paper, such as the end of ten steps of 0.1 s and of ten rounds of 0.1 s, are equal here too, and events at one
-moment happen in the order in which they were planned.
+Time passes in ticks of 2^-32 s (0.23 ns). Seconds are floating-point numbers, but every moment, and every time between
+two moments, is a whole number of ticks, and sums and differences of those are exact for 24 days. Moments that are equal
+on paper, such as the end of ten steps of 0.1 s and of ten rounds of 0.1 s, are therefore equal here too, and events at
+one moment happen in the order in which they were planned.
 
-Everything a task can wait for is an `Event` that knows what it stands for, so that a run that cannot go on says who
-waits for what since when.
+Tasks wait for `Event`s only. Each event describes itself, so that the report of a run that cannot go on lists the waits
+of all tasks and their beginnings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 T = TypeVar("T")
-STILL_EVENTS = 200_000  # so many events without time passing are a livelock
+STILL_EVENTS = 200_000  # number of events at one moment that counts as a livelock
 TICKS_PER_SECOND = 2.0**32  # a power of two: a number of ticks is exact as a number of seconds
 TICK_SECONDS = 1 / TICKS_PER_SECOND
 
@@ -28,15 +28,15 @@ LONGEST_SECONDS = 1e12
 
 
 class Deadlock(RuntimeError):
-    """Nothing is left to happen, but tasks still wait."""
+    """Tasks wait, but no event is left."""
 
 
 class Livelock(RuntimeError):
-    """Events go on for ever without time passing."""
+    """Events go on without end at one moment."""
 
 
 class Event(Generic[T]):
-    """Something that will happen once. `what` says what, for reports."""
+    """An event that happens once; `what` describes it in reports."""
 
     def __init__(self, clock: Clock, what: str) -> None:
         self.clock, self.what = clock, what
@@ -46,7 +46,7 @@ class Event(Generic[T]):
         self._waiting: list[ClockTask[Any]] = []
 
     def fire(self, value: T | None = None, error: BaseException | None = None) -> None:
-        """It happens now; whoever waits goes on in the order of waiting."""
+        """Make the event happen now; its waiters go on in the order of waiting."""
         if self.fired:
             raise RuntimeError(f"{self.what} happened twice")
         self.fired, self._value, self._error = True, value, error
@@ -55,11 +55,11 @@ class Event(Generic[T]):
         self._waiting.clear()
 
     def failed(self) -> BaseException | None:
-        """The error it fired with, if it did."""
+        """The error with which it has fired, if any."""
         return self._error
 
     def result(self) -> T:
-        """Its value, once it has fired; raises the error it fired with."""
+        """Return its value, or raise its error, once it has fired."""
         if not self.fired:
             raise RuntimeError(f"{self.what} has not happened yet")
         if self._error is not None:
@@ -67,7 +67,7 @@ class Event(Generic[T]):
         return self._value  # type: ignore[return-value]
 
     def wait(self, task: ClockTask[Any]) -> None:
-        """Let a task wait."""
+        """Add a task that waits."""
         self._waiting.append(task)
 
     def __await__(self) -> Generator[Event[Any], None, T]:
@@ -109,7 +109,7 @@ class ClockTask(Event[T]):
             self._refuse(f"{awaited!r}, which is not an event of the virtual world")
             return
         if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-            # The setting belongs to the thread: another learner would now run without gradients.
+            # The setting belongs to the thread: other learners would now run without gradients.
             what = "no_grad" if not torch.is_grad_enabled() else "autocast"
             torch.set_grad_enabled(True)
             self._refuse(f"something inside {what}; leave the block first")
@@ -127,20 +127,20 @@ class ClockTask(Event[T]):
         self.fire(value, error)
 
     def kill(self) -> None:
-        """End the task without a word to anyone."""
+        """End the task without firing."""
         self.dead = True
         self.clock.ended(self)
         self.coroutine.close()
 
 
 class Clock:
-    """The queue of what happens when. `now` is in virtual seconds."""
+    """Queue of future events. `now` is in virtual seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.notes: list[str] = []  # what a report should mention besides the waiting tasks
+        self.notes: list[str] = []  # further lines of a report, after the waiting tasks
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._ready: deque[tuple[int, Callable[[], None]]] = deque()  # what happens now: no need to sort it
+        self._ready: deque[tuple[int, Callable[[], None]]] = deque()  # events at this moment, which need no sorting
         self._count = 0
         self._dropped = 0
         self._tasks: dict[int, ClockTask[Any]] = {}
@@ -148,7 +148,7 @@ class Clock:
         self._failure: Exception | None = None
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Let `act` happen so many seconds from now, rounded to ticks; equal times keep their order."""
+        """Call `act` after `seconds`, rounded to ticks; equal times keep their order."""
         if not 0 <= seconds < LONGEST_SECONDS:
             raise ValueError(f"an event must lie between now and {LONGEST_SECONDS:g} s from now: {seconds} s")
         ticks = round(seconds * TICKS_PER_SECOND)
@@ -159,21 +159,21 @@ class Clock:
         self._count += 1
 
     def now_do(self, act: Callable[[], None]) -> None:
-        """Let `act` happen at this moment, after what is to happen now already."""
+        """Call `act` at this moment, after all calls already planned for it."""
         self._ready.append((self._count, act))
         self._count += 1
 
     @property
     def events(self) -> int:
-        """How many have happened."""
+        """Number of events that have happened."""
         return self._count - len(self._queue) - len(self._ready) - self._dropped
 
     def event(self, what: str) -> Event[Any]:
-        """A new event."""
+        """Create an event."""
         return Event(self, what)
 
     def sleep(self, seconds: float, what: str) -> Event[None]:
-        """An event that fires after so many seconds."""
+        """Create an event that fires after `seconds`."""
         event: Event[None] = Event(self, what)
         self.after(seconds, event.fire)
         return event
@@ -191,15 +191,15 @@ class Clock:
 
     @property
     def stops(self) -> bool:
-        """Whether any learner was ever stopped."""
+        """True if any learner was ever stopped."""
         return bool(self._paused_until)
 
     def pause_of(self, owner: int) -> float:
-        """Seconds that a stopped learner has still to stand still."""
+        """Seconds for which a stopped learner still stands still."""
         return max(0.0, self._paused_until.get(owner, 0.0) - self.now)
 
     def stop(self, owner: int, seconds: float) -> None:
-        """A learner stands still for so many seconds; what it would do in between happens afterwards."""
+        """Let a learner stand still for `seconds`; its events in between happen afterwards."""
         end = self.now + round(seconds * TICKS_PER_SECOND) * TICK_SECONDS
         self._paused_until[owner] = max(self._paused_until.get(owner, 0.0), end)
 
@@ -216,9 +216,9 @@ class Clock:
         """Let events happen until every task has ended.
 
         Raises:
-            Deadlock: tasks wait, but nothing is left to happen.
-            Livelock: too many events happen at one and the same time.
-            Exception: what `abort` was given.
+            Deadlock: Tasks wait, but no event is left.
+            Livelock: Too many events happen at one moment.
+            Exception: The error given to `abort`.
         """
         queue, ready, tasks, still = self._queue, self._ready, self._tasks, 0
         while tasks:
@@ -238,7 +238,7 @@ class Clock:
                 raise self._failure
 
     def close(self) -> None:
-        """Drop whatever has not ended (after an error)."""
+        """Drop all tasks that have not ended (after an error)."""
         for task in list(self._tasks.values()):
             task.kill()
         self._dropped += len(self._queue) + len(self._ready)

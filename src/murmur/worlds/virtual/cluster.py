@@ -1,4 +1,4 @@
-"""A cluster on paper: how long a minibatch takes, how fast bytes travel, what goes wrong and when."""
+"""Model of a cluster: compute times, network speeds and faults."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from murmur.core.trace import COMPUTE
 from murmur.worlds.virtual.collectives import ALLREDUCE
 
 ComputeTime = Callable[[int, int], float]  # (learner, its step) -> seconds
-BLOCK = 64  # steps whose random times are drawn together
+BLOCK = 64  # number of steps whose random times are drawn at once
 
 
 @dataclass(frozen=True)
 class ConstantSeconds:
-    """Every minibatch takes `seconds`, on learner i times `factors[i]` (a straggler: {3: 10.0})."""
+    """Compute time of `seconds` for every minibatch, on learner i times `factors[i]` (a straggler: {3: 10.0})."""
 
     seconds: float = 0.1
     factors: Mapping[int, float] = field(default_factory=dict)
@@ -30,13 +30,13 @@ class ConstantSeconds:
         for learner, factor in self.factors.items():
             _positive(f"Constant.factors[{learner}]", factor)
 
-    def __call__(self, learner: int, step: int) -> float:  # noqa: ARG002 - a constant looks at neither
+    def __call__(self, learner: int, step: int) -> float:  # noqa: ARG002 - constant
         return self.seconds * self.factors.get(learner, 1.0)
 
 
 @lru_cache(maxsize=4096)  # seeding a generator costs more than many draws
 def normals(seed: int, learner: int, block: int) -> tuple[float, ...]:
-    """`BLOCK` draws from N(0, 1), named by three numbers."""
+    """Return `BLOCK` draws from N(0, 1), a function of three numbers."""
     draw = random.Random(f"{seed}/{learner}/{block}")
     return tuple(draw.gauss(0.0, 1.0) for _ in range(BLOCK))
 
@@ -65,10 +65,10 @@ class LognormalSeconds:
 
 @dataclass(frozen=True)
 class RecordedSeconds:
-    """Compute times of a real run: row i is learner i's; they begin again when used up.
+    """Compute times of a real run: row i is that of learner i; used-up rows begin again.
 
-    With more learners than rows, learner i takes row i modulo their number, begun at another place of it, so that two
-    learners with one row do not run in step. `factors` as in `ConstantSeconds`.
+    With more learners than rows, learner i takes row i modulo their number, from another start, so that two learners
+    with one row are not in phase. `factors` as in `ConstantSeconds`.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -85,10 +85,10 @@ class RecordedSeconds:
 
     @classmethod
     def read(cls, trace: Path, factors: Mapping[int, float] | None = None) -> RecordedSeconds:
-        """The compute spans of a `trace.json` (Chrome trace) that a run has written.
+        """Read the compute spans of a run's `trace.json` (Chrome trace).
 
         Raises:
-            ValueError: the file holds none, or is not such a trace.
+            ValueError: The file holds none, or is not such a trace.
         """
         try:
             spans = json.loads(trace.read_text(encoding="utf-8"))
@@ -107,13 +107,13 @@ class RecordedSeconds:
 
     def __call__(self, learner: int, step: int) -> float:
         row = self.seconds[learner % len(self.seconds)]
-        lap = learner // len(self.seconds)  # how many learners before this one had the same row
+        lap = learner // len(self.seconds)  # number of earlier learners with the same row
         return row[(step + lap * 61) % len(row)] * self.factors.get(learner, 1.0)
 
 
 @dataclass(frozen=True)
 class Link:
-    """A network card: seconds before the first byte arrives, and bytes a second in each direction."""
+    """A network card: latency of the first byte, and bytes per second in each direction."""
 
     latency_seconds: float = 50e-6
     bytes_per_second: float = 1.25e9
@@ -126,7 +126,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Kill:
-    """Learner `learner` is gone for ever at `at_seconds`."""
+    """Fault: learner `learner` dies at `at_seconds`."""
 
     learner: int
     at_seconds: float
@@ -134,7 +134,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Rejoin:
-    """Learner `learner`, killed before, is started again at `at_seconds`, with nothing but its program."""
+    """Fault: learner `learner`, killed before, is started again at `at_seconds`, without any state."""
 
     learner: int
     at_seconds: float
@@ -142,7 +142,7 @@ class Rejoin:
 
 @dataclass(frozen=True)
 class Stop:
-    """Learner `learner` stands still from `at_seconds` for `for_seconds`, then goes on."""
+    """Fault: learner `learner` stands still from `at_seconds` for `for_seconds`, then goes on."""
 
     learner: int
     at_seconds: float
@@ -154,20 +154,20 @@ class Cluster:
     """`learners` learners on nodes of `learners_per_node`; the learners of a node share its network card.
 
     Attributes:
-        learners: how many.
-        compute: seconds of a minibatch as a function of (learner, step).
-        link: the network card of every node, unless `links` names another one.
-        links: cards that differ, by node (with one learner a node: by learner).
-        message_bytes: size of a vector on the wire; None takes the size of the real one.
-        faults: kills, stops and restarts, in virtual seconds.
-        lease_seconds: after so many seconds without a sign of life a learner counts as dead.
-        nodes: how many there are; None: as many as the learners need.
-        learners_per_node: slots of a node; learner i sits on node i // learners_per_node.
-        inside: what every learner is joined to the others of its node by.
-        allreduce: how a mean of all is made: "ring", "tree" or "hierarchical".
-        reduce_bytes_per_second: how fast a learner adds one vector to another; infinity: at once.
-        copy_bytes_per_second: how fast vectors move between device and host, once before they are sent and once after
-            they came, each way on its own; infinity: at once.
+        learners: Number of learners.
+        compute: Seconds of a minibatch as a function of (learner, step).
+        link: Network card of every node, unless `links` has another one.
+        links: Cards that differ, by node (with one learner per node: by learner).
+        message_bytes: Size of a vector on the wire; None takes the size of the real one.
+        faults: Kills, stops and restarts, in virtual seconds.
+        lease_seconds: Silence after which a learner counts as dead.
+        nodes: Number of nodes; None: as many as the learners need.
+        learners_per_node: Slots of a node; learner i runs on node i // learners_per_node.
+        inside: Link of every learner to the others of its node.
+        allreduce: Algorithm of a mean of all: "ring", "tree" or "hierarchical".
+        reduce_bytes_per_second: Speed at which a learner adds one vector to another; infinity: at once.
+        copy_bytes_per_second: Speed of copies between device and host, once before sending and once after receiving,
+            independent in the two directions; infinity: at once.
     """
 
     learners: int = 2
@@ -220,15 +220,15 @@ class Cluster:
                 raise ValueError(f"{fault} must last a finite time that is not negative")
 
     def node_of(self, learner: int) -> int:
-        """The node that a learner sits on."""
+        """Return the node of a learner."""
         return learner // self.learners_per_node
 
     def link_of(self, learner: int) -> Link:
-        """The network card of a learner's node."""
+        """Return the network card of a learner's node."""
         return self.links.get(self.node_of(learner), self.link)
 
     def places(self, learners: Sequence[int]) -> dict[int, int]:
-        """How many of these learners sit on each node."""
+        """Return the number of these learners on each node."""
         found: dict[int, int] = defaultdict(int)
         for learner in learners:
             found[self.node_of(learner)] += 1

@@ -9,8 +9,8 @@ a node; adding x bytes takes x / R.
                   between them n rings of b / n side by side over shared cards: 2 (N - 1) hops of b / N,
                   and ((n - 1) / n + (N - 1) / (N n)) b / R
 
-A ring visits the learners of a node one after another, so one message a step crosses each card. Every step waits for
-the slowest, as all links of a ring carry equally much. Thakur, Rabenseifner & Gropp 2005; Patarasu & Yuan 2009.
+A ring visits the learners of a node in succession, so one message per step crosses each card. Every step waits for the
+slowest link, as all links of a ring carry equal loads. Thakur, Rabenseifner & Gropp 2005; Patarasu & Yuan 2009.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hop:
-    """A link as a collective sees it: latency in seconds and bytes a second."""
+    """A link as a collective sees it: latency in seconds and bytes per second."""
 
     latency_seconds: float
     bytes_per_second: float
 
     def seconds(self, num_bytes: float) -> float:
-        """Time until the last of so many bytes has arrived."""
+        """Return the time until the last of `num_bytes` bytes has arrived."""
         return self.latency_seconds + num_bytes / self.bytes_per_second
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the members of a collective sit: learners on each node, the slowest card, links inside, adding."""
+    """Places of the members of a collective: learners on each node, the slowest card, links inside, adding speed."""
 
     per_node: tuple[int, ...]
     card: Hop
@@ -43,20 +43,20 @@ class Places:
 
     @property
     def learners(self) -> int:
-        """How many members there are."""
+        """Number of members."""
         return sum(self.per_node)
 
     @property
     def widest(self) -> int:
-        """Members on the fullest node."""
+        """Number of members on the fullest node."""
         return max(self.per_node)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one allreduce: seconds, bytes and messages that a learner sends, bytes that leave through a node's card.
+    """Cost of one allreduce: seconds, bytes and messages sent by a learner, bytes that leave through a node's card.
 
-    Of a tree they are those of the busiest learner and card.
+    For a tree these are the costs of the busiest learner and card.
     """
 
     seconds: float
@@ -80,7 +80,7 @@ def tree(size: float, places: Places) -> Cost:
     inside, between = _levels(places.widest), _levels(len(places.per_node))
     moving = inside * places.inside.seconds(size) + between * places.card.seconds(size)
     adding = (inside + between) * size / places.reduce_bytes_per_second
-    deepest = inside + between  # the root sends so often
+    deepest = inside + between  # messages sent by the root
     return Cost(2 * moving + adding, deepest * size, deepest, between * size)
 
 
@@ -88,7 +88,7 @@ def hierarchical(size: float, places: Places) -> Cost:
     """Reduce-scatter inside every node, a ring among nodes for each part, allgather inside."""
     width, nodes = places.widest, len(places.per_node)
     within = 2 * (width - 1) * places.inside.seconds(size / width) if width > 1 else 0.0
-    between = 2 * (nodes - 1) * places.card.seconds(size / nodes) if nodes > 1 else 0.0  # width rings share a card
+    between = 2 * (nodes - 1) * places.card.seconds(size / nodes) if nodes > 1 else 0.0  # `width` rings share a card
     added = (width - 1) / width + (nodes - 1) / (nodes * width)
     over_card = 2 * (nodes - 1) / nodes * size
     sent = 2 * (width - 1) / width * size + over_card / width

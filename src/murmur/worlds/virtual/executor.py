@@ -1,8 +1,8 @@
-"""Where the virtual world computes its learners' gradients: each when it begins, or many of them by one call.
+"""Executors of gradients in the virtual world: each when it begins, or many in one call.
 
-A gradient is a function of the weights at its start, which its learner's model keeps, and of its minibatch: it may be
-computed at any moment until its modelled seconds are over. So all that are under way when the first of them is needed
-are computed together. Learners at the same pace are then nearly all in every call, whatever jitter lies between them.
+A gradient is a function of the weights at its start, which its learner's model keeps, and of its minibatch. It may
+therefore be computed at any moment until its modelled seconds are over. When the first gradient under way is needed,
+all of them are computed in one call. For learners at the same pace, nearly all are in every call, whatever the jitter.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ class GradientExecutor(Protocol):
     """Takes jobs when they begin, and has their results when their seconds are over."""
 
     def begin(self, job: Callable[[], T]) -> Callable[[], T]:
-        """A job begins; the answer gives its result."""
+        """Begin a job; return a function that returns its result."""
 
     def forget(self, job: Callable[[], Any]) -> None:
-        """Nobody will ask for this job's result any more."""
+        """Drop a job whose result is not needed any more."""
 
 
 class ImmediateExecutor:
-    """Every job is done when it begins."""
+    """Executor that does every job when it begins."""
 
     def begin(self, job: Callable[[], T]) -> Callable[[], T]:
-        """Do it."""
+        """Do the job."""
         result = job()
         return lambda: result
 
     def forget(self, job: Callable[[], Any]) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 class BatchedExecutor:
-    """Gradients wait until one of them is needed; then all that have begun are computed by one call of `together`."""
+    """Executor of gradients in batches: when one is needed, one call of `together` computes all that have begun."""
 
     def __init__(self, together: ComputeBatch) -> None:
         self._together = together
@@ -47,7 +47,7 @@ class BatchedExecutor:
         self._done: dict[PendingGradient, Gradient] = {}
 
     def begin(self, job: Callable[[], T]) -> Callable[[], T]:
-        """Put a gradient beside the others under way; any other job is done at once."""
+        """Add a gradient to those under way; do any other job at once."""
         if not isinstance(job, PendingGradient):
             return ImmediateExecutor().begin(job)
         job.begin()
@@ -55,7 +55,7 @@ class BatchedExecutor:
         return lambda: self._result(job)
 
     def forget(self, job: Callable[[], Any]) -> None:
-        """Drop a gradient: its learner is gone, or has it."""
+        """Drop a gradient whose learner is gone, or has it."""
         if isinstance(job, PendingGradient):
             self._done.pop(job, None)
             if job in self._waiting:

@@ -1,4 +1,4 @@
-"""A group of learners on the virtual clock: real vectors, modelled seconds."""
+"""Groups of learners on the virtual clock: real vectors, modelled seconds."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from murmur.worlds.virtual.clock import Clock, Event
 from murmur.worlds.virtual.network import Network
 
 Inbox = dict[str, list[Message]]
-Waiting = tuple[str, int | None, Event[Any]]  # tag, source (None: anyone), what fires
+Waiting = tuple[str, int | None, Event[Any]]  # tag, source (None: any), event that fires
 
 
 @dataclass
 class Alarm:
-    """What ends somebody's wait for a message at the moment `at`."""
+    """Alarm that ends waits for a message at the moment `at`."""
 
     at: float
     waiting: Waiting
 
 
 class Meeting:
-    """One collective of one group: fires for all, `seconds` after the last member came."""
+    """One collective of one group: it fires for all, `seconds` after the last member has joined."""
 
     def __init__(self, clock: Clock, what: str, size: int) -> None:
         self.done = clock.event(what)
@@ -39,9 +39,9 @@ class Meeting:
         self.clock, self.size = clock, size
 
     def join(self, rank: int, value: Any, finish: Callable[[list[Any]], tuple[Any, float]]) -> None:
-        """Hand in a value; the last member's `finish` turns all of them into (result, seconds)."""
+        """Contribute a value; the last member's `finish` turns all values into (result, seconds)."""
         if self.done.fired:
-            return  # somebody who was to come is gone
+            return  # a member is gone
         self.given[rank] = value
         if len(self.given) == self.size:
             self.last_seconds = self.clock.now
@@ -49,14 +49,14 @@ class Meeting:
             self.clock.after(seconds, lambda: self.done.fire(result))
 
     def lose(self, rank: int, learner: int) -> None:
-        """A member was killed; if it has not been here nobody can go on."""
+        """Record that a member was killed; if it has not joined, the collective fails."""
         if rank not in self.given and not self.done.fired:
             what = f"{self.done.what} waits for learner {learner}, which was killed"
             self.done.fire(error=PeerLost(what, learner))
 
 
 class VirtualHub:
-    """What the members of one group share: meetings by number, inboxes, counters, sub-groups."""
+    """State shared by the members of one group: collectives by number, inboxes, counters, sub-groups."""
 
     def __init__(self, clock: Clock, network: Network, name: str, members: Sequence[int]) -> None:
         self.clock, self.network, self.name, self.members = clock, network, name, list(members)
@@ -66,12 +66,12 @@ class VirtualHub:
         self.counters: dict[str, int] = defaultdict(int)
         self.parts: dict[str, VirtualHub] = {}
         self.table = MembershipTable.of(len(members))
-        self.gone: dict[int, int] = {}  # ranks of learners that take part in no collective any more
-        self.once = False  # those that are left form another one: it never meets again
-        self.dead: set[int] = set()  # learners of the world that are killed, or thought so
+        self.gone: dict[int, int] = {}  # learners that take part in no further collective, by rank
+        self.once = False  # true for a group that never meets again after a loss: its members form another one
+        self.dead: set[int] = set()  # learners of the world that are dead, or considered so
 
     def meeting(self, verb: str, number: int) -> Meeting:
-        """The meeting for the number-th call of a verb; it is forgotten when everybody has been there."""
+        """Return the meeting for the number-th call of a verb; it is forgotten when all members have joined it."""
         key = (verb, number)
         if key not in self.meetings:
             self.meetings[key] = Meeting(self.clock, f"{verb} #{number} of {self.name}", len(self.members))
@@ -83,7 +83,7 @@ class VirtualHub:
         return meeting
 
     def deliver(self, to: int, tag: str, message: Message) -> None:
-        """A message has arrived."""
+        """Deliver a message."""
         self.inboxes[to][tag].append(message)
         for waiting in list(self.receivers[to]):
             found = self.take(to, waiting[1], waiting[0])
@@ -92,7 +92,7 @@ class VirtualHub:
                 waiting[2].fire(found)
 
     def take(self, rank: int, source: int | None, tag: str) -> Message | None:
-        """The oldest message under a tag, if there is one."""
+        """Return the oldest message under a tag, if any."""
         for i, message in enumerate(self.inboxes[rank][tag]):
             if source is None or message.source == source:
                 del self.inboxes[rank][tag][i]
@@ -100,14 +100,14 @@ class VirtualHub:
         return None
 
     def everywhere(self, learner: int, act: Callable[[MembershipTable, int], object]) -> None:
-        """Tell the registers of this group and of all its parts something about a learner of the world."""
+        """Apply a change for a learner of the world to the membership tables of this group and all its parts."""
         if learner in self.members:
             act(self.table, self.members.index(learner))
             for part in self.parts.values():
                 part.everywhere(learner, act)
 
     def lose(self, learner: int) -> None:
-        """A learner's lease has run out: the registers know it, and who waits for its word alone is told."""
+        """End a learner's lease: the membership tables lose it, and waits for it alone fail."""
         self.dead.add(learner)
         if learner in self.members:
             rank = self.members.index(learner)
@@ -121,18 +121,18 @@ class VirtualHub:
                 part.lose(learner)
 
     def quit(self, rank: int) -> None:
-        """A member takes part in no collective any more; who waits for it there is told."""
+        """Take a member out of all further collectives; waits for it there fail."""
         self.gone[rank] = self.members[rank]
         for meeting in self.meetings.values():
             meeting.lose(rank, self.members[rank])
 
     def silence_of(self, rank: int) -> PeerLost:
-        """What somebody gets who waits for a lost member."""
+        """Return the error for a wait for a lost member."""
         learner = self.members[rank]
-        return PeerLost(f"learner {learner} is gone, and somebody waits for its word in {self.name}", learner)
+        return PeerLost(f"learner {learner} is gone, and another one waits for it in {self.name}", learner)
 
     def welcome(self, learner: int) -> None:
-        """A killed learner is started again: a group that was lost as a whole can meet again."""
+        """Start a killed learner again; a group that was lost as a whole can meet again."""
         self.dead.discard(learner)
         for part in self.parts.values():
             if learner in part.members:
@@ -142,7 +142,7 @@ class VirtualHub:
                 part.welcome(learner)
 
     def forget(self, learner: int) -> None:
-        """A learner's process is gone, and with it what had arrived for it."""
+        """Forget the messages that had arrived for a learner whose process is gone."""
         self.dead.add(learner)
         if learner in self.members:
             rank = self.members.index(learner)
@@ -154,7 +154,7 @@ class VirtualHub:
 
 
 class VirtualGroup(Group):
-    """One member's view of a hub."""
+    """One member of a hub's group."""
 
     tolerates_loss = True
 
@@ -163,7 +163,7 @@ class VirtualGroup(Group):
         self.size, self.name = len(hub.members), hub.name
         self._calls: dict[str, int] = defaultdict(int)
         self._membership = LocalMembership(hub.table, rank)
-        self._awaited: dict[tuple[str, int | None], str] = {}  # names of events, made once
+        self._awaited: dict[tuple[str, int | None], str] = {}  # names of events, cached
         self._alarm: Alarm | None = None
 
     async def _meet(self, verb: str, value: Any, finish: Callable[[list[Any]], tuple[Any, float]]) -> Any:
@@ -177,7 +177,7 @@ class VirtualGroup(Group):
         return result
 
     async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
-        # They ride on the vectors: they cost no message of their own.
+        # They travel with the vectors and cost no message of their own.
         def finish(given: list[tuple[Tensor, tuple[float, ...]]]) -> tuple[list[tuple[float, ...]], float]:
             check_alike([x for x, _ in given], self.name)
             return [said for _, said in given], 0.0
@@ -215,7 +215,7 @@ class VirtualGroup(Group):
     async def recv(self, source: int | None = None, tag: str = "") -> Message:
         came = self.hub.clock.now
         message = await self._next(source, tag, float("inf"))
-        assert message is not None  # it waited for ever
+        assert message is not None  # the wait has no end
         self.trace.add(WAITING, came, self.hub.clock.now, f"a message {tag!r}")
         return message
 
@@ -228,7 +228,7 @@ class VirtualGroup(Group):
         if found is not None:
             return found
         lost = source in hub.table.lost and source not in hub.table.view.incarnations
-        if source is not None and lost:  # one that has ended well may have left letters under way
+        if source is not None and lost:  # a learner that has ended in order may have left messages under way
             raise hub.silence_of(source)
         event: Event[Message | None] = clock.event(self._awaited.get((tag, source)) or self._name_of(tag, source))
         waiting = (tag, source, event)
@@ -239,7 +239,7 @@ class VirtualGroup(Group):
         return await event
 
     def _alarm_after(self, seconds: float, waiting: Waiting) -> None:
-        """Wake who waits for a message. Whoever hears a letter often waits on until the same moment: one alarm does."""
+        """Set an alarm that ends a wait. Successive waits often end at the same moment: they share one alarm."""
         at, alarm = self.hub.clock.now + seconds, self._alarm
         if alarm is not None and alarm.waiting[2].fired and alarm.at == at:
             alarm.waiting = waiting

@@ -1,17 +1,17 @@
-"""Seconds that bytes take: cards share what goes out and serve what comes in, in order of arrival.
+"""Model of a network: cards share outgoing bytes fairly and serve incoming bytes in order of arrival.
 
 A message of b bytes from i to j passes
 
-    device to host   b / C, one message of i after another (nothing where C is infinite)
+    device to host   b / C, one message of i after another (no time if C is infinite)
     the way out      shared fairly, as a fluid, by all pairs of learners whose messages leave through the same port;
                      none is faster than the port that it goes to; those of one pair go one after another
     latency          of the slower end
-    the way in       B_j, shared by what comes at the same time; whoever's last byte comes first is served first
+    the way in       B_j, shared by simultaneous arrivals; the message whose last byte comes first is served first
     host to device   b / C, one message of j after another
 
-A port is a node's card for messages between nodes, and a learner's own link for messages inside a node. Reserving the
-way in when a message is *sent* would let one slow sender block everybody else's messages to the same receiver; serving
-the way out in order would let one slow receiver block a sender.
+A port is a node's card for messages between nodes, and a learner's own link for messages inside a node. If the way in
+were reserved when a message is *sent*, one slow sender would block all other messages to the same receiver. If the way
+out were served in order, one slow receiver would block a sender.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from murmur.worlds.virtual.collectives import ALLREDUCE, Cost, Hop, Places
 
 Done = Callable[[], None]
 NEVER = float("inf")
-DUST = 1e-9  # share of a message that rounding may leave
+DUST = 1e-9  # fraction of a message that rounding may leave over
 
 
 class Flows:
-    """Messages of one port that no end beyond lets be faster than `cap`: all have one rate, so they share a clock.
+    """Messages of one port with the same `cap` on their rates: all have one rate, so they share a clock.
 
-    `served` counts the bytes that each message here has got since the beginning; one that joins at v is through at
+    `served` counts the bytes that each message here has sent since the beginning; one that joins at v is complete at
     v + its size.
     """
 
     def __init__(self, cap: float) -> None:
         self.cap, self.rate, self.served = cap, 0.0, 0.0
-        self.due: list[tuple[float, int, float, Done]] = []  # (served when through, order, size, what then)
+        self.due: list[tuple[float, int, float, Done]] = []  # (served at completion, order, size, action)
 
 
 class WayOut:
-    """The way out of a port: max-min fair sharing of its bytes a second."""
+    """The way out of a port: max-min fair sharing of its bytes per second."""
 
     def __init__(self, clock: Clock, bytes_per_second: float) -> None:
         self.clock, self.bytes_per_second = clock, bytes_per_second
         self._flows: dict[float, Flows] = {}
         self._active = self._count = 0
         self._at = 0.0
-        self._wake = NEVER  # the earliest of the events that are to look after this port
+        self._wake = NEVER  # time of the earliest event planned for this port
         self._settling = False
 
     def add(self, size: float, cap: float, done: Done) -> None:
-        """A message of so many bytes leaves, at most at `cap` bytes a second; then `done` happens."""
+        """Send a message of `size` bytes, at no more than `cap` bytes per second; then call `done`."""
         self._advance()
         flows = self._flows.get(cap)
         if flows is None:
@@ -62,7 +62,7 @@ class WayOut:
         self._count += 1
         heapq.heappush(flows.due, (flows.served + size, self._count, size, done))
         self._active += 1
-        if not self._settling:  # what else leaves at this moment shares with it
+        if not self._settling:  # other messages that leave at this moment share with it
             self._settling = True
             self.clock.after(0.0, self._settle)
 
@@ -79,7 +79,7 @@ class WayOut:
             self._at = self.clock.now
 
     def _share(self) -> None:
-        """Rates by filling up: the tightest caps first, what they leave is for the rest."""
+        """Set rates by water-filling: the tightest caps first, then the others share the rest."""
         left, active = self.bytes_per_second, self._active
         if len(self._flows) == 1 and active:
             flows = next(iter(self._flows.values()))
@@ -104,18 +104,18 @@ class WayOut:
 
     def _look(self, planned: float) -> None:
         if planned != self._wake:
-            return  # an earlier event took this one's place
+            return  # replaced by an earlier event
         self._wake = NEVER
         self._advance()
         through: list[tuple[int, Done]] = []
         for flows in self._flows.values():
-            # A moment that the clock cannot tell from now is now, or the event would never be reached.
+            # A moment that the clock cannot tell from now becomes now; otherwise the event would never be reached.
             unseen = flows.rate * TICK_SECONDS + 4e-16 * (flows.rate * self.clock.now + flows.served)
             while flows.due and flows.due[0][0] - flows.served <= max(DUST * flows.due[0][2], unseen):
                 _, order, _, done = heapq.heappop(flows.due)
                 through.append((order, done))
             if not flows.due:
-                flows.served = 0.0  # keeps the numbers small, hence exact
+                flows.served = 0.0  # small numbers stay exact
         self._active -= len(through)
         if self._active:
             self._share()
@@ -125,33 +125,33 @@ class WayOut:
 
 
 class WayIn:
-    """The way in of a port: a queue that bytes flow into, served at B bytes a second in the order of last bytes.
+    """The way in of a port: a queue served at B bytes per second in the order of last bytes.
 
-    A message's bytes come evenly between its first and its last one. With A(s) the bytes of it and of all messages
-    before it that come after s, it is taken in at
+    A message's bytes arrive evenly between its first and its last one. With A(s) the bytes after s of it and of all
+    earlier messages, it has been received at
 
-        max(last byte, max_s s + A(s) / B),      s: the moments at which a message began to come
+        max(last byte, max_s s + A(s) / B),      s: the moments of first bytes
 
-    (every moment s is one after which the port cannot have been faster). Sums are kept for each s; those before
-    anything that is still coming grow alike from now on, so that only the largest of them is kept.
+    (after any moment s the port cannot have been faster). Sums are kept for each s. Those before every message that is
+    still arriving grow alike from now on, so that only the largest of them is kept.
     """
 
     def __init__(self, bytes_per_second: float) -> None:
         self.bytes_per_second = bytes_per_second
-        self._coming: list[float] = []  # first bytes of messages that are not here yet
+        self._coming: list[float] = []  # first bytes of messages that are still arriving
         self._came: list[tuple[float, float, float]] = []  # first byte, last byte, size
         self._sums: dict[float, float] = {}  # s -> s + A(s) / B
 
     def begin(self, first: float) -> None:
-        """A message's first byte comes at this moment."""
+        """Record the arrival of a message's first byte."""
         self._coming.append(first)
 
     def end(self, first: float, last: float, size: float) -> float:
-        """Its last byte comes at this moment; when it has been taken in."""
+        """Record the arrival of its last byte; return the time at which it has been received."""
         message = (first, last, size)
         self._coming.remove(first)
         if not self._came and not self._coming and max(self._sums.values(), default=0.0) <= first:
-            self._sums.clear()  # the port was idle before this message, and nothing else is on its way
+            self._sums.clear()  # the port was idle before this message, and no other message is arriving
             self._sums[first] = taken_in = first + size / self.bytes_per_second
             return max(last, taken_in)
         self._came.append(message)
@@ -174,7 +174,7 @@ class WayIn:
 
 
 def _after(s: float, message: tuple[float, float, float]) -> float:
-    """Bytes of a message that come after the moment s."""
+    """Bytes of a message that arrive after the moment s."""
     first, last, size = message
     if first >= s:
         return size
@@ -182,7 +182,7 @@ def _after(s: float, message: tuple[float, float, float]) -> float:
 
 
 class Network:
-    """Delivers messages on a clock; keeps a ledger of what learners sent and what left through nodes' cards."""
+    """Delivers messages on a clock, and counts the bytes sent by learners and through nodes' cards."""
 
     def __init__(self, clock: Clock, cluster: Cluster) -> None:
         self.clock, self.cluster = clock, cluster
@@ -191,19 +191,19 @@ class Network:
         self.card_bytes: dict[int, float] = defaultdict(float)
         self._out: dict[tuple[str, int], WayOut] = {}
         self._in: dict[tuple[str, int], WayIn] = {}
-        self._lines: dict[tuple[int, int], deque[tuple[float, Done]]] = {}  # what waits behind a message of its pair
+        self._lines: dict[tuple[int, int], deque[tuple[float, Done]]] = {}  # messages queued behind one of their pair
         self._copied_out: dict[int, float] = defaultdict(float)
         self._copied_in: dict[int, float] = defaultdict(float)
-        # With one latency everywhere messages arrive in the order in which they left: no event is needed for that.
+        # With one latency everywhere, messages arrive in the order in which they left: no event is needed.
         latencies = {link.latency_seconds for link in (cluster.link, *cluster.links.values())}
         self._one_latency = len(latencies) == 1
 
     def size_of(self, num_bytes: int) -> float:
-        """Bytes on the wire of a vector of `num_bytes`: an empty one (a question) takes none."""
+        """Return the bytes on the wire of a vector of `num_bytes`: none for an empty one (a request)."""
         return num_bytes if self.cluster.message_bytes is None or num_bytes == 0 else self.cluster.message_bytes
 
     def send(self, source: int, to: int, num_bytes: int, deliver: Done) -> None:
-        """Let `deliver` happen when the message has arrived in full."""
+        """Call `deliver` when the message has arrived in full."""
         size = self.size_of(num_bytes)
         self.sent_bytes[source] += size
         self.sent_messages[source] += 1
@@ -219,7 +219,7 @@ class Network:
             self._leave(source, to, size, deliver)
 
     def _leave(self, source: int, to: int, size: float, deliver: Done) -> None:
-        """Onto the line of the pair: one message after another, so that a small one never overtakes a large one."""
+        """Queue a message of a pair, so that a small one never overtakes a large one."""
         waiting = self._lines.get((source, to))
         if waiting is not None:
             waiting.append((size, deliver))
@@ -263,7 +263,7 @@ class Network:
         way_out.add(size, theirs.bytes_per_second, left)
 
     def _arrive(self, way_in: WayIn, to: int, message: tuple[float, float], deliver: Done, later: float) -> None:
-        """The last byte comes `later` from now."""
+        """Handle the last byte of a message, which comes `later` from now."""
         first, size = message
         taken_in = way_in.end(first, self.clock.now + later, size)
         self.clock.after(self._copied(self._copied_in, to, taken_in, size) - self.clock.now, deliver)
@@ -275,7 +275,7 @@ class Network:
         return free[learner]
 
     def allreduce_seconds(self, learners: Sequence[int], num_bytes: int) -> float:
-        """Seconds of an allreduce of the cluster's kind, copies between device and host included; noted as sent."""
+        """Return and record the cost of an allreduce of the cluster's kind, in seconds, with copies to the host."""
         if len(learners) < 2:
             return 0.0
         size = self.size_of(num_bytes)
@@ -288,7 +288,7 @@ class Network:
         return cost.seconds + 2 * size / self.cluster.copy_bytes_per_second
 
     def allreduce_cost(self, learners: Sequence[int], size: float) -> Cost:
-        """What an allreduce of `size` bytes among these learners costs, by its closed form."""
+        """Return the cost of an allreduce of `size` bytes among these learners, by its closed form."""
         cluster = self.cluster
         cards = [cluster.link_of(learner) for learner in learners]
         card = Hop(max(c.latency_seconds for c in cards), min(c.bytes_per_second for c in cards))

@@ -1,7 +1,7 @@
-"""Clusters by name: the machines of the published runs, with the source of every number.
+"""Clusters by name: the machines of published runs, with the source of every number.
 
-Where a paper says nothing, the number is the maker's for that product at its nominal speed, or a range is given and its
-middle used; `sources` says which. Nominal speeds are never reached: `benchmarks/published.py` works with the ranges.
+Numbers missing in a paper are the maker's nominal speeds of that product, or the middle of a given range; `sources`
+names them. Nominal speeds are never reached: `benchmarks/published.py` uses the ranges.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Preset:
     """A kind of cluster.
 
     Attributes:
-        link: the network card of a node.
-        inside: between learners of a node.
-        learners_per_node: slots.
-        copy_bytes_per_second: between device and host.
-        reduce_bytes_per_second: one learner adding two vectors.
-        device_flops: peak operations a second of a device in single precision.
-        allreduce: kind of a mean of all.
-        sources: where each number comes from.
+        link: Network card of a node.
+        inside: Link between learners of a node.
+        learners_per_node: Slots of a node.
+        copy_bytes_per_second: Speed between device and host.
+        reduce_bytes_per_second: Speed at which one learner adds two vectors.
+        device_flops: Peak operations per second of a device in single precision.
+        allreduce: Algorithm of a mean of all.
+        sources: Source of each number.
     """
 
     link: Link
@@ -39,7 +39,7 @@ class Preset:
     sources: Mapping[str, str]
 
     def cluster(self, learners: int, compute: ComputeTime, message_bytes: float) -> Cluster:
-        """So many learners of this kind."""
+        """Return a cluster of `learners` learners of this kind."""
         return Cluster(
             learners=learners,
             compute=compute,
@@ -124,10 +124,10 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name.
+    """Return the preset of that name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is none.
     """
     if name not in PRESETS:
         raise ValueError(f"there is no cluster {name!r}; there are {', '.join(PRESETS)}")

@@ -1,4 +1,4 @@
-"""A world on a virtual clock: real gradients, modelled seconds and bytes, one thread, the same bits every time."""
+"""World on a virtual clock: real gradients, modelled seconds and bytes, one thread, the same bits every time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class VirtualSeat(Seat):
-    """A learner of the virtual cluster."""
+    """Seat of a learner of the virtual cluster."""
 
     def __init__(
         self, world: VirtualWorld, hub: VirtualHub, executor: GradientExecutor, rank: int, late: bool = False
@@ -42,7 +42,7 @@ class VirtualSeat(Seat):
         return self.clock.now
 
     async def work(self, job: Callable[[], T]) -> T:
-        """The gradient is real, of the weights at the start of its modelled seconds; those pass."""
+        """Compute a real gradient of the weights at the start of its modelled seconds, and let those pass."""
         self._surface()
         result = self._desk.begin(job)
         try:
@@ -68,7 +68,7 @@ class VirtualSeat(Seat):
         for task in self._spawned:
             error = task.failed()
             if isinstance(error, PeerLost):
-                raise error  # that is no failure of the activity's own
+                raise error  # it is not a failure of the activity itself
             if error is not None:
                 raise RuntimeError(f"learner {self.rank}: its activity {task.what!r} failed: {error}") from error
         self._spawned = [task for task in self._spawned if not task.fired]
@@ -78,11 +78,11 @@ class VirtualWorld:
     """A simulated cluster.
 
     Attributes:
-        cluster: what is simulated.
-        sink: receives every learner's spans of time.
-        together: computes gradients of many learners by one call; None: each is computed alone.
-        clock, network: of the latest run: virtual seconds, number of events, bytes and messages a learner.
-        killed: learners that the latest run's faults took away, or that gave up for want of another one.
+        cluster: Cluster to simulate.
+        sink: Receives every learner's spans of time.
+        together: Computes gradients of many learners in one call; None: each is computed alone.
+        clock, network: Clock and network of the latest run, with virtual seconds, events, bytes and messages.
+        killed: Learners killed by the latest run's faults, or that gave up after the loss of another one.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class VirtualWorld:
         return self.cluster.learners
 
     def run(self, program: Program[T]) -> list[T]:
-        """Run the program at every seat; the values of the learners that lived to the end, in order of rank.
+        """Run the program at every seat; return the values of the learners that reached the end, in order of rank.
 
         Raises:
-            PeerLost: learners wait for one that was killed.
-            Deadlock: learners wait for each other.
+            PeerLost: Learners wait for one that was killed.
+            Deadlock: Learners wait for each other.
         """
         clock = self.clock = Clock()
         self.network = Network(clock, self.cluster)
@@ -132,7 +132,7 @@ class VirtualWorld:
 
 
 class _Run(Generic[T]):
-    """One run of a world: its learners and what goes wrong with them."""
+    """One run of a world: its learners and their faults."""
 
     def __init__(self, world: VirtualWorld, hub: VirtualHub, program: Program[T]) -> None:
         self.world, self.hub, self.program, self.clock = world, hub, program, hub.clock
@@ -152,7 +152,7 @@ class _Run(Generic[T]):
             value = await self.program(seat)
         except PeerLost as error:
             self.first_loss = self.first_loss or error
-            self.clock.after(0.0, partial(self._crash, seat.rank, error))  # once this program has ended
+            self.clock.after(0.0, partial(self._crash, seat.rank, error))  # after the end of this program
             raise
         except Exception as error:
             self.clock.abort(error)  # the others would wait for this learner for ever
@@ -161,7 +161,7 @@ class _Run(Generic[T]):
         return value
 
     def happen(self, fault: Kill | Stop | Rejoin) -> None:
-        """A fault happens now."""
+        """Apply a fault now."""
         if self.mains[fault.learner].fired:
             return  # it has ended already
         lease = self.world.cluster.lease_seconds
@@ -186,11 +186,11 @@ class _Run(Generic[T]):
             self.start(fault.learner, late=True)
 
     def is_lost(self, rank: int) -> bool:
-        """Whether a learner did not live to the end of the run."""
+        """True if a learner did not reach the end of the run."""
         return rank in self.world.killed or isinstance(self.mains[rank].failed(), PeerLost)
 
     def _crash(self, learner: int, error: PeerLost) -> None:
-        """A learner's program ends because another one is gone; the rest may be able to go on without both."""
+        """End a learner whose program fails after the loss of another one; the others may go on without both."""
         self.world.killed.append(learner)
         self.clock.notes.append(f"learner {learner} gave up at t={self.clock.now:.3f}s: {error}")
         self.clock.kill(learner)
@@ -198,7 +198,7 @@ class _Run(Generic[T]):
         self.clock.after(self.world.cluster.lease_seconds, partial(self._expire, learner, self.mains[learner]))
 
     def _expire(self, learner: int, main: ClockTask[T]) -> None:
-        """A lease has run out, unless the learner was started again in the meantime."""
+        """End a learner's lease, unless it was started again in the meantime."""
         if self.mains[learner] is main:
             self.hub.lose(learner)
 
