@@ -268,7 +268,7 @@ def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:
         (["yesno", "--from", "X", "--mirror", "http://localhost"], "--mirror is for --download"),
         (["yesno", "--from", "X", "--part", "half"], "yesno has no part 'half'; its parts: waves_yesno"),
         (["yesno", "--from", "X", "--kind", "mfcc"], "options of features and --set are not for corpora"),
-        (["yesno", "--from", "nowhere"], "nowhere is no folder"),
+        (["yesno", "--from", "nowhere"], "nowhere is not a folder"),
         (["yesno", "--from", "X"], "holds recordings such as 0_1_0_1_0_1_0_1; there is nothing"),
         (["own", "--from", "X"], "holds SPEAKER/NAME.txt beside recordings"),
         (["own", "--download", "X"], "own is not published anywhere: --from FOLDER"),
@@ -376,7 +376,7 @@ def test_a_download_that_was_cut_off_goes_on(tmp_path: Path, archives: Server) -
     code, said = run(*words)
     assert code == 1
     assert "train-clean-5.tar.gz ends after 0." in said
-    assert "run the same command again, and it goes on there" in said
+    assert "run the same command again to continue" in said
     assert not (tmp_path / "set").exists()
     code, said = run(*words)  # the second half; the other archive is cut off in turn
     assert archives.asked[1] == f"/train-clean-5.tar.gz bytes={archives.cut}-"
@@ -461,4 +461,4 @@ def test_links_of_an_archive_are_not_made_nor_followed(tmp_path: Path, caplog: p
     assert not (tmp_path / "outside.txt").exists()
     assert (tmp_path / "in/plain.txt").read_bytes() == b"y"
     assert (tmp_path / "in/way/outside.txt").read_bytes() == b"x"
-    assert "way is no regular file and was left out" in caplog.text
+    assert "way is not a regular file and was left out" in caplog.text

@@ -97,7 +97,7 @@ def test_equal_identifiers_are_refused():
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"a x\na y\n", ":2: 'a' stands there twice"), (b"a\n", "'a' has no value"), (b"a \xff\n", "not UTF-8")],
+    [(b"a x\na y\n", ":2: 'a' appears twice"), (b"a\n", "'a' has no value"), (b"a \xff\n", "not UTF-8")],
 )
 def test_malformed_tables_are_refused(tmp_path, content, message):
     (tmp_path / "t").write_bytes(content)

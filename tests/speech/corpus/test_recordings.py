@@ -63,17 +63,17 @@ def test_what_cannot_be_read_is_said(tmp_path):
     soundfile.write(good, tone(2.0), RATE)
     cases = {
         "no such file": tmp_path / "missing.wav",
-        "is no file": tmp_path,
+        "is not a file": tmp_path,
         "cannot be read as audio": tmp_path / "text.wav",
         "cut short": tmp_path / "short.wav",
-        "no number at 0.500 s": tmp_path / "nan.wav",
+        "not a number at 0.500 s": tmp_path / "nan.wav",
     }
     cases["cannot be read as audio"].write_text("hello")
     soundfile.write(cases["cut short"], tone(2.0), RATE)
     cases["cut short"].write_bytes(cases["cut short"].read_bytes()[:9000])
     wrong = tone(1.0)
     wrong[RATE // 2] = np.nan
-    soundfile.write(cases["no number at 0.500 s"], wrong, RATE, subtype="FLOAT")
+    soundfile.write(cases["not a number at 0.500 s"], wrong, RATE, subtype="FLOAT")
     for said, path in cases.items():
         with pytest.raises(CorpusError, match=said):
             read_recording(path, RATE)
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_said(tmp_path):
         read_recording(tmp_path / "cut.flac", RATE)
     with pytest.raises(CorpusError, match="give --rate"):
         read_stream(b"\x01\x02", RATE, None)
-    with pytest.raises(CorpusError, match="no whole number"):
+    with pytest.raises(CorpusError, match="not a whole number"):
         read_stream(b"\x01\x02\x03", RATE, RATE)
 
 

@@ -82,5 +82,5 @@ def test_wrong_requests_are_refused():
         interval(scores, replications=0)
     with pytest.raises(ValueError, match="no reference tokens"):
         interval({})
-    with pytest.raises(ValueError, match=r"differ in references for 1 utterance.*u000"):
+    with pytest.raises(ValueError, match=r"have different references for 1 utterance.*u000"):
         compare(scores, {**scores, "u000": ErrorRate(99)})

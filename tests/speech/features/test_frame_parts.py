@@ -93,7 +93,7 @@ def test_shar_shards(shar, tmp_path):
         np.testing.assert_array_equal(store.targets(number), CLASSES[name])
     normal = make(tmp_path / "normal", shar_parts(shar, "utterance"), "float32")
     np.testing.assert_allclose(normal.feats(2).mean(0), 0, atol=1e-6)
-    with pytest.raises(CorpusError, match="all of a speaker"):
+    with pytest.raises(CorpusError, match="all utterances of a speaker"):
         shar_parts(shar, "speaker")
     next(shar.glob("targets.000001*")).unlink()
     with pytest.raises(CorpusError, match="shard 000001: no file for targets"):

@@ -69,13 +69,13 @@ def test_apostrophes_and_case_make_no_difference(word: str) -> None:
         ("66", "digit '6'"),
         ("R2D2", "digit '2'"),
         ("<unk>", "LESS-THAN SIGN"),
-        ("a\u0000b", "which is no letter"),
+        ("a\u0000b", "which is not a letter"),
         ("[noise]", "LEFT SQUARE BRACKET"),
         ("--", "no letter"),
         ("'", "no letter"),
         ("\u65e5\u672c", "en-us does not read"),
         ("\u041c\u043e\u0441\u043a\u0432\u0430", "en-us does not read"),
-        ("\u0301", "which is no letter"),
+        ("\u0301", "which is not a letter"),
         ("a" * 61, "61 letters, more than 60"),
         ("k\u02b7", "en-us does not read"),
     ],
@@ -107,7 +107,7 @@ def test_maps_prefer_pairs_and_stressed_symbols() -> None:
     shape = PhoneMap.parse(rows, "rows")
     assert shape("w", (Sound("a", 0), Sound("c", 0), Sound("a", 1)), False) == ("A", "A1", "A2")
     assert shape("w", (Sound("a", 1), Sound("b", 0), Sound("a", 2)), False) == ("AB", "A1", "A2")
-    with pytest.raises(ValueError, match="rows:5: 'a' is there twice"):
+    with pytest.raises(ValueError, match="rows:5: 'a' appears twice"):
         PhoneMap.parse(rows + "a B", "rows")
     with pytest.raises(ValueError, match="holds no line"):
         PhoneMap.parse("# nothing\n", "rows")

@@ -1,4 +1,4 @@
-"""Text files that appear whole: written under another name and then renamed."""
+"""Text files that appear complete: written under another name and then renamed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def write_text_whole(path: Path, text: str) -> None:
-    """Write a UTF-8 file in place of the one that is there; cut off, it leaves that one as it was.
+    """Write a UTF-8 file in place of the existing one, which stays unchanged if the write is cut off.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,6 +1,6 @@
-"""The result of every reader of speech data: utterances, and what was left out with the reason.
+"""The result of every reader of speech data: utterances, and the problems of those left out.
 
-A `Corpus` holds no samples and no frames, only where they are. Identifiers are ordered by their UTF-8 bytes (what
+A `Corpus` holds no samples and no frames, only their locations. Identifiers are ordered by their UTF-8 bytes (what
 `sort` does in the C locale, as Kaldi demands), and text is NFC.
 """
 
@@ -20,17 +20,17 @@ LOST_AT_MOST = 0.01
 
 
 class CorpusError(ValueError):
-    """Speech data that cannot be used as it is; the message names the file, the utterance and what to do."""
+    """Speech data that cannot be used as it is; the message names the file, the utterance and the remedy."""
 
 
 @dataclass(frozen=True)
 class Audio:
-    """A stretch of a recording: all of it where `end_seconds` is None.
+    """A stretch of a recording, or all of it if `end_seconds` is None.
 
     Attributes:
         path: file that libsndfile reads (FLAC, WAV, ...); for a command, a name for messages.
-        start_seconds: where the utterance begins in the recording.
-        end_seconds: where it ends; None for the end of the recording.
+        start_seconds: beginning of the utterance in the recording.
+        end_seconds: end of the utterance; None for the end of the recording.
         command: a shell command whose output is a WAV file, in place of `path`; readers refuse it unless it is allowed.
     """
 
@@ -42,7 +42,7 @@ class Audio:
 
 @dataclass(frozen=True)
 class StoredFeatures:
-    """Features made elsewhere: array `key` of an .npz file, or the byte offset `key` in a Kaldi archive."""
+    """Existing features: array `key` of an .npz file, or the byte offset `key` in a Kaldi archive."""
 
     path: Path
     key: str
@@ -50,7 +50,7 @@ class StoredFeatures:
 
 @dataclass(frozen=True)
 class Utterance:
-    """One piece of speech with its transcript. At least one of `audio` and `features` is there."""
+    """One piece of speech with its transcript. It has `audio`, `features` or both."""
 
     id: str
     speaker: str
@@ -66,7 +66,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why one utterance was left out; `where` is the file to look at."""
+    """The reason why one utterance was left out; `where` is the file to look at."""
 
     utterance: str
     where: str
@@ -78,7 +78,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Utterances in byte order of their identifiers, and the problems of those that were left out.
+    """Utterances in byte order of their identifiers, and the problems of those left out.
 
     Raises:
         CorpusError: two utterances share an identifier.
@@ -108,14 +108,14 @@ class Corpus:
         return {u.id: u.speaker for u in self.utterances}
 
     def subset(self, keep: Callable[[Utterance], bool]) -> Corpus:
-        """The utterances for which `keep` is true, e.g. one fold of speakers; problems stay behind."""
+        """The utterances for which `keep` is true, e.g. one fold of speakers, without the problems."""
         return Corpus(tuple(u for u in self.utterances if keep(u)))
 
     def without(self, problems: Iterable[Problem], lost_at_most: float = LOST_AT_MOST) -> Corpus:
-        """This corpus less the utterances named in `problems`, which are added to its own.
+        """This corpus without the utterances named in `problems`, which are added to its own problems.
 
         Raises:
-            CorpusError: more than `lost_at_most` (a fraction) of all utterances is then lost, or nothing is left.
+            CorpusError: more than `lost_at_most` (a fraction) of all utterances is lost, or nothing is left.
         """
         everything = (*self.problems, *problems)
         bad = {p.utterance for p in everything}
@@ -125,10 +125,10 @@ class Corpus:
         return corpus
 
     def digest(self) -> str:
-        """A name for exactly this content: identifiers, texts, sources and the sizes and dates of their files.
+        """Digest of the exact content: identifiers, texts, sources and the sizes and dates of their files.
 
-        Files count by their place below the folder that holds them all, so that the name stays the same for a caller
-        in another folder, and when all of them are moved.
+        Files count by their path below their common folder, so the digest is independent of the caller's folder and
+        stays the same when all files are moved.
         """
         sources = [source for u in self.utterances for source in (u.audio, u.features) if source is not None]
         paths = sorted({source.path for source in sources})
@@ -141,7 +141,7 @@ class Corpus:
 
 
 def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of an utterance with the places of its files."""
+    """The fields of an utterance with the paths of its files."""
     for source in (row["audio"], row["features"]):
         if source is not None:
             source["path"] = place[str(source["path"])]
@@ -149,7 +149,7 @@ def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_losses(kept: int, problems: Iterable[Problem], lost_at_most: float = LOST_AT_MOST) -> None:
-    """Refuse data of which too much had to be left out.
+    """Refuse data with too many utterances left out.
 
     Raises:
         CorpusError: nothing is left, or lost / (lost + kept) exceeds `lost_at_most`; names the first problems.

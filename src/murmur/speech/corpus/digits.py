@@ -2,8 +2,8 @@
 
 Every utterance has a voice (accent x variant), rate and pitch of its own, noise at 5-20 dB, and a fifth are
 reverberant. The variants of dev and test are never in training, and one accent is in test only. All choices are
-drawn here, from the seed, before anything is synthesised. `murmur.speech.corpus.render` then makes the same bytes
-from them.
+drawn here, from the seed, before anything is synthesised. `murmur.speech.corpus.render` then always makes the same
+bytes from them.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Digits:
     seed: int = 1
 
     def digest(self) -> str:
-        """Name of the corpus that these values make."""
+        """Name of the corpus made from these values."""
         content = json.dumps([asdict(self), FORMAT, LEXICON, ACCENTS, TEST_ACCENT, VARIANTS], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def digits_folder(folder: Path, config: Digits) -> Path:
-    """The folder of the corpus that these values make, below `folder`; there once it is complete."""
+    """The folder of the corpus made from these values, below `folder`; it exists once the corpus is complete."""
     return Path(folder) / f"digits-{config.digest()}"
 
 
@@ -83,10 +83,10 @@ def plan(config: Digits) -> dict[str, tuple[ScriptLine, ...]]:
 
 
 def make_digits(folder: Path, config: Digits = Digits(), processes: int = 2) -> Path:
-    """Write the corpus to `folder`/digits-<digest> unless it is there, and return that path.
+    """Write the corpus to `folder`/digits-<digest> unless it exists, and return that path.
 
     Layout: data/<split>/{text,utt2spk,wav.scp,utt2accent}, wav/<split>/*.flac, lexicon.txt, conditions.json. The
-    folder appears under its name only when complete, so a killed run leaves nothing that looks finished.
+    folder gets its name only when complete, so a killed run leaves nothing that looks finished.
 
     Raises:
         SynthesisError: espeak-ng is missing or failed.

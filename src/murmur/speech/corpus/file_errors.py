@@ -1,7 +1,7 @@
-"""Files that are not what they should be: whatever goes wrong while one is read becomes an error that names it.
+"""Errors of damaged or wrong files: every failure of a parser becomes an error that names the file.
 
-Parsers of JSON, NumPy, zip, gzip and Kaldi's archives raise a dozen kinds of errors on damaged input, most of which do
-not say which file they were reading.
+Parsers of JSON, NumPy, zip, gzip and Kaldi's archives raise a dozen kinds of errors on damaged input, and most of
+them do not name the file.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NONSENSE = (
     AttributeError,
     ArithmeticError,
     RecursionError,
-    MemoryError,  # of a size that stands in a header
+    MemoryError,  # for a size given in a header
     EOFError,
-    SyntaxError,  # the three of an array's header, which is a Python literal
+    SyntaxError,  # these three for an array's header, a Python literal
     tokenize.TokenError,
-    RuntimeError,  # of native readers, and of archives of another method
+    RuntimeError,  # by native readers, and for archives of another method
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -38,12 +38,12 @@ NONSENSE = (
 
 @contextmanager
 def making_sense_of(path: Path, remedy: str) -> Iterator[None]:
-    """Turn what a parser raises about a file's content into an error that names the file.
+    """Turn a parser's errors about a file's content into an error that names the file.
 
-    Only what reads or interprets that one file belongs into the block.
+    The block should hold only the code that reads or interprets that one file.
 
     Raises:
-        CorpusError: the content is not what it should be.
+        CorpusError: the content is not as expected.
     """
     try:
         yield
@@ -53,8 +53,8 @@ def making_sense_of(path: Path, remedy: str) -> Iterator[None]:
         raise CorpusError(f"{path}: {error}") from error
     except (*NONSENSE, OSError) as error:
         if isinstance(error, OSError) and error.filename is not None:
-            raise  # it cannot be read, whatever is in it, and says so
-        told = str(error).partition(" If you trust the file")[0].strip().splitlines()  # never the advice to unpickle it
+            raise  # the file is unreadable, and the error names it
+        told = str(error).partition(" If you trust the file")[0].strip().splitlines()  # omits advice to unpickle
         what = f"{type(error).__name__}: {told[0][:200]}" if told else type(error).__name__
         raise CorpusError(f"{path} is damaged or of another kind ({what}): {remedy}") from error
 
@@ -63,8 +63,8 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-        CorpusError: it holds none.
-        OSError: it cannot be read.
+        CorpusError: the file holds no object.
+        OSError: the file cannot be read.
     """
     with making_sense_of(path, remedy):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -74,11 +74,11 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file, none of them unpickled.
+    """All arrays of an .npz file; nothing is unpickled.
 
     Raises:
-        CorpusError: it is no such file, or damaged.
-        OSError: it cannot be read.
+        CorpusError: the file is damaged or of another kind.
+        OSError: the file cannot be read.
     """
     with making_sense_of(path, remedy), np.load(path, allow_pickle=False) as found:
         if not isinstance(found, np.lib.npyio.NpzFile):

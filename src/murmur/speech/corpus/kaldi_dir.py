@@ -26,14 +26,14 @@ from murmur.speech.corpus.file_errors import making_sense_of
 def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
     """The utterances of one Kaldi data directory.
 
-    Needs `text`, and `wav.scp` (with `segments` where recordings hold several utterances) or `feats.scp`. Without
+    Needs `text`, and `wav.scp` (with `segments` if recordings hold several utterances) or `feats.scp`. Without
     `utt2spk` every utterance is its own speaker, as in Kaldi. Utterances with an empty transcript, without audio or
-    features, or whose file is missing become problems.
+    features, or with a missing file become problems.
 
     Args:
         folder: the directory.
         commands_allowed: accept wav.scp entries that end in `|`. They are run by a shell, so allow them only for
-            directories you wrote or read yourself.
+                directories that you wrote or read yourself.
 
     Raises:
         CorpusError: a file is malformed or missing, an entry is a command, or more than 1 % of the utterances is lost.
@@ -47,7 +47,7 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
     audio = _audio(folder, commands_allowed)
     features = _stored_features(folder)
     if not audio and not features:
-        raise CorpusError(f"{folder}: wav.scp and feats.scp are empty: one of them has to say where the speech is")
+        raise CorpusError(f"{folder}: wav.scp and feats.scp are empty: one must name audio or features")
     utterances, problems = [], []
     for name, text in texts.items():
         utterance = Utterance(name, speakers.get(name, name), text, audio.get(name), features.get(name))
@@ -69,14 +69,14 @@ def check_data_dir(folder: Path) -> None:
     if not (folder / "text").is_file():
         raise CorpusError(f"{folder} has no file 'text': name a Kaldi data directory, e.g. SET/data/train")
     if not any((folder / name).is_file() for name in ("wav.scp", "feats.scp")):
-        raise CorpusError(f"{folder} has neither wav.scp nor feats.scp: one of them has to say where the speech is")
+        raise CorpusError(f"{folder} has neither wav.scp nor feats.scp: one must name audio or features")
 
 
 def read_table(path: Path, *, values_required: bool = True) -> dict[str, str]:
-    """A file of lines `key value...`, in NFC; blank lines are passed over.
+    """A file of lines `key value...`, in NFC; blank lines are skipped.
 
     Raises:
-        CorpusError: not UTF-8, a key twice, or a key without value where values are required.
+        CorpusError: not UTF-8, a duplicate key, or a key without a required value.
     """
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
@@ -88,7 +88,7 @@ def read_table(path: Path, *, values_required: bool = True) -> dict[str, str]:
         if not key:
             continue
         if key in table:
-            raise CorpusError(f"{path}:{number}: {key!r} stands there twice: remove one line")
+            raise CorpusError(f"{path}:{number}: {key!r} appears twice: remove one line")
         if values_required and not value.strip():
             raise CorpusError(f"{path}:{number}: {key!r} has no value: complete or remove the line")
         table[key] = value.strip() if "|" in value else " ".join(value.split())
@@ -104,7 +104,7 @@ def write_table(path: Path, table: Mapping[str, str]) -> None:
 
 
 def resolve(folder: Path, entry: str) -> Path:
-    """The file an scp entry means: absolute, or relative to the directory, its parent or its grandparent."""
+    """The file of an scp entry: absolute, or relative to the directory, its parent or its grandparent."""
     path = Path(entry)
     if path.is_absolute():
         return path
@@ -116,16 +116,16 @@ def read_alignments(folder: Path) -> dict[str, np.ndarray]:
     """Integer alignments {utterance: int32 (frames,)} from all `ali.*.gz` of a folder (Kaldi integer vectors).
 
     Raises:
-        CorpusError: no such file, a damaged one, or an utterance in two of them.
+        CorpusError: a file is missing or damaged, or an utterance appears in two files.
     """
     archives = sorted(Path(folder).glob("ali.*.gz"))
     if not archives:
-        raise CorpusError(f"{folder} holds no ali.*.gz: name the folder that the alignment was written to")
+        raise CorpusError(f"{folder} holds no ali.*.gz: name the folder of the alignment")
     found: dict[str, np.ndarray] = {}
     for archive in archives:
         for name, values in _int_vectors(archive):
             if name in found:
-                raise CorpusError(f"{archive}: utterance {name!r} stands in two archives: remove stale ali.*.gz files")
+                raise CorpusError(f"{archive}: utterance {name!r} appears in two archives: remove stale ali.*.gz files")
             found[name] = values
     return found
 
@@ -187,7 +187,7 @@ def _segment(folder: Path, name: str, row: str, recordings: Mapping[str, Audio])
         raise CorpusError(f"{folder / 'segments'}: {name!r} is cut from {recording!r}, which wav.scp does not list")
     stop_or_end = None if stop < 0 else stop  # Kaldi writes -1 for "to the end of the recording"
     if begin < 0 or (stop_or_end is not None and stop_or_end <= begin):
-        raise CorpusError(f"{folder / 'segments'}: {name!r} goes from {start} to {end} s: mend the times")
+        raise CorpusError(f"{folder / 'segments'}: {name!r} goes from {start} to {end} s: correct the times")
     return replace(recordings[recording], start_seconds=begin, end_seconds=stop_or_end)
 
 

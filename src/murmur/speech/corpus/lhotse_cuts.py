@@ -1,4 +1,4 @@
-"""Lhotse cut sets in: the same `Corpus` that a Kaldi data directory gives."""
+"""Lhotse cut sets: read as a `Corpus`, like Kaldi data directories, and written from one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from murmur.speech.corpus.file_errors import making_sense_of
 def read_cuts(manifest: Path) -> Corpus:
     """The supervised stretches of a cut set (`cuts.jsonl.gz`), one utterance per supervision.
 
-    Audio has to be a file of one channel; relative paths count from the manifest's folder, then from the working
-    directory. Cuts changed by lhotse (mixed, padded, speed perturbed) are problems, because they are no stretch of a
-    file; supervisions without text are problems too.
+    Audio must be a file with one channel; relative paths count from the manifest's folder, then from the working
+    directory. Cuts changed by lhotse (mixed, padded, speed perturbed) are problems, because they are not a stretch of
+    a file; supervisions without text are problems too.
 
     Raises:
         CorpusError: the manifest is missing, or more than 1 % of the supervisions cannot be used.
@@ -50,7 +50,7 @@ def _read(manifest: Path) -> Corpus:
 
 
 def write_cuts(corpus: Corpus, manifest: Path) -> None:
-    """Write a corpus of audio files as a lhotse cut set, each cut one utterance.
+    """Write a corpus of audio files as a lhotse cut set, one cut per utterance.
 
     Raises:
         CorpusError: an utterance has no audio file.

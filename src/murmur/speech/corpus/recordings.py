@@ -1,4 +1,4 @@
-"""Recordings of any kind for recognition: files and streams read, mixed to one channel, resampled, cut at silences.
+"""Recordings of any kind for recognition: files and streams, mixed to one channel, resampled, cut at silences.
 
 Shapes: samples_S float32 in [-1, 1].
 """
@@ -16,19 +16,19 @@ import soxr
 from murmur.speech.corpus.corpus import CorpusError
 
 HEADERS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"caff", b".snd")
-PAUSE_SECONDS = 0.3  # of the quietest stretch, in which a long recording is cut
+PAUSE_SECONDS = 0.3  # length of the quietest stretch, in which a long recording is cut
 STEP_SECONDS = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """One channel at the rate of the model.
+    """One channel of audio at the rate of the model.
 
     Attributes:
-        samples: (S,) at rate_hz.
-        rate_hz: of `samples`.
-        native_hz: of the file.
-        channels: of the file; several were averaged.
+        samples: samples (S,) at rate_hz.
+        rate_hz: rate of `samples`.
+        native_hz: rate of the file.
+        channels: number of channels of the file; several were averaged.
     """
 
     samples: np.ndarray
@@ -53,10 +53,10 @@ def read_recording(path: Path, rate_hz: int) -> Recording:
     """A file that libsndfile reads: WAV, FLAC, Ogg, MP3 and others.
 
     Raises:
-        CorpusError: missing, no audio, damaged, cut short, or holding values that are no numbers.
+        CorpusError: the file is missing, not audio, damaged, cut short, or holds values that are not finite.
     """
     if not path.is_file():
-        raise CorpusError(f"{path} is no file" if path.exists() else f"{path}: there is no such file")
+        raise CorpusError(f"{path} is not a file" if path.exists() else f"{path}: there is no such file")
     return _read(str(path), str(path), rate_hz)
 
 
@@ -64,16 +64,16 @@ def read_stream(content: bytes, rate_hz: int, raw_hz: int | None, name: str = "s
     """A whole stream: a file by its header, or raw 16-bit little-endian samples of one channel at `raw_hz`.
 
     Raises:
-        CorpusError: nothing at all, no header and no rate, half a sample too much, or as `read_recording`.
+        CorpusError: the stream is empty, has neither header nor rate, ends in half a sample, or as in `read_recording`.
     """
     if content.startswith(HEADERS):
         return _read(io.BytesIO(content), name, rate_hz)
     if not content:
         raise CorpusError(f"{name} is empty: has the program before the pipe failed?")
     if raw_hz is None:
-        raise CorpusError(f"{name} has no header of a sound file: give --rate for raw 16-bit samples of one channel")
+        raise CorpusError(f"{name} has no audio file header: give --rate for raw 16-bit samples of one channel")
     if len(content) % 2:
-        raise CorpusError(f"{name}: {len(content)} bytes are no whole number of 16-bit samples: is it cut short?")
+        raise CorpusError(f"{name}: {len(content)} bytes are not a whole number of 16-bit samples: is it cut short?")
     samples_S = np.frombuffer(content, "<i2").astype(np.float32) / 32768
     return Recording(_resampled(samples_S, raw_hz, rate_hz), rate_hz, raw_hz, 1)
 
@@ -81,16 +81,16 @@ def read_stream(content: bytes, rate_hz: int, raw_hz: int | None, name: str = "s
 def _read(source: str | io.BytesIO, name: str, rate_hz: int) -> Recording:
     try:
         with soundfile.SoundFile(source) as file:
-            # A WAV that was written to a pipe says in its header that it is endless: only files can be cut short.
+            # The header of a WAV written to a pipe declares no end, so only files can be found cut short.
             if isinstance(source, str) and file.format == "WAV" and "(should be" in file.extra_info:
                 raise CorpusError(f"{name} is shorter than its header says: it is cut short, copy it again")
             samples_SC = file.read(dtype="float32", always_2d=True)
             native_hz = file.samplerate
     except (soundfile.SoundFileError, OSError) as error:
-        raise CorpusError(f"{name} cannot be read as audio ({error}): is it damaged, or no sound file?") from error
+        raise CorpusError(f"{name} cannot be read as audio ({error}): is it damaged, or not an audio file?") from error
     if not np.isfinite(samples_SC).all():
         where = int(np.argmin(np.isfinite(samples_SC).all(1))) / native_hz
-        raise CorpusError(f"{name} holds a value that is no number at {where:.3f} s: convert it to 16-bit samples")
+        raise CorpusError(f"{name} holds a value that is not a number at {where:.3f} s: convert it to 16-bit samples")
     mono_S = samples_SC.mean(1, dtype=np.float32) if samples_SC.shape[1] > 1 else samples_SC[:, 0]
     return Recording(_resampled(mono_S, native_hz, rate_hz), rate_hz, native_hz, samples_SC.shape[1])
 
@@ -107,7 +107,7 @@ def cut_at_silences(samples_S: np.ndarray, rate_hz: int, longest_seconds: float)
     A piece ends in the middle of the quietest 0.3 s of its second half, so words are cut only in speech without pauses.
 
     Raises:
-        ValueError: pieces shorter than a second.
+        ValueError: `longest_seconds` is below a second.
     """
     if longest_seconds < 1:
         raise ValueError(f"pieces of {longest_seconds} s: give at least 1 s, or words will be cut")
@@ -122,7 +122,7 @@ def cut_at_silences(samples_S: np.ndarray, rate_hz: int, longest_seconds: float)
 
 
 def _quietest(samples_S: np.ndarray, rate_hz: int) -> int:
-    """The middle of the quietest stretch; of equal ones the middle one."""
+    """The middle of the quietest stretch; among equals, of the middle one."""
     step = max(int(STEP_SECONDS * rate_hz), 1)
     steps = len(samples_S) // step
     powers = np.square(samples_S[: steps * step].astype(np.float64)).reshape(steps, step).sum(1)

@@ -1,7 +1,7 @@
-"""Spoken scripts to FLAC files: one shard of a synthetic corpus in a process of its own.
+"""Synthesis of scripts to FLAC files, one shard of a synthetic corpus per process.
 
 `python -m murmur.speech.corpus.render SCRIPT.json FOLDER PARENT` renders one shard while process PARENT lives. A fresh
-process with a fixed order of utterances is what makes the bytes repeat (see `murmur.speech.corpus.synth`).
+process with a fixed order of utterances makes the bytes repeatable (see `murmur.speech.corpus.synth`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class ScriptLine:
 
     Attributes:
         id: name of the FLAC file, without suffix.
-        words: what is said.
-        voice: who says it.
-        snr_db: signal to noise ratio over the utterance.
+        words: words to speak.
+        voice: voice of the speaker.
+        snr_db: signal-to-noise ratio over the utterance.
         noise_slope: colour of the noise, 0 white to 2 brown.
         rt60_seconds: reverberation time; 0 for a dry recording.
         peak_db: level of the loudest sample relative to full scale.
         margin_seconds: noise before and after the speech.
-        seed: of the noise and the room.
+        seed: seed of the noise and of the room response.
     """
 
     id: str
@@ -61,7 +61,7 @@ def render(lines: Sequence[ScriptLine], folder: Path, processes: int = 2) -> Non
     The bytes depend on `lines` alone, not on `processes`.
 
     Raises:
-        SynthesisError: a shard failed; its last words are in the message.
+        SynthesisError: a shard failed; the message ends with its last output.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shards = [lines[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(lines), UTTERANCES_PER_SHARD)]
@@ -82,7 +82,7 @@ def render(lines: Sequence[ScriptLine], folder: Path, processes: int = 2) -> Non
 
 @dataclass(frozen=True)
 class _Rendering:
-    """A shard that a fresh process renders: its script, and what it says beside it."""
+    """A shard rendered by a fresh process: its script, and the process's output."""
 
     process: subprocess.Popen[bytes]
     script: Path

@@ -1,4 +1,4 @@
-"""Acoustics between mouth and file: reverberation, background noise, level.
+"""Room acoustics and recording conditions: reverberation, background noise, level.
 
 All functions take samples (S,) as float32 in [-1, 1] and a numpy Generator, and are pure functions of both.
 """

@@ -1,9 +1,9 @@
-"""espeak-ng through ctypes: text and a voice in, samples out.
+"""espeak-ng through ctypes: samples from a text and a voice.
 
 The library and its voice data come from the `espeakng-loader` wheel (extra `synth`; espeak-ng itself is GPL-3 and is
-loaded at run time only). The interface is espeak-ng's `speak_lib.h`. What a process synthesises depends on what it
-synthesised before (the phase of the wavetable carries over, and re-initialising does not clear it), so repeatable
-audio takes a fresh process, a fixed order and a fixed seed: see `murmur.speech.corpus.render`.
+loaded at run time only). The interface is espeak-ng's `speak_lib.h`. Output depends on earlier output of the same
+process (the phase of the wavetable carries over, and re-initialising does not clear it), so repeatable audio needs a
+fresh process, a fixed order and a fixed seed: see `murmur.speech.corpus.render`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 try:
     import espeakng_loader
-except ImportError:  # the extra is optional; Synthesizer says so when it is asked for
+except ImportError:  # the extra is optional; Synthesizer reports it
     espeakng_loader = None
 
 _SYNCHRONOUS = 2
@@ -26,7 +26,7 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 
 class SynthesisError(ValueError):
-    """espeak-ng is not there, does not know a voice, or refused a text."""
+    """espeak-ng is missing, does not know a voice, or refused a text."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Voice:
 
 
 def check_installed() -> None:
-    """Check that espeak-ng is there, without loading it.
+    """Check that espeak-ng is installed, without loading it.
 
     Raises:
         SynthesisError: the extra `synth` is not installed.
@@ -74,7 +74,7 @@ def load_espeak() -> tuple[ctypes.CDLL, int]:
 
 
 class Synthesizer:
-    """One espeak-ng engine; at most one per process, because the library keeps its state globally.
+    """One espeak-ng engine; at most one per process, because the library's state is global.
 
     Raises:
         SynthesisError: the extra `synth` is not installed, or the library finds no voice data.
@@ -84,7 +84,7 @@ class Synthesizer:
         self._library, self.rate_hz = load_espeak()
         self._library.espeak_ng_SetRandSeed(
             ctypes.c_long(1)
-        )  # breathy voices draw noise, seeded by the clock otherwise
+        )  # for the noise of breathy voices, otherwise seeded by the clock
         self._chunks: list[np.ndarray] = []
         self._callback = _Callback(self._receive)  # C keeps a bare pointer, so the reference must live here
         self._library.espeak_SetSynthCallback(self._callback)
@@ -93,7 +93,7 @@ class Synthesizer:
         """int16 samples (S,) at `rate_hz` of `text` spoken by `voice`.
 
         Raises:
-            SynthesisError: the voice is unknown, the text is refused, or nothing came out.
+            SynthesisError: the voice is unknown, the text is refused, or there is no output.
         """
         name = f"{voice.accent}+{voice.variant}"
         if self._library.espeak_SetVoiceByName(name.encode()) != 0:
@@ -108,7 +108,7 @@ class Synthesizer:
         status = self._library.espeak_Synth(raw, len(raw), 0, 1, 0, _UTF8, None, None)
         self._library.espeak_Synchronize()
         if status != 0 or not self._chunks:
-            raise SynthesisError(f"espeak-ng made no sound of {text!r} (status {status}): is there a word to speak?")
+            raise SynthesisError(f"espeak-ng made no sound for {text!r} (status {status}): is there a word to speak?")
         return np.concatenate(self._chunks)
 
     def _receive(self, samples, count: int, _events) -> int:

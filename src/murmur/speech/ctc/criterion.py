@@ -26,8 +26,8 @@ WORD_START = "\u2581"  # in front of the first grapheme of a word
 class Units:
     """The output units of the network. Unit i is column i + 1.
 
-    "char": code points, the space among them. "grapheme": letters with their marks, those that begin a word marked by
-    `WORD_START`, so that no unit stands for a space. "word": whole words. "phone": phones; texts are pronunciations.
+    "char": code points, including the space. "grapheme": letters with their marks; `WORD_START` precedes the first one
+    of a word, so that no unit stands for a space. "word": whole words. "phone": phones; texts are pronunciations.
 
     Raises:
         ValueError: an unknown kind.
@@ -79,7 +79,7 @@ def pieces(text: str, kind: Kind) -> list[str]:
     """The units of a text, in order.
 
     Raises:
-        CorpusError: a text for graphemes holds the mark of beginnings of words itself.
+        CorpusError: a text for graphemes contains the mark of word beginnings.
     """
     if kind == "char":
         return list(text)
@@ -87,13 +87,13 @@ def pieces(text: str, kind: Kind) -> list[str]:
     if kind != "grapheme":
         return words
     if WORD_START in text:
-        raise CorpusError(f"{text!r} holds U+2581, which marks beginnings of words here: take it out, or use char")
+        raise CorpusError(f"{text!r} holds U+2581, which marks word beginnings here: remove it, or use char")
     spelled = [graphemes(word) for word in words]
     return [unit for first, *rest in spelled for unit in (WORD_START + first, *rest)]
 
 
 def frames_needed(targets: Sequence[int]) -> int:
-    """Frames without which no CTC path exists: one per label and one blank between equal neighbours."""
+    """Minimum number of frames for a CTC path: one per label and one blank between equal neighbours."""
     return len(targets) + sum(a == b for a, b in pairwise(targets))
 
 
@@ -102,7 +102,7 @@ def loss(logits_NTC: Tensor, lengths_N: Tensor, targets: Sequence[Sequence[int]]
 
     Args:
         logits_NTC: network output before the softmax.
-        lengths_N: frames of each utterance.
+        lengths_N: number of frames of each utterance.
         targets: columns of each transcript.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Decoding graphs for CTC: tokens in, words out (T o min(det(L o G))).
+"""Decoding graphs for CTC, from tokens to words (T o min(det(L o G))).
 
 Miao, Gowayyed and Metze, "EESEN: end-to-end speech recognition using deep RNN models and WFST-based decoding" (2015),
 section 3. Input label k + 1 is token k; token 0 is the blank. The token transducer T has one state per last token: it
@@ -21,7 +21,7 @@ def build_ctc_graph(lang: Lang, tokens: Sequence[str], grammar: Grammar, separat
     """The graph of a lexicon whose phones are tokens of a CTC model, and a grammar over the same word labels.
 
     `tokens` names the columns of the model's output, the blank first. `separator` is the token between two words (a
-    space, for characters) if the model has one; pronunciations do not hold it. Silence of the lexicon is not used.
+    space, for characters) if the model has one; pronunciations do not contain it. Silence of the lexicon is not used.
 
     Raises:
         ValueError: a pronunciation or the separator uses a token that the model lacks, or tokens repeat.
@@ -32,7 +32,7 @@ def build_ctc_graph(lang: Lang, tokens: Sequence[str], grammar: Grammar, separat
     used = {lang.phones[label] for pron in lang.prons for label in pron.phones}
     missing = sorted(used.union([] if separator is None else [separator]).difference(tokens[1:]))
     if missing:
-        raise ValueError(f"the lexicon uses {missing[:10]}, which are no tokens of the model: {list(tokens[1:])[:40]}")
+        raise ValueError(f"the lexicon uses {missing[:10]}, which are not tokens of the model: {list(tokens[1:])[:40]}")
     lexicon = _lexicon(lang, label_of, separator)
     lg = lexicon_and_grammar(lexicon, grammar)
     graph = kaldifst.compose(_topology(len(tokens), lang.num_disambig + 1), lg)
@@ -45,7 +45,7 @@ def _arc(ilabel: int, olabel: int, target: int) -> kaldifst.StdArc:
 
 
 def _topology(num_tokens: int, num_disambig: int) -> kaldifst.StdVectorFst:
-    """Frames to tokens: repeats and blanks give none. Disambiguation labels pass on loops that read no frame."""
+    """Frames to tokens: repeats and blanks give no token. Disambiguation labels pass on loops that read no frame."""
     fst = kaldifst.StdVectorFst()
     for _ in range(num_tokens):
         fst.set_final(fst.add_state(), 0.0)
@@ -61,7 +61,7 @@ def _topology(num_tokens: int, num_disambig: int) -> kaldifst.StdVectorFst:
 
 
 def _lexicon(lang: Lang, label_of: dict[str, int], separator: str | None) -> kaldifst.StdVectorFst:
-    """Words, one separator between two of them; `#0` before a word and at the end, where G may back off."""
+    """Words, with one separator between two of them; `#0` before a word and at the end, where G may back off."""
     fst = kaldifst.StdVectorFst()
     before = fst.add_state()
     fst.start = before

@@ -1,7 +1,7 @@
 """The CTC criterion over a graph of label sequences: all pronunciations of a transcript, all their alignments.
 
 -ln sum_q sum_a P(a | x), q over the different label sequences of an utterance, a over the alignments of q. With one
-sequence this is equation 3 of Graves et al. (2006), and torch computes it; with several it is their forward recursion
+sequence this is equation 3 of Graves et al. (2006), computed by torch; with several it is their forward recursion
 over the states of a graph.
 
 Shapes: N utterances, T frames, C columns (0 is the blank), S states of the graph, K ways into a state.
@@ -21,7 +21,7 @@ from torch.nn import functional
 from murmur.speech.ctc import criterion as ctc
 
 Arc = tuple[int, int, int]
-NEVER = -1e30  # a log probability of nothing; infinity would turn gradients into nan
+NEVER = -1e30  # log probability of an impossible event; infinity would make gradients nan
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LabelGraph:
     """An acyclic deterministic acceptor of label sequences; state 0 is the start.
 
     Attributes:
-        arcs: (source, label, target), in topological order of their sources.
+        arcs: tuples (source, label, target), in topological order of their sources.
         finals: states where a sequence may end.
     """
 
@@ -43,9 +43,9 @@ class LabelGraph:
 
     @staticmethod
     def of_words(words: Sequence[Sequence[Sequence[int]]]) -> LabelGraph:
-        """All ways to say words one after the other, `words[i]` being the pronunciations of word i.
+        """All ways to say a sequence of words; `words[i]` lists the pronunciations of word i.
 
-        Every different label sequence is there once, also where two choices of pronunciations spell the same.
+        Every different label sequence appears once, even if two choices of pronunciations give the same one.
 
         Raises:
             ValueError: a word has no pronunciation, or an empty one.
@@ -67,7 +67,7 @@ class LabelGraph:
 
     @property
     def sequence(self) -> tuple[int, ...] | None:
-        """The labels of a graph that holds one sequence alone; None for all others."""
+        """The labels of a graph with a single sequence; None for all other graphs."""
         linear = all(arc[0] == i and arc[2] == i + 1 for i, arc in enumerate(self.arcs))
         return tuple(arc[1] for arc in self.arcs) if linear and self.finals == (len(self.arcs),) else None
 
@@ -78,7 +78,7 @@ class LabelGraph:
 
     @cached_property
     def frames_needed(self) -> int:
-        """Frames without which no alignment of any sequence exists."""
+        """Minimum number of frames for an alignment of some sequence."""
         if 0 in self.finals:
             return 0
         needed: list[int] = []
@@ -122,7 +122,7 @@ class LabelGraph:
 
     @cached_property
     def _topology(self) -> tuple[list[int], list[list[int]], list[int], list[int]]:
-        """Columns, ways in, starts and ends of the CTC states: the arcs, then the blank of every graph state."""
+        """Columns, incoming arcs, starts and ends of the CTC states: the arcs, then the blank of every graph state."""
         into, arcs = self._arcs_into, self.arcs
         states = 1 + max((target for _, _, target in arcs), default=0)
         columns = [label for _, label, _ in arcs] + [ctc.BLANK] * states
@@ -160,7 +160,7 @@ def loss(logits_NTC: Tensor, lengths_N: Tensor, graphs: Sequence[LabelGraph]) ->
 
     Args:
         logits_NTC: network output before the softmax.
-        lengths_N: frames of each utterance.
+        lengths_N: number of frames of each utterance.
         graphs: label sequences of each transcript.
 
     Raises:
@@ -184,7 +184,7 @@ def loss(logits_NTC: Tensor, lengths_N: Tensor, graphs: Sequence[LabelGraph]) ->
 
 
 def _forward(logits_NTC: Tensor, lengths_N: Tensor, graphs: Sequence[LabelGraph]) -> Tensor:
-    """The forward recursion of all utterances together, padded to the largest graph."""
+    """The forward recursion of all utterances in one batch, padded to the largest graph."""
     columns_NS, ways_NSK, starts_NS, ends_NS = (part.to(logits_NTC.device) for part in _tensors(graphs))
     count, frames = logits_NTC.shape[:2]
     states, most = ways_NSK.shape[1:]
@@ -201,7 +201,7 @@ def _forward(logits_NTC: Tensor, lengths_N: Tensor, graphs: Sequence[LabelGraph]
 
 
 def _tensors(graphs: Sequence[LabelGraph]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """columns_NS, ways_NSK (S where there is none), and 0 at starts and ends, `NEVER` elsewhere."""
+    """columns_NS, ways_NSK (S if there is none), and 0 at starts and ends, `NEVER` elsewhere."""
     topologies = [graph._topology for graph in graphs]
     states = max(len(columns) for columns, *_ in topologies)
     most = max(len(way) for _, ways, *_ in topologies for way in ways)

@@ -1,8 +1,8 @@
-"""Words of a CTC best path in time, with the posterior of their units.
+"""Word times of a CTC best path, with confidences from the posteriors of their units.
 
 A unit's frames are the run in which it is the best column; a word lasts from the first frame of its first unit to the
-last of its last. These are spikes: they say when the network is sure, which is inside or shortly after the sound, and
-no more. A word's confidence is the geometric mean over its units of the greatest posterior in each run: 1 for a
+last frame of its last unit. These are spikes: they show only when the network is sure, which is inside or shortly after
+the sound. A word's confidence is the geometric mean over its units of the greatest posterior in each run: 1 for a
 network without doubt, not calibrated.
 
 Shapes: U output frames, C columns; column 0 is the blank.
@@ -21,7 +21,7 @@ from murmur.speech.ctc.criterion import BLANK, WORD_START, Units
 
 
 class UnitRun(NamedTuple):
-    """A unit's column, its first frame, the frame behind its last, and its greatest log posterior."""
+    """A unit's column, its first frame, the frame after its last, and its greatest log posterior."""
 
     column: int
     first: int
@@ -30,7 +30,7 @@ class UnitRun(NamedTuple):
 
 
 class SpokenWord(NamedTuple):
-    """A word, its first output frame, the frame behind its last, and its confidence."""
+    """A word, its first output frame, the frame after its last, and its confidence."""
 
     word: str
     first: int
@@ -47,7 +47,7 @@ def runs(log_probs_UC: np.ndarray) -> list[UnitRun]:
 
 
 def spoken_words(log_probs_UC: np.ndarray, units: Units) -> list[SpokenWord]:
-    """The words of the best path: what lies between spaces, units themselves for whole words and phones."""
+    """The words of the best path: the units between spaces; for whole words and phones, each unit."""
     words: list[list[UnitRun]] = [[]]
     for run in runs(log_probs_UC):
         symbol = units.symbols[run.column - 1]
@@ -66,18 +66,18 @@ def _word(pieces: list[UnitRun], units: Units) -> SpokenWord:
 
 
 def collapsed(columns_U: np.ndarray) -> list[tuple[int, int, int]]:
-    """The units of a path: column, first frame, the frame behind the last; repeats are one unit, blanks none."""
+    """The units of a path: column, first frame, the frame after the last; repeats are merged, blanks removed."""
     edges = [0, *(np.flatnonzero(np.diff(columns_U)) + 1).tolist(), len(columns_U)]
     spans = pairwise(edges) if len(columns_U) else ()
     return [(int(columns_U[first]), first, end) for first, end in spans if columns_U[first] != BLANK]
 
 
 def units_between(columns_U: np.ndarray, emitted: Sequence[int]) -> list[tuple[int, int]]:
-    """Of each word of a graph's best path about its first frame, and the frame behind its last unit.
+    """First frame and the frame after the last unit, approximately, for each word of a graph's best path.
 
-    `columns_U` are the columns of the path, `emitted` the frames at which its words come out, which may be some frames
-    early or late; a word's units are those from there up to the next word's frame. Where that leaves no unit, the word
-    has one frame.
+    `columns_U` are the columns of the path, `emitted` the frames at which its words are emitted, possibly some frames
+    early or late; a word's units are those from there up to the next word's frame. A word without units there has one
+    frame.
     """
     found = []
     for first, limit in pairwise([*emitted, len(columns_U)]):

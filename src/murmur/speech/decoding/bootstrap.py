@@ -1,7 +1,7 @@
 """Bootstrap intervals of error rates (Bisani & Ney, "Bootstrap estimates for confidence intervals", ICASSP 2004).
 
-Utterances, or whole speakers where a `group_of` is given, are drawn with replacement; the rate of each draw is
-sum(errors) / sum(tokens). Speakers are the honest unit where few of them speak many utterances each.
+The bootstrap draws utterances, or whole speakers if a `group_of` is given, with replacement; the rate of each draw is
+sum(errors) / sum(tokens). Speakers are the right unit if few of them speak many utterances each.
 
 B replications, S sampling units (utterances or speakers).
 """
@@ -70,13 +70,13 @@ def compare(
     replications: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    """Paired bootstrap: both systems are scored on the same draws, so what makes an utterance hard cancels.
+    """Paired bootstrap: both systems are scored on the same draws, so the difficulty of an utterance cancels.
 
-    Raises ValueError as `interval` does, and where the systems were scored on other utterances or references.
+    Raises ValueError as `interval` does, and if the systems were scored on different utterances or references.
     """
     different = sorted(n for n in set(first) | set(second) if _tokens(first, n) != _tokens(second, n))
     if different:
-        raise ValueError(f"the two systems differ in references for {shown(different)}: score both on one set")
+        raise ValueError(f"the two systems have different references for {shown(different)}: score both on one set")
     errors_S, tokens_S = _units(first, group_of)
     other_S, _ = _units(second, group_of)
     first_B, second_B = _percent_of_draws(tokens_S, [errors_S, other_S], replications, seed)
@@ -102,7 +102,7 @@ def _units(scores: Mapping[str, ErrorRate], group_of: Mapping[str, str] | None) 
 def _percent_of_draws(
     tokens_S: np.ndarray, errors_of_systems: list[np.ndarray], replications: int, seed: int
 ) -> list[np.ndarray]:
-    """Percent of each replication and system, all systems on the same draws."""
+    """Error rate in percent by replication and system; all systems use the same draws."""
     if replications < 1:
         raise ValueError(f"{replications} bootstrap replications: at least 1 is needed, 1,000 for a usable interval")
     units = len(tokens_S)

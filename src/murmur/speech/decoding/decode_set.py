@@ -1,4 +1,4 @@
-"""Decoding of a whole set of utterances, over several processes, with counts of what went wrong and the speed."""
+"""Decoding of a set of utterances in several processes, with counts of problems and the speed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Decoded:
     """Results of a set, by utterance in sorted order.
 
     Attributes:
-        hypotheses: what was found, for every utterance.
+        hypotheses: result of every utterance.
         empty: utterances without any word (no frames, or nothing but silence found).
-        partial: utterances whose search ended outside a final state; their words are the best up to there.
-        frames: of all utterances together.
+        partial: utterances whose search ended outside a final state; their words are the best partial path.
+        frames: number of frames of all utterances.
         search_seconds: processor time of the search, summed over processes; other load does not lengthen it.
-        wall_seconds: from the first utterance handed out to the last result, reading of graphs included.
+        wall_seconds: time from the first utterance sent out to the last result, including reading of graphs.
     """
 
     hypotheses: Mapping[str, Hypothesis]
@@ -50,7 +50,7 @@ class Decoded:
         return self.search_seconds * frames_per_second / self.frames if self.frames else float("nan")
 
     def summary(self, frames_per_second: float = 100.0) -> str:
-        """One line: how many utterances, how fast, and which were empty or partial."""
+        """One line: number of utterances, speed, and the names of empty or partial ones."""
         seconds = self.frames / frames_per_second
         line = (
             f"{len(self.hypotheses)} utterances, {seconds:.1f} s of audio in {self.search_seconds:.1f} s of one core "
@@ -88,13 +88,13 @@ def decode_set(
     """Decode utterances with the graph stored in `graph_folder` (see graph_store).
 
     `scores` maps utterances to (T, C) score matrices, or yields such pairs, which are taken a few at a time so that a
-    generator may compute them. With `jobs` > 1 that many processes each read the graph once; results do not depend on
-    `jobs`. `progress(done)` is called after each utterance. In the folder `kept`, which several calls may share, each
-    result is written as soon as it is there, and what is there is not decoded again.
+    generator may compute them. With `jobs` > 1, that many processes each read the graph once; results do not depend on
+    `jobs`. `progress(done)` is called after each utterance. Each result is written at once to the folder `kept`, which
+    several calls may share, and results found there are not decoded again.
 
     Raises:
         FileNotFoundError, DamagedGraphError: no usable graph.
-        ValueError: `jobs` < 1, an utterance given twice, or scores that do not fit the graph; names the utterance.
+        ValueError: `jobs` < 1, a repeated utterance, or scores that do not fit the graph; names the utterance.
     """
     if jobs < 1:
         raise ValueError(f"jobs={jobs}: at least one process must decode")
@@ -105,7 +105,7 @@ def decode_set(
     search = partial(_searched, graph, options, jobs)
     found: dict[str, Result] = {}
     decoding = search(pairs) if kept is None else _kept(search, pairs, KeptResults(kept, graph.key, options))
-    with closing(decoding) as results:  # after an error nothing goes on in processes
+    with closing(decoding) as results:  # after an error no process continues
         for result in results:
             if result.name in found:
                 raise ValueError(f"utterance {result.name} was given twice: names must be unique")
@@ -153,7 +153,7 @@ def _collected(found: Mapping[str, Result], wall_seconds: float) -> Decoded:
 
 @contextmanager
 def _processes(graph: StoredGraph, options: DecodeOptions, jobs: int) -> Iterator[list[Connection]]:
-    """Connections to decoding processes, which are ended on leaving."""
+    """Connections to decoding processes, which end when the context is left."""
     started: list[Worker] = []
     try:
         for _ in range(jobs):
@@ -166,7 +166,7 @@ def _processes(graph: StoredGraph, options: DecodeOptions, jobs: int) -> Iterato
 def _in_processes(
     graph: StoredGraph, pairs: Iterable[tuple[str, np.ndarray]], options: DecodeOptions, jobs: int
 ) -> Iterator[Result]:
-    """Each process holds one utterance at a time: neither side can block on a full pipe while the other does too."""
+    """Each process has one utterance at a time, so that two sides never block on full pipes at the same time."""
     with _processes(graph, options, jobs) as idle:
         busy: dict[Connection, str] = {}
         for name, matrix in pairs:
@@ -192,11 +192,11 @@ def _send(connection: Connection, request: tuple[str, np.ndarray]) -> None:
     try:
         connection.send(request)
     except (BrokenPipeError, ConnectionResetError):
-        _receive(connection, request[0])  # raises: either the error that ended the process, or its death
+        _receive(connection, request[0])  # raises the error that ended the process, or reports its death
 
 
 def _receive(connection: Connection, name: str) -> Result:
-    """The result of an utterance; an error of the process is raised here."""
+    """The result of an utterance; errors of the process are raised here."""
     try:
         answer = connection.recv()
     except (EOFError, ConnectionResetError):
@@ -208,12 +208,12 @@ def _receive(connection: Connection, name: str) -> Result:
 
 
 def _serve(connection: Connection, graph: StoredGraph, options: DecodeOptions) -> None:
-    """Body of a decoding process: answer requests until the other end closes. Errors travel back as values."""
+    """Main function of a decoding process: answer requests until the other end closes. Errors are sent as values."""
     try:
         worker = _Worker(Decoder(graph.read(), options))
         while True:
             connection.send(worker.run(*connection.recv()))
     except (EOFError, BrokenPipeError):
-        return  # the other end has closed: nothing more to do, or nobody to tell
+        return  # the other end has closed, so no work or reader is left
     except (ValueError, OSError, RuntimeError) as error:
         connection.send(error)

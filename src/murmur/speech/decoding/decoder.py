@@ -25,13 +25,13 @@ class DecodeOptions:
     """Search settings.
 
     Attributes:
-        acoustic_scale: factor of the scores against the graph's weights; tune it on development data per system.
-        beam: paths worse than the best by more than this (natural log, after scaling) are given up.
-        max_active, min_active: states kept per frame at most and at least, whatever the beam says.
-        lattice_beam: of n-best lists: how much worse than the best a listed path may be.
-        insertion_penalty: cost (natural log) of every word beside the graph's; above 0 there are fewer words.
-        retries: how often a search that ends outside a final state is repeated, each time with ten times the beam and
-            the states. For graphs of few sentences: what is said may be far from all of them.
+        acoustic_scale: factor of the scores relative to the graph's weights; tune it on development data per system.
+        beam: largest distance (natural log, after scaling) from the best path; worse paths are dropped.
+        max_active, min_active: largest and smallest number of states per frame, regardless of the beam.
+        lattice_beam: largest distance of a listed path from the best, for n-best lists.
+        insertion_penalty: cost (natural log) of every word, added to the graph's; above 0 there are fewer words.
+        retries: number of repetitions of a search that ends outside a final state, each with ten times the beam and
+            the states. For graphs of few sentences, since speech may be far from all of them.
     """
 
     acoustic_scale: float = 0.1
@@ -53,7 +53,7 @@ class DecodeOptions:
 
     def wider(self) -> DecodeOptions:
         """The settings of the next try."""
-        most = min(RETRY_FACTOR * self.max_active, 2**31 - 1)  # the library holds it in 32 bits
+        most = min(RETRY_FACTOR * self.max_active, 2**31 - 1)  # the library stores it in 32 bits
         return replace(self, beam=RETRY_FACTOR * self.beam, max_active=most, retries=self.retries - 1)
 
 
@@ -66,7 +66,7 @@ class Hypothesis:
         labels: (T,) graph input labels (transition-ids, or CTC token + 1) of the best path; shorter than T only if
             the search died.
         cost: - (graph weight + acoustic_scale * score) of the path, natural log, insertion penalties included.
-        complete: whether the path ends in a final state; otherwise the words are a partial hypothesis.
+        complete: True if the path ends in a final state; otherwise the words are a partial hypothesis.
     """
 
     words: tuple[str, ...]
@@ -95,7 +95,7 @@ class Decoder:
         """The best path, up to the beam, for unscaled natural-log scores with one column per pdf or token.
 
         A search that ends outside a final state gives its best partial path, with `complete` False; no frames give an
-        empty one. Raises ValueError for another number of columns than the graph's, or scores that are nan or +inf.
+        empty one. Raises ValueError if the number of columns is not the graph's, or if scores are nan or +inf.
         """
         path, complete = self._best(scores_TC)
         if path is None:
@@ -105,8 +105,8 @@ class Decoder:
     def decode_timed(self, scores_TC: np.ndarray) -> tuple[Hypothesis, tuple[int, ...]]:
         """`decode`, and for each word the frame at which the path emits it.
 
-        That is between the word's start and its end; close to the start for words with a beginning of their own. It
-        costs more than the search of a small graph; `WordTimer` has exact times for HCLG graphs.
+        This frame lies between the word's start and its end, and close to the start for words with a unique beginning.
+        This costs more than the search of a small graph; `WordTimer` has exact times for HCLG graphs.
         """
         path, complete = self._best(scores_TC)
         if path is None:
@@ -114,7 +114,7 @@ class Decoder:
         return _hypothesis(path, self.graph, complete), _word_frames(path)
 
     def _best(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
-        """The best path, None if there is none, and whether it ends in a final state."""
+        """The best path or None, and True if it ends in a final state."""
         scores_TL = self._by_label(scores_TC)
         if not len(scores_TL):
             return None, False
@@ -136,12 +136,12 @@ class Decoder:
     def _searched(self, search: kaldi_decoder.FasterDecoder, scores_TL: np.ndarray) -> kaldi_decoder.FasterDecoder:
         decodable = kaldi_decoder.DecodableCtc(scores_TL)
         search.init_decoding()
-        for _ in range(0, len(scores_TL), FRAMES_AT_ONCE):  # between two calls Python hears signals
+        for _ in range(0, len(scores_TL), FRAMES_AT_ONCE):  # Python handles signals between calls
             search.advance_decoding(decodable, FRAMES_AT_ONCE)
         return search
 
     def _tries(self, frames: int) -> Iterator[DecodeOptions]:
-        """Settings for further searches of so many frames; none where those would take minutes."""
+        """Settings for further searches of this many frames; none if they would take minutes."""
         settings = self.options
         while settings.retries and frames * self.graph.fst.num_states <= MOST_RETRIED:
             settings = settings.wider()
@@ -150,7 +150,7 @@ class Decoder:
     def nbest(self, scores_TC: np.ndarray, n: int) -> list[Hypothesis]:
         """Up to n hypotheses with different words, best first, from a lattice pruned at `options.lattice_beam`.
 
-        May hold fewer than n where the lattice has fewer different word sequences among its best paths. Raises
+        May hold fewer than n if the best paths of the lattice have fewer different word sequences. Raises
         ValueError as `decode` does, and for n < 1.
         """
         if n < 1:
@@ -158,7 +158,7 @@ class Decoder:
         lattice, complete = self.lattice(scores_TC)
         if lattice is None:
             return []
-        # Several paths spell the same words: look at more of them until n different ones are there, or no more come.
+        # Several paths spell the same words: take more of them until there are n different ones, or none are left.
         asked = 4 * n
         while True:
             paths = kaldifst.lattice_to_nbest(lattice, acoustic_scale=1.0, n=asked)
@@ -171,10 +171,10 @@ class Decoder:
             asked *= 4
 
     def lattice(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
-        """All paths within `options.lattice_beam` of the best one, and whether they end in final states.
+        """All paths within `options.lattice_beam` of the best one, and True if they end in final states.
 
-        The library gives states up by `options.beam` alone here: `max_active` does not hold. None for no frames, or
-        where the search died. Raises ValueError as `decode` does.
+        The library prunes states by `options.beam` alone here, not by `max_active`. None for no frames, or if the
+        search died. Raises ValueError as `decode` does.
         """
         scores_TL = self._by_label(scores_TC)
         if not len(scores_TL):
@@ -216,14 +216,14 @@ def _hypothesis(path: kaldifst.Lattice, graph: DecodingGraph, complete: bool) ->
     """Labels, words and cost of a linear path; each arc with an input label is one frame."""
     linear, labels, word_ids, weight = kaldifst.get_linear_symbol_sequence(path)
     if not linear:
-        raise RuntimeError("the decoder's best path has branches; this is a fault of the library's version: see pins")
+        raise RuntimeError("the decoder's best path has branches; a fault of the library: use the pinned version")
     words = tuple(graph.words[label] for label in word_ids)
     cost = weight.value1 + weight.value2
     return Hypothesis(words, np.array(labels, dtype=np.int32), cost, complete)
 
 
 def _word_frames(path: kaldifst.Lattice) -> tuple[int, ...]:
-    """The frame of each arc that carries a word; arcs of lattices can be reached in text form only."""
+    """The frame of each arc with a word; arcs of lattices are accessible in text form only."""
     arcs = {}
     for line in path.to_str(show_weight_one=True).splitlines():
         fields = line.split()

@@ -1,6 +1,6 @@
-"""Networks as a stranger's runtime wants them: unnormalised features in, log-probabilities or scores of a graph out.
+"""Networks for other runtimes: unnormalised features in, log-probabilities or scores of a graph out.
 
-Normalisation, softmax, prior, acoustic scale and the order of the columns are all inside. Shapes: feats_NTF, N
+Normalisation, softmax, prior, acoustic scale and the order of the columns are included. Shapes: feats_NTF, N
 utterances of up to T frames, lengths_N; scores_NUL with U = ceil(T / stack) output frames and L columns.
 """
 
@@ -64,12 +64,12 @@ def spoken(feats_NTF: Tensor, lengths_N: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """From logits to what a search reads.
+    """Conversion of logits to the scores that a search reads.
 
     Attributes:
-        log_prior: (C,) ln p(pdf), taken off; None for CTC.
-        columns: (L,) the network's column of each output column; None: all in their order.
-        scale: acoustic scale, multiplied in.
+        log_prior: (C,) ln p(pdf), subtracted; None for CTC.
+        columns: (L,) the network's column of each output column; None for all in their order.
+        scale: acoustic scale, a factor of the scores.
     """
 
     log_prior: Tensor | None = None
@@ -82,7 +82,7 @@ class Readout:
 
 
 class ScoreNetwork(nn.Module):
-    """scale (log softmax(logits) - log prior), its columns picked."""
+    """scale (log softmax(logits) - log prior), in the selected columns."""
 
     log_prior: Tensor
     columns: Tensor
@@ -93,7 +93,7 @@ class ScoreNetwork(nn.Module):
         columns = np.arange(outputs) if readout.columns is None else readout.columns
         if prior.shape != (outputs,) or not len(columns) or columns.min() < 0 or columns.max() >= outputs:
             raise ValueError(
-                f"the network has {outputs} outputs, but the prior is of {len(prior)} and the graph reads columns up "
+                f"the network has {outputs} outputs, but the prior has {len(prior)} and the graph reads columns up "
                 f"to {columns.max(initial=-1)}: model and graph do not belong together"
             )
         self.register_buffer("log_prior", prior)
@@ -121,15 +121,15 @@ class WholeUtterances(nn.Module):
         self.output_lengths: Callable[[Tensor], Tensor] = network.output_lengths  # type: ignore[assignment]
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores, and how many of the frames are the utterance's."""
+        """Scores, and the number of frames of each utterance."""
         logits_NUC = self.network(self.cmvn(x, x_lens), x_lens)
         return self.scores(logits_NUC), self.output_lengths(x_lens)
 
 
 class StreamedChunks(nn.Module):
-    """A one-directional LSTM piece by piece: its states come in and go out, (layers, N, cells) each.
+    """A one-directional LSTM run in chunks: its states come in and go out, (layers, N, cells) each.
 
-    A chunk is any multiple of `stack` frames; only a stream's last one may be shorter than its T says (x_lens).
+    A chunk is any multiple of `stack` frames; only a stream's last one may be shorter than its T (x_lens).
     """
 
     def __init__(self, cmvn: nn.Module, network: nn.Module, scores: ScoreNetwork) -> None:
@@ -162,29 +162,29 @@ class StreamedChunks(nn.Module):
 
 
 def why_no_stream(network: nn.Module, cmvn: nn.Module) -> str | None:
-    """Why a network cannot be run chunk by chunk; None where it can."""
+    """Reason why a network cannot run chunk by chunk; None if it can."""
     if not isinstance(network, AcousticLstm) or len(network.backwards):
         return (
-            f"a {type(network).__name__} cannot be streamed: only one-directional LSTMs see nothing of the future; "
+            f"a {type(network).__name__} cannot be streamed: only one-directional LSTMs need no future frames; "
             "train with task.network=Lstm(...)"
         )
     if isinstance(cmvn, UtteranceCmvn):
         return (
-            "the mean and variance of an utterance are known at its end only: choose --cmvn global, which puts the "
-            "training set's in their place"
+            "the mean and variance of an utterance are known only at its end: choose --cmvn global, which uses those "
+            "of the training set"
         )
     return None
 
 
 def why_not_onnx(network: nn.Module) -> str | None:
-    """Why a network cannot be written as ONNX; None where it can."""
+    """Reason why a network cannot be written as ONNX; None if it can."""
     if isinstance(network, AcousticLstm) and any(getattr(layer, "proj_size", 0) for layer in network.forwards):
         return (
             "LSTM layers with a projection have no ONNX operator: train with task.network.projection=None (a "
             "bottleneck below the output is fine)"
         )
     if not hasattr(network, "output_lengths"):
-        return f"a {type(network).__name__} says no output lengths: only murmur's acoustic models are exported"
+        return f"a {type(network).__name__} has no output_lengths: only murmur's acoustic models are exported"
     return None
 
 
@@ -197,9 +197,9 @@ def outputs_of(network: nn.Module) -> int:
 
 
 def random_batches(values: int, stack: int, seed: int = 0) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """Inputs on which an export is compared with the network: one frame, few, many, and utterances of all lengths.
+    """Inputs for comparing an export with the network: one frame, few, many, and utterances of all lengths.
 
-    The values have the mean and spread of log-mel energies; padding is not 0, so that leaks show.
+    The values have the mean and spread of log-mel energies; padding is not 0, so that errors in masking show.
     """
     generator = torch.Generator().manual_seed(seed)
 

@@ -28,7 +28,7 @@ class ErrorRate:
 
     @property
     def percent(self) -> float:
-        """100 * errors / tokens; without reference tokens 0.0 when there is no error either, else infinite."""
+        """100 * errors / tokens; without reference tokens, 0.0 if there are no errors, else infinite."""
         if self.tokens:
             return 100.0 * self.errors / self.tokens
         return float("inf") if self.errors else 0.0
@@ -55,7 +55,7 @@ class ErrorRate:
 def score_by_group(scores: Mapping[str, ErrorRate], group_of: Mapping[str, str]) -> dict[str, ErrorRate]:
     """Error rate of each speaker or subset: per-utterance scores summed by `group_of[utterance]`, groups sorted.
 
-    Raises ValueError, naming utterances, where an utterance has no group.
+    Raises ValueError if utterances have no group; the message names them.
     """
     missing = sorted(set(scores) - set(group_of))
     if missing:
@@ -67,7 +67,7 @@ def score_by_group(scores: Mapping[str, ErrorRate], group_of: Mapping[str, str])
 
 
 def total_of(rates: Iterable[ErrorRate], unit: Unit = "word") -> ErrorRate:
-    """Sum of error rates of one unit; no errors in no tokens where there are none."""
+    """Sum of error rates of one unit; no errors in no tokens if there are none."""
     return sum(rates, ErrorRate(0, unit=unit))
 
 

@@ -1,6 +1,6 @@
-"""Aligned errors in a text file: per utterance reference over hypothesis, then what was confused with what.
+"""Aligned errors in a text file: reference over hypothesis for each utterance, then confusion counts.
 
-Marks below each pair: `S` substitution, `I` insertion, `D` deletion, nothing for a match; `***` stands for no token.
+Codes below each pair: `S` substitution, `I` insertion, `D` deletion, nothing for a match; `***` stands for no token.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Confusions:
 
 
 def aligned_pairs(reference: str, hypothesis: str, unit: Unit = "word") -> list[Pair]:
-    """Minimum-edit alignment as (reference token, hypothesis token); None where a side has no token."""
+    """Minimum-edit alignment as (reference token, hypothesis token); None if a side has no token."""
     left, right = tokens_of(reference, unit), tokens_of(hypothesis, unit)
     number: dict[str, int] = {}
     for token in [*left, *right]:
         number.setdefault(token, len(number))
     tokens = list(number)
-    # Numbers, not strings, so that no word of the text can be taken for the gap symbol.
+    # Numbers, not strings, so that no word of the text equals the gap symbol.
     pairs = kaldialign.align([number[t] for t in left], [number[t] for t in right], -1)
     return [(None if i < 0 else tokens[i], None if j < 0 else tokens[j]) for i, j in pairs]
 

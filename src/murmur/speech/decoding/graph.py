@@ -1,4 +1,4 @@
-"""Decoding graphs HCLG: transition-ids in, words out.
+"""Decoding graphs HCLG, from transition-ids to words.
 
 Mohri, Pereira and Riley, "Speech recognition with weighted finite-state transducers" (2008), in Kaldi's order: LG
 determinised and minimised, composed with the context C and the HMM transducer H, determinised again, disambiguation
@@ -30,14 +30,14 @@ class GraphOptions:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """Size of a graph, and what may surprise its user.
+    """Size of a graph, and counts of its deviations.
 
     Attributes:
         states, arcs: size.
         max_input_label: largest input label; the score matrix must reach it.
-        dropped_by_sherpa: arcs with a word on an input label that sherpa-onnx does not read words from (0 and 1).
-        removed_words: how many words of the language model the lexicon cannot say.
-        unreachable_words: how many words of the lexicon the grammar never offers.
+        dropped_by_sherpa: number of arcs with a word on an input label whose words sherpa-onnx ignores (0 and 1).
+        removed_words: number of words of the language model that are not in the lexicon.
+        unreachable_words: number of words of the lexicon that are not in the grammar.
     """
 
     states: int
@@ -53,10 +53,10 @@ class DecodingGraph:
     """A graph with the meaning of its labels: input label k reads column `columns[k - 1]` of a score matrix.
 
     Attributes:
-        fst: the transducer.
-        words: the word of each output label.
+        fst: transducer.
+        words: word of each output label.
         columns: (number of input labels,) int32, the column of the score matrix (a pdf, or a CTC token) of each label.
-        num_columns: how many columns a score matrix has.
+        num_columns: number of columns of a score matrix.
         facts: sizes and counts.
     """
 
@@ -121,7 +121,7 @@ def lexicon_and_grammar(lexicon: kaldifst.StdVectorFst, grammar: Grammar) -> kal
 def finished_graph(
     fst: kaldifst.StdVectorFst, lang: Lang, grammar: Grammar, columns: np.ndarray, num_columns: int
 ) -> DecodingGraph:
-    """Check the labels of a finished transducer and count what is worth knowing.
+    """Check the labels of a finished transducer and count its facts.
 
     Raises:
         ValueError: the graph is empty, or has an input label without a column or an output label without a word.
@@ -137,14 +137,14 @@ def finished_graph(
     if max_input > len(columns) or max_output >= len(lang.words):
         raise ValueError(
             f"the graph reads labels up to {max_input} of {len(columns)} and writes words up to {max_output} of "
-            f"{len(lang.words) - 1}: a disambiguation symbol is left, or lexicon and grammar do not belong together"
+            f"{len(lang.words) - 1}: a disambiguation symbol is left, or lexicon and grammar do not match"
         )
     facts = GraphFacts(fst.num_states, arcs, max_input, dropped, len(grammar.removed), len(grammar.unreachable))
     return DecodingGraph(fst, lang.word_of, columns, num_columns, facts)
 
 
 def with_insertion_penalty(graph: DecodingGraph, penalty: float) -> DecodingGraph:
-    """The same graph in which every word costs `penalty` (natural log) more; the given one stays as it is.
+    """A copy of the graph with an additional cost of `penalty` (natural log) for every word.
 
     A path writes each of its words on exactly one arc, so the best path for word sequence W costs penalty |W| more.
     """

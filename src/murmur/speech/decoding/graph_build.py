@@ -1,7 +1,7 @@
-"""Decoding graphs that take long are built in a process of their own, which a stop signal ends.
+"""Construction of large decoding graphs in a separate process, which a stop signal ends.
 
-A step of the construction is one call of a library that holds the interpreter's lock: for the grammar of a language
-model of many words it returns after minutes, and until then this process would not hear a signal.
+Each step of the construction is one call of a library that holds the interpreter's lock. For the grammar of a large
+language model it takes minutes, and until then this process could not handle a signal.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LARGE_STATES = 20_000  # of a grammar; the steps of smaller ones take less than 
 
 
 def build_graph(build: Callable[[], DecodingGraph], grammar: Grammar, scratch: Path) -> DecodingGraph:
-    """What `build`, which must pickle, makes of a grammar; of a large one in another process, by a folder in `scratch`.
+    """Build the graph of a grammar by `build`, which must pickle; for large grammars in another process, via `scratch`.
 
     Raises:
-        Exception: what `build` raised.
+        Exception: `build` raised it.
         RuntimeError: the other process died.
     """
     if grammar.fst.num_states < LARGE_STATES:
@@ -50,7 +50,7 @@ def build_graph(build: Callable[[], DecodingGraph], grammar: Grammar, scratch: P
 def _build(connection: Connection, build: Callable[[], DecodingGraph], folder: Path) -> None:
     try:
         write_graph(build(), folder, "")
-    except Exception as error:  # the other process raises it
+    except Exception as error:  # raised again in the other process
         error.add_note(traceback.format_exc())
         connection.send(error)
     else:

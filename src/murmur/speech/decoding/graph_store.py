@@ -1,7 +1,7 @@
 """Decoding graphs on disk: `graph.fst` (OpenFst), `words.txt`, and `graph.json` with a checksum and the key.
 
-A graph is written into a folder of another name that is then renamed, so a killed writer leaves nothing that could be
-taken for a graph; what does not match its checksum is refused by `load_graph` and made anew by `cached_graph`.
+A graph is written into a folder of another name that is then renamed, so a killed writer leaves nothing that looks
+like a graph; `load_graph` refuses a graph that does not match its checksum, and `cached_graph` makes it again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DamagedGraphError(ValueError):
 def graph_key(
     lang: Lang, grammar: Grammar, transitions: Transitions | None = None, options: GraphOptions | None = None
 ) -> str:
-    """Digest of all that a graph is made of: lexicon, grammar, tree, transition probabilities and options.
+    """Digest of everything that a graph is made of: lexicon, grammar, tree, transition probabilities and options.
 
     `transitions` is None for a CTC graph.
     """
@@ -49,7 +49,7 @@ def graph_key(
 
 
 def save_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
-    """Write a graph into `folder`, which is replaced as a whole. Raises OSError where the graph cannot be written."""
+    """Write a graph into `folder`, which is replaced as a whole. Raises OSError if the graph cannot be written."""
     folder = Path(folder)
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -64,7 +64,7 @@ def save_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
 
 
 def write_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
-    """Write the three files of a graph into a folder that is there. Raises OSError where they cannot be written."""
+    """Write the three files of a graph into an existing folder. Raises OSError if they cannot be written."""
     if not graph.fst.write(str(folder / "graph.fst")):
         raise OSError(f"could not write {folder / 'graph.fst'}: is the disk full?")
     write_symbols({word: label for label, word in enumerate(graph.words)}, folder / "words.txt")
@@ -82,7 +82,7 @@ def write_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
 
 @dataclass(frozen=True)
 class StoredGraph:
-    """A graph on disk whose checksum was compared: processes that share it need not compare again."""
+    """A graph on disk with a verified checksum: processes that share it need not verify it again."""
 
     folder: Path
     key: str
@@ -119,29 +119,29 @@ class StoredGraph:
 
     def read(self) -> DecodingGraph:
         """The graph itself."""
-        # The library answers a missing or damaged file with a line on stderr and None.
+        # For a missing or damaged file, the library prints a line on stderr and returns None.
         try:
             fst = kaldifst.StdVectorFst.read(str(self.folder / "graph.fst"))
         except (MemoryError, ValueError):
-            fst = None  # a number of states that nothing can hold
+            fst = None  # a number of states that exceeds all memory
         if fst is None:
             raise DamagedGraphError(f"{self.folder / 'graph.fst'} is missing or no OpenFst file: build it again")
         return DecodingGraph(fst, self.words, np.array(self.columns, dtype=np.int32), self.num_columns, self.facts)
 
 
 def load_graph(folder: Path) -> DecodingGraph:
-    """Read a graph after comparing its checksum. Raises as `StoredGraph.of` does."""
+    """Read a graph after verifying its checksum. Raises as `StoredGraph.of` does."""
     return StoredGraph.of(Path(folder)).read()
 
 
 def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph | None:
-    """See to it that `folder` holds a whole graph that was made with this key; the graph if it had to be built."""
+    """Make sure that `folder` holds a complete graph with this key; return the graph if it had to be built."""
     try:
         if StoredGraph.of(folder).key == key:
             return None
     except FileNotFoundError:
         log.info("graph %s: building", folder.name)
-    except DamagedGraphError as error:  # what a killed or failing writer left
+    except DamagedGraphError as error:  # left by a killed or failing writer
         log.warning("%s", error)
     graph = build()
     log.info("graph %s: %s", folder.name, graph.facts)
@@ -150,7 +150,7 @@ def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> 
 
 
 def cached_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph:
-    """The graph in `folder` if it is whole and was made with the same key; else build it and store it there."""
+    """The graph in `folder` if it is complete and has the same key; otherwise build it and store it there."""
     built = ensure_graph(Path(folder), key, build)
     return load_graph(folder) if built is None else built
 

@@ -1,7 +1,7 @@
-"""Results of decoding, kept utterance by utterance, so that decoding which was cut off goes on.
+"""Results of decoding, saved utterance by utterance, so that interrupted decoding can continue.
 
-A file belongs to one graph and one setting of the search; each of its lines names an utterance and a digest of the
-scores that were decoded. Other scores are decoded anew, so a file can never give the words of another model.
+A file belongs to one graph and one setting of the search; each of its lines names an utterance and a digest of its
+scores. Other scores are decoded again, so a file can never give the words of another model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from murmur.speech.decoding.decoder import DecodeOptions, Hypothesis
 
-SYNC_SECONDS = 1.0  # so much work a crash of the host may cost; one of the program costs the line under way
+SYNC_SECONDS = 1.0  # work lost at most in a crash of the host; a crash of the program loses one line
 Pair = tuple[str, np.ndarray]
 
 
@@ -36,7 +36,7 @@ class Result(NamedTuple):
 
 
 class KeptResults:
-    """The results in one file. Use as a context manager; a last line that was cut off is removed."""
+    """The results in one file. Use as a context manager; an incomplete last line is removed."""
 
     def __init__(self, folder: Path, graph_key: str, options: DecodeOptions) -> None:
         content = json.dumps([graph_key, asdict(options)], sort_keys=True)
@@ -65,7 +65,7 @@ class KeptResults:
         self._file.close()
 
     def left(self, pairs: Iterable[Pair], found: list[Result]) -> Iterator[Pair]:
-        """The pairs that are still to be decoded; the results of the others are appended to `found`."""
+        """The pairs still to be decoded; the results of the others are appended to `found`."""
         for name, scores_TC in pairs:
             digest = blake2b(np.ascontiguousarray(scores_TC).data, digest_size=16).hexdigest()
             row = self._known.get(name)
@@ -76,7 +76,7 @@ class KeptResults:
                 yield name, scores_TC
 
     def add(self, result: Result) -> None:
-        """Keep a result of one of the pairs that were left."""
+        """Save the result of one of the pairs that were left."""
         found = result.hypothesis
         labels = base64.b64encode(zlib.compress(found.labels.astype("<i4").tobytes())).decode()
         row = {
@@ -96,7 +96,7 @@ class KeptResults:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A line's content; None where it is no whole line of this format."""
+    """The content of a line; None if it is not a whole line of this format."""
     try:
         row = json.loads(line)
         _read(row)

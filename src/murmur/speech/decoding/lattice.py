@@ -1,10 +1,10 @@
 """Word confidence: posterior probabilities in a lattice.
 
-A lattice holds the paths that the search kept. Path a has the probability exp(-cost(a)) / sum_b exp(-cost(b)), costs
-being graph weight + acoustic scale * score: what the decoder itself minimises. A word's confidence is the expected
-number of times that it is said about when the best path says it, at most 1 (Wessel et al., "Confidence measures for
-large vocabulary continuous speech recognition", 2001, section III). It is relative to what the search kept, hence
-too high where the truth is not in the lattice, and not calibrated.
+A lattice holds the paths that survived the search. Path a has the probability exp(-cost(a)) / sum_b exp(-cost(b)),
+where cost is graph weight + acoustic scale * score, which the decoder minimises. A word's confidence is the expected
+number of its occurrences at about the time of the best path's word, at most 1 (Wessel et al., "Confidence measures
+for large vocabulary continuous speech recognition", 2001, section III). It is relative to the surviving paths, hence
+too high if the truth is not in the lattice, and not calibrated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Lattice:
 
     Attributes:
         words: (A,) output label of each arc.
-        frames: (A,) the frame at which each arc stands: how many frames were read before it.
+        frames: (A,) frame of each arc, the number of frames read before it.
         posteriors: (A,) probability that a path goes through the arc.
         cost: - ln of the sum over paths of exp(-cost).
     """
@@ -63,9 +63,9 @@ class Lattice:
         )
 
     def confidences(self, labels: Sequence[int], emitted: Sequence[int]) -> list[float]:
-        """Of each word of the best path: `labels` its word labels, `emitted` the frames at which it says them.
+        """Confidence of each word of the best path, from its word labels and the frames at which it emits them.
 
-        "About when" is from halfway to the frame of words before to halfway to the frame of words after.
+        A word's time is from halfway to the frame of words before to halfway to the frame of words after.
         """
         found = []
         for label, (first, end) in zip(labels, _windows(emitted), strict=True):
@@ -75,7 +75,7 @@ class Lattice:
 
 
 def _windows(emitted: Sequence[int]) -> list[tuple[float, float]]:
-    """Of each of some frames that do not fall: from halfway to the next lower one to halfway to the next higher one."""
+    """Window of each of some non-decreasing frames: from halfway to the next lower to halfway to the next higher."""
     different = sorted(set(emitted))
     edges = [-IMPOSSIBLE, *((a + b) / 2 for a, b in pairwise(different)), IMPOSSIBLE]
     return [(edges[place], edges[place + 1]) for place in map(different.index, emitted)]
@@ -85,7 +85,7 @@ _Arc = tuple[int, int, int, int, int]  # source, target, input label, output lab
 
 
 def _arcs(lattice: kaldifst.Lattice) -> tuple[dict[int, list[_Arc]], list[float], dict[int, float]]:
-    """Arcs by source, their costs by number, costs of final states; lattices can be read in text form only."""
+    """Arcs by source, their costs by number, costs of final states; lattices are readable in text form only."""
     table: dict[int, list[_Arc]] = {}
     weights: list[float] = []
     finals: dict[int, float] = {}
@@ -105,7 +105,7 @@ def _cost(text: str) -> float:
 
 
 def _sorted(table: dict[int, list[_Arc]], start: int) -> list[int]:
-    """The states that the start reaches, each before those it leads to."""
+    """The states that the start reaches, each before its successors."""
     entering: dict[int, int] = {start: 0}
     seen, waiting = {start}, [start]
     while waiting:
@@ -130,7 +130,7 @@ def _sorted(table: dict[int, list[_Arc]], start: int) -> list[int]:
 def _forward(
     table: dict[int, list[_Arc]], weights: list[float], order: list[int], start: int
 ) -> tuple[dict[int, float], dict[int, int]]:
-    """-ln of the sum of all ways to each state, and its frame."""
+    """-ln of the sum over all paths to each state, and its frame."""
     ways: dict[int, list[float]] = {start: [0.0]}
     ahead: dict[int, float] = {}
     frame = {start: 0}

@@ -31,11 +31,11 @@ AXES = {
 
 
 class ExportError(ValueError):
-    """A model that cannot be exported, or an export that is not what the network computes; says why."""
+    """A model cannot be exported, or the export computes other scores than the network."""
 
 
 def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: Mapping[str, str], path: Path) -> float:
-    """Write `module` for F = `values` features, and return the greatest difference from it seen in onnxruntime.
+    """Write `module` for F = `values` features, and return its greatest difference from onnxruntime's scores.
 
     Raises:
         ExportError: no ONNX operator for a part of the network, libraries are missing, or the scores differ by more
@@ -51,7 +51,7 @@ def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: 
     streaming = isinstance(module, StreamedChunks)
     inputs, outputs = (CHUNK_INPUTS, CHUNK_OUTPUTS) if streaming else (WHOLE_INPUTS, WHOLE_OUTPUTS)
     with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory(prefix="murmur-export-") as folder:
-        # The exporter that records shapes is not used: it fixes the number of frames of bidirectional networks.
+        # The exporter that records shapes would fix the number of frames of bidirectional networks.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
@@ -103,7 +103,7 @@ def run(runner: Any, given: Mapping[str, np.ndarray]) -> list[np.ndarray]:
 
 @contextmanager
 def _said(onnxruntime: Any, what: str) -> Iterator[None]:
-    """Errors of onnxruntime have no class of their own but Exception."""
+    """Context that turns errors of onnxruntime, which are of class Exception only, into ExportError."""
     try:
         yield
     except Exception as error:
@@ -123,7 +123,7 @@ def difference(path: Path, module: WholeUtterances, values: int) -> float:
 
 
 def chunk_difference(path: Path, module: StreamedChunks, values: int) -> float:
-    """Greatest difference between a file fed chunk by chunk and the network fed the whole."""
+    """Greatest difference between a file fed chunk by chunk and the network fed the whole utterance."""
     runner, worst, stack = session(path), 0.0, module.stack
     whole = WholeUtterances(module.cmvn, module.network, module.scores)
     for chunk in (stack, 7 * stack, 64 * stack):
@@ -150,9 +150,9 @@ def in_chunks(runner: Any, x_NTF: np.ndarray, chunk: int, module: StreamedChunks
 
 
 def _apart(ours: Tensor, theirs: np.ndarray, our_lens: Tensor, their_lens: np.ndarray) -> float:
-    """Greatest difference over the utterances' own frames; infinite where lengths or shapes differ, or a score is none.
+    """Greatest difference over the utterances' frames; infinite if lengths or shapes differ, or a score is nan.
 
-    Python's max() passes numbers over that are none, so infinity stands for them.
+    Infinity stands for nan, which Python's max() would skip.
     """
     if ours.shape != theirs.shape or our_lens.tolist() != their_lens.tolist():
         return float("inf")
@@ -169,7 +169,7 @@ def _example(module: WholeUtterances | StreamedChunks, values: int, stack: int) 
 
 
 def _library(name: str) -> Any:
-    """onnx or onnxruntime, which are not needed for anything else."""
+    """Import onnx or onnxruntime, which no other module needs."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -177,5 +177,5 @@ def _library(name: str) -> Any:
 
 
 def libraries() -> Sequence[str]:
-    """Versions of what wrote and checked a file."""
+    """Versions of the libraries that wrote and checked a file."""
     return [f"{name} {_library(name).__version__}" for name in ("torch", "onnx", "onnxruntime")]

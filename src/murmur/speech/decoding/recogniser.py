@@ -1,6 +1,6 @@
-"""From scores to words with their frames and confidences: by the best path of CTC, or by a lattice of a graph.
+"""Recogniser: from scores to words with frames and confidences, by the best path of CTC or a lattice of a graph.
 
-What a listener needs beside scores and graph can be written as JSON, so that it works where the corpus is not.
+Everything a recogniser needs beside scores and graph can be written as JSON, so that it works without the corpus.
 Shapes: scores_UC, U output frames and C columns.
 """
 
@@ -26,7 +26,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class RecognisedWord:
-    """A word of one piece in output frames: first, behind the last, and how sure."""
+    """A word of one piece in output frames: the first, the frame after the last, and the confidence."""
 
     word: str
     first: int
@@ -38,27 +38,27 @@ class Recogniser(Protocol):
     """A search for words in scores (U, C)."""
 
     def __call__(self, scores_UC: np.ndarray) -> tuple[list[RecognisedWord], bool]:
-        """The words, and whether the search ended where its grammar may."""
+        """The words, and True if the search ended at a possible end of its grammar."""
 
 
 class Spans(Protocol):
     """Frame spans of the words of a graph's best path: the first frame, and one past the last."""
 
     def __call__(self, found: Hypothesis, emitted: Sequence[int]) -> list[Span]:
-        """`emitted`: the frame at which each word comes out of the graph."""
+        """The spans of the words; `emitted` is the frame at which each word comes out of the graph."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values from which `spans_of` makes the same."""
+        """Plain values, from which `spans_of` restores the object."""
 
 
 @dataclass(frozen=True, eq=False)
 class PhoneSpans:
-    """Of an HCLG: the phones of the path, divided among the words' pronunciations."""
+    """Spans in an HCLG: the phones of the path, divided among the words' pronunciations."""
 
     timer: WordTimer
 
     def __call__(self, found: Hypothesis, emitted: Sequence[int]) -> list[Span]:
-        """By phones; of a partial hypothesis, whose last word may be cut, from where a word comes out to the next."""
+        """Spans by phones. For partial hypotheses, whose last word may be cut, from one word to the next."""
         if not found.complete:
             return list(pairwise([*emitted, len(found.labels)]))
         return [(time.first_frame, time.first_frame + time.num_frames) for time in self.timer(found)]
@@ -76,12 +76,12 @@ class PhoneSpans:
 
 @dataclass(frozen=True, eq=False)
 class UnitSpans:
-    """Of a CTC graph: the frames in which the units that spell a word are the path's.
+    """Spans in a CTC graph: the frames in which the path has the units of a word.
 
     Attributes:
-        columns: the unit of each input label.
-        spellings: how each word may be written, columns.
-        separator: the column of the unit between two words; None where there is none.
+        columns: column of the unit of each input label.
+        spellings: possible spellings of each word, as columns.
+        separator: column of the unit between two words; None if there is none.
     """
 
     columns: np.ndarray
@@ -89,7 +89,7 @@ class UnitSpans:
     separator: int | None = None
 
     def __call__(self, found: Hypothesis, emitted: Sequence[int]) -> list[Span]:
-        """By spellings; of a partial hypothesis, whose last word may be cut, about where its words come out."""
+        """Spans by spellings. For a partial hypothesis, whose last word may be cut, spans around the emitted frames."""
         columns_U = self.columns[found.labels - 1]
         if not found.complete:
             return units_between(columns_U, emitted)
@@ -108,10 +108,10 @@ class UnitSpans:
 
 
 def spans_of(content: Mapping[str, Any]) -> Spans:
-    """Reads the output of `to_json`.
+    """Restore an object from the output of `to_json`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is something else.
+        KeyError, TypeError, ValueError: the content has another form.
     """
     if "columns" in content:
         return UnitSpans(np.array(content["columns"], np.int32), content["spellings"], content["separator"])
@@ -121,7 +121,7 @@ def spans_of(content: Mapping[str, Any]) -> Spans:
 
 @dataclass(frozen=True, eq=False)
 class CtcBestPath:
-    """CTC without a graph."""
+    """CTC recognition without a graph."""
 
     units: Units
 
@@ -132,7 +132,7 @@ class CtcBestPath:
 
 @dataclass(frozen=True, eq=False)
 class GraphSearch:
-    """A search of a graph with posteriors from its lattice."""
+    """A search of a graph, with posteriors from its lattice."""
 
     decoder: Decoder
     spans: Spans

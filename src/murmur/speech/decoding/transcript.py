@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-LONGEST_LINE = 42  # characters of a subtitle, as broadcasters have it
+LONGEST_LINE = 42  # characters of a subtitle, as is usual in broadcasting
 LONGEST_CUE_SECONDS = 6.0
 PAUSE_SECONDS = 0.6  # a pause as long as this begins a new subtitle
 
@@ -30,13 +30,13 @@ class Transcript:
     """The words recognised in one recording.
 
     Attributes:
-        source: name of the file, as it was given.
+        source: name of the file, as given.
         seconds: length of the recording.
-        words: in order of time.
-        pieces: (start, end) in seconds of the pieces it was cut into.
-        partial: whether the search of some piece ended before the end of its grammar, so that a word may lack there.
-        changes: what was done to the audio; empty for nothing.
-        too_short: whether the recording has no frame in which words could be.
+        words: words in order of time.
+        pieces: (start, end) in seconds of the pieces of the recording.
+        partial: True if the search of some piece ended before the end of its grammar, so that a word may be missing.
+        changes: changes made to the audio; empty if there were none.
+        too_short: True if the recording is shorter than one frame of features.
     """
 
     source: str
@@ -49,10 +49,10 @@ class Transcript:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the words alone would not notice, a sentence each."""
+        """Remarks that the words alone do not show, one sentence each."""
         short = f"{self.seconds:.3f} s of audio are shorter than one frame of features: no words"
         empty = f"no word was recognised in {self.seconds:.3f} s of audio"
-        cut = "the search ended outside the grammar: the words are the best up to there; try a larger --beam"
+        cut = "the search ended outside the grammar: the words are the best up to that point; try a larger --beam"
         told = (
             (self.changes, bool(self.changes)),
             (short, self.too_short),
@@ -68,13 +68,13 @@ class Transcript:
 
 
 def readable(name: str) -> str:
-    """A file name as valid text on one line: bytes that are no UTF-8 and control characters are written as escapes."""
+    """A file name as valid text on one line: bytes that are not UTF-8 and control characters are written as escapes."""
     text = os.fsencode(name).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def one_field(name: str) -> str:
-    """A file name as one field of ASCII that begins no comment; `urllib.parse.unquote_to_bytes` undoes it."""
+    """A file name as one field of ASCII that cannot begin a comment; `urllib.parse.unquote_to_bytes` undoes it."""
     return urllib.parse.quote_from_bytes(os.fsencode(name), safe="/!#$&'()*+,-.:=?@[]^_{|}~")
 
 

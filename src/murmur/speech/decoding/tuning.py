@@ -1,4 +1,4 @@
-"""Choice of the acoustic scale and of the beam on development utterances; test utterances must not be seen here."""
+"""Choice of the acoustic scale and of the beam on development utterances; never use test utterances here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from murmur.speech.decoding.wer import ErrorRate, check_same_utterances, score
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting: what it was, how many errors it made and how fast it was (see Decoded.real_time_factor)."""
+    """One setting, with its error rate and its speed (see Decoded.real_time_factor)."""
 
     options: DecodeOptions
     rate: ErrorRate
@@ -42,7 +42,7 @@ class DevelopmentSet:
     references: Mapping[str, str]
     jobs: int = 1
     frames_per_second: float = 100.0
-    kept: Path | None = None  # folder where results are kept, see `decode_set`
+    kept: Path | None = None  # folder where results are saved, see `decode_set`
 
     def __post_init__(self) -> None:
         check_same_utterances(self.references, dict.fromkeys(self.scores, ""))
@@ -57,9 +57,9 @@ class DevelopmentSet:
 def tune_acoustic_scale(
     development: DevelopmentSet, scales: Sequence[float], options: DecodeOptions | None = None
 ) -> tuple[Trial, list[Trial]]:
-    """The scale with the fewest errors (of equals the smallest), and all trials by scale.
+    """The scale with the fewest errors (the smallest among equals), and all trials by scale.
 
-    The best on the edge of `scales` is a reason to widen them. Raises ValueError for no scales.
+    If the best scale is at the edge of `scales`, widen the range. Raises ValueError for no scales.
     """
     if not scales:
         raise ValueError("no acoustic scales to try: give some, such as 0.05, 0.07, 0.1, 0.14")
@@ -73,7 +73,7 @@ def tune_beam(
 ) -> tuple[Trial, list[Trial]]:
     """The fastest (beam, max_active) whose rate is within `tolerance_percent` (absolute) of the widest, and all trials.
 
-    The widest is the largest beam, and of equal beams the most states; trials come back widest first. Raises
+    The widest is the largest beam, and among equal beams the most states; trials are returned widest first. Raises
     ValueError for no settings.
     """
     if not settings:

@@ -1,6 +1,6 @@
 """Word and character error rate: minimum edit distance per utterance (through kaldialign), summed over a set.
 
-Rate = (insertions + deletions + substitutions) / reference tokens. Where several minimum-cost alignments exist the
+Rate = (insertions + deletions + substitutions) / reference tokens. If several minimum-cost alignments exist, the
 split into insertions, deletions and substitutions is kaldialign's choice; their sum and the rate do not depend on it.
 """
 
@@ -30,8 +30,8 @@ __all__ = [
 def tokens_of(text: str, unit: Unit = "word") -> list[str]:
     """Scoring tokens of a transcript after Unicode NFC and with white space squeezed.
 
-    `word`: the space-separated words. `char`: the code points, the single space between two words being one of them
-    (as jiwer counts characters). Raises ValueError for another unit.
+    `word`: the space-separated words. `char`: the code points, including the single space between two words (as
+    jiwer counts characters). Raises ValueError for another unit.
     """
     words = unicodedata.normalize("NFC", text).split()
     if unit == "word":
@@ -54,7 +54,7 @@ def score_utterances(
     """Errors of each utterance, in sorted order of the utterance names.
 
     Raises ValueError, naming utterances, unless both sides have the same utterances: an utterance without a result
-    must be scored as an empty hypothesis, knowingly, not left out.
+    must be scored explicitly, as an empty hypothesis.
     """
     check_same_utterances(references, hypotheses)
     return {name: score_utterance(references[name], hypotheses[name], unit) for name in sorted(references)}
@@ -63,7 +63,7 @@ def score_utterances(
 def score(references: Mapping[str, str], hypotheses: Mapping[str, str], unit: Unit = "word") -> ErrorRate:
     """Error rate of a set of utterances, `{utterance: text}` on both sides.
 
-    Raises ValueError where an utterance is missing on one side, or where the references hold no token at all.
+    Raises ValueError if an utterance is missing on one side, or if the references hold no token at all.
     """
     total = total_of(score_utterances(references, hypotheses, unit).values(), unit)
     if total.tokens == 0:
@@ -75,7 +75,7 @@ def check_same_utterances(references: Mapping[str, str], hypotheses: Mapping[str
     """Raise ValueError, naming utterances, unless references and hypotheses cover the same ones."""
     missing = sorted(set(references) - set(hypotheses))
     if missing:
-        raise ValueError(f"no hypothesis for {shown(missing)}: give an empty text where the decoder found nothing")
+        raise ValueError(f"no hypothesis for {shown(missing)}: give an empty text if the decoder found no words")
     unknown = sorted(set(hypotheses) - set(references))
     if unknown:
         raise ValueError(f"no reference for {shown(unknown)}: were the hypotheses made from another set?")

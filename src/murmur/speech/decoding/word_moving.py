@@ -1,9 +1,9 @@
-"""Words moved to where every decoder reads them: onto arcs that read a frame.
+"""Words moved onto arcs that read a frame, where every decoder reads them.
 
 sherpa-onnx reads the word of an arc of the best path only if its input label is neither epsilon nor 1 (the blank of
-CTC) and is not the label of the arc before; homophones, prefixes and back-off put words elsewhere. `move_words` gives
-a graph with the same weight for every pair of input and words in which each word sits where it is read: on the next
-such arc or on the last one before it, whichever are free and fewer; on the next ones, in turn, where neither are free.
+CTC) nor the label of the arc before; homophones, prefixes and back-off put words elsewhere. `move_words` makes a
+graph with the same weight for every pair of input and words in which each word sits on a readable arc: on the next
+such arc or on the last one before it, whichever are free and fewer; on the next ones in turn if neither are free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import kaldifst
 import numpy as np
 
 NOT_READ = 1  # input labels up to this one (epsilon, the blank) carry no word for sherpa-onnx
-MOST_WAITING = 8  # words that may wait for an arc at once: no path of a lexicon needs more
+MOST_WAITING = 8  # words waiting for an arc at the same time: no path of a lexicon needs more
 
 
 class GraphArc(NamedTuple):
@@ -31,7 +31,7 @@ class GraphArc(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A graph whose words are all read, how many of the old one's arcs lost theirs, and by which way they went."""
+    """A graph with all words readable, the number of arcs that lost their words, and the directions of the moves."""
 
     fst: kaldifst.StdVectorFst
     unread: int
@@ -41,9 +41,9 @@ class Moved(NamedTuple):
 
 @dataclass
 class _Graph:
-    """A graph that grows: the arcs of a transducer without those removed, states and arcs added.
+    """A growing graph: the arcs of a transducer without those removed, plus added states and arcs.
 
-    A new state is a copy of an old one, `origin`, that is reached by arcs with labels of that one's arcs only.
+    A new state is a copy of an old one, `origin`, and is reached only by arcs with the labels of that one's arcs.
     """
 
     table: np.ndarray  # (arcs, 4): source, ilabel, olabel, target, by source
@@ -93,13 +93,13 @@ class _Graph:
         yield from self.added.get(state, [])
 
     def add_copy(self, state: int) -> int:
-        """A new state, not final, that stands for an old one."""
+        """A new state, not final, that represents an old one."""
         self.finals.append(float("inf"))
         self.origin.append(self.origin[state])
         return len(self.finals) - 1
 
     def add(self, arc: GraphArc) -> None:
-        """Put an arc in."""
+        """Add an arc."""
         self.added.setdefault(arc.source, []).append(arc)
 
     def readable(self, arc: GraphArc) -> bool:
@@ -113,7 +113,7 @@ class _Graph:
         return arc.ilabel not in self.labels_before[before]
 
     def unread(self) -> list[int]:
-        """Numbers of old arcs whose word is not read."""
+        """Numbers of old arcs with an unread word."""
         source, ilabel, olabel, target = self.table.T
         spoken = np.flatnonzero(olabel)
         labels = int(ilabel.max(initial=0)) + 1
@@ -121,7 +121,7 @@ class _Graph:
         return spoken[repeats | (ilabel[spoken] <= NOT_READ)].tolist()
 
     def put_into(self, fst: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
-        """A copy of the transducer that this graph was read from, changed as this one, without states left over."""
+        """A copy of the original transducer with the changes of this graph, without unused states."""
         out = fst.copy()
         out.start = out.start  # the copy shares its arcs until it is first changed, and arc iterators do not unshare it
         while out.num_states < len(self.finals):
@@ -141,13 +141,13 @@ class _Graph:
 
 
 def move_words(fst: kaldifst.StdVectorFst) -> Moved:
-    """The same transducer, as a new one, with each word on an arc that sherpa-onnx reads words from.
+    """A copy of the transducer with each word on an arc from which sherpa-onnx reads words.
 
     Raises:
         ValueError: some path has fewer such arcs than words, or a word on a loop of its own.
     """
     fst = kaldifst.StdVectorFst(fst)
-    kaldifst.connect(fst)  # a word on an arc that no utterance takes needs no place
+    kaldifst.connect(fst)  # a word on an arc that no utterance takes need not move
     if fst.num_states == 0:
         return Moved(fst, 0, 0, 0)
     graph = _Graph.of(fst)
@@ -167,7 +167,7 @@ def move_words(fst: kaldifst.StdVectorFst) -> Moved:
 
 
 class _Ways:
-    """Numbers of arcs between an unread one and the nearest readable ones on either side, if those are all free."""
+    """Numbers of arcs between an unread arc and the nearest readable ones on either side, if all of those are free."""
 
     def __init__(self, graph: _Graph) -> None:
         self.graph = graph
@@ -175,7 +175,7 @@ class _Ways:
         self.before: dict[int, float] = {}
 
     def backwards(self, arc: GraphArc) -> bool:
-        """True if the word should move to the arcs before; otherwise it moves to those behind."""
+        """True if the word should move to the arcs before; otherwise it moves to those after."""
         if arc.source not in self.before:
             self.before[arc.source] = self._arcs(arc.source, self._is_start, self.graph.into, lambda a: a.source)
         if arc.target not in self.after:
@@ -189,7 +189,7 @@ class _Ways:
         arcs_at: Callable[[int], Iterator[GraphArc]],
         beyond: Callable[[GraphArc], int],
     ) -> float:
-        """Arcs up to the next readable ones; infinite where an end or another word is in the way."""
+        """Arcs up to the next readable ones; infinite if an end or another word is in the way."""
         seen, waiting, count = {first}, [first], 0
         while waiting:
             state = waiting.pop()
@@ -213,18 +213,18 @@ class _Ways:
 
 @dataclass
 class _Before:
-    """Words put on the last readable arc before: what follows it is copied, and leads to that word alone."""
+    """Words moved to the last readable arc before: the states after it are copied, and lead to that word alone."""
 
     graph: _Graph
     copies: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def move(self, unread: GraphArc) -> None:
-        """Give one arc's word to the arcs before it."""
+        """Move one arc's word to the arcs before it."""
         promised = self._copy(unread.source, unread.olabel)
         self.graph.add(unread._replace(source=promised, olabel=0))
 
     def _copy(self, state: int, word: int) -> int:
-        """The copy of a state whose path has already said `word`, with all ways into it."""
+        """The copy of a state whose path has already emitted `word`, with all arcs into it."""
         if (state, word) in self.copies:
             return self.copies[state, word]
         first = self.copies[state, word] = self.graph.add_copy(state)
@@ -243,7 +243,7 @@ class _Before:
 
 
 class _After:
-    """Words put on the next readable arc: states are copied with the words that wait there."""
+    """Words moved to the next readable arc: states are copied for each sequence of waiting words."""
 
     def __init__(self, graph: _Graph, unread: list[GraphArc]) -> None:
         self.graph = graph
@@ -253,10 +253,10 @@ class _After:
             self.by_source.setdefault(arc.source, []).append(arc)
         self.copies: dict[tuple[int, tuple[int, ...]], int] = {}
         self.to_leave: list[tuple[int, tuple[int, ...]]] = []
-        self.made: list[GraphArc] = []  # put in at the end: until then `leaving` tells what was there before
+        self.made: list[GraphArc] = []  # added at the end, so that `leaving` gives the old arcs until then
 
     def move(self) -> None:
-        """Give every arc's word to the arcs behind it."""
+        """Move every arc's word to the arcs after it."""
         for arc in self.unread:
             self.made.append(arc._replace(olabel=0, target=self._at(arc.target, (arc.olabel,))))
         while self.to_leave:
@@ -266,7 +266,7 @@ class _After:
             self.graph.add(arc)
 
     def _at(self, state: int, words: tuple[int, ...]) -> int:
-        """The copy of a state where these words wait; the state itself for none."""
+        """The copy of a state in which these words wait; the state itself for no words."""
         if not words:
             return state
         if (state, words) not in self.copies:
@@ -277,7 +277,7 @@ class _After:
         return self.copies[state, words]
 
     def _leave(self, state: int, words: tuple[int, ...]) -> None:
-        """The arcs out of the copy of a state: the first word waiting goes on those that are read."""
+        """Add the arcs out of the copy of a state: the first waiting word goes on those that are read."""
         here = self.copies[state, words]
         if self.graph.finals[state] < float("inf"):
             raise ValueError(f"an utterance may end before a frame that could carry its word (label {words[0]})")

@@ -1,7 +1,7 @@
-"""When each word of a decoded utterance was spoken, from the phones of the best path.
+"""Times of the words of a decoded utterance, from the phones of the best path.
 
-A graph emits a word somewhere inside it, as early as it is certain; the phones of the path, read off its
-transition-ids, give its true edges once they are divided among the pronunciations of the words.
+A graph emits a word somewhere inside it, as early as it is certain; the phones of the path, read from its
+transition-ids, give the exact edges once they are divided among the pronunciations of the words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WordTime(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A word on phones `begin` ... `end` - 1; `previous` is where the word before it ended."""
+    """A word on phones `begin` ... `end` - 1; `previous` is the end of the word before it."""
 
     previous: int
     begin: int
@@ -36,11 +36,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WordTimer:
-    """Finds the words of complete hypotheses in time.
+    """Finds the times of the words of complete hypotheses.
 
     Attributes:
-        prons: the pronunciations of each word, phone labels.
-        arcs: the phones of the graph's transition-ids.
+        prons: pronunciations of each word, as phone labels.
+        arcs: phones of the graph's transition-ids.
     """
 
     prons: Mapping[str, Sequence[Sequence[int]]]
@@ -55,10 +55,10 @@ class WordTimer:
         return WordTimer(prons, transitions.arcs)
 
     def __call__(self, hypothesis: Hypothesis) -> list[WordTime]:
-        """The words of a complete hypothesis of an HCLG in time; pauses between words belong to none.
+        """The words of a complete hypothesis of an HCLG with their times; pauses between words belong to none.
 
-        Of several ways to divide the phones one is taken. Raises ValueError where the words' pronunciations do not
-        spell the phones of the path: for a partial hypothesis, or another lexicon than the graph's.
+        If the phones can be divided in several ways, one is taken. Raises ValueError if the words' pronunciations do
+        not spell the phones of the path: for a partial hypothesis, or another lexicon than the graph's.
         """
         tids_T = np.asarray(hypothesis.labels, dtype=np.int32)
         self.arcs.check(tids_T)
@@ -73,7 +73,7 @@ class WordTimer:
 
 
 def divide(prons: Sequence[Sequence[Sequence[int]]], labels: Sequence[int], pause: int | None) -> list[Piece]:
-    """The labels of each word, by following all ways to place the words one after the other; `pause` may lie between.
+    """The labels of each word, found by trying all ways to place the words in sequence; `pause` may lie between words.
 
     Raises:
         ValueError: there is no way.
@@ -101,6 +101,6 @@ def divide(prons: Sequence[Sequence[Sequence[int]]], labels: Sequence[int], paus
 
 
 def _after_pause(labels: Sequence[int], position: int, pause: int | None) -> list[int]:
-    """Positions where the next word may begin: here, or after one pause."""
+    """Positions at which the next word may begin: here, or after one pause."""
     paused = position < len(labels) and labels[position] == pause
     return [position, position + 1] if paused else [position]

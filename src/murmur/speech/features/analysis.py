@@ -1,4 +1,4 @@
-"""Waveforms to log-mel or MFCC frames by lhotse's Kaldi-compatible layers; deltas; the reading of audio and features.
+"""Waveforms to log-mel or MFCC frames by lhotse's Kaldi-compatible layers; deltas; reading of audio and features.
 
 Shapes: samples_S float32 in [-1, 1]; feats_TF float32, T frames of F values.
 """
@@ -30,18 +30,18 @@ from murmur.speech.corpus.file_errors import making_sense_of
 
 @dataclass(frozen=True)
 class LogMel:
-    """Log mel filter bank energies, as Kaldi's compute-fbank-feats without dither and with snip_edges=False.
+    """Log mel filter bank energies, like Kaldi's compute-fbank-feats without dither and with snip_edges=False.
 
     T = round(seconds / frame_shift_seconds).
 
     Attributes:
         rate_hz: sample rate of the audio; files at another rate are a problem, see `speed`.
-        bins: mel filters, the number F of features.
+        bins: number of mel filters, and number F of features.
         low_hz: lower edge of the filters.
         high_hz: upper edge; zero or less counts down from the Nyquist frequency.
-        frame_length_seconds: window.
-        frame_shift_seconds: from frame to frame.
-        speed: 1.1 plays the audio 1.1 times faster (tempo and pitch) before the analysis: Ko et al. 2015.
+        frame_length_seconds: length of the window.
+        frame_shift_seconds: time from frame to frame.
+        speed: playback speed before the analysis; 1.1 raises tempo and pitch by 1.1 (Ko et al. 2015).
     """
 
     rate_hz: int = 16000
@@ -60,11 +60,11 @@ class LogMel:
 
 @dataclass(frozen=True)
 class Mfcc:
-    """Mel frequency cepstra, as Kaldi's compute-mfcc-feats --use-energy=false without dither.
+    """Mel frequency cepstra, like Kaldi's compute-mfcc-feats --use-energy=false without dither.
 
     Attributes as in `LogMel`, and:
-        cepstra: coefficients kept, c0 first.
-        snip_edges: only frames that fit wholly into the audio, two fewer at 25/10 ms (Kaldi's alignment default).
+        cepstra: number of coefficients kept, c0 first.
+        snip_edges: keep only frames that fit wholly into the audio, two fewer at 25/10 ms (Kaldi's alignment default).
     """
 
     rate_hz: int = 16000
@@ -85,7 +85,7 @@ class Mfcc:
 
 @dataclass(frozen=True)
 class Ready:
-    """Features that the corpus brings along (feats.scp); the number of values per frame is checked."""
+    """Features of the corpus itself (feats.scp); the number of values per frame is checked."""
 
     dims: int = 13
     frame_shift_seconds: float = 0.01
@@ -95,7 +95,7 @@ Front = LogMel | Mfcc | Ready
 
 
 def digest(front: Front) -> str:
-    """A name for exactly this analysis."""
+    """Digest of the exact analysis."""
     content = json.dumps([type(front).__name__, asdict(front)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -125,7 +125,7 @@ def analyse(samples_S: np.ndarray, front: LogMel | Mfcc) -> np.ndarray:
     """feats_TF of samples at front.rate_hz.
 
     Raises:
-        CorpusError: less audio than one window.
+        CorpusError: the audio is shorter than one window.
     """
     if front.speed != 1.0:
         samples_S = soxr.resample(samples_S, front.rate_hz * front.speed, front.rate_hz)
@@ -155,7 +155,7 @@ def _layer(front: LogMel | Mfcc) -> nn.Module:
 
 
 def _with_fast_power(layer: nn.Module) -> nn.Module:
-    """Replace abs(X)**2, a quarter of the time of the whole analysis, by the same sum of squares without the root."""
+    """Replace abs(X)**2, a quarter of the whole analysis time, by the same sum of squares without the root."""
     layer._to_spec = _power  # type: ignore[assignment]
     return layer
 
@@ -166,7 +166,7 @@ def _power(spectrum_NTB: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class RecordedAudio:
-    """An open file and the stretch of it that is one utterance: `samples` from `first` on."""
+    """An open file and the stretch of it that is one utterance: `samples` samples from `first` on."""
 
     file: soundfile.SoundFile
     first: int
@@ -184,14 +184,14 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
     """One utterance, mono, checked but not yet read.
 
     Raises:
-        CorpusError: missing, damaged, truncated, empty, not mono, or not at `rate_hz`.
+        CorpusError: the audio is missing, damaged, truncated, empty, not mono, or not at `rate_hz`.
     """
     source = _output_of(audio.command) if audio.command else audio.path
     try:
         with soundfile.SoundFile(source) as file:
             if file.samplerate != rate_hz:
                 raise CorpusError(f"{audio.path} is at {file.samplerate} Hz, not {rate_hz}: resample it or set rate_hz")
-            # libsndfile raises at a FLAC cut short, but takes a WAV as it is; a pipe cannot know its length.
+            # libsndfile rejects a truncated FLAC, but accepts a truncated WAV; a pipe cannot know its length.
             if audio.command is None and file.format == "WAV" and "(should be" in file.extra_info:
                 raise CorpusError(f"{audio.path} is shorter than its header says: it is cut short, copy it again")
             if file.channels != 1:
@@ -209,7 +209,7 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
 
 
 def read_audio(audio: Audio, rate_hz: int) -> np.ndarray:
-    """samples_S of one utterance; raises what `opened` does."""
+    """samples_S of one utterance; raises the errors of `opened`."""
     with opened(audio, rate_hz) as recording:
         return recording.read(0, recording.samples)
 

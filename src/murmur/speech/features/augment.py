@@ -1,7 +1,7 @@
-"""Making training data more varied, on features: masks (SpecAugment), tempo, vocal tract length.
+"""Augmentation of training features: masks (SpecAugment), tempo, vocal tract length.
 
 Speed perturbation of the audio is a property of the analysis: `LogMel(speed=0.9)` and `Mfcc(speed=1.1)` in
-`features.py`; the tempo change here serves corpora that come without audio, and leaves the pitch alone.
+`features.py`; the tempo change here serves corpora without audio, and does not change the pitch.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 class SpecAugment:
     """Masks of zero (the mean, after CMVN) over random stretches of frames and of feature bins, Park et al. 2019.
 
-    Before the masks come, where wanted, a change of tempo and of vocal tract length (Jaitly & Hinton 2013, here on the
+    The masks follow an optional change of tempo and of vocal tract length (Jaitly & Hinton 2013, here on the
     mel axis: bin b takes the value of position b (1 + w), w ~ U(-warp, warp), linearly interpolated).
 
     Attributes:
-        warp: largest relative change of the bin axis; 0 for none, and for anything but log-mel features.
-        tempo: the frames are first resampled, linearly, to a length drawn from (1 - tempo .. 1 + tempo) T; 0 for none.
-        noise: white noise of this standard deviation is added before the masks come, in units of the features (1 is
-            their own deviation after CMVN); 0 for none.
+        warp: largest relative change of the bin axis; 0 for none, and for all features but log-mel.
+        tempo: range of the linear resampling in time to a length drawn from (1 - tempo .. 1 + tempo) T; 0 for none.
+        noise: standard deviation of the white noise added before masking, in units of the features (1 is
+                their own deviation after CMVN); 0 for none.
         time_masks: number of time masks.
-        time_frames: longest time mask; never more than a fifth of the utterance.
+        time_frames: length of the longest time mask; never more than a fifth of the utterance.
         bin_masks: number of frequency masks.
-        bins: widest frequency mask.
+        bins: width of the widest frequency mask.
     """
 
     warp: float = 0.0

@@ -14,20 +14,20 @@ import torch
 
 from murmur.speech.features.permutation import Permutation
 
-BLOCK = 2  # minibatches of similar length whose utterances change places
+BLOCK = 2  # minibatches of similar length that exchange utterances
 
 
 @dataclass(frozen=True)
 class UtteranceBatches:
     """Whole utterances, grouped by similar length; every utterance once per epoch.
 
-    Sorted by length, two minibatches at a time are shuffled among themselves, in each epoch anew, and the groups are
-    then taken in an order that is computed place by place (`Permutation`).
+    The utterances are sorted by length and shuffled within every two minibatches, anew in each epoch; the order of the
+    groups is computed place by place (`Permutation`).
 
     Attributes:
         frames: length of each utterance.
-        size: utterances per minibatch; the last group of an epoch may be smaller.
-        seed: of the permutations.
+        size: number of utterances per minibatch; the last group of an epoch may be smaller.
+        seed: seed of the permutations.
 
     Raises:
         ValueError: no utterance, or size < 1.
@@ -57,7 +57,7 @@ class UtteranceBatches:
         return tuple(self._by_length[first + Permutation(count, (self.seed, epoch, block, 1))(places)].tolist())
 
     def in_order(self) -> tuple[tuple[int, ...], ...]:
-        """All utterances once, in groups of similar length without any randomness: for evaluation."""
+        """All utterances once, in groups of similar length without randomness: for evaluation."""
         order = self._by_length
         return tuple(tuple(order[i : i + self.size].tolist()) for i in range(0, len(order), self.size))
 
@@ -67,7 +67,7 @@ class UtteranceBatches:
 
 
 def pad(many_TF: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-    """feats_NTF, zeros behind the end of each item, and the lengths_N in frames."""
+    """feats_NTF with zeros after the end of each item, and the lengths_N in frames."""
     lengths_N = torch.tensor([len(feats_TF) for feats_TF in many_TF])
     feats_NTF = torch.zeros(len(many_TF), int(lengths_N.max()), many_TF[0].shape[1])
     for row, feats_TF in zip(feats_NTF, many_TF, strict=True):

@@ -1,7 +1,7 @@
 """Fixed-length chunks of utterances with context, for frame-wise training: minibatch n is a pure function of n.
 
-Nothing here grows with the corpus but one running count a utterance: chunks are numbered, not listed, and their order
-is computed (`Permutation`), not drawn.
+Only one running count per utterance grows with the corpus: chunks are numbered, not listed, and their order is
+computed (`Permutation`), not drawn.
 
 Shapes: U utterances, N chunks, T = left + frames + right frames of a padded chunk, F values per frame.
 """
@@ -20,20 +20,20 @@ from torch import Tensor
 
 from murmur.speech.features.permutation import Permutation
 
-IGNORED = -100  # torch's cross-entropy passes over this target
-PARTITION = 1  # in the last place of its name: the one permutation that deals chunks to parts, beside the epochs
+IGNORED = -100  # torch's cross-entropy ignores this target
+PARTITION = 1  # last part of a name: the permutation that assigns chunks to parts, beside those of epochs
 Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 class Frames(Protocol):
-    """Utterances 0 .. U - 1 whose frames have targets, wherever they are kept."""
+    """Utterances 0 .. U - 1 with targets for their frames, in any kind of storage."""
 
     @property
     def dims(self) -> int:
         """Values per frame, F."""
 
     def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
-        """Frames first, first + 1, ... into `out_TF`; before and behind the utterance its edge frames are repeated."""
+        """Write frames first, first + 1, ... into `out_TF`; edge frames are repeated before and after the utterance."""
 
     def targets(self, utterance: int, first: int, last: int) -> np.ndarray:
         """Targets of the frames [first, last)."""
@@ -41,7 +41,7 @@ class Frames(Protocol):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Frames [first, last) of an utterance, whose targets are trained; context comes on top."""
+    """Frames [first, last) of an utterance with targets to train; context is added to them."""
 
     utterance: int
     first: int
@@ -49,7 +49,7 @@ class Chunk:
 
 
 class Versions(Protocol):
-    """Several versions of the same utterances, of which one is drawn for each chunk."""
+    """Several versions of the same utterances; one version is drawn for each chunk."""
 
     def draw(self, chunk: Chunk, rng: np.random.Generator) -> tuple[Frames, Chunk]:
         """The source of a chunk's frames, and the chunk's place in that source."""
@@ -72,18 +72,18 @@ class ChunkBatch:
 class ChunkTable:
     """All chunks of a corpus in a seeded order, a new one each epoch; every frame is trained once per epoch.
 
-    An utterance is cut into ceil(T / frames) chunks of equal length up to one frame, so that no sliver remains.
+    An utterance is cut into ceil(T / frames) chunks whose lengths differ by at most one frame.
 
     Attributes:
-        lengths: frames of each utterance, (U,).
-        frames: longest chunk, without context.
-        left_frames: context before a chunk; the edge frame is repeated where the utterance begins or ends.
-        right_frames: context after it.
-        size: chunks per minibatch; the last of an epoch may be smaller.
-        seed: of the permutations.
-        parts: above 1 the chunks are dealt once and for all into so many parts, and minibatch n holds chunks of part
-            n mod parts only: with as many learners in step each sees its own part and no other, as on clusters whose
-            nodes each hold a share of the corpus. The last minibatches of a part may hold one chunk more.
+        lengths: number of frames of each utterance, (U,).
+        frames: length of the longest chunk, without context.
+        left_frames: context before a chunk; the edge frame is repeated at the beginning and end of an utterance.
+        right_frames: context after a chunk.
+        size: number of chunks per minibatch; the last minibatch of an epoch may be smaller.
+        seed: seed of the permutations.
+        parts: above 1, number of parts to which the chunks are assigned once and for all. Minibatch n then holds only
+            chunks of part n mod parts, so that with as many lock-step learners each sees its own part alone, like hosts
+            of a cluster that each hold a share of the corpus. The last minibatches of a part may hold one chunk more.
 
     Raises:
         ValueError: no utterance, an empty one, a size below 1, or more parts than chunks.
@@ -109,11 +109,11 @@ class ChunkTable:
                 f"chunks need utterances with frames; without any: {empty[:3].tolist() or 'the whole table'}"
             )
         if not 1 <= self.parts <= self.chunks:
-            raise ValueError(f"{self.chunks} chunks cannot be dealt into {self.parts} parts: give 1 to {self.chunks}")
+            raise ValueError(f"{self.chunks} chunks cannot be divided into {self.parts} parts: give 1 to {self.chunks}")
 
     @cached_property
     def _behind(self) -> npt.NDArray[np.int64]:
-        """Chunks up to and with each utterance."""
+        """Cumulative number of chunks, including each utterance."""
         return np.cumsum(-(-np.asarray(self.lengths, np.int64) // self.frames))
 
     @property
@@ -128,7 +128,7 @@ class ChunkTable:
 
     @property
     def per_part(self) -> int:
-        """Minibatches that one part has in an epoch."""
+        """Minibatches of one part in an epoch."""
         return -(-(self.chunks // self.parts) // self.size)
 
     @property
@@ -165,7 +165,7 @@ class ChunkTable:
         """Minibatch n: features with context, and the targets of the chunks' own frames.
 
         `change` is applied to each chunk's features, e.g. a `SpecAugment`, with a generator named by (seed, n).
-        `versions` draws, with another one, what each chunk is read from in place of `corpus`.
+        `versions`, with another generator, draws a source for each chunk in place of `corpus`.
         """
         rng, drawing = (np.random.default_rng([self.seed, n, purpose]) for purpose in (1, 2))
         drawn = [(corpus, chunk) if versions is None else versions.draw(chunk, drawing) for chunk in self[n]]
@@ -184,10 +184,10 @@ class ChunkTable:
 
 @dataclass(frozen=True, eq=False)
 class FramesInMemory:
-    """`Frames` of arrays that are there already: feats_TF and targets_T of each utterance, in the order of `feats`.
+    """`Frames` of arrays in memory: feats_TF and targets_T of each utterance, in the order of `feats`.
 
     Raises:
-        ValueError: an utterance has not as many targets as frames.
+        ValueError: an utterance has different numbers of targets and frames.
     """
 
     feats: Mapping[str, np.ndarray]
@@ -219,15 +219,15 @@ class FramesInMemory:
 
 
 def check_lengths(name: str, feats_TF: np.ndarray, targets_T: np.ndarray) -> None:
-    """Refuse an alignment that does not fit its features, with a ValueError that names the utterance."""
+    """Raise ValueError, naming the utterance, if an alignment does not fit its features."""
     if len(feats_TF) != len(targets_T):
         raise ValueError(f"{name} has {len(feats_TF)} frames and {len(targets_T)} targets: align it again")
 
 
 def copy_with_edges(feats_TF: np.ndarray, first: int, out_TF: np.ndarray) -> None:
-    """out_TF[k] = feats_TF[first + k], converted; before the first and behind the last frame those are repeated.
+    """out_TF[k] = feats_TF[first + k], converted; the first and last frames are repeated beyond the ends.
 
-    The stretch has to overlap the utterance by at least one frame.
+    The stretch must overlap the utterance by at least one frame.
     """
     before = max(-first, 0)
     last = min(first + len(out_TF), len(feats_TF))

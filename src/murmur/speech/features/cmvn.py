@@ -1,7 +1,7 @@
 """Cepstral mean and variance normalisation over an utterance or over all speech of a speaker.
 
-feats_TF: T frames of F values. Statistics are summed in float64, so that they do not depend on the order of speakers'
-utterances in any visible digit.
+feats_TF: T frames of F values. Statistics are summed in float64, so that the order of speakers' utterances changes no
+visible digit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def normalise(feats_TF: np.ndarray, mean_F: np.ndarray, deviation_F: np.ndarray)
 
 
 def statistics(many_TF: Iterable[np.ndarray], *, variance: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (F,) over all frames; the deviation is 1 where `variance` is false.
+    """Mean and standard deviation (F,) over all frames; the deviation is 1 if `variance` is false.
 
     Raises:
         ValueError: no frame at all.
@@ -62,7 +62,7 @@ def statistics_of_all(
 def normalise_all(
     feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope, *, variance: bool = True
 ) -> dict[str, np.ndarray]:
-    """Every utterance normalised by the statistics of its speaker or its own; "none" returns the features as they are.
+    """Every utterance normalised by the statistics of its speaker or its own; "none" returns unchanged features.
 
     Raises:
         ValueError: an unknown scope.

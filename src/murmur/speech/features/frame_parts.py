@@ -1,6 +1,6 @@
 """Sources of the frames of a prepared corpus: features and alignments of a Kaldi directory, or lhotse Shar shards.
 
-Features that exist are read and re-packed, not extracted again.
+Existing features are read and packed again, not extracted again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from murmur.speech.features.cmvn import Pair, Scope, normalise, statistics, stat
 from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, AlignedFrames
 from murmur.speech.hmm.hybrid import fit_targets
 
-TARGETS = "targets"  # the field of a Shar folder that holds a class a frame
+TARGETS = "targets"  # field of a Shar folder with one class per frame
 
 
 @dataclass(frozen=True, eq=False)
 class OnDemand(Mapping[str, np.ndarray]):
-    """{utterance: feats_TF}, read from where the corpus says whenever they are asked for."""
+    """{utterance: feats_TF}, read from the source given by the corpus on every access."""
 
     utterances: Mapping[str, Utterance]
     front: Front
@@ -47,10 +47,10 @@ class AlignedPart:
     """Utterances with the statistics that normalise them and their alignments.
 
     Attributes:
-        feats: features by utterance, the utterances of this part among them.
-        names: the utterances, in order.
-        pairs: mean and deviation of each; empty leaves features as they are.
-        targets: a class a frame, of those that were aligned.
+        feats: features by utterance, including the utterances of this part.
+        names: names of the utterances, in order.
+        pairs: mean and deviation of each utterance; empty leaves features unchanged.
+        targets: one class per frame, for the aligned utterances.
     """
 
     feats: Mapping[str, np.ndarray]
@@ -76,7 +76,7 @@ class AlignedPart:
 def aligned_parts(
     feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], targets: Mapping[str, np.ndarray], scope: Scope
 ) -> list[AlignedPart]:
-    """A corpus cut into shards; with a scope all features are read once for their statistics."""
+    """Cut a corpus into shards; with a scope, all features are read once for their statistics."""
     names = list(feats)
     pairs = {} if scope == "none" else statistics_of_all(feats, speakers, scope)
     parts = []
@@ -89,14 +89,14 @@ def aligned_parts(
 
 
 def on_demand(corpus: Corpus, front: Front) -> OnDemand:
-    """The features of a corpus, read when they are asked for."""
+    """The features of a corpus, read on access."""
     return OnDemand({u.id: u for u in corpus.utterances}, front)
 
 
 def read_targets(source: Path) -> dict[str, np.ndarray]:
-    """Classes by utterance: an .npz with an array an utterance (`murmur align`), or a folder of ali.*.gz.
+    """Classes by utterance: an .npz with one array per utterance (`murmur align`), or a folder of ali.*.gz.
 
-    Kaldi's alignments are of transition-ids; turn them into classes first, with the model they were made by:
+    Kaldi's alignments hold transition-ids; turn them into classes first, with the model of the alignment:
     `ali-to-pdf final.mdl "ark:gunzip -c ali.*.gz |" "ark:| gzip -c > pdfs/ali.1.gz"`.
 
     Raises:
@@ -104,13 +104,13 @@ def read_targets(source: Path) -> dict[str, np.ndarray]:
     """
     if source.is_dir():
         return read_alignments(source)
-    wanted = "it must be a folder of ali.*.gz or an .npz of classes, as `murmur align` leaves it"
+    wanted = "it must be a folder of ali.*.gz or an .npz of classes, as `murmur align` writes it"
     if not source.is_file():
         raise CorpusError(f"{source} is neither a folder of ali.*.gz nor an .npz: {wanted}")
     found = read_arrays(source, wanted)
     for name, classes_T in found.items():
         if classes_T.ndim != 1 or classes_T.dtype.kind not in "iu" or (len(classes_T) and classes_T.min() < 0):
-            raise CorpusError(f"{source}: {name!r} is no row of classes from 0 on: {wanted}")
+            raise CorpusError(f"{source}: {name!r} is not a row of classes from 0 on: {wanted}")
     return found
 
 
@@ -143,10 +143,11 @@ def shar_parts(folder: Path, scope: Scope) -> list[SharPart]:
     """The shards of a Shar folder, each with its files of the same number.
 
     Raises:
-        CorpusError: no shards, one without features or targets, or statistics of speakers, which no shard has whole.
+        CorpusError: there are no shards, one lacks features or targets, or statistics of speakers are requested, which
+            no shard holds completely.
     """
     if scope == "speaker":
-        raise CorpusError("a Shar shard does not hold all of a speaker: use --cmvn utterance, or none")
+        raise CorpusError("a Shar shard does not hold all utterances of a speaker: use --cmvn utterance, or none")
     shards: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.glob("*.*.*")):
         field, number = path.name.split(".")[:2]

@@ -1,7 +1,7 @@
-"""Making a prepared corpus (`frame_store`): in parallel, resumable, every shard by itself.
+"""Preparation of a corpus for `frame_store`: parallel, resumable, each shard independent of the others.
 
-Every shard that is whole is kept and the others are made: a killed preparation goes on, and damage costs the shard that
-it hit.
+Complete shards are kept and the others are made: a killed preparation continues, and damage costs only the damaged
+shard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEVELS = 255  # steps between the least and the greatest value of a column
 
 @dataclass(frozen=True)
 class AlignedFrames:
-    """An utterance to be stored: feats (T, F), and a target a frame, (T,), integers from 0."""
+    """An utterance to store: feats (T, F), and a target per frame, (T,), integers from 0."""
 
     name: str
     feats: np.ndarray
@@ -37,27 +37,27 @@ class AlignedFrames:
 
 
 class ShardPart(Protocol):
-    """The source of one shard. Several processes receive it pickled, so it should name data, not hold it."""
+    """The source of one shard. Several processes receive it pickled, so it should refer to data, not hold it."""
 
     def utterances(self) -> Iterator[AlignedFrames | Problem]:
-        """The utterances in order; a `Problem` for one that has to be left out."""
+        """The utterances in order; a `Problem` for each one that is left out."""
 
 
 def make(
     folder: Path, parts: Sequence[ShardPart], storage: Storage, processes: int = 1, progress: bool = False
 ) -> FrameStore:
-    """Prepare what is not there or not whole, a shard a part, and open the store.
+    """Prepare shards that are missing or incomplete, one per part, and open the store.
 
     Args:
-        folder: of this store alone; its name should say what it is made from, since whole shards are kept.
-        parts: what the shards are made of.
-        storage: bytes a value: float32 keeps every bit, float16 half of them, uint8 255 steps a column and utterance.
-        processes: 1 works in this process; more start up to that many (`spawn`) where the work is worth their start.
+        folder: folder of this store alone; its name should identify the content, since complete shards are kept.
+        parts: sources of the shards.
+        storage: type of stored values: float32 keeps every bit, float16 half of them, uint8 255 steps a column and
+            utterance.
+        processes: 1 works in this process; otherwise up to that many processes start (`spawn`) if the work is worth it.
         progress: show a progress bar.
-
     Raises:
         CorpusError: more than 1 % of the utterances cannot be used.
-        ValueError: an utterance has not as many targets as frames.
+        ValueError: an utterance has different numbers of targets and frames.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def make_shard(folder: Path, number: int, part: ShardPart, storage: Storage) -> 
 
 
 def encoded(feats_TF: np.ndarray, storage: Storage) -> tuple[np.ndarray, np.ndarray]:
-    """Values as they are kept, and for uint8 (2, F) least values and steps: value = least + step * kept."""
+    """Values in the stored type, and for uint8 (2, F) least values and steps: value = least + step * stored."""
     if storage != "uint8":
         return feats_TF.astype(storage), np.empty((2, 0), np.float32)
     least_F = feats_TF.min(0).astype(np.float32)
@@ -130,7 +130,7 @@ def encoded(feats_TF: np.ndarray, storage: Storage) -> tuple[np.ndarray, np.ndar
 
 
 def _narrow(targets: np.ndarray) -> np.ndarray:
-    """Two bytes a target where they suffice."""
+    """Targets in two bytes each if they fit."""
     return targets.astype(np.uint16 if not len(targets) or targets.max() < 2**16 else np.int32)
 
 

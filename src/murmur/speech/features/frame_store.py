@@ -1,14 +1,14 @@
-"""A prepared corpus: frames with their targets on disk, memory-mapped, at 4, 2 or 1 bytes a value, with checksums.
+"""A prepared corpus: frames with targets on disk, memory-mapped, at 4, 2 or 1 bytes per value, with checksums.
 
     manifest.json        storage, columns, every shard's files with their sizes and SHA-256
     00000.feats.npy      frames of the shard's utterances, one after the other, (frames, F)
     00000.scales.npy     uint8 only: least value and step of every column of every utterance, (utterances, 2, F)
-    00000.targets.npy    a target a frame, (frames,)
+    00000.targets.npy    a target per frame, (frames,)
     00000.lengths.npy    frames of each utterance, (utterances,)
-    00000.names.txt      their names, one a line
-    00000.json           the shard's line of the manifest; written last, so that a shard without it is not whole
+    00000.names.txt      their names, one per line
+    00000.json           the shard's entry in the manifest; written last, so that a shard without it is incomplete
 
-What is held in memory is the lengths and their running sum, 12 bytes an utterance. How a store is made: `frame_shards`.
+The lengths and their running sum are held in memory, 12 bytes per utterance. `frame_shards` makes a store.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class FrameStore:
     """A prepared corpus, opened by `open_store`: `Frames` for a `ChunkTable`.
 
     Attributes:
-        folder: where it lies.
+        folder: folder of the store.
         manifest: content of manifest.json.
-        lengths: frames of each utterance, (U,) int32.
+        lengths: number of frames of each utterance, (U,) int32.
     """
 
     folder: Path
@@ -71,11 +71,11 @@ class FrameStore:
         return len(self.lengths)
 
     def __reduce__(self) -> tuple[Callable[[Path], FrameStore], tuple[Path]]:
-        """Another process opens the files itself."""
+        """Recipe for pickling: another process opens the files itself."""
         return open_store, (self.folder,)
 
     def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
-        """Frames first, first + 1, ... decoded into `out_TF` (float32), edge frames repeated beyond the ends."""
+        """Decode frames first, first + 1, ... into `out_TF` (float32); edge frames are repeated beyond the ends."""
         shard, own, start = self._place(utterance)
         feats_TF = self._map(shard, "feats")[start : start + int(self.lengths[utterance])]
         copy_with_edges(feats_TF, first, out_TF)
@@ -98,7 +98,7 @@ class FrameStore:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of all utterances, read when first asked for: training needs none."""
+        """Names of all utterances, read on first use, since training needs none."""
         found: list[str] = []
         for shard in self.manifest["shards"]:
             path = self.folder / f"{shard['name']}.names.txt"
@@ -116,7 +116,7 @@ class FrameStore:
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        """Frames of the whole store before each utterance, and before each shard."""
+        """Frames of the whole store before each utterance and before each shard."""
         return np.cumsum(np.concatenate([[0], self.lengths]), dtype=np.int64)
 
     @cached_property
@@ -124,7 +124,7 @@ class FrameStore:
         return {}
 
     def _place(self, utterance: int) -> tuple[int, int, int]:
-        """Shard, place in it, and first frame in it."""
+        """Shard, index in it, and first frame in it."""
         shard = int(self._firsts.searchsorted(utterance, "right")) - 1
         first = int(self._firsts[shard])
         return shard, utterance - first, int(self._starts[utterance] - self._starts[first])
@@ -146,7 +146,7 @@ class FrameStore:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """An .npy file as an array; its pages are read as they are touched, and none beside them."""
+    """An .npy file as an array; only the pages in use are read."""
     with path.open("rb") as file:
         version = np.lib.format.read_magic(file)
         if version != (1, 0):
@@ -161,14 +161,14 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def open_store(folder: Path) -> FrameStore:
-    """A prepared corpus; sizes of all files are checked, checksums are not (`damages` does).
+    """Open a prepared corpus; the sizes of all files are checked, but not the checksums (see `damages`).
 
     Raises:
-        CorpusError: there is none, its preparation was not finished, or a file is missing or has another size.
+        CorpusError: there is no corpus, its preparation was not finished, or a file is missing or has the wrong size.
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
-        raise CorpusError(f"{folder} has no {MANIFEST}: it is no prepared corpus, or its preparation was not finished")
+        raise CorpusError(f"{folder} has no {MANIFEST}: not a prepared corpus, or its preparation was not finished")
     manifest = read_object(path, AGAIN)
     if manifest.get("format") != FORMAT:
         raise CorpusError(f"{path} is of format {manifest.get('format')!r}, this version reads {FORMAT}: prepare again")
@@ -183,7 +183,7 @@ def open_store(folder: Path) -> FrameStore:
 
 
 def _check_manifest(manifest: Mapping[str, Any]) -> None:
-    """Raise whatever comes of it unless a manifest is of the form in which it is written."""
+    """Raise an error unless the manifest has the form in which it is written."""
     if manifest["storage"] not in get_args(Storage) or not 0 < manifest["columns"] < MOST_COLUMNS:
         raise ValueError(f"storage {manifest['storage']!r}, columns {manifest['columns']!r}")
     for shard in manifest["shards"]:

@@ -1,4 +1,4 @@
-"""Noise on the fly: added to the audio of training chunks, drawn anew for each of them.
+"""Noise on the fly, added to the audio of training chunks and drawn anew for each of them.
 
     y = x + g v,   10 log10(power(x) / power(g v)) = snr     over the stretch of audio under the chunk and its context
 
@@ -28,10 +28,10 @@ class Noise:
 
     Attributes:
         share: share of the chunks that get noise, 0 to 1; 0 adds none.
-        snr_db: least and greatest signal to noise ratio, decibels; all between are equally likely.
+        snr_db: least and greatest signal-to-noise ratio in decibels, drawn uniformly.
         slope: least and greatest slope of artificial noise: 0 white, 1 pink, 2 brown.
-        recordings: folder of noise recordings (WAV, FLAC, Ogg, mono, at the rate of the speech; folders in it are
-            looked through) in place of artificial noise. All are equally likely, and short ones are repeated.
+        recordings: folder of noise recordings (WAV, FLAC, Ogg, mono, at the rate of the speech; subfolders are
+                searched) in place of artificial noise. All are equally likely, and short ones are repeated.
     """
 
     share: float = 0.0
@@ -52,11 +52,11 @@ class Added:
     """The noise of one chunk.
 
     Attributes:
-        snr_db: signal to noise ratio in decibels.
-        slope: of artificial noise.
-        seed: of artificial noise, or of the place in a recording.
-        recording: where the noise comes from; None: artificial.
-        rate_hz: of the speech.
+        snr_db: signal-to-noise ratio in decibels.
+        slope: slope of artificial noise.
+        seed: seed of artificial noise, or of the place in a recording.
+        recording: source of the noise; None for artificial noise.
+        rate_hz: rate of the speech.
     """
 
     snr_db: float
@@ -66,7 +66,7 @@ class Added:
     rate_hz: int
 
     def __call__(self, samples_S: np.ndarray) -> np.ndarray:
-        """Speech with noise; digital silence, on either side, stays what it is.
+        """Speech with noise; digital silence, on either side, stays unchanged.
 
         Raises:
             CorpusError: the recording cannot be used.
@@ -89,7 +89,7 @@ class NoiseSource:
     rate_hz: int
 
     def draw(self, rng: np.random.Generator) -> Added | None:
-        """The noise of a chunk; None for those that get none.
+        """The noise of a chunk; None for chunks without noise.
 
         Raises:
             CorpusError: there are no recordings.
@@ -118,7 +118,7 @@ class NoiseSource:
 
 
 def stretch(recording: Audio, length: int, rate_hz: int, rng: np.random.Generator) -> np.ndarray:
-    """So many samples from a place of a recording that is drawn, from its beginning again behind its end.
+    """`length` samples from a random place of a recording, which repeats from its beginning.
 
     Raises:
         CorpusError: the recording cannot be used, or is empty.

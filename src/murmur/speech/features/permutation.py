@@ -1,8 +1,8 @@
-"""A pseudo-random order of any length that is computed place by place: no memory, no matter how long it is.
+"""A pseudo-random order of any length, computed place by place without memory.
 
-A Feistel network over Z_a x Z_b with a b >= size, whose two halves are added to in turn (the generalised network of
+A Feistel network over Z_a x Z_b with a b >= size, with additions to both halves in turn (the generalised network of
 Black and Rogaway, "Ciphers with arbitrary finite domains", 2002); a value beyond the end is sent through again ("cycle
-walking") until it is inside. Since a b exceeds the size by less than its root, that is rare.
+walking") until it is inside. Since a b exceeds the size by less than its root, this is rare.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-ROUNDS = 16  # with 8, who follows whom in orders of a dozen values is not like drawn (chi-square 254 of 131)
+ROUNDS = 16  # 8 are too few: successors in orders of a dozen values are not random (chi-square 254 of 131)
 Indices = npt.NDArray[np.uint64]
 
 
@@ -24,8 +24,8 @@ class Permutation:
     """A one-to-one map of 0 .. size - 1 onto itself, named by integers such as (seed, epoch).
 
     Attributes:
-        size: how many values.
-        name: not negative; equal names give equal orders, on any machine.
+        size: number of values.
+        name: non-negative integers; equal names give equal orders on any machine.
 
     Raises:
         ValueError: a size below 1.
@@ -74,6 +74,6 @@ class Permutation:
 
 def _mixed(values: Indices) -> Indices:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit moves about half of the output's."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # modulo 2^64, as meant
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # modulo 2^64, as intended
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Means and deviations of a whole store by several processes, a few speakers a job; equal to those of one process."""
+"""Means and deviations of a store, computed in several processes with the same result as in one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.features.cmvn import Pair, Scope, statistics
 from murmur.speech.features.shards import FeatureStore, ShardRows
 
-UTTERANCES_PER_JOB = 1024  # or one speaker, however much was said
+UTTERANCES_PER_JOB = 1024  # or one speaker with any number of utterances
 
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """Whose mean and deviation normalise which utterance: small where many utterances share them.
+    """Assignment of means and deviations to utterances; small if many utterances share them.
 
     Attributes:
-        group: speaker or utterance whose statistics an utterance takes.
+        group: speaker or utterance whose statistics each utterance takes.
         pairs: mean and deviation (F,) by group.
     """
 

@@ -1,8 +1,8 @@
-"""Features on disk: memory-mapped float32 shards with checksums, made once, by several processes, resumable.
+"""Features on disk: memory-mapped float32 shards with checksums, made once, in several processes, resumable.
 
-A store is a folder: `00000.npy` (all frames of a shard's utterances, one after the other), `00000.json` (where each
-begins, what was left out and why, the SHA-256 of the array), and so on. Every file is written under another name and
-then renamed, the JSON after its array; a shard without its JSON or with another checksum is made again.
+A store is a folder with `00000.npy` (all frames of a shard's utterances, one after the other), `00000.json` (the
+beginning of each, the problems of those left out, the SHA-256 of the array), and so on. Every file is written under
+another name and then renamed, the JSON after its array; a shard without JSON or with another checksum is made again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ UTTERANCES_PER_SHARD = 256
 
 @dataclass(frozen=True)
 class ShardRows(Mapping[str, np.ndarray]):
-    """{utterance: feats_TF} of a store, mapped from disk when asked for; pickled as names and places.
+    """{utterance: feats_TF} of a store, mapped from disk on access; pickled as names and places.
 
     Attributes:
-        folder: of the store.
-        places: shard, first row in its array, and frames of each utterance.
+        folder: folder of the store.
+        places: shard, first row in its array, and number of frames of each utterance.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class ShardRows(Mapping[str, np.ndarray]):
         return len(self.places)
 
     def __reduce__(self) -> tuple[type[ShardRows], tuple[Path, Mapping[str, tuple[int, int, int]]]]:
-        """Another process maps the arrays itself."""
+        """Recipe for pickling: another process maps the arrays itself."""
         return ShardRows, (self.folder, self.places)
 
     @cached_property
@@ -68,7 +68,7 @@ class ShardRows(Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class FeatureStore(Mapping[str, np.ndarray]):
-    """{utterance: feats_TF}, read from disk when asked for, and the corpus it belongs to (less what was lost)."""
+    """{utterance: feats_TF}, read from disk on access, with their corpus (without the utterances left out)."""
 
     folder: Path
     corpus: Corpus
@@ -88,16 +88,16 @@ class FeatureStore(Mapping[str, np.ndarray]):
         return self._rows.places[utterance][2]
 
     def rows(self, utterances: Iterable[str]) -> ShardRows:
-        """Some utterances, small to pickle: for parts that other processes prepare."""
+        """Some utterances in a form that is small to pickle, for processes that prepare parts."""
         return ShardRows(self.folder, {name: self._rows.places[name] for name in utterances})
 
     @property
     def hours(self) -> float:
-        """Amount of speech."""
+        """Hours of speech."""
         return sum(n for _, _, n in self._rows.places.values()) * self.front.frame_shift_seconds / 3600
 
     def summary(self) -> str:
-        """Hours, utterances, speakers, and what was left out and why, a line each."""
+        """Hours, utterances, speakers, and the problems of utterances left out, one line each."""
         speakers = len(set(self.corpus.speakers.values()))
         lines = [
             f"{self.hours:.3f} h, {len(self)} utterances, {speakers} speakers, {len(self.corpus.problems)} skipped"
@@ -120,7 +120,7 @@ class FeatureStore(Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Index:
-    """Contents of a shard's JSON: its utterances with their frames, what was left out, the array's checksum."""
+    """Contents of a shard's JSON: its utterances with their frames, problems, and the array's checksum."""
 
     frames: tuple[tuple[str, int], ...]
     problems: tuple[Problem, ...]
@@ -131,14 +131,14 @@ def read_index(path: Path) -> Index:
     """The JSON of a shard.
 
     Raises:
-        CorpusError: it is not what was written.
+        CorpusError: the content has another form.
     """
     again = "delete it, and prepare again"
     with making_sense_of(path, again):
         found = read_object(path, again)
         frames = tuple((str(name), int(count)) for name, count in found["frames"])
         if any(count < 0 for _, count in frames):
-            raise CorpusError(f"{path} counts fewer than no frames: {again}")
+            raise CorpusError(f"{path} has a negative number of frames: {again}")
         problems = tuple(Problem(**{k: str(v) for k, v in problem.items()}) for problem in found["problems"])
         return Index(frames, problems, str(found["sha256"]))
 
@@ -149,11 +149,11 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     Utterances whose audio cannot be used are left out and named in `store.corpus.problems`.
 
     Args:
-        corpus: what to analyse.
-        front: how.
+        corpus: corpus to analyse.
+        front: analysis.
         cache: folder of stores; one store per corpus and front.
-        processes: 1 works in this process; more start up to that many where the work is worth their start (`spawn`:
-            scripts need `if __name__ == "__main__"`).
+        processes: 1 works in this process; otherwise up to that many start if the work is worth it (`spawn`: scripts
+            need `if __name__ == "__main__"`).
         progress: show a progress bar.
 
     Raises:
@@ -171,20 +171,20 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
 
 
 def is_prepared(corpus: Corpus, front: Front, cache: Path) -> bool:
-    """Whether the features of a corpus are in `cache`; their checksums are not looked at."""
+    """True if the features of a corpus are in `cache`; their checksums are not verified."""
     folder = store_folder(corpus, front, cache)
     shards = range(-(-len(corpus) // UTTERANCES_PER_SHARD))
     return all((folder / f"{n:05}.{kind}").is_file() for n in shards for kind in ("npy", "json"))
 
 
 def store_folder(corpus: Corpus, front: Front, cache: Path) -> Path:
-    """The folder in `cache` of the features of exactly this corpus and analysis, there or not."""
+    """The folder in `cache` for the features of this corpus and analysis, which need not exist."""
     name = hashlib.sha256((corpus.digest() + digest(front)).encode()).hexdigest()[:16]
     return Path(cache) / f"features-{name}"
 
 
 def missing_share(corpus: Corpus, front: Front, cache: Path) -> float:
-    """The share of the shards of a store that are not there, 0 to 1; their content is not looked at."""
+    """The share of the shards of a store that are missing, 0 to 1; their content is not checked."""
     folder = store_folder(corpus, front, cache)
     count = -(-len(corpus) // UTTERANCES_PER_SHARD)
     missing = [n for n in range(count) if not (folder / f"{n:05}.json").is_file()]
@@ -216,7 +216,7 @@ def _is_of(index: Index, array: Path) -> bool:
 
 
 def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> None:
-    """Write one shard: its array first, then, as the sign that it is whole, its JSON."""
+    """Write one shard: its array first, then its JSON, which marks it as complete."""
     frames, problems, arrays = [], [], []
     for utterance in utterances:
         try:
@@ -238,7 +238,7 @@ def _place(utterance: Utterance) -> str:
 
 
 def _npy_parts(arrays: Sequence[np.ndarray], dims: int) -> Iterator[bytes | memoryview]:
-    """An .npy file of all arrays one below the other, in pieces, so that they need not be joined in memory."""
+    """An .npy file of all arrays one below the other, in pieces, to avoid joining them in memory."""
     yield npy_header("<f4", (sum(len(feats_TF) for feats_TF in arrays), dims))
     for feats_TF in arrays:
         yield np.ascontiguousarray(feats_TF, "<f4").data
@@ -252,9 +252,9 @@ def npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
 
 
 def write_then_rename(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
-    """Write a file under another name and rename it when it is whole; its bytes and its SHA-256."""
+    """Write a file under another name and rename it when complete; return its bytes and its SHA-256."""
     checksum, size = hashlib.sha256(), 0
-    # A name of its own: several learners may prepare the same store at the same time.
+    # A unique name, since several learners may prepare the same store at the same time.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".unfinished", delete=False) as file:
         try:
             for part in parts:
@@ -266,7 +266,7 @@ def write_then_rename(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[
         except BaseException as error:
             Path(file.name).unlink(missing_ok=True)
             if not isinstance(error, OSError) or error.filename is not None:
-                raise  # of a file that a part is read from, where it has a name
+                raise  # an error of a file from which a part is read
             raise OSError(error.errno, f"{path} ({size} bytes so far) cannot be written: {error.strerror}") from error
     return size, checksum.hexdigest()
 

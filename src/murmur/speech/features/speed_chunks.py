@@ -1,7 +1,7 @@
-"""Speed (Ko et al. 2015) and noise on the fly: chunks analysed from audio, each changed as drawn for it.
+"""Speed (Ko et al. 2015) and noise on the fly: chunks analysed from audio, each changed by its own draw.
 
-Only the stretch of audio under a chunk is read, resampled and analysed, so that what a chunk costs does not grow with
-its utterance. Copies have the frames and targets that a copy of the whole utterance would have on disk
+Only the stretch of audio under a chunk is read, resampled and analysed, so the cost of a chunk does not grow with its
+utterance. Copies have the same frames and targets as a copy of the whole utterance on disk
 (`hybrid.speed_copy`): T' frames from the resampled audio, and at frame t the target of speed 1 at (t + 1/2) T / T'.
 
 Shapes: U utterances, T frames of F values, G speakers (or utterances) that share a mean and a deviation.
@@ -26,7 +26,7 @@ from murmur.speech.features.noise import NoiseSource
 from murmur.speech.hmm.hybrid import at_speed
 
 Alter = Callable[[np.ndarray], np.ndarray]
-MARGIN_FRAMES = 6  # behind these neither the filter of the resampling nor the mirrored edge of the analysis is felt
+MARGIN_FRAMES = 6  # beyond these, the resampling filter and the mirrored edge of the analysis have no effect
 
 
 def shift_samples(front: LogMel) -> int:
@@ -35,7 +35,7 @@ def shift_samples(front: LogMel) -> int:
 
 
 def frames_at_speed(audio: Audio, front: LogMel) -> int:
-    """Frames of an utterance at the front's speed, from the header of its file; 0 where it is shorter than a window.
+    """Frames of an utterance at the front's speed, from the header of its file; 0 if it is shorter than a window.
 
     Raises:
         CorpusError: the file cannot be used.
@@ -49,15 +49,15 @@ def frames_at_speed(audio: Audio, front: LogMel) -> int:
 
 
 def analyse_stretch(audio: Audio, front: LogMel, first: int, last: int, alter: Alter | None = None) -> np.ndarray:
-    """Frames [first, last) of the utterance at the front's speed, (last - first, F), as `features_of` has them.
+    """Frames [first, last) of the utterance at the front's speed, (last - first, F), equal to those of `features_of`.
 
-    `alter` changes the samples (S,) that are read, a little more than those of the frames.
+    `alter` changes the samples (S,) that are read, which extend a little beyond the frames.
 
     Raises:
         CorpusError: the file cannot be used.
     """
     per_frame = shift_samples(front) * _ratio(front.speed)  # samples of the file
-    # The stretch starts where a sample of the file and one of the resampled signal fall together.
+    # The stretch starts at a common sample of the file and of the resampled signal.
     begin = max(0, first - MARGIN_FRAMES) // per_frame.denominator * per_frame.denominator
     with opened(audio, front.rate_hz) as recording:
         end = min(recording.samples, math.ceil((last + MARGIN_FRAMES) * per_frame))
@@ -67,7 +67,7 @@ def analyse_stretch(audio: Audio, front: LogMel, first: int, last: int, alter: A
 
 @lru_cache
 def _ratio(speed: float) -> Fraction:
-    """1.1 as 11/10: then every so manyth sample of the resampled signal falls on one of the file."""
+    """1.1 as 11/10, so that every n-th sample of the resampled signal coincides with one of the file."""
     return Fraction(speed).limit_denominator(1000)
 
 
@@ -78,12 +78,12 @@ class SpeedChunks:
     Attributes:
         stored: features and targets at speed 1.
         lengths: frames of each stored utterance, (U,).
-        audio: of each stored utterance.
-        front: analysis that made the stored features.
-        speeds: all equally likely; 1.0 may be among them.
-        owners: whose statistics normalise an utterance, (U,), 0 .. G - 1; empty where features are not normalised.
-        pairs: means and deviations, (G, 2, F), of the stored features: they serve all speeds, and speech with noise.
-        noise: what is added to chunks; None: nothing.
+        audio: audio of each stored utterance.
+        front: analysis of the stored features.
+        speeds: playback speeds, all equally likely; 1.0 may be among them.
+        owners: index of the statistics that normalise an utterance, (U,), 0 .. G - 1; empty without normalisation.
+        pairs: means and deviations, (G, 2, F), of the stored features, used for all speeds and for speech with noise.
+        noise: noise added to chunks; None adds none.
     """
 
     stored: Frames
@@ -117,7 +117,7 @@ class SpeedChunks:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """`Frames` of an utterance at another speed or with noise, computed when they are read."""
+    """`Frames` of an utterance at another speed or with noise, computed on reading."""
 
     of: SpeedChunks
     front: LogMel

@@ -25,9 +25,9 @@ class Aligned:
 
     Attributes:
         tids: {utterance: (T,) transition-ids}.
-        lost: {utterance: why it could not be aligned}.
-        retried: how many needed the wide beam.
-        log_likelihood_per_frame: of the best paths, natural and unscaled.
+        lost: {utterance: reason why it could not be aligned}.
+        retried: number of utterances that needed the wide beam.
+        log_likelihood_per_frame: mean of the best paths, natural and unscaled.
     """
 
     tids: dict[str, IntArray]
@@ -47,14 +47,14 @@ def align(
 
     Args:
         model: the model.
-        feats: {utterance: (T, F) float32} as it was trained on.
+        feats: {utterance: (T, F) float32}, the same features as in training.
         texts: {utterance: transcript}.
-        options: the search; None for the defaults.
-        jobs: processes; the result does not depend on them.
+        options: settings of the search; None for the defaults.
+        jobs: number of processes; the result does not depend on it.
 
     Raises:
         ValueError: the features have the wrong number of columns, or more than 1 % of the utterances cannot be aligned;
-            names them and says why.
+            the message names them and gives the reasons.
     """
     dim = model.mixtures.dim if model.projection is None else _dim(feats)
     return _align(model, check_material(model.lang, feats, texts, dim), passes.realign, options, jobs)

@@ -1,6 +1,6 @@
-"""A corpus cut into blocks that stay in one process each, and functions mapped over all blocks.
+"""A corpus cut into blocks that each stay in one process, and functions mapped over all blocks.
 
-The cut depends on the corpus alone, never on the number of processes, and results come in the order of the blocks: so
+The cut depends on the corpus alone, not on the number of processes, and results come in the order of the blocks, so
 sums have the same bits for any number of processes. The library holds the interpreter lock and its graphs cannot be
 pickled, hence processes that keep their graphs.
 """
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class Block:
-    """Some utterances with what alignment and training keep about them between passes.
+    """Some utterances with the data that alignment and training keep between passes.
 
     Attributes:
         feats: {utterance: (T, F) features}, or scores by pdf.
@@ -89,10 +89,10 @@ class Workers:
         end_workers(self._workers, PATIENCE_SECONDS if kind is None else 0.0)
 
     def map(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
-        """function(block, *arguments) of all blocks, in their order. Changes that it makes to a block stay.
+        """function(block, *arguments) of all blocks, in their order. Changes that it makes to a block persist.
 
         Raises:
-            RuntimeError: the function failed in another process (its traceback is in the message), or one has died.
+            RuntimeError: the function failed in another process (the message has its traceback), or a process died.
         """
         results: dict[int, Result] = {i: function(block, *arguments) for i, block in self._own}
         for worker in self._workers:
@@ -126,14 +126,14 @@ def _receive(worker: Worker) -> dict[int, Any]:
 
 
 def _serve(connection: Connection) -> None:
-    """The other process: receive blocks, then answer requests until the pipe closes."""
+    """Main function of the other process: receive blocks, then answer requests until the pipe closes."""
     try:
         share: list[tuple[int, Block]] = connection.recv()
         while True:
             function, arguments = connection.recv()
             try:
                 answer = ([(i, function(block, *arguments)) for i, block in share], "")
-            except Exception:  # sent on to the parent process, which raises it
+            except Exception:  # raised in the parent process
                 answer = ([], traceback.format_exc())
             connection.send(answer)
     except (EOFError, BrokenPipeError):

@@ -1,4 +1,4 @@
-"""Expectation maximisation of the mixtures, given which pdf each frame belongs to.
+"""Expectation maximisation of the mixtures, given the pdf of each frame.
 
 E step, in float64 and for all frames of a pdf at once: posteriors gamma_g(t) of the Gaussians of the frame's pdf, and
     occupancy_g = sum_t gamma_g(t),  first_g = sum_t gamma_g(t) x_t,  second_g = sum_t gamma_g(t) x_t^2.
@@ -25,11 +25,11 @@ class MixtureStats:
     """Statistics of the E step; those of a corpus are the sum over its blocks.
 
     Attributes:
-        occupancy: (G,) frames.
+        occupancy: (G,) numbers of frames.
         first: (G, F) sums of x.
         second: (G, F) sums of x^2.
         log_likelihood: natural log-likelihood of all frames, summed.
-        frames: their number.
+        frames: number of frames.
     """
 
     occupancy: FloatArray
@@ -53,10 +53,10 @@ class PdfFrames:
     """The frames of one pdf with the posteriors of its Gaussians.
 
     Attributes:
-        gaussians: which of all Gaussians belong to the pdf.
-        x: (n, F) the frames, float64.
+        gaussians: indices of the pdf's Gaussians among all.
+        x: (n, F) frames, float64.
         posteriors: (n, g) gamma.
-        log_likelihood: natural, summed over the frames.
+        log_likelihood: natural log-likelihood, summed over the frames.
     """
 
     gaussians: slice
@@ -79,7 +79,7 @@ def posteriors_by_pdf(mixtures: Mixtures, feats_NF: NDArray, pdfs_N: NDArray) ->
 
 
 def expect(mixtures: Mixtures, feats_NF: NDArray, pdfs_N: NDArray) -> MixtureStats:
-    """The E step over frames whose pdfs are known."""
+    """The E step over frames with known pdfs."""
     gaussians, dim = mixtures.means.shape
     occupancy, first, second = np.zeros(gaussians), np.zeros((gaussians, dim)), np.zeros((gaussians, dim))
     log_likelihood = 0.0
@@ -95,8 +95,8 @@ def expect(mixtures: Mixtures, feats_NF: NDArray, pdfs_N: NDArray) -> MixtureSta
 def maximise(mixtures: Mixtures, stats: MixtureStats, floor_F: FloatArray, min_occupancy: float) -> Mixtures:
     """The M step.
 
-    Gaussians that hold less than `min_occupancy` frames are removed, but of each pdf the one that holds most stays; a
-    pdf that holds less than that in all is left as it is. Variances are at least `floor_F`.
+    Gaussians with less than `min_occupancy` frames are removed, but each pdf keeps its largest one; a pdf with fewer
+    frames than that in all is left unchanged. Variances are at least `floor_F`.
     """
     pdf_of = np.repeat(np.arange(mixtures.num_pdfs), mixtures.sizes)
     held_P = np.add.reduceat(stats.occupancy, mixtures.starts)

@@ -1,4 +1,4 @@
-"""The EM loop that all stages of training share: alignments, E step, M step, growing mixtures.
+"""The EM loop of all stages of training: alignments, E step, M step, growing mixtures.
 
 Rabiner, "A tutorial on hidden Markov models" (1989), section VI; the recipe (Viterbi training, growing mixtures) is
 Kaldi's. Training repeats bit for bit for a seed, whatever the number of processes.
@@ -26,24 +26,24 @@ from murmur.speech.hmm.split import allocate, split
 from murmur.speech.hmm.transitions import reestimate
 from murmur.speech.hmm.viterbi import AlignOptions
 
-# Early models fail on utterances that later ones align; only the last alignment is held to the strict limit.
+# Early models fail on utterances that later ones align; only the last alignment must meet the strict limit.
 MAX_LOST_EARLY = 0.5
 
 
 @dataclass(frozen=True)
 class EmConfig:
-    """The EM loop.
+    """Settings of the EM loop.
 
     Attributes:
-        gaussians: how many Gaussians all mixtures have together in the end.
-        passes: M steps.
-        grow_passes: in so many passes the number of Gaussians grows, in even steps.
-        align_passes: before these passes the alignments are made anew (the first pass has number 1).
-        allocation_power: Gaussians are shared out in proportion to frames to this power.
-        min_gaussian_frames: a Gaussian that holds fewer is removed; three times as many are needed for another one.
-        variance_floor: the smallest variance, as a fraction of the features' variance over the corpus.
+        gaussians: final number of Gaussians of all mixtures.
+        passes: number of M steps.
+        grow_passes: number of passes in which the number of Gaussians grows, in even steps.
+        align_passes: passes before which the alignments are made again (the first pass has number 1).
+        allocation_power: power of the frame counts by which Gaussians are allocated.
+        min_gaussian_frames: least frames of a Gaussian, below which it is removed; a new one needs three times as many.
+        variance_floor: smallest variance, as a fraction of the features' variance over the corpus.
         seed: seed of the flat start and of the splits.
-        align: how to search for alignments.
+        align: settings of the search for alignments.
     """
 
     gaussians: int = 1000
@@ -63,16 +63,16 @@ class EmConfig:
 
 @dataclass(frozen=True)
 class PassReport:
-    """One pass of training.
+    """Report of one pass of training.
 
     Attributes:
-        stage: what is trained.
-        number: of the pass, from 1.
-        passes: how many there will be.
-        log_likelihood_per_frame: of the data under the model before the pass's M step, given the alignment.
-        gaussians: after the pass.
-        frames: how many took part.
-        failed: {utterance: reason} of those that could not be aligned.
+        stage: name of the stage.
+        number: number of the pass, from 1.
+        passes: total number of passes.
+        log_likelihood_per_frame: mean over the data before the pass's M step, given the alignment.
+        gaussians: number of Gaussians after the pass.
+        frames: number of frames used.
+        failed: {utterance: reason} for utterances that could not be aligned.
     """
 
     stage: str
@@ -89,7 +89,7 @@ Refine = Callable[[int, HmmGmm], HmmGmm]
 
 
 def ignore_progress(_report: PassReport) -> None:
-    """Discards the report."""
+    """Discard the report."""
 
 
 def keep_model(_number: int, model: HmmGmm) -> HmmGmm:
@@ -99,13 +99,13 @@ def keep_model(_number: int, model: HmmGmm) -> HmmGmm:
 
 @dataclass(frozen=True)
 class Trained:
-    """A model with the alignments it was last trained on.
+    """A model with the alignments of its last training pass.
 
     Attributes:
         model: the model.
         tids: {utterance: transition-ids by frame}.
-        lost: {utterance: why it did not take part at the end}.
-        history: the passes.
+        lost: {utterance: reason why it did not take part at the end}.
+        history: reports of the passes.
     """
 
     model: HmmGmm
@@ -118,11 +118,11 @@ class EmLoop:
     """Passes of alignment, E step, M step and splitting over one corpus.
 
     Args:
-        stage: what is trained, for the reports.
-        workers: the blocks of the corpus, with training graphs for the model's tree and with first alignments.
-        material: what the blocks were cut from.
-        config: the loop.
-        progress: called after each pass.
+        stage: name of the stage, for the reports.
+        workers: blocks of the corpus, with training graphs for the model's tree and with first alignments.
+        material: source of the blocks.
+        config: settings of the loop.
+        progress: function called after each pass.
     """
 
     def __init__(self, stage: str, workers: Workers, material: Material, config: EmConfig, progress: Progress) -> None:
@@ -135,10 +135,10 @@ class EmLoop:
     def run(
         self, model: HmmGmm, variance_F: FloatArray, failed: Mapping[str, str], refine: Refine = keep_model
     ) -> Trained:
-        """Train from the alignments that the blocks hold; `failed` names the utterances that have none.
+        """Train from the blocks' alignments; `failed` names the utterances that have none.
 
-        `variance_F` is the features' variance over the corpus, of which the floor is a fraction. `refine(n, model)` is
-        what a stage does to the model at the end of pass n.
+        `variance_F` is the features' variance over the corpus, of which the floor is a fraction. `refine(n, model)`
+        returns the model that a stage makes at the end of pass n.
         """
         history = []
         random = np.random.default_rng(self.config.seed)
@@ -158,14 +158,14 @@ class EmLoop:
         return Trained(model, tids, {**self.material.lost, **failed}, tuple(history))
 
     def realign(self, model: HmmGmm, options: AlignOptions, max_lost: float) -> dict[str, str]:
-        """New alignments; returns {utterance: reason} of those that failed, and refuses more than `max_lost`."""
+        """Make new alignments; return {utterance: reason} of failures, and refuse more than `max_lost`."""
         report = reduce(add, self.workers.map(passes.realign, model, options))
         total = len(self.material.feats) + len(self.material.lost)
         refuse_losses({**self.material.lost, **report.failed}, total, max_lost)
         return report.failed
 
     def accumulate(self, model: HmmGmm) -> passes.PassStats:
-        """The E step on the alignments that the blocks hold."""
+        """The E step on the blocks' alignments."""
         return reduce(add, self.workers.map(passes.accumulate, model))
 
     def maximise(self, model: HmmGmm, stats: passes.PassStats, variance_F: FloatArray) -> HmmGmm:
@@ -186,7 +186,7 @@ class EmLoop:
         return replace(model, mixtures=split(model.mixtures, wanted_P, random))
 
     def report(self, number: int, stats: passes.PassStats, model: HmmGmm, failed: Mapping[str, str]) -> PassReport:
-        """Describe a pass and tell the caller."""
+        """Describe a pass and pass the report to the caller's function."""
         sums, gaussians = stats.mixtures, int(model.mixtures.sizes.sum())
         per_frame = sums.log_likelihood / max(1, sums.frames)
         report = PassReport(self.stage, number, self.config.passes, per_frame, gaussians, sums.frames, failed)

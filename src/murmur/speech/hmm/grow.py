@@ -1,7 +1,7 @@
 """Growing of triphone trees: best first, by the gain in likelihood of one Gaussian per leaf.
 
-Each (phone, pdf class) starts as one leaf. Always the leaf whose best question gains most is split, until the wanted
-number of leaves is reached or no question gains enough. Young, Odell and Woodland (1994).
+Each (phone, pdf class) starts as one leaf. In each step the leaf whose best question gains most is split, until the
+wanted number of leaves is reached or no question gains enough. Young, Odell and Woodland (1994).
 
 Shapes: K contexts of a leaf, V values of a neighbour (phones and outside), Q questions, F features.
 """
@@ -27,12 +27,12 @@ NEIGHBOURS = (0, 2)
 
 @dataclass(frozen=True)
 class TreeConfig:
-    """When to stop growing.
+    """Limits of the growth.
 
     Attributes:
-        leaves: how many leaves are wanted in all, silence included.
-        min_frames: each side of a split has at least so many.
-        min_gain: a split gains at least so much natural log-likelihood.
+        leaves: wanted number of leaves in all, including silence.
+        min_frames: least number of frames on each side of a split.
+        min_gain: least gain of a split in natural log-likelihood.
     """
 
     leaves: int = 1200
@@ -41,7 +41,7 @@ class TreeConfig:
 
 
 class Split(NamedTuple):
-    """The best question for a leaf: its gain, the neighbour it asks for, and the set."""
+    """The best question for a leaf: its gain, the neighbour that it asks about, and the set."""
 
     gain: float
     position: int
@@ -79,9 +79,9 @@ def grow_tree(lang: Lang, stats: TreeStats, questions: Sequence[tuple[int, ...]]
 
 
 def best_split(stats: TreeStats, rows: NDArray[np.int64], members_QV: FloatArray, min_frames: float) -> Split | None:
-    """The question that gains most for the contexts `rows`; None if no question leaves enough frames on both sides.
+    """The question with the largest gain for the contexts `rows`; None if none leaves enough frames on both sides.
 
-    Of equal gains the first question about the left neighbour wins.
+    Among equal gains, the first question about the left neighbour wins.
     """
     best = None
     for position in NEIGHBOURS:

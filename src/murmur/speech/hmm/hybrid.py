@@ -17,10 +17,10 @@ from murmur.speech.features.frame_shards import AlignedFrames
 
 
 def fit_targets(pdfs_T: np.ndarray, frames: int, tolerance_frames: int = 4) -> np.ndarray:
-    """Targets for `frames` frames from an alignment made on a few more or fewer.
+    """Targets for `frames` frames from an alignment with a few frames more or fewer.
 
     Analyses with and without snip_edges differ by two frames at 25/10 ms; the first and last labels are repeated, or
-    the ends cut, alike on both sides.
+    the ends cut, equally on both sides.
 
     Raises:
         ValueError: the lengths differ by more than `tolerance_frames`: another utterance, or another frame rate.
@@ -53,14 +53,14 @@ def at_speed(pdfs_T: np.ndarray, frames: int, first: int = 0, last: int | None =
 def speed_copy(name: str, speed: float, feats_TF: np.ndarray, targets_T: np.ndarray) -> AlignedFrames:
     """An utterance analysed at some speed (`LogMel(speed=...)`) with its alignment at speed 1 (Ko et al. 2015).
 
-    The copy is named `sp1.1-UTTERANCE`; at speed 1 the name stays.
+    The copy is named `sp1.1-UTTERANCE`; at speed 1 the name is unchanged.
     """
     copy = name if speed == 1.0 else f"sp{speed:g}-{name}"
     return AlignedFrames(copy, feats_TF, at_speed(targets_T, len(feats_TF)))
 
 
 def log_prior(alignments: Iterable[np.ndarray], pdfs: int) -> Tensor:
-    """ln p(pdf), (C,), from frame counts with one added to each, so that unseen pdfs stay finite.
+    """ln p(pdf), (C,), from frame counts plus one, so that unseen pdfs stay finite.
 
     Raises:
         ValueError: an alignment names a pdf outside 0 .. pdfs - 1.
@@ -96,7 +96,7 @@ def batch_loss(model: nn.Module, batch: ChunkBatch) -> tuple[Tensor, int]:
 def log_likelihoods(model: nn.Module, feats_TF: np.ndarray, log_prior_C: Tensor) -> np.ndarray:
     """ln p(pdf | frame) - ln p(pdf) of one whole utterance, float32 (T, C): frame log-likelihoods up to a constant.
 
-    The model is put into evaluation mode for the call. Raises ValueError where prior and model differ in C.
+    The model is put into evaluation mode for the call. Raises ValueError if prior and model differ in C.
     """
     device, training = next(model.parameters()).device, model.training
     model.eval()

@@ -24,9 +24,9 @@ class LdaConfig:
     """Options of splicing and of the kept dimensions.
 
     Attributes:
-        dim: D, the dimensions kept.
-        context_frames: neighbours taken on each side.
-        static_dim: how many leading features are static, e.g. 13 of 13 MFCC with deltas.
+        dim: number D of kept dimensions.
+        context_frames: number of neighbours on each side.
+        static_dim: number of leading static features, e.g. 13 of 13 MFCC with deltas.
     """
 
     dim: int = 40
@@ -96,6 +96,6 @@ def estimate_lda(stats: LdaStats, config: LdaConfig) -> Projection:
 
 
 def _fix_signs(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Eigenvectors are defined up to their sign: make the largest entry of each row positive."""
+    """Make the largest entry of each row positive, since eigenvectors are defined up to their sign."""
     largest = np.abs(matrix).argmax(1)
     return matrix * np.sign(matrix[np.arange(len(matrix)), largest])[:, None]

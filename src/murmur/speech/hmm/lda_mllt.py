@@ -29,13 +29,13 @@ def _default_em() -> EmConfig:
 
 @dataclass(frozen=True)
 class LdaMlltConfig:
-    """The projection, the tree and the EM loop.
+    """Settings of the projection, the tree and the EM loop.
 
     Attributes:
-        lda: what to splice and keep.
-        mllt_passes: after these passes the MLLT is estimated anew.
+        lda: settings of splicing and projection.
+        mllt_passes: passes after which the MLLT is estimated again.
         tree: size of the decision tree that ties the states of triphones.
-        em: the EM loop.
+        em: settings of the EM loop.
     """
 
     lda: LdaConfig = field(default_factory=LdaConfig)
@@ -55,15 +55,15 @@ def train_lda_mllt(
     """Triphones on projected features, from the alignments of an earlier triphone model.
 
     Args:
-        previous: aligns the corpus; its pdfs are the classes of the LDA.
-        feats: {utterance: (T, F) float32} as the earlier model was trained on; the first `lda.static_dim` are spliced.
+        previous: model that aligns the corpus; its pdfs are the classes of the LDA.
+        feats: {utterance: (T, F) float32}, the earlier model's features; the first `lda.static_dim` are spliced.
         texts: {utterance: transcript}.
-        config: projection, tree and EM loop; None for the defaults.
-        jobs: processes.
-        progress: called after each pass.
+        config: settings of projection, tree and EM loop; None for the defaults.
+        jobs: number of processes.
+        progress: function called after each pass.
 
     Raises:
-        ValueError: more than 1 % of the utterances cannot be used; names them and says why.
+        ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons.
     """
     config = config or LdaMlltConfig()
     narrow = [u for u, x in feats.items() if x.ndim == 2 and x.shape[1] < config.lda.static_dim]

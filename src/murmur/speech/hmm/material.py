@@ -20,7 +20,7 @@ MAX_LOST = 0.01
 
 @dataclass(frozen=True)
 class Material:
-    """Utterances that can be used, and why others cannot.
+    """Usable utterances, and the reasons why others are not.
 
     Attributes:
         feats: {utterance: (T, F) features}.
@@ -39,11 +39,11 @@ class Material:
 
 
 def check_material(lang: Lang, feats: Features, texts: Mapping[str, str], dim: int) -> Material:
-    """Sort out utterances without features or transcript, with words outside the lexicon, with values that are not
-    finite, or with fewer frames than their states.
+    """Select usable utterances: those with features, transcript, words of the lexicon, finite values and at least as
+    many frames as states.
 
     Raises:
-        ValueError: features do not have `dim` columns; names the utterance.
+        ValueError: features do not have `dim` columns; the message names the utterance.
     """
     shortest = shortest_words(lang)
     usable_feats, usable_texts, lost = {}, {}, {}
@@ -59,7 +59,7 @@ def check_material(lang: Lang, feats: Features, texts: Mapping[str, str], dim: i
 
 
 def _why_not(lang: Lang, shortest: Mapping[int, int], feats_TF: NDArray | None, text: str | None) -> str:
-    """Why an utterance cannot be used; empty if it can."""
+    """Reason why an utterance cannot be used; empty if it can."""
     if feats_TF is None or text is None:
         return "has no features" if feats_TF is None else "has no transcript"
     if feats_TF.ndim != 2:
@@ -81,5 +81,5 @@ def refuse_losses(lost: Mapping[str, str], total: int, max_lost: float = MAX_LOS
         named = "; ".join(f"{u} {reason}" for u, reason in sorted(lost.items())[:10])
         raise ValueError(
             f"{len(lost)} of {total} utterances cannot be used, more than {100 * max_lost:g} %: {named}"
-            f"{'; ...' if len(lost) > 10 else ''}. Mend the data, or leave these utterances out"
+            f"{'; ...' if len(lost) > 10 else ''}. Repair the data, or leave these utterances out"
         )

@@ -2,7 +2,7 @@
 
     log p(x | pdf) = log sum_g w_g N(x; mu_g, diag(sigma_g^2))
 
-Shapes: T frames, F features, G Gaussians of all pdfs (those of one pdf stand together), P pdfs.
+Shapes: T frames, F features, G Gaussians of all pdfs (those of one pdf are adjacent), P pdfs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float64]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one torch thread, so that sums have the same order, and thus the same bits, in every process."""
+    """Context with one torch thread, in which sums have the same order, and thus the same bits, in every process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -37,10 +37,10 @@ class Mixtures:
     """The Gaussians of all pdfs.
 
     Attributes:
-        sizes: (P,) how many Gaussians each pdf has.
-        weights: (G,) their weights; those of a pdf sum to one.
-        means: (G, F).
-        variances: (G, F).
+        sizes: (P,) number of Gaussians of each pdf.
+        weights: (G,) weights of the Gaussians; those of a pdf sum to one.
+        means: (G, F) means.
+        variances: (G, F) variances.
 
     Raises:
         ValueError: the shapes do not fit, a pdf has no Gaussian, or a weight or variance is not positive and finite.
@@ -108,7 +108,7 @@ class Mixtures:
 
     @cached_property
     def _by_size(self) -> tuple[list[tuple[torch.Tensor, int, int]], torch.Tensor]:
-        """Pdfs of equal size stand together, so that one reshape sums over their Gaussians."""
+        """Pdfs grouped by size, so that one reshape sums over their Gaussians."""
         groups: list[tuple[torch.Tensor, int, int]] = []
         order: list[NDArray[np.int64]] = []
         begin = 0
@@ -134,7 +134,7 @@ class Mixtures:
         return library
 
     def __getstate__(self) -> dict[str, NDArray]:
-        """The four arrays without what was derived from them, so that little travels between processes."""
+        """The four arrays without derived values, to send little between processes."""
         return {name: self.__dict__[name] for name in ("sizes", "weights", "means", "variances")}
 
 
@@ -147,7 +147,7 @@ def one_gaussian_each(mean_F: FloatArray, variance_F: FloatArray, num_pdfs: int)
 def check_frames(feats_TF: NDArray[np.float32], dim: int) -> None:
     """Raise ValueError unless `feats_TF` has shape (T, dim) and only finite values."""
     if feats_TF.ndim != 2 or feats_TF.shape[1] != dim:
-        raise ValueError(f"features of shape {feats_TF.shape} where (frames, {dim}) is needed: extract them alike")
+        raise ValueError(f"features of shape {feats_TF.shape} where (frames, {dim}) is needed: extract them again")
     if not np.isfinite(feats_TF).all():
         bad = np.flatnonzero(~np.isfinite(feats_TF).all(1))
         raise ValueError(f"{len(bad)} frames hold values that are not finite, the first is frame {bad[0]}")

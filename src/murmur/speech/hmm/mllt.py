@@ -29,8 +29,8 @@ class MlltStats:
     """Sums over frames.
 
     Attributes:
-        frames: beta, the sum of all posteriors.
-        scatter: (D, D, D) G_i by row i.
+        frames: sum beta of all posteriors.
+        scatter: (D, D, D) matrices G_i by row i.
     """
 
     frames: float
@@ -83,7 +83,7 @@ def estimate_mllt(stats: MlltStats) -> FloatArray:
 
 
 def apply_mllt(model: HmmGmm, transform_DD: FloatArray) -> HmmGmm:
-    """The model with A behind its projection and its means moved alike; variances stay, as the next EM pass fits them.
+    """The model with A after its projection and with transformed means; the next EM pass fits the variances.
 
     Raises:
         ValueError: the model has no projection.

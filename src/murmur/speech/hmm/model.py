@@ -27,11 +27,11 @@ class HmmGmm:
     """A hidden Markov model whose states emit by Gaussian mixtures. Values never change: training makes new ones.
 
     Attributes:
-        lang: the phones and words.
-        tree: which states share a pdf.
+        lang: phones and words.
+        tree: tying of states to pdfs.
         log_probs: (I,) natural log probabilities by transition-id; index 0 is unused.
-        mixtures: the Gaussians of the tree's pdfs.
-        projection: applied to features first; None where the mixtures take them as they are.
+        mixtures: Gaussians of the tree's pdfs.
+        projection: projection applied to features first; None if the mixtures take them directly.
     """
 
     lang: Lang
@@ -51,12 +51,12 @@ class HmmGmm:
 
     @cached_property
     def transitions(self) -> Transitions:
-        """The transition model; `transitions.library` and `transitions.tree` are what graph building needs."""
+        """The transition model; graph building needs `transitions.library` and `transitions.tree`."""
         return make_transitions(self.lang, self.tree, self.log_probs)
 
     @cached_property
     def library_mixtures(self) -> khg.AmDiagGmm:
-        """The mixtures as the library's object; not to be changed."""
+        """The mixtures as the library's object; do not change it."""
         return self.mixtures.to_library()
 
     def features(self, feats_TF: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -87,5 +87,5 @@ class HmmGmm:
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: library objects are made anew in another process."""
+        """The fields alone: library objects are made again in another process."""
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}

@@ -24,18 +24,18 @@ from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon.lexicon import Lang
 
-# After the flat start all states look alike: only a larger scale tells paths apart, and spares keeping every one.
+# After the flat start all states are similar: only a larger scale separates paths and limits their number.
 FLAT_START_SEARCH = AlignOptions(acoustic_scale=0.3, beam=10.0, retry_beam=40.0)
 
 
 @dataclass(frozen=True)
 class MonophoneConfig(EmConfig):
-    """The EM loop with several flat starts.
+    """Settings of the EM loop with several flat starts.
 
     Attributes:
-        flat_starts: so many random starts are tried, and the one whose single Gaussians explain the data best after
-            `trial_passes` goes on. A large corpus needs only one; with few utterances starts differ a lot.
-        trial_passes: passes of each try, where there are several.
+        flat_starts: number of random starts; training continues from the one with the best fit of single Gaussians
+            after `trial_passes`. A large corpus needs only one; with few utterances, starts differ a lot.
+        trial_passes: number of passes of each trial, if there are several.
     """
 
     flat_starts: int = 1
@@ -61,12 +61,12 @@ def train_monophone(
         lang: phones and words.
         feats: {utterance: (T, F) float32}, e.g. 13 MFCC with deltas and speaker mean normalisation.
         texts: {utterance: transcript}.
-        config: the EM loop; a MonophoneConfig chooses among several flat starts; None for the defaults.
-        jobs: processes.
-        progress: called after each pass.
+        config: settings of the EM loop; a MonophoneConfig chooses among several flat starts; None for the defaults.
+        jobs: number of processes.
+        progress: function called after each pass.
 
     Raises:
-        ValueError: more than 1 % of the utterances cannot be used; names them and says why.
+        ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons.
     """
     config = config or EmConfig()
     material = usable(lang, feats, texts)
@@ -86,7 +86,7 @@ def train_monophone(
 
 
 def flat_start(loop: EmLoop, model: HmmGmm, variance_F: FloatArray, seed: int) -> HmmGmm:
-    """Single Gaussians from random paths with about equally long states."""
+    """Single Gaussians from random paths with states of about equal length."""
     loop.workers.map(passes.align_flat, seed)
     return loop.maximise(model, loop.accumulate(model), variance_F)
 
@@ -95,7 +95,7 @@ def choose_start(loop: EmLoop, model: HmmGmm, variance_F: FloatArray, config: Mo
     """The flat start of several whose single Gaussians explain the data best after some passes."""
     best, best_log_likelihood = model, -math.inf
     for number in range(config.flat_starts):
-        # The product keeps the starts of consecutive seeds apart.
+        # The product makes the starts of consecutive seeds different.
         tried = flat_start(loop, model, variance_F, config.seed * config.flat_starts + number)
         for _ in range(config.trial_passes):
             loop.realign(tried, FLAT_START_SEARCH, MAX_LOST_EARLY)

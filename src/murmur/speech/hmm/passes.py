@@ -1,4 +1,4 @@
-"""Work on one block of a corpus in a pass; `Workers` can map every function."""
+"""Work on one block of a corpus in a pass; `Workers` can map each function."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class AlignReport:
     Attributes:
         failed: {utterance: reason}.
         retried: utterances that needed the wide beam.
-        log_likelihood: of the best paths, unscaled and summed.
-        frames: aligned frames.
+        log_likelihood: sum over the best paths, unscaled.
+        frames: number of aligned frames.
     """
 
     failed: dict[str, str] = field(default_factory=dict)
@@ -52,15 +52,15 @@ class PassStats:
     """The E step's sums for mixtures and transitions.
 
     Attributes:
-        mixtures: those of the mixtures.
-        transition_counts: (I,) how often each transition-id occurred.
+        mixtures: sums of the mixtures.
+        transition_counts: (I,) count of each transition-id.
     """
 
     mixtures: MixtureStats
     transition_counts: NDArray[np.float64]
 
     def frames_of_pdfs(self, pdf_of: IntArray) -> NDArray[np.float64]:
-        """(P,) how many frames each pdf holds; `pdf_of` (I,) is the pdf of each transition-id."""
+        """(P,) number of frames of each pdf; `pdf_of` (I,) is the pdf of each transition-id."""
         return np.bincount(pdf_of[1:], weights=self.transition_counts[1:]).astype(np.float64)
 
     def __add__(self, other: PassStats) -> PassStats:
@@ -83,10 +83,10 @@ def compile_graphs(block: Block, model: HmmGmm) -> None:
 
 
 def align_flat(block: Block, seed: int) -> AlignReport:
-    """Give each utterance a random path with about equally long states.
+    """Give each utterance a random path with states of about equal length.
 
-    Each utterance has a seed of its own: with one seed for all, the draws that place the optional silences coincide
-    between utterances, and the models of words and silence do not separate.
+    Each utterance has its own seed: with one seed for all, the random places of optional silences coincide between
+    utterances, and the models of words and silence do not separate.
     """
     paths = {
         u: equal_length_path(graph, len(block.feats[u]), flat_start_seed(seed, u)) for u, graph in block.graphs.items()

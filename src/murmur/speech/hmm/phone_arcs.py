@@ -1,4 +1,4 @@
-"""Phone information of transition-ids: the phone, whether the arc stays in its state, whether it leaves the phone.
+"""Phone information of transition-ids: the phone, self-loops, and arcs that leave the phone.
 
 Shapes: I transition-ids + 1 (index 0 unused), T frames.
 """
@@ -15,12 +15,12 @@ IntArray = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class PhoneArcs:
-    """Phones of transition-ids, without the model that they come from.
+    """Phones of transition-ids, independent of their model.
 
     Attributes:
         phone_of: (I + 1,) phone labels.
-        is_self_loop: (I + 1,) whether a transition stays in its state.
-        is_final: (I + 1,) whether a transition leaves the phone.
+        is_self_loop: (I + 1,) True if a transition stays in its state.
+        is_final: (I + 1,) True if a transition leaves the phone.
     """
 
     phone_of: IntArray
@@ -35,7 +35,7 @@ class PhoneArcs:
         """The frames at which phones begin.
 
         A phone begins at frame 0 and at each forward transition whose preceding forward transition left a phone; the
-        self-loops in between still belong to the phone before.
+        self-loops in between still belong to the previous phone.
         """
         forward = np.flatnonzero(~self.is_self_loop[tids_T])
         begins = forward[1:][self.is_final[tids_T[forward[:-1]]]]

@@ -25,10 +25,10 @@ class PhoneTime(NamedTuple):
 
 
 def phone_times(model: HmmGmm, tids_T: IntArray) -> list[PhoneTime]:
-    """The phones of an alignment in their order; together they cover all frames.
+    """The phones of an alignment in order; they cover all frames.
 
     Raises:
-        ValueError: ids that are not transition-ids of the model.
+        ValueError: the ids are not transition-ids of the model.
     """
     transitions = model.transitions
     transitions.arcs.check(tids_T)

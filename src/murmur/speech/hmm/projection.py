@@ -19,9 +19,9 @@ class Projection:
     """A projection of windows of static features.
 
     Attributes:
-        matrix: (D, W S) A.
-        context_frames: c, the frames taken on each side; at the edges the outermost frame repeats.
-        static_dim: S, how many leading features are static (deltas are made superfluous by the window).
+        matrix: (D, W S) matrix A.
+        context_frames: number c of frames on each side; at the edges the outermost frame repeats.
+        static_dim: number S of leading static features (the window makes deltas superfluous).
     """
 
     matrix: FloatArray
@@ -48,7 +48,7 @@ def splice(feats_TS: NDArray[np.float32], context_frames: int) -> NDArray[np.flo
 
 
 def project(projection: Projection | None, feats_TF: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The projected frames; the frames themselves, as contiguous float32, where there is no projection."""
+    """The projected frames; without a projection, the frames themselves as contiguous float32."""
     if projection is None:
         return np.ascontiguousarray(feats_TF, dtype=np.float32)
     return projection.apply(feats_TF)

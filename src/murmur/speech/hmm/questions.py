@@ -1,7 +1,7 @@
 """Questions about phones for decision trees, derived from the data by clustering.
 
-Phones are merged bottom up, always the two whose merger costs the least likelihood; each set of phones that occurs on
-the way is a question, beside every single phone and "silence or outside". Automatic questions: Beulen and Ney (1998);
+Phones are merged bottom up, always the two whose merger costs the least likelihood; each set of phones made in this
+process is a question, beside every single phone and "silence or outside". Automatic questions: Beulen and Ney (1998);
 the criterion is that of the tree itself.
 """
 
@@ -15,7 +15,7 @@ from murmur.speech.lexicon.lexicon import Lang
 
 
 def derive_questions(lang: Lang, stats: TreeStats) -> list[tuple[int, ...]]:
-    """Sets of phone labels to ask for, without repetition; a set with the silence holds the outside too."""
+    """Sets of phone labels for questions, without repetition; a set with the silence includes the outside."""
     speech = [p for p in range(lang.num_silence + 1, lang.num_phones + 1) if np.any(stats.keys[:, 1] == p)]
     silence = (OUTSIDE, *lang.silence_ids)
     questions: list[tuple[int, ...]] = [silence]
@@ -25,7 +25,7 @@ def derive_questions(lang: Lang, stats: TreeStats) -> list[tuple[int, ...]]:
 
 
 def cluster_phones(phones: list[int], stats: TreeStats) -> list[tuple[int, ...]]:
-    """The sets of phones made by merging them bottom up, in the order of the mergers, without the set of all."""
+    """The sets of phones made by merging them bottom up, in the order of the mergers, without the set of all phones."""
     classes = int(stats.keys[:, 3].max()) + 1 if len(stats.keys) else 0
     sums: dict[tuple[int, ...], tuple[FloatArray, FloatArray, FloatArray]]
     sums = {(p,): _by_class(stats, p, classes) for p in phones}

@@ -1,6 +1,6 @@
-"""Splitting of Gaussians with a seed, so that training repeats bit for bit.
+"""Seeded splitting of Gaussians, so that training repeats bit for bit.
 
-The allocation follows Kaldi: pdfs get Gaussians in proportion to a power of how many frames they hold.
+The allocation follows Kaldi: pdfs get Gaussians in proportion to a power of their number of frames.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from murmur.speech.hmm.mixtures import FloatArray, Mixtures
 
-# The halves lie this many standard deviations (times a standard normal number) from the mean, as far as in HTK: from
-# much closer they take many passes to part.
+# The halves lie this many standard deviations (times a standard normal number) from the mean, as in HTK: from much
+# closer they take many passes to separate.
 PERTURBATION = 0.2
 
 
 def allocate(held_P: FloatArray, total: int, power: float, min_frames: float) -> NDArray[np.int64]:
-    """Gaussians of each pdf out of `total`: the next one always goes to the largest held^power / already given.
+    """Gaussians of each pdf out of `total`: the next one always goes to the largest held^power / number already given.
 
-    `held_P` are the frames that each pdf holds; Gaussians are not split finer than `min_frames` each. Each pdf gets
-    at least one, also where that makes more than `total`.
+    `held_P` are the frames of each pdf; Gaussians are not split below `min_frames` each. Each pdf gets at least one,
+    even if the sum then exceeds `total`.
     """
     counts = np.ones(len(held_P), dtype=np.int64)
     queue = [(-(float(held) ** power), pdf) for pdf, held in enumerate(held_P)]
@@ -40,7 +40,7 @@ def allocate(held_P: FloatArray, total: int, power: float, min_frames: float) ->
 def split(mixtures: Mixtures, target_P: NDArray[np.int64], random: np.random.Generator) -> Mixtures:
     """Split the heaviest Gaussian of each pdf until it has at least `target_P` of them.
 
-    w, mu, sigma become twice w / 2 and mu +- 0.2 z sigma, z standard normal; a pdf that has enough stays as it is.
+    w, mu, sigma become twice w / 2 and mu +- 0.2 z sigma, z standard normal; a pdf with enough Gaussians is unchanged.
     """
     parts = []
     for start, size, target in zip(mixtures.starts, mixtures.sizes, target_P, strict=True):

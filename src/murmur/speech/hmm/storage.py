@@ -1,6 +1,6 @@
 """Models and alignments on disk: one .npz file each, without pickles, put in place in one step.
 
-The file of a model holds arrays and, as bytes under "header", a JSON text with what is not an array.
+The file of a model holds arrays and, as bytes under "header", a JSON text with all other values.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from murmur.speech.lexicon.lexicon import Lang
 
 MODEL_FORMAT = "murmur HMM-GMM 1"
 AGAIN = "make it anew"
-SUM_TOLERANCE = 0.01  # of probabilities in float32
+SUM_TOLERANCE = 0.01  # of the sum of probabilities in float32
 ALIGNMENT_FORMAT = "murmur alignment 1"
 
 
 def save_model(model: HmmGmm, path: Path) -> None:
-    """Write a model; a file that exists is replaced in one step, so that readers see the old one or the new one."""
+    """Write a model, replacing an existing file in one step, so that readers see either the old or the new one."""
     header: dict[str, Any] = {"format": MODEL_FORMAT, "lang": model.lang.to_json(), "tree": model.tree.to_json()}
     mixtures = model.mixtures
     arrays: dict[str, NDArray] = {
@@ -52,7 +52,7 @@ def save_model(model: HmmGmm, path: Path) -> None:
 
 
 def load_model(path: Path) -> HmmGmm:
-    """Read a model; it equals the one written to the bit.
+    """Read a model, equal to the written one to the bit.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -80,7 +80,7 @@ def load_model(path: Path) -> HmmGmm:
 
 
 def _check_probabilities(transitions: Transitions, log_probs_I: NDArray) -> None:
-    """Raise ValueError unless those of a state sum to one: the library never ends on a cycle that earns something."""
+    """Raise ValueError unless those of a state sum to one: on a cycle with a negative cost the library never ends."""
     states = np.stack([transitions.phone_of, transitions.state_of, transitions.pdf_of])[:, 1:]
     _, state_of = np.unique(states, axis=1, return_inverse=True)
     sums = np.bincount(state_of.ravel(), np.exp(log_probs_I.astype(np.float64).clip(max=1.0)))
@@ -91,14 +91,14 @@ def _check_probabilities(transitions: Transitions, log_probs_I: NDArray) -> None
 
 
 def _floats(values: NDArray) -> NDArray:
-    """Values if they are finite floating-point numbers."""
+    """The values, if they are finite floating-point numbers."""
     if values.dtype not in (np.float32, np.float64) or not np.isfinite(values).all():
         raise ValueError(f"an array of {values.dtype} that are not all finite numbers")
     return values
 
 
 def tying_digest(model: HmmGmm) -> str:
-    """A digest of phones and tree: equal for models whose transition-ids mean the same."""
+    """A digest of phones and tree, equal for models whose transition-ids have the same meaning."""
     content = json.dumps([list(model.lang.phones), model.lang.num_silence, model.tree.to_json()])
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -107,7 +107,7 @@ def save_alignments(model: HmmGmm, tids: Mapping[str, IntArray], path: Path) -> 
     """Write {utterance: (T,) transition-ids} of a model.
 
     Raises:
-        ValueError: ids that are not transition-ids of the model; names the utterance.
+        ValueError: some ids are not transition-ids of the model; the message names the utterance.
     """
     model.pdf_ids(tids)
     names = sorted(tids)
@@ -134,7 +134,7 @@ def load_alignments(model: HmmGmm, path: Path) -> dict[str, IntArray]:
         ends = np.cumsum(lengths)
         parts = np.split(tids, ends[:-1]) if len(ends) else []
         found = dict(zip(map(str, header["utterances"]), parts, strict=True))
-        model.pdf_ids(found)  # ids that are none of the model's
+        model.pdf_ids(found)  # ids that are not the model's
         return found
 
 

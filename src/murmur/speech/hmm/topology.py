@@ -21,7 +21,7 @@ def num_states(lang: Lang, phone: int) -> int:
 
 
 def shortest_words(lang: Lang) -> dict[int, int]:
-    """For each word label, the fewest frames that one of its pronunciations takes."""
+    """The minimum number of frames of each word's pronunciations, by word label."""
     frames: dict[int, int] = {}
     for pron in lang.prons:
         word, needed = lang.words[pron.word], sum(num_states(lang, p) for p in pron.phones)
@@ -33,7 +33,7 @@ def make_topology(lang: Lang) -> khg.HmmTopology:
     """The topology of all phones of a language.
 
     Silence can leave state 0 for any of the states 0-3 and states 1-3 for any of 1-4; it ends in state 4. A language
-    without any phone besides silence is refused by the library.
+    without any phone except silence is refused by the library.
     """
     speech = [(s, {s: 0.75, s + 1: 0.25}) for s in range(SPEECH_STATES)]
     silence = [(0, dict.fromkeys(range(4), 0.25))]

@@ -1,4 +1,4 @@
-"""Transition models: what each transition-id means, their probabilities, and phones in time.
+"""Transition models: the meaning of transition-ids, their probabilities, and phones in time.
 
 A transition-id names (phone, HMM state, pdf, arc of the state); ids are 1 ... I. Alignments are sequences of them, in
 the "reordered" form of the library's graphs: the self-loops of a state follow its forward transition.
@@ -27,10 +27,10 @@ class Transitions:
     """A transition model of the library with its content as arrays over transition-ids.
 
     Attributes:
-        library: the library's object; not to be changed.
+        library: the library's object; do not change it.
         tree: the library's form of the tree.
         phone_of, state_of, pdf_of: (I + 1,) the phone label, HMM state and pdf of each transition-id.
-        arc_of: (I + 1,) which of the state's arcs it is.
+        arc_of: (I + 1,) index of the arc among those of its state.
     """
 
     library: khg.TransitionModel
@@ -79,7 +79,7 @@ def make_transitions(lang: Lang, tree: Tree, log_probs_I: NDArray[np.float32] | 
 
 
 def reestimate(lang: Lang, tree: Tree, current: Transitions, counts_I: NDArray[np.float64]) -> Transitions:
-    """Transition probabilities from how often each transition-id occurred; rare states keep theirs, small ones are
+    """Transition probabilities from the count of each transition-id; rare states keep theirs, small ones are
     floored (library defaults: floor 0.01, at least 5 occurrences)."""
     updated = make_transitions(lang, tree, current.log_probs)
     updated.library.mle_update(np.ascontiguousarray(counts_I, dtype=np.float64), khg.MleTransitionUpdateConfig())
@@ -88,7 +88,7 @@ def reestimate(lang: Lang, tree: Tree, current: Transitions, counts_I: NDArray[n
 
 
 def _with_log_probs(library: khg.TransitionModel, log_probs_I: NDArray[np.float32]) -> khg.TransitionModel:
-    """The same transition model with other probabilities; the library offers no setter but its unpickling hook."""
+    """The same transition model with other probabilities; the only setter of the library is its unpickling hook."""
     state = list(library.__getstate__())
     if len(log_probs_I) != len(state[6]) or not (np.all(np.isfinite(log_probs_I)) and np.all(log_probs_I <= 0)):
         raise ValueError(

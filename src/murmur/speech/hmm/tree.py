@@ -29,24 +29,24 @@ class Question(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """An end node: the pdf of all contexts that arrive here."""
+    """An end node: the pdf of all contexts that reach it."""
 
     pdf: int
 
 
 @dataclass(frozen=True)
 class Tree:
-    """State tying for windows of `width` phones whose phone at position `centre` is modelled.
+    """State tying for windows of `width` phones, of which the phone at position `centre` is modelled.
 
     Attributes:
-        width: phones in a window: 1 for monophones, 3 for triphones.
+        width: number of phones in a window: 1 for monophones, 3 for triphones.
         centre: position of the modelled phone in the window.
         nodes: all nodes; roots and questions refer to them by index.
         roots: the root node of each (phone, pdf class).
 
     Raises:
-        ValueError: the pdfs of the leaves are not 0 ... n - 1, or a root or question names a node that is none, or that
-            it hangs below.
+        ValueError: the pdfs of the leaves are not 0 ... n - 1, or a root or question names a node that does not exist,
+            or one of its own ancestors.
     """
 
     width: int
@@ -63,7 +63,7 @@ class Tree:
         self._check_branches()
 
     def _check_branches(self) -> None:
-        """Every way down ends at a leaf: from each root, nodes that are under way must not be met again."""
+        """Check that every path down ends at a leaf: from each root, no node may appear twice on a path."""
         known = range(len(self.nodes))
         for root in self.roots.values():
             if root not in known:
@@ -105,7 +105,7 @@ class Tree:
         return node.pdf
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values from which `from_json` makes an equal tree."""
+        """Plain values, from which `from_json` makes an equal tree."""
         return {
             "width": self.width,
             "centre": self.centre,
@@ -133,7 +133,7 @@ def monophone_tree(lang: Lang) -> Tree:
 def context_dependency(tree: Tree) -> khg.ContextDependency:
     """The tree as the library's object.
 
-    The library binds no constructor, but its unpickling hook takes Kaldi's binary tree format, as a 1-tuple with one
+    The library has no constructor for it, but its unpickling hook takes Kaldi's binary tree format, as a 1-tuple of one
     list of signed chars.
     """
     library_tree = khg.ContextDependency.__new__(khg.ContextDependency)
@@ -162,7 +162,7 @@ def _table(key: int, children: Sequence[bytes]) -> bytes:
 
 
 def _event_map(tree: Tree, root: int) -> bytes:
-    """A subtree, depth first; `pending` holds the nodes still to write, and `closing` where a split ends."""
+    """A subtree, depth first; `pending` holds the nodes still to write, and `closing` the ends of splits."""
     closing = -1
     out, pending = [], [root]
     while pending:

@@ -27,7 +27,7 @@ class TreeStats:
 
     Attributes:
         keys: (K, 4) left neighbour, phone, right neighbour, pdf class; sorted, each once.
-        counts: (K,) frames.
+        counts: (K,) numbers of frames.
         first: (K, F) sums of x.
         second: (K, F) sums of x^2.
     """
@@ -48,7 +48,7 @@ def windows_of(transitions: Transitions, tids_T: IntArray) -> IntArray:
 
 
 def tree_stats(block: Block, model: HmmGmm, projection: Projection | None) -> TreeStats | None:
-    """The sums of the projected features over a block's alignments, which are the model's; None if it has none."""
+    """Sums of the projected features over the alignments of a block by the model; None if it has none."""
     windows, feats = [], []
     for utterance, tids_T in block.tids.items():
         windows.append(windows_of(model.transitions, tids_T))
@@ -67,7 +67,7 @@ def merge_stats(blocks: Iterable[TreeStats | None]) -> TreeStats:
     """
     parts = [stats for stats in blocks if stats is not None]
     if not parts:
-        raise ValueError("no utterance is aligned, so no tree can be grown: look at why the alignment failed")
+        raise ValueError("no utterance is aligned, so no tree can be grown: find out why the alignment failed")
     return sum_by_key(
         np.concatenate([p.keys for p in parts]),
         np.concatenate([p.counts for p in parts]),
@@ -77,7 +77,7 @@ def merge_stats(blocks: Iterable[TreeStats | None]) -> TreeStats:
 
 
 def sum_by_key(keys_N: IntArray, counts_N: FloatArray, first_NF: FloatArray, second_NF: FloatArray) -> TreeStats:
-    """Add up the rows whose keys are equal, in their order."""
+    """Add up the rows with equal keys, in their order."""
     order = np.lexsort(keys_N.T[::-1])
     sorted_keys = keys_N[order]
     changes = np.any(sorted_keys[1:] != sorted_keys[:-1], 1)
@@ -91,7 +91,7 @@ def sum_by_key(keys_N: IntArray, counts_N: FloatArray, first_NF: FloatArray, sec
 
 
 def log_likelihood(counts: NDArray, first: NDArray, second: NDArray, floor: float = 0.01) -> NDArray:
-    """The log-likelihood of frames under the one diagonal Gaussian that fits them best, from their sums.
+    """The log-likelihood of frames under the best-fitting diagonal Gaussian, from their sums.
 
     For n frames with variances v: -n / 2 (F + sum log 2 pi v); 0 for n = 0. The last axis of `first` and `second` is F;
     variances are at least `floor`.

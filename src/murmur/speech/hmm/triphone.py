@@ -26,7 +26,7 @@ from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import Tree
 from murmur.speech.hmm.tree_stats import TreeStats, merge_stats, tree_stats
 
-# Of the variance over all frames, for the first Gaussians of the leaves.
+# Relative to the variance over all frames, for the first Gaussians of the leaves.
 VARIANCE_FLOOR = 0.01
 
 
@@ -36,7 +36,7 @@ def _default_em() -> EmConfig:
 
 @dataclass(frozen=True)
 class TriphoneConfig:
-    """The tree, and the EM loop after it.
+    """Settings of the tree, and of the EM loop after it.
 
     Attributes:
         tree: size of the decision tree that ties the states of triphones.
@@ -58,15 +58,15 @@ def train_triphone(
     """Triphones from the alignments of an earlier model of the same language.
 
     Args:
-        previous: aligns the corpus; its projection, if any, is kept.
-        feats: {utterance: (T, F) float32}, as the earlier model was trained on.
+        previous: model that aligns the corpus; its projection, if any, is kept.
+        feats: {utterance: (T, F) float32}, the features of the earlier model.
         texts: {utterance: transcript}.
-        config: the tree and the EM loop; None for the defaults.
-        jobs: processes.
-        progress: called after each pass.
+        config: settings of the tree and the EM loop; None for the defaults.
+        jobs: number of processes.
+        progress: function called after each pass.
 
     Raises:
-        ValueError: more than 1 % of the utterances cannot be used; names them and says why.
+        ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons.
     """
     config = config or TriphoneConfig()
     material = usable(previous.lang, feats, texts)
@@ -82,8 +82,8 @@ def train_triphone(
 def grow_model(
     workers: Workers, previous: HmmGmm, projection: Projection | None, config: TreeConfig
 ) -> tuple[HmmGmm, FloatArray]:
-    """A model with a new tree, whose pdfs have one Gaussian, fitted to the leaf's frames; and (F,) the variance over
-    all frames. Both are of the features behind `projection`, and come from the blocks' alignments by `previous`."""
+    """A model with a new tree and one Gaussian per pdf, fitted to the leaf's frames; and (F,) the variance over all
+    frames. Both are of the features after `projection`, and come from the blocks' alignments by `previous`."""
     stats = merge_stats(workers.map(tree_stats, previous, projection))
     tree = grow_tree(previous.lang, stats, derive_questions(previous.lang, stats), config)
     frames = stats.counts.sum()
@@ -97,7 +97,7 @@ def grow_model(
 
 
 def leaf_sums(tree: Tree, stats: TreeStats) -> MixtureStats:
-    """The sums of all contexts that arrive at each leaf."""
+    """The sums of all contexts that reach each leaf."""
     pdfs = np.array([tree.pdf(key[:3], key[3]) for key in stats.keys.tolist()])
     counts, dim = np.zeros(tree.num_pdfs), stats.first.shape[1]
     first, second = np.zeros((tree.num_pdfs, dim)), np.zeros((tree.num_pdfs, dim))

@@ -1,7 +1,7 @@
 """Forced alignment of one utterance: training graph, flat-start path, best path.
 
-Every call into the library is preceded by checks of what it would read out of bounds or abort on, and what it refers
-to is kept alive here.
+Before every call into the library, its arguments are checked for values that it would read out of bounds or abort on;
+objects that it refers to are kept alive here.
 
 Shapes: T frames, F features, P pdfs.
 """
@@ -30,8 +30,8 @@ class AlignOptions:
         acoustic_scale: factor on the acoustic log-likelihoods.
         transition_scale: factor on the log probabilities of transitions that leave a state.
         self_loop_scale: factor on the log probabilities of self-loops.
-        beam: paths worse than the best by more are dropped.
-        retry_beam: the beam of a second try, where no path reached the end.
+        beam: largest distance from the best path; worse paths are dropped.
+        retry_beam: beam of a second try if no path reached the end.
     """
 
     acoustic_scale: float = 0.1
@@ -46,7 +46,7 @@ class AlignOptions:
 
 
 class BestPath(NamedTuple):
-    """The transition-ids of the frames, their unscaled total log-likelihood, and whether the wide beam was needed."""
+    """The transition-ids of the frames, their unscaled total log-likelihood, and True if the wide beam was needed."""
 
     tids: IntArray
     log_likelihood: float
@@ -54,14 +54,14 @@ class BestPath(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scaled scores for the library's search, with the objects that it refers to and does not keep alive itself."""
+    """Scaled scores for the library's search, with the objects that it uses but does not keep alive."""
 
     decodable: Any
     kept: tuple[Any, ...]
 
 
 class GraphCompiler:
-    """Makes training graphs: transition-ids in, words out, without probabilities, which change from pass to pass."""
+    """Makes training graphs from transition-ids to words, without probabilities, which change from pass to pass."""
 
     def __init__(self, lang: Lang, transitions: Transitions) -> None:
         self._lang = lang
@@ -85,7 +85,7 @@ class GraphCompiler:
 
 
 def equal_length_path(graph: kaldifst.StdVectorFst, frames: int, seed: int) -> IntArray | None:
-    """A random path of `frames` transitions, its states about equally long; None where there is none."""
+    """A random path of `frames` transitions with states of about equal length; None if there is none."""
     found, path = kaldifst.equal_align(ifst=graph, length=frames, rand_seed=seed, num_retries=10)
     if not found:
         return None
@@ -95,7 +95,7 @@ def equal_length_path(graph: kaldifst.StdVectorFst, frames: int, seed: int) -> I
 def gmm_scores(
     mixtures: khg.AmDiagGmm, transitions: Transitions, feats_TF: NDArray[np.float32], scale: float
 ) -> Scores:
-    """Scaled scores of frames under mixtures, computed by the library as the search asks for them.
+    """Scaled scores of frames under mixtures, computed by the library on demand.
 
     Raises:
         ValueError: the number of features is not the mixtures'.
@@ -125,7 +125,7 @@ def matrix_scores(transitions: Transitions, scores_TP: NDArray[np.float32], scal
 def best_path(
     utterance: str, graph: kaldifst.StdVectorFst, transitions: Transitions, scores: Scores, options: AlignOptions
 ) -> BestPath | None:
-    """The most likely path through a training graph; None where even the wide beam finds none."""
+    """The most likely path through a training graph; None if even the wide beam finds none."""
     weighted = graph.copy()
     khg.add_transition_probs(
         trans_model=transitions.library,

@@ -1,9 +1,9 @@
-"""Weighted finite-state acceptors of word sequences: made from the rules of a grammar, then deterministic.
+"""Weighted finite-state acceptors of word sequences: built from the rules of a grammar, then determinised.
 
-The cost of a sentence is that of its cheapest path (-ln of its likeliest derivation). Determinisation is Mohri's,
+The cost of a sentence is that of its cheapest path (-ln of its most likely derivation). Determinisation is Mohri's,
 "Finite-state transducers in language and speech processing" (1997), section 3.3, in the tropical semiring. It has no
-result for automata without the twins property, such as that of `(a | b)* x | (a | b | c)* y`; there, arcs of the same
-word that leave the same state are told apart by the back-off symbol #0, which the lexicon transducer lets pass.
+result for automata without the twins property, such as that of `(a | b)* x | (a | b | c)* y`; there, the back-off
+symbol #0, which the lexicon transducer passes, separates arcs of the same word that leave the same state.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from murmur.speech.language_model.jsgf import Choice, Expansion, GrammarRule, Re
 from murmur.speech.lexicon.lexicon import BACKOFF
 
 MOST_ARCS = 500_000
-_DIGITS = 6  # of costs that are compared
+_DIGITS = 6  # of costs in comparisons
 _HALF = math.log(2.0)
 
 
 class Arc(NamedTuple):
-    """From one state to another, with a word or (None) without."""
+    """An arc from one state to another, with a word or (None) without."""
 
     source: int
     word: str | None
@@ -53,12 +53,12 @@ class Acceptor:
 
     @property
     def num_states(self) -> int:
-        """States that are named by an arc or are final, and all with smaller numbers."""
+        """One more than the largest state that an arc names or that is final."""
         named = [state for arc in self.arcs for state in (arc.source, arc.target)]
         return 1 + max(0, *named, *self.finals)
 
     def trimmed(self) -> Acceptor:
-        """Without states that no sentence passes."""
+        """The acceptor without states that no sentence passes."""
         forwards: dict[int, list[int]] = {}
         backwards: dict[int, list[int]] = {}
         for arc in self.arcs:
@@ -80,10 +80,10 @@ def _reached(first: Mapping[int, float] | set[int], ways: Mapping[int, list[int]
 
 
 def acceptor_of_rules(rules: Mapping[str, GrammarRule], name: str) -> Acceptor:
-    """All sentences of the public rules, of which each is as likely as the others; `name` is for messages.
+    """All sentences of the public rules, which are equally likely; `name` is for messages.
 
     Raises:
-        ValueError: the rules take too many arcs when they are written out, or allow no sentence with a word.
+        ValueError: the rules expand to too many arcs, or allow no sentence with a word.
     """
     public = [rule.expansion for rule in rules.values() if rule.public]
     whole = public[0] if len(public) == 1 else Choice(tuple((math.log(len(public)), x) for x in public))
@@ -108,7 +108,7 @@ _Between = tuple[Expansion, int, int]
 
 
 class _WrittenOut:
-    """Arcs of expansions; each reference gets a copy of its rule. The states 0 and 1 are there from the beginning."""
+    """Arcs of expansions; each reference gets a copy of its rule. The states 0 and 1 exist from the start."""
 
     def __init__(self, rules: Mapping[str, GrammarRule]) -> None:
         self._rules = rules
@@ -116,7 +116,7 @@ class _WrittenOut:
         self._states = 2
 
     def add(self, part: Expansion, source: int, target: int) -> list[_Between]:
-        """Put an expansion between two states; returns the parts of it that are still to be added."""
+        """Put an expansion between two states; return its parts that are still to be added."""
         match part:
             case WordChain(words):
                 self._spell(words, source, 0.0, target)
@@ -136,7 +136,7 @@ class _WrittenOut:
                 return [(self._rules[name].expansion, source, target)]
 
     def _option(self, cost: float, option: Expansion, source: int, target: int) -> list[_Between]:
-        if isinstance(option, WordChain):  # without a state of its own, which long lists would have thousands of
+        if isinstance(option, WordChain):  # needs no state, of which long lists would need thousands
             self._spell(option.words, source, cost, target)
             return []
         (begin,) = self._new(1)
@@ -155,13 +155,13 @@ class _WrittenOut:
 
 
 def deterministic(acceptor: Acceptor, name: str = "the grammar") -> Acceptor:
-    """The same sentences at the same costs, without arcs that have no word, and with one arc a state and word.
+    """The same sentences at the same costs, without arcs that have no word, and with one arc per state and word.
 
-    Where that is impossible or would be much larger, #0 tells arcs apart (see the module). States are numbered in the
+    If this is impossible or would be much larger, #0 separates the arcs (see the module). States are numbered in the
     order in which they are found, so equal grammars have equal results.
 
     Raises:
-        ValueError: more arcs than a graph can be made of.
+        ValueError: there are more arcs than a graph can hold.
     """
     whole = _Closed(acceptor)
     try:
@@ -178,11 +178,11 @@ def deterministic(acceptor: Acceptor, name: str = "the grammar") -> Acceptor:
 
 
 class _TooLargeError(Exception):
-    """More work than was allowed."""
+    """The limit of the work was exceeded."""
 
 
 class _Closed:
-    """The arcs with words of each state, and the states that arcs without words lead to."""
+    """The arcs with words of each state, and the states reached by arcs without words."""
 
     def __init__(self, acceptor: Acceptor) -> None:
         self.finals = acceptor.finals
@@ -194,7 +194,7 @@ class _Closed:
         self._size = 0
 
     def reach(self, state: int) -> list[tuple[int, float]]:
-        """States that have arcs with words or are final, at the least cost to reach them from `state` in silence."""
+        """States with words on arcs, or final ones, at the least cost of reaching them from `state` without words."""
         if state not in self._known:
             found = sorted(self._search(state))
             self._size += len(found)
@@ -219,7 +219,7 @@ class _Closed:
 
 
 def _determinised(closed: _Closed, most_work: int) -> Acceptor:
-    """Subsets of states with the costs that are still to be paid in each."""
+    """Subsets of states with the remaining cost of each."""
     first = dict(closed.reach(0))
     number = {_key(first): 0}
     subsets, finals = [first], {}
@@ -255,7 +255,7 @@ def _key(subset: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
 
 
 def _marked(closed: _Closed) -> Acceptor:
-    """Arcs without words taken out; the second arc of a state and word behind one #0, the third behind two, ..."""
+    """Arcs without words removed; the second arc of a state and word goes after one #0, the third after two, ..."""
     number = {0: 0}
     queue = [0]
     found: list[tuple[int, dict[str, list[tuple[float, int]]]]] = []

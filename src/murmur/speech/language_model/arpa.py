@@ -19,7 +19,7 @@ import numpy as np
 
 from murmur.speech.language_model.ngram import Grams, NgramModel
 
-_DEFLATED = 1032  # as many bytes may one byte of a gzip file stand for
+_DEFLATED = 1032  # bytes that one byte of a gzip file represents at most
 _COUNT = re.compile(rb"ngram\s+(\d{1,4})\s*=\s*(\d{1,12})\s*$")
 
 
@@ -57,7 +57,7 @@ def read_arpa(path: Path) -> NgramModel:
     Raises:
         FileNotFoundError: no such file.
         ValueError: counts that differ from the header, a malformed or repeated line, a positive log-probability, a word
-            that is no unigram, or an n-gram whose first n - 1 words are not listed; names file and line or n-gram.
+            that is not a unigram, or an n-gram whose first n - 1 words are not listed; names file and line or n-gram.
     """
     path = Path(path)
     if not path.is_file():
@@ -82,7 +82,7 @@ def read_arpa(path: Path) -> NgramModel:
 
 @contextmanager
 def _whole_text(path: Path) -> Iterator[None]:
-    """Name the file where its gzip or its UTF-8 is broken."""
+    """Context that names the file in errors of its gzip or its UTF-8."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -147,11 +147,11 @@ def _sorted_grams(path: Path, model: NgramModel, section: _Section) -> Grams:
     prefix_K = ids_KN[:, 0]
     for m in range(2, n):
         prefix_K = model.find(m, prefix_K, ids_KN[:, m - 1])
-    orphans = np.flatnonzero(prefix_K < 0)
-    if len(orphans):
-        text = " ".join(model.words[i] for i in ids_KN[orphans[0]])
+    lacking = np.flatnonzero(prefix_K < 0)
+    if len(lacking):
+        text = " ".join(model.words[i] for i in ids_KN[lacking[0]])
         raise ValueError(
-            f"{path}: {len(orphans)} {n}-gram(s) such as {text!r} lack their first {n - 1} words as an {n - 1}-gram, "
+            f"{path}: {len(lacking)} {n}-gram(s) such as {text!r} lack their first {n - 1} words as an {n - 1}-gram, "
             "which must hold their back-off weight"
         )
     key_K = prefix_K * len(model.words) + ids_KN[:, -1]

@@ -5,9 +5,9 @@ out the n-gram h w changes the model by
 
     D = - p(h) { p(w|h) [log p(w|h') + log a'(h) - log p(w|h)] + [log a'(h) - log a(h)] (1 - s(h)) }
 
-with s(h) the sum of p(v|h) over the words v listed behind h, a the back-off weight and a' the one without h w; the
-n-gram goes if the training perplexity rises by less than the threshold, exp(D) - 1. p(h) is the model's own.
-Kneser-Ney models suffer more than others, since their lower orders are no estimates of p(h) (Chelba et al.,
+with s(h) the sum of p(v|h) over the words v listed after h, a the back-off weight and a' the one without h w; the
+n-gram is removed if the training perplexity rises by less than the threshold, exp(D) - 1. p(h) is the model's own.
+Kneser-Ney models suffer more than others, since their lower orders are not estimates of p(h) (Chelba et al.,
 Interspeech 2010): judge by perplexity.
 
 K n-grams of an order n.
@@ -27,9 +27,8 @@ _TINY = 1e-7  # below the rounding of float32 sums near 1
 def prune(model: NgramModel, threshold: float) -> NgramModel:
     """Leave out n-grams of two words and more whose loss raises perplexity by less than `threshold` (say 1e-8).
 
-    Prefixes of longer n-grams that stay are kept. Back-off weights are computed anew, so that probabilities still sum
-    to one; this holds for models that do so themselves. Raises ValueError for a negative threshold, or a model without
-    sentence marks.
+    Prefixes of longer n-grams that remain are kept. Back-off weights are computed again, so that probabilities still
+    sum to one if they did before. Raises ValueError for a negative threshold, or a model without sentence marks.
     """
     if threshold < 0:
         raise ValueError(f"pruning threshold {threshold}: give a relative rise of perplexity, 0 or more")
@@ -45,7 +44,7 @@ def prune(model: NgramModel, threshold: float) -> NgramModel:
 
 
 def with_normalised_backoff(model: NgramModel) -> NgramModel:
-    """The model with a(h) = (1 - sum of p(w|h)) / (1 - sum of p(w|h')) over the listed words w behind each h."""
+    """The model with a(h) = (1 - sum of p(w|h)) / (1 - sum of p(w|h')) over the listed words w after each h."""
     for n in range(1, model.order):
         numerator, denominator = _left_over(model, n + 1)
         followed = np.bincount(model.orders[n].prefix, minlength=len(model.orders[n - 1])) > 0
@@ -76,7 +75,7 @@ def _perplexity_rise(model: NgramModel, n: int) -> np.ndarray:
 
 
 def _left_over(model: NgramModel, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per history of n - 1 words: one minus the sum of p(w|h), and of p(w|h'), over the words listed behind it."""
+    """Per history of n - 1 words: one minus the sum of p(w|h), and of p(w|h'), over the words listed after it."""
     grams, histories = model.orders[n - 1], len(model.orders[n - 2])
     lower = np.exp(_ln(_last_word(model, _word_numbers(model.orders, n)[:, 1:])))
     listed = np.bincount(grams.prefix, np.exp(_ln(grams.log10_prob)), minlength=histories)

@@ -29,10 +29,10 @@ class Grammar:
     """A grammar over the word labels of one language.
 
     Attributes:
-        fst: sorted by input label; not to be changed.
-        removed: words of the language model that the lexicon cannot say; their n-grams are not in `fst`.
-        unreachable: words of the lexicon that the grammar never offers.
-        digest: changes with everything that made the grammar.
+        fst: transducer sorted by input label; do not change it.
+        removed: words of the language model that are not in the lexicon; their n-grams are not in `fst`.
+        unreachable: words of the lexicon that are not in the grammar.
+        digest: digest of everything that the grammar is made of.
     """
 
     fst: kaldifst.StdVectorFst
@@ -41,7 +41,7 @@ class Grammar:
     digest: str
 
     def __getstate__(self) -> dict[str, object]:
-        """For another process: the library pickles no transducer, but writes one."""
+        """State for pickling: the library cannot pickle transducers, but can write them."""
         with tempfile.NamedTemporaryFile(prefix="murmur-grammar-") as file:
             if not self.fst.write(file.name):
                 raise OSError(f"could not write {file.name}: is the disk full?")
@@ -56,12 +56,12 @@ class Grammar:
 
 
 def sayable_words(lang: Lang) -> list[str]:
-    """The words that decoding may output: those of the lexicon without marks and without the unknown word."""
+    """The words that decoding may output: those of the lexicon except marks and the unknown word."""
     return [word for word in lang.words if word not in _MARKS and word != lang.unknown]
 
 
 def ngram_grammar(lang: Lang, model: NgramModel) -> Grammar:
-    """G of a back-off model, restricted to the words of the lexicon; the unknown word is never offered.
+    """G of a back-off model, restricted to the words of the lexicon, without the unknown word.
 
     Raises:
         ValueError: the model lacks `<s>` or `</s>`, or shares no word with the lexicon.
@@ -78,7 +78,7 @@ def ngram_grammar(lang: Lang, model: NgramModel) -> Grammar:
         )
     with tempfile.TemporaryDirectory(prefix="murmur-grammar-") as folder:
         arpa, symbols = Path(folder, "kept.arpa"), Path(folder, "words.txt")
-        # kaldilm ends the process on a bad table or a word outside it: both files are therefore written here.
+        # kaldilm ends the process on a bad table or a word outside it, so both files are written here.
         write_arpa(kept, arpa)
         write_symbols(lang.words, symbols)
         text = kaldilm.arpa2fst(
@@ -94,7 +94,7 @@ def ngram_grammar(lang: Lang, model: NgramModel) -> Grammar:
 
 
 def loop_grammar(lang: Lang, probs: Mapping[str, float] | None = None) -> Grammar:
-    """G of any number of words in any order; each word has the probability `probs[word]`, or the same as all others.
+    """G of any number of words in any order; each word has the probability `probs[word]`, or all have the same.
 
     Raises:
         ValueError: a word of `probs` is not in the lexicon, or its probability is not in (0, 1].
@@ -108,7 +108,7 @@ def one_word_grammar(lang: Lang, probs: Mapping[str, float] | None = None) -> Gr
 
 
 def acceptor_grammar(lang: Lang, acceptor: Acceptor) -> Grammar:
-    """G of a deterministic acceptor, all of whose words the lexicon has.
+    """G of a deterministic acceptor with words of the lexicon only.
 
     Raises:
         ValueError: it has words that the lexicon lacks, or arcs without a word.

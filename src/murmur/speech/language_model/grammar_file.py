@@ -1,4 +1,4 @@
-"""Files that say which word sequences are to be recognised: JSGF, acceptors as OpenFst's text, lists of words."""
+"""Readers of grammar files: JSGF, acceptors as OpenFst's text, lists of words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_grammar(path: Path) -> Acceptor:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file holds something else; names file and line.
+        ValueError: the file has another content; the message names file and line.
     """
     path = Path(path)
     if not path.is_file():
@@ -33,7 +33,7 @@ def read_grammar(path: Path) -> Acceptor:
 
 
 def looks_like_arpa(path: Path) -> bool:
-    """True for files that begin as language models do, or are compressed, as no grammar is."""
+    """True for files that begin like language models, or are compressed, unlike grammars."""
     begin = _begin(path)
     return begin.startswith(b"\x1f\x8b") or any(line.strip() == ARPA_BEGIN for line in begin.splitlines())
 
@@ -44,11 +44,11 @@ def _begin(path: Path) -> bytes:
 
 
 def read_words(path: Path) -> tuple[str, ...]:
-    """The words of a list, one a line, in byte order; lines that begin with `#` are comments.
+    """The words of a list, one per line, in byte order; lines that begin with `#` are comments.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a line with several words, a reserved symbol, or no word at all; names the line.
+        ValueError: a line with several words, a reserved symbol, or no word at all; the message names the line.
     """
     found = set()
     for number, fields in _fields_of(path, "word list"):

@@ -1,8 +1,8 @@
 """JSGF files: the rules of a grammar, checked and resolved.
 
-Format: "JSpeech Grammar Format", W3C Note, 2000. A choice without weights is even, `[x]` is spoken with probability
-1/2, and behind each repetition of `x*` and `x+` another one follows with probability 1/2. Tags are skipped. Imports and
-recursive rules are refused: the graphs of decoding are finite.
+Format: "JSpeech Grammar Format", W3C Note, 2000. Options without weights are equally likely, `[x]` is spoken with
+probability 1/2, and each repetition of `x*` and `x+` is followed by another with probability 1/2. Tags are skipped.
+Imports and recursive rules are refused, since decoding graphs are finite.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 @dataclass(frozen=True)
 class WordChain:
-    """Words in their order; none is the empty sentence."""
+    """Words in their order; without words, the empty sentence."""
 
     words: tuple[str, ...]
 
@@ -49,7 +49,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several options, with their costs (-ln probability); without options nothing can be spoken."""
+    """One of several options, with their costs (-ln probability); without options, nothing can be spoken."""
 
     options: tuple[tuple[float, Expansion], ...]
 
@@ -76,7 +76,7 @@ NULL, VOID = WordChain(()), Choice(())
 
 @dataclass(frozen=True)
 class GrammarRule:
-    """The expansion of one rule, whether it may be spoken by itself, and its line."""
+    """The expansion of one rule, True if it may be spoken by itself, and its line."""
 
     expansion: Expansion
     public: bool
@@ -93,7 +93,7 @@ def read_jsgf(path: Path) -> dict[str, GrammarRule]:
     """The rules of a file by name. At least one is public, each reference has its rule, and no rule contains itself.
 
     Raises:
-        ValueError: something else is in the file; names file and line.
+        ValueError: the file has another content; the message names file and line.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -271,14 +271,14 @@ class _Parser:
 
 
 def _check_references(name: str, rules: Mapping[str, GrammarRule]) -> None:
-    """Refuse references to rules that are not there, and rules that contain themselves."""
+    """Refuse references to missing rules, and rules that contain themselves."""
     mentions = {rule: list(_references(content.expansion)) for rule, content in rules.items()}
     for mentioned in itertools.chain.from_iterable(mentions.values()):
         if mentioned.name not in rules:
             raise ValueError(f"{name}:{mentioned.line}: there is no rule <{mentioned.name}> in this file")
     done: set[str] = set()
     for first in rules:
-        path: dict[str, Iterator[Reference]] = {}  # the rules that are being looked into, outermost first
+        path: dict[str, Iterator[Reference]] = {}  # the rules under examination, outermost first
         if first not in done:
             path[first] = iter(mentions[first])
         while path:

@@ -6,9 +6,9 @@ Chen & Goodman, "An empirical study of smoothing techniques for language modelin
     p(w | h) = max(c(h w) - D(c), 0) / c(h .) + gamma(h) p(w | h'),   gamma(h) = sum of all discounts of h / c(h .)
 
 with h' = h without its first word, and D one of D1, D2, D3+ per order, from the counts of counts n1 ... n4. The
-highest order and n-grams that begin with `<s>` use how often they occur; the others use how many different words
-precede them. Unigrams are interpolated with the uniform distribution over all words but `<s>`.
-A cut-off removes n-grams that occur too seldom; all their count becomes back-off weight, so sums stay one.
+highest order and n-grams that begin with `<s>` use their number of occurrences; the others use the number of different
+words before them. Unigrams are interpolated with the uniform distribution over all words but `<s>`.
+A cut-off removes rare n-grams; all their count becomes back-off weight, so sums stay one.
 
 K n-grams of an order, T tokens of the text, V words.
 """
@@ -25,7 +25,7 @@ import numpy as np
 from murmur.speech.language_model.ngram import END, START, Grams, NgramModel
 
 UNKNOWN = "<unk>"
-_FALLBACK = (0.5, 1.0, 1.5)  # discounts where the counts of counts give none, as in tiny texts
+_FALLBACK = (0.5, 1.0, 1.5)  # discounts if the counts of counts give none, as in tiny texts
 _LOG10_OF_START = -99.0  # by custom of the ARPA format: `<s>` is never predicted
 
 
@@ -34,10 +34,10 @@ class KneserNey:
     """Options for estimating a model.
 
     Attributes:
-        order: longest n-gram, 1 to 4 words.
-        cutoffs: n-grams of n words that occur at most `cutoffs[n - 1]` times are left out; not falling, first 0.
-            Empty: none is left out.
-        unknown: the word for all that is not in the vocabulary; None for a closed vocabulary.
+        order: length of the longest n-gram, 1 to 4 words.
+        cutoffs: n-grams of n words that occur at most `cutoffs[n - 1]` times are removed; non-decreasing, first 0.
+            Empty: none is removed.
+        unknown: word for all words outside the vocabulary; None for a closed vocabulary.
     """
 
     order: int = 3
@@ -55,9 +55,9 @@ class KneserNey:
             )
 
     def train(self, sentences: Iterable[str], vocabulary: Iterable[str] | None = None) -> TrainedLanguageModel:
-        """Estimate from sentences of space-separated words (NFC), `<s>` and `</s>` put around each.
+        """Estimate from sentences of space-separated words (NFC), with `<s>` and `</s>` added around each.
 
-        Without `vocabulary` it is all the words of the text. Words outside it count as `unknown`.
+        The default `vocabulary` is all words of the text. Words outside it count as `unknown`.
 
         Raises:
             ValueError: no sentence, a mark such as `<s>` inside one, or a word outside a closed vocabulary.
@@ -73,8 +73,8 @@ class KneserNey:
 class TrainedLanguageModel:
     """An estimated model, and per order the discounts (D1, D2, D3+).
 
-    `fell_back` lists orders whose counts of counts gave no usable discounts (the text is tiny or artificial), where
-    (0.5, 1, 1.5) stands in; `unknown_words` counts words of the text outside the vocabulary.
+    `fell_back` lists orders without usable discounts from counts of counts (the text is tiny or artificial), for which
+    (0.5, 1, 1.5) is used; `unknown_words` counts words of the text outside the vocabulary.
     """
 
     model: NgramModel
@@ -103,7 +103,7 @@ class _Text:
 
 
 def _numbered(sentences: Iterable[str], vocabulary: Iterable[str] | None, unknown: str | None) -> _Text:
-    """Word numbers of the text. Words are sorted, but for the marks, which come first."""
+    """Word numbers of the text. Words are sorted, after the marks, which come first."""
     split = [_words(sentence) for sentence in sentences]
     if not split:
         raise ValueError("no sentence to train on: give at least one line of text")
@@ -145,7 +145,7 @@ def _count(text: _Text, order: int) -> list[_Level]:
     numbers_V = np.arange(V)
     counts_V = np.bincount(text.tokens, minlength=V)
     levels = [_Level(zeros_V, zeros_V, numbers_V, counts_V, numbers_V)]
-    row_T = text.tokens  # row of the (n - 1)-gram that ends at each token, -1 where a sentence is too short
+    row_T = text.tokens  # row of the (n - 1)-gram that ends at each token, -1 if a sentence is too short
     for _ in range(2, order + 1):
         before_T = np.where(text.first, -1, np.roll(row_T, 1))
         at = np.flatnonzero(before_T >= 0)
@@ -164,7 +164,7 @@ def _estimate(
     words: tuple[str, ...], levels: list[_Level], cutoffs: tuple[int, ...]
 ) -> tuple[NgramModel, tuple[tuple[float, float, float], ...], tuple[int, ...]]:
     V = len(words)
-    kept_below = np.zeros(1, dtype=np.int64)  # new rows of the order below, -1 for what was cut off
+    kept_below = np.zeros(1, dtype=np.int64)  # new rows of the order below, -1 for removed rows
     prob_below = np.array([1.0 / (V - 1)])  # the uniform distribution: `<s>` is never predicted
     orders: list[Grams] = []
     discounts, fell_back = [], []
@@ -190,7 +190,7 @@ def _estimate(
 
 
 def _counts_to_discount(levels: list[_Level], n: int) -> np.ndarray:
-    """Occurrences at the highest order and behind `<s>`, else the number of different words in front; none of `<s>`."""
+    """Occurrences at the highest order and after `<s>`, else the number of different words in front; none of `<s>`."""
     level = levels[n - 1]
     if n == len(levels):
         counts = level.occurrences.copy()
@@ -202,7 +202,7 @@ def _counts_to_discount(levels: list[_Level], n: int) -> np.ndarray:
 
 
 def _discounts(counts: np.ndarray) -> tuple[tuple[float, float, float], bool]:
-    """D_k = k - (k + 1) Y n_{k+1} / n_k with Y = n1 / (n1 + 2 n2); False where the counts of counts allow none."""
+    """D_k = k - (k + 1) Y n_{k+1} / n_k with Y = n1 / (n1 + 2 n2); False if the counts of counts allow none."""
     n1, n2, n3, n4 = (int(np.count_nonzero(counts == k)) for k in (1, 2, 3, 4))
     if not min(n1, n2, n3):
         return _FALLBACK, False
@@ -219,5 +219,5 @@ def _grams(prefix: np.ndarray, word: np.ndarray, prob: np.ndarray) -> Grams:
 
 
 def _with_backoff(grams: Grams, gamma: np.ndarray) -> Grams:
-    """The same n-grams with the weights of backing off from them: 1 where nothing follows, as behind `</s>`."""
+    """The same n-grams with their back-off weights: 1 if nothing follows, as after `</s>`."""
     return Grams(grams.prefix, grams.word, grams.log10_prob, np.log10(gamma).astype(np.float32))

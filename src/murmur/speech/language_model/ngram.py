@@ -1,8 +1,8 @@
 """Back-off n-gram models as sorted arrays, and the perplexity of text.
 
-p(w | h) = prob[h w] where the model lists h w, else backoff[h] * p(w | h without its first word); logarithms are to
+p(w | h) = prob[h w] if the model lists h w, else backoff[h] * p(w | h without its first word); logarithms are to
 base 10, as in ARPA files. An n-gram is the pair (row of its first n - 1 words in the order below, its last word), so
-that lookups of a whole text are one binary search per order.
+the lookup of a whole text is one binary search per order.
 
 K n-grams of one order, T tokens of a text, N orders. Row -1 means: not listed.
 """
@@ -47,7 +47,7 @@ class NgramModel:
 
     @property
     def unknown(self) -> str | None:
-        """The word that stands for words outside the vocabulary, `<unk>` or `<UNK>`; None in a closed vocabulary."""
+        """The word for words outside the vocabulary, `<unk>` or `<UNK>`; None in a closed vocabulary."""
         return next((name for name in UNKNOWN_NAMES if name in self.number_of), None)
 
     @cached_property
@@ -60,7 +60,7 @@ class NgramModel:
         return tuple(g.prefix * len(self.words) + g.word for g in self.orders)
 
     def find(self, n: int, prefix_T: np.ndarray, word_T: np.ndarray) -> np.ndarray:
-        """Rows among the n-grams of `n` words of (prefix row, word) pairs; -1 where not listed or an input is -1."""
+        """Rows among the n-grams of `n` words of (prefix row, word) pairs; -1 if not listed or if an input is -1."""
         keys_K = self._keys[n - 1]
         wanted_T = np.where((prefix_T < 0) | (word_T < 0), -1, prefix_T * len(self.words) + word_T)
         if not len(keys_K):
@@ -93,9 +93,9 @@ class NgramModel:
         return log10_T
 
     def numbers_of(self, sentences: Iterable[str]) -> tuple[np.ndarray, np.ndarray, int]:
-        """Tokens of sentences with `<s>` and `</s>` around each, marks of the `<s>`, and how many words are unknown.
+        """Tokens of sentences with `<s>` and `</s>` around each, a mask of the `<s>`, and the number of unknown words.
 
-        Words outside the vocabulary get the number of the unknown word, -1 where there is none.
+        Words outside the vocabulary get the number of the unknown word, or -1 if there is none.
         """
         start, end = self.number_of[START], self.number_of[END]
         unknown = self.number_of[self.unknown] if self.unknown is not None else -1
@@ -111,9 +111,9 @@ class NgramModel:
         return word_T, word_T == start, missing
 
     def restricted(self, vocabulary: Collection[str]) -> tuple[NgramModel, list[str]]:
-        """The model without the n-grams that hold a word outside `vocabulary`, and the words so removed, sorted.
+        """The model without n-grams that hold a word outside `vocabulary`, and the removed words, sorted.
 
-        `<s>` and `</s>` always stay. Probabilities are left as they are: what the removed words had is not spread.
+        `<s>` and `</s>` always stay. Probabilities are unchanged: those of the removed words are not redistributed.
         """
         stays = [w in (START, END) or w in vocabulary for w in self.words]
         removed = sorted(w for w, keep in zip(self.words, stays, strict=True) if not keep)
@@ -140,7 +140,7 @@ def select_rows(model: NgramModel, keep: Sequence[np.ndarray]) -> NgramModel:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """A model's prediction of a text. Tokens are the words and one `</s>` a sentence.
+    """A model's prediction of a text. Tokens are the words and one `</s>` per sentence.
 
     `log10_prob` sums over the scored tokens, which are all tokens in a model with an unknown word, and all but the
     unknown words in a closed one; `log10_prob_known` leaves the unknown words out in either case.
@@ -165,7 +165,7 @@ class Perplexity:
 
     @property
     def unknown_percent(self) -> float:
-        """Words outside the vocabulary, per cent of all words."""
+        """Words outside the vocabulary, as a percentage of all words."""
         return 100.0 * self.unknown_words / self.words if self.words else 0.0
 
     def __str__(self) -> str:
@@ -174,9 +174,9 @@ class Perplexity:
 
 
 def perplexity(model: NgramModel, sentences: Iterable[str]) -> Perplexity:
-    """Perplexity and count of unknown words of sentences of space-separated words, `</s>` predicted at each end.
+    """Perplexity and unknown words of sentences of space-separated words, with `</s>` predicted at each end.
 
-    Raises ValueError where there is no sentence, or where the model lacks `<s>` or `</s>`.
+    Raises ValueError if there is no sentence, or if the model lacks `<s>` or `</s>`.
     """
     for mark in (START, END):
         if mark not in model.number_of:

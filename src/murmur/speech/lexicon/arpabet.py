@@ -1,7 +1,7 @@
-"""The 39 phones of CMUdict and the image of each symbol that espeak-ng's voice en-us says, and of loan words' symbols.
+"""The 39 phones of CMUdict, and their map from the symbols of espeak-ng's voice en-us and of loan words.
 
-Consonants and full vowels are the same sounds in another notation. Chosen on one half of CMUdict's words (see
-docs/lexicons.md): reduced vowels, and that /ɹ/ behind an r-coloured vowel is part of it.
+Consonants and full vowels are the same sounds in another notation. The map of reduced vowels, and the rule that /ɹ/
+after an r-coloured vowel is part of it, were chosen on one half of CMUdict's words (see docs/lexicons.md).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _IPA = 0x02
 _SEPARATOR = ord("_") << 8
 _UTF8 = 1
 PRIMARY, SECONDARY = "\u02c8", "\u02cc"
-_LANGUAGE_MARK = re.compile(r"\([a-z-]+\)")  # espeak-ng brackets a name of a language where it changes into another
+_LANGUAGE_MARK = re.compile(r"\([a-z-]+\)")  # espeak-ng puts the name of a language in brackets when it changes to it
 
 Phones = tuple[str, ...]
 Guesser = Callable[[str], Phones]
@@ -31,7 +31,7 @@ class PhoneError(ValueError):
     """A phone has no image in the lexicon's phone set; the message names it and the word.
 
     Attributes:
-        phone: what is missing, /IPA/ or a phone.
+        phone: missing phone, as /IPA/ or by name.
     """
 
     def __init__(self, message: str, phone: str) -> None:
@@ -48,7 +48,7 @@ class Sound:
 
 
 class Phonemizer:
-    """Words to sounds by one voice of espeak-ng; the library keeps its voice globally, so use one at a time.
+    """Conversion of words to sounds by a voice of espeak-ng; the library's voice is global, so use one at a time.
 
     Raises:
         SynthesisError: the extra `synth` is not installed, or there is no such voice.
@@ -62,13 +62,13 @@ class Phonemizer:
             raise SynthesisError(f"espeak-ng has no voice {voice!r}: take one such as en-us, de or fr")
 
     def __call__(self, word: str) -> tuple[Sound, ...]:
-        """The sounds of one word, said alone.
+        """The sounds of one isolated word.
 
         Raises:
-            UnspeakableError: espeak-ng says nothing.
+            UnspeakableError: espeak-ng returns no sound.
         """
         rest, clauses = ctypes.c_char_p(_as_read(word).encode()), []
-        while rest.value:  # one clause a call, which moves the pointer on, at last to NULL
+        while rest.value:  # one clause per call, which advances the pointer, finally to NULL
             clause = self._library.espeak_TextToPhonemes(ctypes.byref(rest), _UTF8, _IPA | _SEPARATOR)
             clauses.append((clause or b"").decode())
         symbols = re.split(r"[_\s]+", _LANGUAGE_MARK.sub("_", "_".join(clauses)))
@@ -83,7 +83,7 @@ class Phonemizer:
 
 
 def _as_read(word: str) -> str:
-    """A word as given to espeak-ng: lower case, no ligatures; a single letter loses its marks, which it would name."""
+    """A word in espeak-ng's form: lower case, no ligatures; a single letter loses its marks, which it would name."""
     text = unicodedata.normalize("NFKC", folded(word).translate(dict.fromkeys(map(ord, JOINERS))))
     return unicodedata.normalize("NFD", text)[0] if len(graphemes(text)) == 1 else text
 
@@ -93,9 +93,9 @@ class PhoneMap:
     """Images of IPA symbols.
 
     Attributes:
-        images: the phones of each symbol; none for a symbol that is left out. A name with a stress mark in front is
-            for stressed ones alone, and two symbols with a + between them are looked up before each of them.
-        vowels: phones that take a stress digit where the lexicon has them, as CMUdict's AH0, AH1, AH2.
+        images: phones of each symbol; empty for a symbol that is left out. A name with a stress mark in front is for
+            stressed symbols alone, and two symbols joined by + are looked up before each of them.
+        vowels: phones that take a stress digit if the lexicon has them, like CMUdict's AH0, AH1, AH2.
     """
 
     images: Mapping[str, Phones]
@@ -103,10 +103,10 @@ class PhoneMap:
 
     @staticmethod
     def read(path: Path) -> PhoneMap:
-        """Lines `IPA phone phone ...`, `#` begins a comment; no stress digits are written.
+        """Read lines `IPA phone phone ...` without stress digits; `#` begins a comment.
 
         Raises:
-            ValueError: a symbol twice, or none at all; names the line.
+            ValueError: a symbol twice, or none at all; the message names the line.
         """
         try:
             return PhoneMap.parse(Path(path).read_text(encoding="utf-8"), str(path))
@@ -115,12 +115,12 @@ class PhoneMap:
 
     @staticmethod
     def parse(text: str, name: str, vowels: frozenset[str] = frozenset()) -> PhoneMap:
-        """The map that a text describes; `name` is for messages. Raises as `read` does."""
+        """Parse the text of a map; `name` is for messages. Raises as `read` does."""
         images: dict[str, Phones] = {}
         for number, line in enumerate(text.splitlines(), 1):
             fields = unicodedata.normalize("NFD", line.split("#", 1)[0]).split()
             if fields and fields[0] in images:
-                raise ValueError(f"{name}:{number}: {fields[0]!r} is there twice: give each symbol one image")
+                raise ValueError(f"{name}:{number}: {fields[0]!r} appears twice: give each symbol one image")
             if fields:
                 images[fields[0]] = tuple(fields[1:])
         if not images:
@@ -128,7 +128,7 @@ class PhoneMap:
         return PhoneMap(images, vowels)
 
     def __call__(self, word: str, sounds: tuple[Sound, ...], stress: bool) -> Phones:
-        """The phones of a word's sounds, vowels with a digit where `stress` is wanted.
+        """The phones of a word's sounds, vowels with a digit if `stress` is set.
 
         Raises:
             PhoneError: a symbol has no image.
@@ -146,7 +146,7 @@ class PhoneMap:
         return tuple(phones)
 
     def _image(self, word: str, ahead: tuple[Sound, ...]) -> tuple[Phones, int]:
-        """The phones of what comes next, and how many sounds they stand for."""
+        """The phones of the next sounds, and the number of sounds that they represent."""
         first = ahead[0]
         names = [("+".join(sound.ipa for sound in ahead), 2)] if len(ahead) == 2 else []
         names += [(PRIMARY + first.ipa, 1)] if first.stress else []
@@ -165,12 +165,12 @@ class EspeakGuess:
     """Pronunciations by espeak-ng.
 
     Attributes:
-        phone_map: images of its symbols.
-        allowed: the phone set; empty for any.
-        stress: whether vowels carry digits.
-        digits: whether words with digits are read out, as espeak-ng reads numbers.
-        voice: of espeak-ng.
-        script: how Unicode's names of the letters begin that the voice reads; of others it says the names.
+        phone_map: images of espeak-ng's symbols.
+        allowed: phone set; empty for any.
+        stress: add stress digits to vowels.
+        digits: read out words with digits, as espeak-ng reads numbers.
+        voice: voice of espeak-ng.
+        script: first word of Unicode's names of the letters that the voice reads; it spells the names of others.
     """
 
     phone_map: PhoneMap
@@ -190,7 +190,7 @@ class EspeakGuess:
         """The phones of a word.
 
         Raises:
-            UnspeakableError: it is no word.
+            UnspeakableError: the text is not a word.
             PhoneError: a sound has no image in the phone set.
         """
         check_word(word, self.digits)
@@ -221,7 +221,7 @@ class GraphemeGuess:
 
 
 def check_phones(word: str, phones: Phones, allowed: Collection[str]) -> None:
-    """Refuse phones outside a phone set, with a PhoneError that names the first."""
+    """Raise a PhoneError that names the first phone outside a phone set, if there is one."""
     for phone in phones:
         if allowed and phone not in allowed:
             raise PhoneError(

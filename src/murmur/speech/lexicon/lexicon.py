@@ -1,8 +1,8 @@
 """Pronunciation lexicons and symbol tables; the transducers made from them are in lexicon_fst.py.
 
 Phone labels: 0 epsilon (in a decision tree: outside the utterance), 1 silence, then spoken noise if there is any, then
-the other phones in byte order up to P; behind them the disambiguation symbols `#0` = P + 1 (back-off of the language
-model), `#1` ... `#n` (homophones, prefixes) and last the symbol behind an optional silence.
+the other phones in byte order up to P; after them the disambiguation symbols `#0` = P + 1 (back-off of the language
+model), `#1` ... `#n` (homophones, prefixes) and last the symbol after an optional silence.
 Word labels: `<eps>` = 0, the words in byte order, `#0`, `<s>`, `</s>`.
 Disambiguation follows Mohri, Pereira and Riley, "Speech recognition with weighted finite-state transducers" (2008),
 section 3.2.
@@ -45,10 +45,10 @@ class Lang:
         phones: phone names by label: phones[0] is epsilon, phones[1] silence.
         prons: every pronunciation, in the order of the lexicon.
         words: word labels, with `<eps>`, `#0`, `<s>` and `</s>`.
-        num_disambig: n, how many symbols #1 ... #n the pronunciations use.
+        num_disambig: number n of symbols #1 ... #n that the pronunciations use.
         num_silence: labels 1 ... num_silence are silence-like phones (silence, and spoken noise if there is any).
-        unknown: the word that stands for words outside the lexicon; None means that such words are refused.
-        silence_probability: of a silence before the first word and behind each word.
+        unknown: word for all words outside the lexicon; None refuses such words.
+        silence_probability: probability of a silence before the first word and after each word.
     """
 
     phones: tuple[str, ...]
@@ -84,7 +84,7 @@ class Lang:
 
     @property
     def disambig(self) -> list[int]:
-        """All phone-side disambiguation labels, ascending: #0, #1 ... #n, and the one behind an optional silence."""
+        """All phone-side disambiguation labels, ascending: #0, #1 ... #n, and the one after an optional silence."""
         return list(range(self.backoff, self.backoff + self.num_disambig + 2))
 
     @cached_property
@@ -98,14 +98,14 @@ class Lang:
         return table | {f"#{k}": label for k, label in enumerate(self.disambig)}
 
     def unknown_words(self, text: str) -> list[str]:
-        """The words of `text` that the lexicon lacks, in their order, whether or not `unknown` stands in for them."""
+        """The words of `text` that the lexicon lacks, in their order, even if `unknown` replaces them."""
         return [w for w in _words_of(text) if not self._is_word(w)]
 
     def word_ids(self, text: str) -> list[int]:
         """The labels of a transcript's words.
 
         Raises:
-            KeyError: a word is not in the lexicon and the lexicon has no word for the unknown.
+            KeyError: a word is not in the lexicon, and the lexicon has no unknown word.
         """
         missing = self.unknown_words(text)
         if missing and self.unknown is None:
@@ -115,9 +115,9 @@ class Lang:
         return [self.words[w if self._is_word(w) else str(self.unknown)] for w in _words_of(text)]
 
     def with_lexicon(self, entries: Iterable[Entry]) -> Lang:
-        """Another vocabulary over the same phones, for decoding with more words than were trained on.
+        """Another vocabulary over the same phones, for decoding with more words than in training.
 
-        The unknown word keeps its pronunciations where `entries` does not list it.
+        The unknown word keeps its pronunciations if `entries` does not list it.
 
         Raises:
             ValueError: a pronunciation uses a phone that this system lacks.
@@ -132,7 +132,7 @@ class Lang:
         return replace(self, silence_probability=probability)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values from which `from_json` makes an equal object."""
+        """Plain values, from which `from_json` makes an equal object."""
         entries = [[p.word, *(self.phones[label] for label in p.phones)] for p in self.prons]
         return {"phones": list(self.phones), "lexicon": entries, **self._settings()}
 
@@ -156,12 +156,12 @@ class Lang:
 
 @dataclass(frozen=True)
 class KnownTexts:
-    """Transcripts that the lexicon covers, and what it does not.
+    """Transcripts that the lexicon covers, and those that it does not cover.
 
     Attributes:
-        texts: the transcripts that can be used, {utterance: text}.
-        refused: {utterance: the words that it needs and the lexicon lacks}; empty if an unknown word stands in.
-        unknown_counts: how often each missing word occurs in all transcripts.
+        texts: usable transcripts, {utterance: text}.
+        refused: {utterance: its words that the lexicon lacks}; empty if there is an unknown word.
+        unknown_counts: number of occurrences of each missing word in all transcripts.
     """
 
     texts: dict[str, str]
@@ -170,9 +170,9 @@ class KnownTexts:
 
 
 def split_known(lang: Lang, texts: Mapping[str, str]) -> KnownTexts:
-    """Part transcripts into usable ones and ones with words outside the lexicon.
+    """Divide transcripts into usable ones and those with words outside the lexicon.
 
-    An empty transcript counts as usable (it is silence). Where `lang.unknown` is set all transcripts are usable.
+    An empty transcript counts as usable (it is silence). If `lang.unknown` is set, all transcripts are usable.
     """
     missing = {u: tuple(lang.unknown_words(text)) for u, text in texts.items()}
     refused = {u: words for u, words in missing.items() if words} if lang.unknown is None else {}
@@ -182,18 +182,18 @@ def split_known(lang: Lang, texts: Mapping[str, str]) -> KnownTexts:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a symbol has a meaning of its own in symbol tables, and cannot be a word or a phone."""
+    """True if a symbol has a special meaning in symbol tables, and cannot be a word or a phone."""
     return _RESERVED.fullmatch(name) is not None
 
 
 def read_lexicon(path: Path) -> list[Entry]:
     """Read `word phone phone ...` lines: a Kaldi lexicon.txt or a dictionary in the form of CMUdict.
 
-    `WORD(2)` is another pronunciation of WORD; lines that begin with `;;;` and text behind ` # ` are comments. Words
-    are brought to Unicode form NFC. A pronunciation given twice is kept once.
+    `WORD(2)` is another pronunciation of WORD; lines that begin with `;;;` and text after ` # ` are comments. Words
+    are converted to Unicode form NFC. Repeated pronunciations are kept once.
 
     Raises:
-        ValueError: a line has no phones, a word is a reserved symbol, or the file has no pronunciation; names the line.
+        ValueError: a line has no phones, a word is a reserved symbol, or the file is empty; the message names the line.
     """
     entries: dict[Entry, None] = {}
     try:
@@ -224,15 +224,15 @@ def pronunciations_of(entries: Iterable[Entry]) -> dict[str, list[tuple[str, ...
 
 
 def without_stress(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries with CMUdict's stress digits taken off the phones (AH0 -> AH); equal ones are kept once."""
+    """The entries without CMUdict's stress digits on the phones (AH0 -> AH); equal ones are kept once."""
     return list(dict.fromkeys((word, tuple(p.rstrip("012") for p in phones)) for word, phones in entries))
 
 
 def make_lang(entries: Iterable[Entry], unknown: str | None = None, silence_probability: float = 0.5) -> Lang:
     """Number the phones and words of a lexicon and choose its disambiguation symbols.
 
-    `unknown` names a word that stands for everything outside the lexicon; where the lexicon does not list it, it is
-    added with the phone of spoken noise (SPN), which is modelled like silence.
+    `unknown` names the word for all words outside the lexicon; if the lexicon does not list it, it is added with the
+    phone of spoken noise (SPN), which is modelled like silence.
 
     Raises:
         ValueError: an entry has no phones, a reserved name is used as a word or phone, or there is no entry.
@@ -285,7 +285,7 @@ def _assemble(entries: Iterable[Entry], phones: Sequence[str]) -> Lang:
 
 
 def _disambiguate(labelled: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Pronunciation, ...]:
-    """Give #k to pronunciations that several words share or that begin another one, so that L can be determinised."""
+    """Give #k to pronunciations shared by words or prefixes of other pronunciations, so that L can be determinised."""
     shared = Counter(phones for _, phones in labelled)
     prefixes = {phones[:n] for _, phones in labelled for n in range(1, len(phones))}
     used: Counter[tuple[int, ...]] = Counter()

@@ -1,7 +1,7 @@
-"""Lexicon transducers L: phones in, words out.
+"""Lexicon transducers L, from phones to words.
 
 Mohri, Pereira and Riley, "Speech recognition with weighted finite-state transducers" (2008), section 3.2; the optional
-silence follows Kaldi. Weights are -log probabilities; of several pronunciations of a word all are equally good.
+silence follows Kaldi. Weights are -log probabilities; all pronunciations of a word are equally likely.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .lexicon import BACKOFF, SILENCE_ID, Lang
 
 
 def training_lexicon(lang: Lang) -> kaldifst.StdVectorFst:
-    """L without disambiguation symbols: phones in, words out, optional silence around words. For training graphs."""
+    """L without disambiguation symbols, with optional silence around words, for training graphs."""
     builder = _LexiconFst(lang)
     builder.add_optional_silence(())
     for pron in lang.prons:
@@ -24,7 +24,7 @@ def training_lexicon(lang: Lang) -> kaldifst.StdVectorFst:
 
 
 def decoding_lexicon(lang: Lang) -> kaldifst.StdVectorFst:
-    """L with all disambiguation symbols and the loop #0:#0 that lets a back-off arc of the grammar pass."""
+    """L with all disambiguation symbols and the loop #0:#0, which passes back-off arcs of the grammar."""
     builder = _LexiconFst(lang)
     builder.add_optional_silence((lang.disambig[-1],))
     builder.add_loop(lang.backoff, lang.words[BACKOFF])
@@ -35,7 +35,7 @@ def decoding_lexicon(lang: Lang) -> kaldifst.StdVectorFst:
 
 
 class _LexiconFst:
-    """Builds a word loop in which each way back may pass one silence. Weights are -log probabilities."""
+    """Builds a word loop with an optional silence on each way back. Weights are -log probabilities."""
 
     def __init__(self, lang: Lang) -> None:
         self._fst = kaldifst.StdVectorFst()
@@ -44,7 +44,7 @@ class _LexiconFst:
         start = self._fst.add_state()
         self._fst.start = start
         self._fst.set_final(self._loop, 0.0)
-        # The two ways to go on behind a word: straight back to the loop, or through silence.
+        # The two ways after a word: straight back to the loop, or through silence.
         self._ways = (
             (self._loop, -math.log(1.0 - lang.silence_probability)),
             (self._silence, -math.log(lang.silence_probability)),
@@ -56,7 +56,7 @@ class _LexiconFst:
         self._fst.add_arc(source, kaldifst.StdArc(ilabel=phone, olabel=word, weight=cost, nextstate=target))
 
     def _chain(self, source: int, labels: Sequence[int], word: int) -> int:
-        """Follow labels over new states; the word is spoken on the first arc. Returns the state reached."""
+        """Follow labels over new states; the word is emitted on the first arc. Returns the last state."""
         for label in labels:
             target = self._fst.add_state()
             self._arc(source, label, word, 0.0, target)

@@ -1,4 +1,4 @@
-"""A lexicon for given words: pronunciations from a base lexicon, guesses for the rest, and where each is from."""
+"""Lexicons for given words: pronunciations from a base lexicon, guesses for the rest, and the origin of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STRESSED = re.compile(r"([A-Z]{2})[012]")
 
 
 class Guesser(Protocol):
-    """Phones of a word that no lexicon has; raises UnspeakableError for what is no word."""
+    """Phones of a word that no lexicon has; raises UnspeakableError if the text is not a word."""
 
     @property
     def how(self) -> str:
@@ -32,7 +32,7 @@ class Guesser(Protocol):
 
 
 class Origin(NamedTuple):
-    """One pronunciation and where it is from."""
+    """One pronunciation and its origin."""
 
     word: str
     phones: Phones
@@ -41,11 +41,11 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Completed:
-    """Pronunciations of the words asked for, in byte order of the words.
+    """Pronunciations of the requested words, in byte order of the words.
 
     Attributes:
-        origins: pronunciations, several of a word one after the other in the order of the base lexicon.
-        refused: {word: why it has none}.
+        origins: pronunciations; those of one word are adjacent, in the order of the base lexicon.
+        refused: {word: reason}.
     """
 
     origins: tuple[Origin, ...]
@@ -62,13 +62,13 @@ class Completed:
         return [origin for origin in self.origins if origin.how != SEEN]
 
     def reasons(self) -> str:
-        """Why the first words were refused, a line each."""
+        """Reasons why the first words were refused, one line each."""
         lines = [f"\n    {word}: {why}" for word, why in list(self.refused.items())[:NAMED]]
         more = len(self.refused) - len(lines)
         return "".join(lines) + (f"\n    and {more} more" if more > 0 else "")
 
     def write(self, folder: Path) -> None:
-        """lexicon.txt, pronunciations.tsv (word, pronunciation, how) and refused.tsv (word, why), each whole or not."""
+        """Write lexicon.txt, pronunciations.tsv (word, pronunciation, how), refused.tsv (word, why) atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         lexicon = "".join(f"{word} {' '.join(phones)}\n" for word, phones in self.entries)
         rows = "".join(f"{word}\t{' '.join(phones)}\t{how}\n" for word, phones, how in self.origins)
@@ -83,7 +83,7 @@ def complete(words: Iterable[str], base: Sequence[Entry] = (), guess: Guesser | 
     with other apostrophes; else a guess.
 
     Raises:
-        PhoneError: guesses need phones that the phone set lacks; names each with a word.
+        PhoneError: guesses need phones that the phone set lacks; the message names each with a word.
     """
     prons = pronunciations_of(base)
     alike: dict[str, str] = {}
@@ -114,7 +114,7 @@ def complete(words: Iterable[str], base: Sequence[Entry] = (), guess: Guesser | 
 
 
 def completed_base(words: Iterable[str], base: Sequence[Entry], guess: Guesser | None = None) -> Completed:
-    """As `complete`, and all other words of `base` beside them."""
+    """The result of `complete`, with all other words of `base` added."""
     known = {word for word, _ in base}
     return complete([*known, *words], base, guess)
 
@@ -125,7 +125,7 @@ def has_stress(entries: Iterable[Entry]) -> bool:
 
 
 def phone_set(entries: Iterable[Entry]) -> frozenset[str]:
-    """The phones of a lexicon, with any stress where a vowel occurs with one."""
+    """The phones of a lexicon, with every stress for a vowel that occurs with one."""
     found = {phone for _, phones in entries for phone in phones}
     vowels = {match[1] for phone in found if (match := _STRESSED.fullmatch(phone))}
     return frozenset(found | {f"{vowel}{digit}" for vowel in vowels for digit in "012"})

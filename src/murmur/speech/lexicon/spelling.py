@@ -1,6 +1,6 @@
-"""Words as sequences of graphemes: letters together with their marks, by stated rules.
+"""Words as sequences of graphemes: letters with their combining marks, by fixed rules.
 
-A grapheme is a code point and the marks behind it (Unicode categories Mn, Mc, Me, and the joiners U+200C and U+200D),
+A grapheme is a code point and the marks after it (Unicode categories Mn, Mc, Me, and the joiners U+200C and U+200D),
 after composition (NFC).
 """
 
@@ -21,11 +21,11 @@ _PLAIN = str.maketrans(dict.fromkeys(APOSTROPHES, "'") | dict.fromkeys(HYPHENS -
 
 
 class UnspeakableError(ValueError):
-    """A token that is no word by the rules here; the message says which character is in the way."""
+    """A token is not a word by the rules here; the message names the offending character."""
 
 
 def graphemes(text: str) -> list[str]:
-    """Split a text into its graphemes; marks in front of any letter stand alone."""
+    """Split a text into its graphemes; marks before any letter stand alone."""
     found: list[str] = []
     for character in unicodedata.normalize("NFC", text):
         if found and _is_mark(character):
@@ -36,7 +36,7 @@ def graphemes(text: str) -> list[str]:
 
 
 def folded(word: str) -> str:
-    """A key shared by words that are said alike: without case, with plain apostrophes and hyphens."""
+    """A key shared by words with the same pronunciation: without case, with plain apostrophes and hyphens."""
     return word.lower().translate(_PLAIN)
 
 
@@ -57,10 +57,10 @@ def check_word(word: str, digits: Digits = "refuse") -> None:
             raise UnspeakableError(f"{word!r} holds the digit {first!r}: write numbers as words, or let digits be read")
         if kind[0] != "L" and kind != "Nd" and first not in SILENT:
             name = unicodedata.name(first, f"U+{ord(first):04X}")
-            raise UnspeakableError(f"{word!r} holds {first!r} ({name}), which is no letter: take it out of the text")
+            raise UnspeakableError(f"{word!r} holds {first!r} ({name}), which is not a letter: remove it from the text")
         spoken = spoken or first not in SILENT
     if not spoken:
-        raise UnspeakableError(f"{word!r} has no letter: take it out of the text")
+        raise UnspeakableError(f"{word!r} has no letter: remove it from the text")
 
 
 def spell(word: str, digits: Digits = "refuse") -> tuple[str, ...]:

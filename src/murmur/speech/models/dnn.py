@@ -24,13 +24,13 @@ class Dnn:
     """Layers dropout(f(W x + b)) on frames t - context .. t + context, and one linear layer.
 
     Attributes:
-        hidden: values per layer.
-        layers: hidden layers.
-        context: frames on either side.
-        nonlinearity: function f of every hidden layer; "sigmoid" for networks that restricted Boltzmann machines have
-            pre-trained.
-        dropout: share of every hidden layer's outputs that is set to zero, while training.
-        kept: what each hidden layer keeps for the backward pass.
+        hidden: number of values per layer.
+        layers: number of hidden layers.
+        context: number of frames on either side.
+        nonlinearity: function f of every hidden layer; "sigmoid" for networks pre-trained as restricted Boltzmann
+            machines.
+        dropout: share of every hidden layer's outputs that is set to zero during training.
+        kept: values of each hidden layer that are kept for the backward pass.
     """
 
     hidden: int = 512
@@ -66,13 +66,13 @@ class Dnn:
 
 
 class AcousticDnn(nn.Module):
-    """The module behind `Dnn`. Sigmoid layers start as Glorot and Bengio (2010) advise.
+    """The module of `Dnn`. Sigmoid layers start as in Glorot and Bengio (2010).
 
     Attributes:
-        maps: the affine maps of the hidden layers, from the bottom up.
+        maps: affine maps of the hidden layers, from the bottom up.
     """
 
-    starts_without: tuple[str, ...] = ("visible",)  # what a pre-trained stack holds and this network has no use for
+    starts_without: tuple[str, ...] = ("visible",)  # tensors of a pre-trained stack that this network does not use
 
     def __init__(self, config: Dnn, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -95,11 +95,11 @@ class AcousticDnn(nn.Module):
         return [layer for layer in self.maps if isinstance(layer, nn.Linear)]
 
     def output_lengths(self, lengths_N: Tensor) -> Tensor:
-        """Output frames of utterances of `lengths_N` input frames: as many."""
+        """Output frames of utterances of `lengths_N` input frames: the same number."""
         return lengths_N
 
     def spliced(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
-        """Input of the first layer, (N, T, (2 context + 1) F); past the edges of the input the edge frame repeats."""
+        """Input of the first layer, (N, T, (2 context + 1) F); the edge frame repeats beyond the edges of the input."""
         return splice(edges_repeated(feats_NTF, lengths_N), self.offsets)
 
     def layer(self, number: int, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class AcousticDnn(nn.Module):
         return self.dropout(self.nonlinearity(self.maps[number](x)))
 
     def forward(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
-        """logits_NTC; with `lengths_N` the padding repeats the last frame of each utterance, as the edges do."""
+        """logits_NTC; with `lengths_N`, the padding repeats the last frame of each utterance, like the edges."""
         x = self.spliced(feats_NTF, lengths_N)
         for number in range(len(self.maps)):
             x = through(self.layer, self.kept, number, x)

@@ -1,4 +1,4 @@
-"""Memory kept from the forward pass for the backward pass: all activations, or only the inputs of layers.
+"""Memory kept between the forward and the backward pass: all activations, or only the inputs of layers.
 
 Recomputing a layer's activations when its gradient is needed (Chen et al., "Training deep nets with sublinear memory
 cost", 2016) costs one more forward pass and changes no bit: random masks are drawn again as they were.
@@ -17,7 +17,7 @@ Kept = Literal["activations", "inputs"]  # of each layer
 
 
 def through(layer: Callable[..., Tensor], kept: Kept, *inputs: Any) -> Tensor:
-    """layer(*inputs), its activations kept or computed again in the backward pass.
+    """layer(*inputs), with its activations kept or computed again in the backward pass.
 
     Raises:
         ValueError: `kept` is neither "activations" nor "inputs".

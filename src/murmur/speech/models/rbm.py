@@ -1,4 +1,4 @@
-"""Restricted Boltzmann machines, stacked, as the hidden layers of a sigmoid network before it is trained.
+"""Restricted Boltzmann machines, stacked, for pre-training the hidden layers of a sigmoid network.
 
     p(v, h) = exp(-E(v, h)) / Z
     E(v, h) = - a'v - b'h - h'W v                        v in {0,1}^V        Bernoulli visible units
@@ -8,7 +8,7 @@
 
 Hinton, "Training products of experts by minimizing contrastive divergence" (2002) and "A practical guide to training
 restricted Boltzmann machines" (2010); Mohamed, Dahl and Hinton, "Acoustic modeling using deep belief networks" (2012).
-As in Kaldi's nnet1 the reconstruction is an expectation and not a sample.
+As in Kaldi's nnet1, the reconstruction is an expectation and not a sample.
 
 Shapes: M frames, V visible units, H hidden ones.
 """
@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from murmur.speech.models.dnn import AcousticDnn, Dnn
 
-WEIGHTS_DEVIATION, HIDDEN_BIASES = 0.1, (-4.0, 0.0)  # of the start; Kaldi's
+WEIGHTS_DEVIATION, HIDDEN_BIASES = 0.1, (-4.0, 0.0)  # initial values, as in Kaldi
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Rbm:
         return -(v_MV @ self.visible_bias) - hidden
 
     def contrast(self, v_MV: Tensor) -> Tensor:
-        """A scalar whose gradient is that of contrastive divergence with one step, summed over frames."""
+        """A scalar with the gradient of contrastive divergence with one step, summed over frames."""
         with torch.no_grad():
             again_MV = self.visible(torch.bernoulli(self.hidden(v_MV)))
         return (self.free_energy(v_MV) - self.free_energy(again_MV)).sum()
@@ -64,12 +64,12 @@ class Rbm:
 
 
 class RbmStack(AcousticDnn):
-    """A sigmoid network whose hidden layers are machines, each on the hidden probabilities of the one below.
+    """A sigmoid network with machines as hidden layers, each on the hidden probabilities of the one below.
 
-    Its tensors are those of the network, by the same names, and the biases of the visible units on top.
+    Its tensors are those of the network, by the same names, plus the biases of the visible units.
 
     Raises:
-        ValueError: hidden units of another kind.
+        ValueError: the hidden units are not sigmoid.
     """
 
     def __init__(self, config: Dnn, inputs: int, outputs: int) -> None:
@@ -82,12 +82,12 @@ class RbmStack(AcousticDnn):
             nn.init.uniform_(layer.bias, *HIDDEN_BIASES)
 
     def machine(self, number: int) -> Rbm:
-        """The machine that is hidden layer `number`, 0 the lowest, which alone has Gaussian visible units."""
+        """The machine of hidden layer `number`, 0 the lowest, which alone has Gaussian visible units."""
         layer, biases = self.affine[number], list(self.visible.parameters())
         return Rbm(layer.weight, layer.bias, biases[number], "bernoulli" if number else "gaussian")
 
     def below(self, number: int, feats_NTF: Tensor) -> Tensor:
-        """Input of machine `number` for every frame, (N, T, V): spliced features, or the probabilities below it."""
+        """Input of machine `number` for every frame, (N, T, V): spliced features, or probabilities from below."""
         with torch.no_grad():
             v = self.spliced(feats_NTF)
             for lower in range(number):

@@ -21,13 +21,13 @@ class Lstm:
     """Unidirectional LSTM layers and one linear layer (Sak, Senior and Beaufays 2014).
 
     Attributes:
-        hidden: cells per layer.
-        layers: LSTM layers.
-        dropout: share of every layer's outputs that is set to zero, while training.
-        stack: frames joined into one input, which lowers the frame rate by this factor.
-        projection: values to which every layer's output is projected, before it goes up and back; None: no projection.
-        bottleneck: width of a linear layer below the last one; None: none.
-        kept: what each layer keeps for the backward pass.
+        hidden: number of cells per layer.
+        layers: number of LSTM layers.
+        dropout: share of every layer's outputs that is set to zero during training.
+        stack: number of frames joined into one input, which divides the frame rate.
+        projection: size to which layer outputs are projected, for the next layer and the recurrence; None for none.
+        bottleneck: width of a linear layer below the last one; None for no such layer.
+        kept: values of each layer that are kept for the backward pass.
     """
 
     hidden: int = 256
@@ -70,10 +70,10 @@ def _sizes(config: Lstm | Blstm, inputs: int, directions: int) -> list[tuple[int
 
 
 class AcousticLstm(nn.Module):
-    """The module behind `Lstm` and `Blstm`.
+    """The module of `Lstm` and `Blstm`.
 
-    The backward direction is an LSTM over the utterance reversed within its own length, so that padding changes
-    nothing in the frames before it; this runs twice as fast on a CPU as torch's packed sequences.
+    The backward direction is an LSTM over the utterance reversed within its own length, so that padding does not
+    affect the frames before it; this is twice as fast on a CPU as torch's packed sequences.
     """
 
     def __init__(self, sizes: list[tuple[int, int]], outputs: int, config: Lstm | Blstm) -> None:
@@ -96,7 +96,7 @@ class AcousticLstm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Forget gate biases of 1 in total, so that memory lasts from the start (Jozefowicz et al. 2015)."""
+        """Set forget gate biases to 1 in total, so that memory lasts from the start (Jozefowicz et al. 2015)."""
         for layer in (*self.forwards, *self.backwards):
             hidden = layer.hidden_size
             with torch.no_grad():
@@ -116,7 +116,7 @@ class AcousticLstm(nn.Module):
         return self.output(hidden_NUH if self.bottleneck is None else self.bottleneck(hidden_NUH))
 
     def layer(self, number: int, hidden_NUH: Tensor, reverse_NU1: Tensor | None) -> Tensor:
-        """Both directions of a layer, 0 the lowest; `reverse_NU1` says which frame comes when in the backward one."""
+        """Both directions of a layer, 0 the lowest; `reverse_NU1` gives the order of frames in the backward one."""
         ahead = _run(self.forwards[number], hidden_NUH)
         if reverse_NU1 is None:
             return ahead
@@ -132,7 +132,7 @@ class AcousticLstm(nn.Module):
 
 
 def _run(lstm: nn.Module, hidden_NUH: Tensor) -> Tensor:
-    """Outputs of an LSTM; in float32 where autocast asks for bfloat16 and the processor has no instructions for it."""
+    """Outputs of an LSTM; in float32 if autocast requests bfloat16 and the processor has no instructions for it."""
     cast = hidden_NUH.device.type == "cpu" and torch.is_autocast_enabled("cpu")
     if not cast or has_fast_bfloat16():
         return lstm(hidden_NUH)[0]

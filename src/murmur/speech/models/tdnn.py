@@ -19,14 +19,14 @@ from murmur.speech.models.memory import Kept, through
 class Tdnn:
     """Layers y_t = dropout(norm(relu(W [x_{t+o}: o in offsets] + b))) and one linear layer.
 
-    Written as a Linear over spliced frames and not as a Conv1d: on a CPU it runs 1.5 times faster in float32 and three
-    times in bfloat16. Frames past the edges of the input repeat the edge frame.
+    A Linear over spliced frames is 1.5 times faster on a CPU than a Conv1d in float32, and three times in bfloat16.
+    Frames beyond the edges of the input repeat the edge frame.
 
     Attributes:
-        hidden: values per layer.
+        hidden: number of values per layer.
         contexts: frame offsets of each layer; the sums of the extremes are the context of the network.
-        dropout: share of every layer's outputs that is set to zero, while training.
-        kept: what each layer keeps for the backward pass.
+        dropout: share of every layer's outputs that is set to zero during training.
+        kept: values of each layer that are kept for the backward pass.
     """
 
     hidden: int = 320
@@ -73,7 +73,7 @@ class TdnnLayer(nn.Module):
 
 
 class AcousticTdnn(nn.Module):
-    """The module behind `Tdnn`."""
+    """The module of `Tdnn`."""
 
     def __init__(self, layers: list[TdnnLayer], outputs: int, config: Tdnn) -> None:
         super().__init__()
@@ -83,11 +83,11 @@ class AcousticTdnn(nn.Module):
         self.output = nn.Linear(layers[-1].linear.out_features, outputs)
 
     def output_lengths(self, lengths_N: Tensor) -> Tensor:
-        """Output frames of utterances of `lengths_N` input frames: as many."""
+        """Output frames of utterances of `lengths_N` input frames: the same number."""
         return lengths_N
 
     def forward(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
-        """logits_NTC; with `lengths_N` the padding repeats the last frame of each utterance, as the edges do."""
+        """logits_NTC; with `lengths_N`, the padding repeats the last frame of each utterance, like the edges."""
         hidden = feats_NTF
         for layer in self.layers:
             hidden = self.dropout(through(layer, self.kept, edges_repeated(hidden, lengths_N)))
@@ -105,7 +105,7 @@ def splice(x_NTF: Tensor, offsets: tuple[int, ...]) -> Tensor:
 
 
 def edges_repeated(x_NTF: Tensor, lengths_N: Tensor | None) -> Tensor:
-    """Each utterance with its last frame in the place of the padding behind it."""
+    """Each utterance with its last frame in place of the padding."""
     if lengths_N is None:
         return x_NTF
     last_N1 = lengths_N.to(x_NTF.device)[:, None] - 1

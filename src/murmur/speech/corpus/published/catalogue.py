@@ -1,7 +1,7 @@
-"""The corpora that `murmur prepare` knows: content, size, licence, where they are, how they are read.
+"""The corpora that `murmur prepare` knows: content, size, licence, address, reader.
 
-Sizes and hours are those that the publishers state, rounded. Digests are SHA-256 of the archives, where they are
-known from a second source (torchaudio's data sets); archives without one are checked by gzip's own sums alone.
+Sizes and hours are those that the publishers state, rounded. Digests are SHA-256 of the archives, given if known from
+a second source (torchaudio's data sets); archives without one are checked by gzip's own sums alone.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class CorpusPart:
     """The contents of one archive.
 
     Attributes:
-        name: as the publisher calls it.
-        archive: its path below the address of the corpus.
-        hours: of speech.
-        megabytes: of the archive.
-        sha256: of the archive; "" where none is known.
-        optional: downloaded only when it is named.
-        nested: archives inside, unpacked where they lie; a pattern of paths.
+        name: name of the part, as published.
+        archive: path of the archive below the address of the corpus.
+        hours: hours of speech.
+        megabytes: size of the archive.
+        sha256: digest of the archive; "" if unknown.
+        optional: download the part only if it is named.
+        nested: pattern of paths of archives inside, which are unpacked in place.
     """
 
     name: str
@@ -49,20 +49,20 @@ class CorpusPart:
 
 @dataclass(frozen=True)
 class Published:
-    """One corpus.
+    """One published corpus.
 
     Attributes:
-        about: what is in it, in a line.
-        licence: under which it may be used.
-        page: where its publisher describes it.
-        address: the archives lie below it.
-        parts: the archives.
-        rule: what is done to transcripts.
-        splits: how utterances are assigned to train, dev and test, in a sentence.
-        read: the reader of an unpacked copy.
-        units: what a CTC network writes, "word" or "char".
-        recipe: the recipe for this corpus, "" for `ctc`.
-        needs: files in the set without which the recipe cannot run.
+        about: short description of the content.
+        licence: licence for its use.
+        page: address of the publisher's description.
+        address: base address of the archives.
+        parts: archives.
+        rule: rule that normalises the transcripts.
+        splits: assignment of utterances to train, dev and test, in a sentence.
+        read: reader of an unpacked copy.
+        units: output units of a CTC network, "word" or "char".
+        recipe: recipe for this corpus, "" for `ctc`.
+        needs: files in the set that the recipe needs.
     """
 
     about: str
@@ -153,7 +153,7 @@ CORPORA: Mapping[str, Published] = {
             ),
         ),
         rule=ENGLISH,
-        splits="all train-* parts together are train, dev-clean is dev, test-clean is test; dev_other and test_other",
+        splits="all train-* parts are train, dev-clean is dev, test-clean is test; dev_other and test_other",
         read=read_librispeech,
     ),
     "yesno": Published(
@@ -211,7 +211,7 @@ CORPORA: Mapping[str, Published] = {
         read=read_aishell,
     ),
     "own": Published(
-        about="recordings of your own: SPEAKER/NAME.wav or .flac with NAME.txt beside it",
+        about="your recordings: SPEAKER/NAME.wav or .flac with NAME.txt beside it",
         licence="that of your recordings, which stay where they are",
         page="taken by --from FOLDER only",
         address="",

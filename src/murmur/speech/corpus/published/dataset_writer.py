@@ -1,4 +1,4 @@
-"""A set on disk: data/<split>/ in Kaldi's format, text files that came along, manifest.json that says what it is.
+"""Dataset writer: data/<split>/ in Kaldi's format, the text files of the corpus, and manifest.json, its description.
 
 Audio stays where it is: wav.scp holds absolute paths.
 """
@@ -28,12 +28,12 @@ MANIFEST = "manifest.json"
 
 
 def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, Any]:
-    """Write what was read as a set to train on, in place of the same corpus of an earlier time; returns the manifest.
+    """Write the result of a reader as a set for training, replacing an earlier copy of the corpus; return the manifest.
 
-    A split appears in full or not at all, other files of the folder stay, and the manifest is written last.
+    A split appears complete or not at all, other files in the folder stay, and the manifest is written last.
 
     Raises:
-        CorpusError: more than 1 % of a split cannot be used, or the folder holds data that is not of this corpus.
+        CorpusError: more than 1 % of a split cannot be used, or the folder holds other data.
     """
     before = _earlier(out, name)
     worded = {split: _worded(found, corpus.rule) for split, found in read.splits.items()}
@@ -68,7 +68,7 @@ def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, 
 
 
 def _earlier(out: Path, name: str) -> tuple[str, ...]:
-    """Splits that this corpus has there from an earlier time."""
+    """Splits that an earlier call wrote for this corpus."""
     path = out / MANIFEST
     if not path.is_file():
         if (out / "data").exists():

@@ -1,7 +1,7 @@
-"""Archives of published corpora: fetched so that an interruption loses nothing, checked, and unpacked as plain files.
+"""Archives of published corpora: downloaded with resumption, checked, and unpacked as plain files.
 
-Transfers are lhotse's, which go on where they were cut off. Unpacking is done here: an archive may write regular files
-and folders below one folder and nothing else, whatever its names and links say.
+Downloads use lhotse, which continues interrupted ones. Unpacking is done here: whatever its names and links say, an
+archive may write only regular files and folders below one folder.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from murmur.speech.corpus.published.catalogue import CorpusPart, Published
 
 log = logging.getLogger(__name__)
 BLOCK_BYTES = 1 << 20
-SPACE = 2.2  # archives and what they hold, in archives
+SPACE = 2.2  # size of archives and their contents, relative to archives
 CUT_OFF = (EOFError, tarfile.ReadError, gzip.BadGzipFile, zlib.error)
 
 
 def fetch(corpus: Published, parts: Sequence[CorpusPart], folder: Path, mirror: str | None = None) -> None:
-    """Download, check and unpack parts into a folder, except those that already are.
+    """Download, check and unpack parts into a folder, except those that are there already.
 
     Args:
-        corpus: whose parts.
-        parts: which of them.
-        folder: for archives and what is in them; made if missing.
-        mirror: an address in place of the publisher's, below which the archives have the same names.
+        corpus: corpus of the parts.
+        parts: parts to fetch.
+        folder: folder for archives and their contents; made if missing.
+        mirror: address that replaces the publisher's, with the same archive names below it.
 
     Raises:
         CorpusError: an archive cannot be fetched, is cut off, or is not the published one.
@@ -58,7 +58,7 @@ def fetch(corpus: Published, parts: Sequence[CorpusPart], folder: Path, mirror: 
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the regular files of a tar archive below a folder; links and devices are left out, with a word.
+    """Write the regular files of a tar archive below a folder; links and devices are left out with a warning.
 
     Raises:
         CorpusError: a name leads out of the folder, or the archive is damaged.
@@ -76,13 +76,13 @@ def unpack(archive: Path, folder: Path) -> None:
 def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, base: Path, archive: Path) -> None:
     target = (base / member.name).resolve()
     if not target.is_relative_to(base):
-        raise CorpusError(f"{archive}: {member.name!r} leads out of {base}: this is no archive of a corpus")
+        raise CorpusError(f"{archive}: {member.name!r} leads out of {base}: this is not an archive of a corpus")
     if member.isdir():
         target.mkdir(parents=True, exist_ok=True)
         return
     source = tar.extractfile(member) if member.isfile() else None
     if source is None:
-        log.warning("%s: %s is no regular file and was left out", archive, member.name)
+        log.warning("%s: %s is not a regular file and was left out", archive, member.name)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as file:
@@ -101,7 +101,7 @@ def _download(url: str, archive: Path) -> None:
             archive.unlink()
         raise CorpusError(
             f"{url} cannot be fetched ({error}): check the network, name a --mirror, or fetch it by other means and "
-            f"unpack it in a folder for --from; what came so far stays in {archive.parent}"
+            f"unpack it in a folder for --from; the data received so far stays in {archive.parent}"
         ) from error
 
 
@@ -111,14 +111,14 @@ def _check(archive: Path, part: CorpusPart) -> None:
         return
     megabytes = archive.stat().st_size / 1e6
     if fault is EOFError:
-        raise CorpusError(f"{archive} ends after {megabytes:.1f} MB: run the same command again, and it goes on there")
+        raise CorpusError(f"{archive} ends after {megabytes:.1f} MB: run the same command again to continue")
     archive.unlink()
     what = f"its SHA-256 is not {part.sha256}" if fault is ValueError else "it is no whole gzip file"
     raise CorpusError(f"{archive} is not the published archive ({what}) and was removed: try again or another --mirror")
 
 
 def _fault(archive: Path, part: CorpusPart) -> type[Exception] | None:
-    """Nothing, EOFError (cut off), ValueError (another digest) or what gzip found wrong."""
+    """None, EOFError (cut off), ValueError (another digest), or gzip's error."""
     if part.sha256 and _sha256(archive) == part.sha256:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Unpacked copies of published corpora in, one `Corpus` a split out.
+"""Readers of unpacked published corpora, which return one `Corpus` per split.
 
-LibriSpeech, yesno and AISHELL are read by lhotse's recipes; AN4 and the digits, for which lhotse has none, here.
-A reader takes the folder that the archive was unpacked in, or the one inside it, the parts that are wanted and a
-number of threads.
+Lhotse's recipes read LibriSpeech, yesno and AISHELL; AN4 and the digits, for which lhotse has none, are read here.
+A reader takes the folder of the unpacked archive, or the one inside it, the requested parts and a number of
+threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from murmur.speech.features.analysis import LogMel, opened
 
 FSDD_DEV, FSDD_TEST = "nicolas", "theo"
 YESNO_RECORDINGS = 60
-DEV_EVERY = 8  # speaker; a set of its own keeps its words out of a language model made of data/train
+DEV_EVERY = 8  # speaker; a separate split keeps its words out of a language model of data/train
 WINDOW_SECONDS = LogMel().frame_length_seconds
 BLOCK_SAMPLES = 1 << 20
 SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "sph", "aif"}
@@ -43,10 +43,10 @@ class Read:
 
     Attributes:
         splits: utterances by split, transcripts as published.
-        seconds: of every utterance.
-        files: text files that belong beside the data, such as a lexicon, by name.
-        absent: parts that were not asked for by name and are not there.
-        rate_hz: sample rate of all recordings; None where the reader has not looked.
+        seconds: length of every utterance.
+        files: text files that belong to the data, such as a lexicon, by name.
+        absent: optional parts that are missing.
+        rate_hz: sample rate of all recordings; None if the reader has not checked it.
     """
 
     splits: Mapping[str, Corpus]
@@ -60,10 +60,10 @@ Reader = Callable[[Path, tuple[str, ...], int], Read]
 
 
 def read_librispeech(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
-    """LibriSpeech and its small sibling: PART/SPEAKER/CHAPTER/*.flac with a *.trans.txt a chapter.
+    """LibriSpeech and its small sibling: PART/SPEAKER/CHAPTER/*.flac with one *.trans.txt per chapter.
 
     Raises:
-        CorpusError: none of the parts is there, or lhotse cannot read them.
+        CorpusError: no part is there, or lhotse cannot read them.
     """
     root = _holding(folder, "LibriSpeech", lambda at: any((at / part).is_dir() for part in parts), " or ".join(parts))
     here = tuple(part for part in parts if (root / part).is_dir())
@@ -80,7 +80,7 @@ def read_librispeech(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
 
 
 def read_yesno(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
-    """60 recordings named by what is said in them; lhotse's own split is put aside for Kaldi's.
+    """60 recordings named by their words; Kaldi's split replaces lhotse's.
 
     Raises:
         CorpusError: a recording is missing.
@@ -118,7 +118,7 @@ def read_an4(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     """AN4 in NIST SPHERE: etc/an4_{train,test}.{fileids,transcription} and wav/an4_clstk, wav/an4test_clstk.
 
     Raises:
-        CorpusError: a list is missing, or lists and transcripts do not belong together.
+        CorpusError: a list is missing, or lists and transcripts do not match.
     """
     root = _holding(folder, "an4", lambda at: (at / "etc" / "an4_train.fileids").is_file(), "etc/an4_train.fileids")
     splits = {split: _an4_split(root, split) for split in ("train", "test")}
@@ -139,7 +139,7 @@ def read_fsdd(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     for path in sorted(root.glob("*.wav")):
         named = re.fullmatch(r"(\d)_(\w+)_(\d+)", path.stem)
         if named is None:
-            raise CorpusError(f"{path} is not named DIGIT_SPEAKER_REPETITION: take it away or rename it")
+            raise CorpusError(f"{path} is not named DIGIT_SPEAKER_REPETITION: remove or rename it")
         digit, speaker, repetition = named.groups()
         name = f"{speaker}-{digit}-{int(repetition):02}"
         utterances.append(Utterance(name, speaker, WORDS[int(digit)], Audio(path.absolute())))
@@ -155,13 +155,13 @@ def read_fsdd(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
 
 
 def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
-    """Recordings of one's own: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each.
+    """The user's recordings: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each.
 
     Folders train, dev and test above the speakers are the splits. Without them the last tenth of the speakers in byte
     order, at least one, is test, and every eighth of the others is dev.
 
     Raises:
-        CorpusError: no recording, no train or test folder beside the other, or fewer than two speakers to part.
+        CorpusError: no recording, only one of the folders train and test, or fewer than two speakers to split.
     """
     named = [split for split in ("train", "dev", "test") if (folder / split).is_dir()]
     if named:
@@ -171,9 +171,7 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     )
     speakers = sorted(set(whole.speakers.values()), key=str.encode)
     if len(speakers) < 2:
-        raise CorpusError(
-            f"{folder} has {len(speakers)} speaker, and test takes one of its own: make folders train and test"
-        )
+        raise CorpusError(f"{folder} has {len(speakers)} speaker, and test needs one: make folders train and test")
     first = len(speakers) - max(1, len(speakers) // 10)
     held_out = {"dev": set(speakers[:first][DEV_EVERY - 1 :: DEV_EVERY]), "test": set(speakers[first:])}
     parts = {part: _of_speakers(whole, theirs) for part, theirs in held_out.items() if theirs}
@@ -207,9 +205,9 @@ def _own_split(folder: Path) -> Corpus:
 
 
 def _holding(folder: Path, inner: str, holds: Callable[[Path], bool], what: str) -> Path:
-    """The folder itself, or `inner` in it, whichever holds the corpus."""
+    """The folder that holds the corpus: the given one, or `inner` in it."""
     if not folder.is_dir():
-        raise CorpusError(f"{folder} is no folder: name the one that the archives were unpacked in")
+        raise CorpusError(f"{folder} is not a folder: name the folder of the unpacked archives")
     for at in (folder, folder / inner):
         if at.is_dir() and holds(at):
             return at
@@ -231,7 +229,7 @@ def _of_manifests(manifests: Mapping[str, Any], speaker: str = "") -> tuple[Corp
     utterances, seconds = [], {}
     for supervision in manifests["supervisions"]:
         recording = recordings[supervision.recording_id]
-        audio = Audio(Path(recording.sources[0].source).absolute())  # an utterance is a file in all of them
+        audio = Audio(Path(recording.sources[0].source).absolute())  # in all of them, an utterance is a file
         spoken_by = speaker or str(supervision.speaker or supervision.id)
         utterances.append(Utterance(supervision.id, spoken_by, supervision.text or "", audio))
         seconds[supervision.id] = float(supervision.duration)
@@ -239,7 +237,7 @@ def _of_manifests(manifests: Mapping[str, Any], speaker: str = "") -> tuple[Corp
 
 
 def _without_audio(part: Path, read: set[str]) -> Iterable[Problem]:
-    """lhotse passes over transcripts whose recording is missing; here they are counted."""
+    """Problems of transcripts without a recording, which lhotse skips silently."""
     for transcripts in sorted(part.rglob("*.trans.txt")):
         for line in transcripts.read_text(encoding="utf-8").splitlines():
             name = line.partition(" ")[0]
@@ -261,7 +259,7 @@ def _joined(corpora: Iterable[Corpus]) -> Corpus:
 
 
 def _as_speakers(utterance: Utterance) -> Utterance:
-    """Kaldi wants identifiers to begin with the speaker's."""
+    """The utterance with the speaker at the start of its identifier, as Kaldi requires."""
     return Utterance(f"{utterance.speaker}-{utterance.id}", utterance.speaker, utterance.text, utterance.audio)
 
 
@@ -292,10 +290,10 @@ def _an4_split(root: Path, split: str) -> Corpus:
 
 
 def _measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str]) -> Read:
-    """The seconds of whole files; those that training could not use become problems.
+    """Seconds of whole files; those that training could not use become problems.
 
-    A file that cannot be decoded to its end, has several channels, another sample rate than most, or less than one
-    analysis window is such a file.
+    Unusable are files that cannot be decoded to their end, have several channels or a sample rate unlike most, or are
+    shorter than one analysis window.
     """
     paths = {u.id: u.audio.path for corpus in splits.values() for u in corpus.utterances if u.audio is not None}
     with ThreadPoolExecutor(jobs) as pool:
@@ -314,7 +312,7 @@ def _measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str])
 
 
 def _rate_hz(path: Path) -> int | None:
-    """The sample rate in a file's header; None where it cannot be read."""
+    """The sample rate in a file's header; None if it cannot be read."""
     try:
         return int(soundfile.info(path).samplerate)
     except (soundfile.SoundFileError, OSError):
@@ -322,7 +320,7 @@ def _rate_hz(path: Path) -> int | None:
 
 
 def _seconds(path: Path, rate_hz: int | None) -> float | str:
-    """The length of a recording that is decoded to its end, or why training cannot use it."""
+    """The length of a recording after decoding it to its end, or the reason why training cannot use it."""
     own = _rate_hz(path)
     if own is not None and own != rate_hz:
         return f"it has {own} Hz, most recordings have {rate_hz} Hz: resample it (ffmpeg -i FILE -ar {rate_hz} NEW)"

@@ -1,4 +1,4 @@
-"""Rules that turn published transcripts into the words that are trained on, each with a sentence that states it."""
+"""Rules that turn published transcripts into words for training, each with a sentence that states it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _APOSTROPHES = str.maketrans("’‘ʼ＇`", "'''''")  # noqa: RUF001 - those ar
 
 @dataclass(frozen=True)
 class TranscriptRule:
-    """A function of a transcript, and what it does in words (for the manifest of a set)."""
+    """A function of a transcript, and its description (for the manifest of a set)."""
 
     words: str
     apply: Callable[[str], str]
