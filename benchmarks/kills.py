@@ -409,7 +409,7 @@ def length_of(strategy: str, out: Path, spawn: bool) -> float:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         ended, _ = go(plan, folder, None, False, spawn)
-        wrong = judge(plan, ended, folder, [])
+        wrong = judge(plan, ended, folder, [], None)
         if wrong or ended.status != 0:
             raise SystemExit(f"{strategy} undisturbed: status {ended.status}, {wrong}\n{ended.said[-3000:]}")
         known[strategy] = ended.seconds
