@@ -1,4 +1,4 @@
-"""The page "My model, my vocabulary": its files are read, and its commands run one after the other."""
+"""The page "Your own vocabulary": its files are readable, and its commands run one after the other."""
 
 from __future__ import annotations
 
