@@ -1,4 +1,4 @@
-"""Minibatches dealt out in turns: whoever is lost, each is done exactly once."""
+"""Minibatches assigned in turns: each is done exactly once, even if learners are lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_deal_to_nobody_is_refused() -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_every_minibatch_is_done_once_whoever_is_lost_or_comes(data: st.DataObject) -> None:
-    """Rounds of a few turns; in some of them learners are lost with what they took, in others some come back."""
+    """Play rounds of a few turns, in some of which learners are lost with their minibatches, or come back."""
     total = data.draw(st.integers(1, 60), "total")
     everybody = range(data.draw(st.integers(1, 6), "learners"))
     deal, turn, done = Assignment(tuple(everybody), total), 0, list[int]()

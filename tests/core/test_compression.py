@@ -1,4 +1,4 @@
-"""Formats on the wire: what arrives, how many bytes it took, and what averaging makes of it."""
+"""Compression: decoded vectors, bytes on the wire, and the results of averaging."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from murmur.worlds.virtual.world import VirtualWorld
 from pool import Pool, PooledWorld
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0 + 4 / 256}
-# Half the distance of two neighbours, as a share of the number (casts) or of the largest of its block (int8).
+# Half the distance of two neighbours, as a fraction of the number (casts) or of the largest of its block (int8).
 ERROR = {"float32": 2**-24, "bfloat16": 2**-8, "float16": 2**-11, "int8": 0.5 / 127}
 
 
@@ -39,7 +39,7 @@ def test_what_arrives_is_near_and_small(name: str, dtype: torch.dtype) -> None:
     assert code.numel() * code.element_size() == BYTES[name] * x.numel()
     assert (arrived.dtype, arrived.shape) == (x.dtype, x.shape)
     largest = x.abs() if name != "int8" else x.view(-1, 256).abs().amax(1).repeat_interleave(256)
-    # 1e-6: the scales are single precision; 1e-7: small float16 numbers are spaced evenly.
+    # 1e-6: the scales are single precision; 1e-7: small float16 numbers are evenly spaced.
     assert ((arrived - x).abs() <= ERROR[name] * largest * (1 + 1e-6) + 1e-7).all()
 
 
@@ -52,7 +52,7 @@ def test_any_length(name: str, numel: int) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_what_arrived_arrives_again(name: str) -> None:
-    """Decoded vectors are fixed points to the bit: passing on loses nothing more."""
+    """Decoded vectors are fixed points to the bit: further transmissions lose nothing."""
     form, x = COMPRESSIONS[name], torch.cat([draw(1000), 1e-38 * draw(500), 1e30 * draw(500)])
     once = form.decode(form.encode(x), x)
     assert torch.equal(form.decode(form.encode(once), x), once)
@@ -99,7 +99,7 @@ def test_received_bytes_need_not_be_aligned() -> None:
 
 @dataclass(frozen=True)
 class Speaking:
-    """A world whose groups speak a format."""
+    """World with compressed groups."""
 
     world: World
     form: str
@@ -131,7 +131,7 @@ def test_a_group_that_speaks_float32_keeps_every_promise(world: Callable[[int], 
 
 @dataclass(frozen=True)
 class Means:
-    """Rounds of a weighted mean of random vectors; learner 1 has nothing to give in every third round."""
+    """Rounds of a weighted mean of random vectors; learner 1 has weight 0 in every third round."""
 
     numel: int = 700
     rounds: int = 6
@@ -149,7 +149,7 @@ class Means:
         return means
 
     def oracle(self, size: int, form: str) -> Tensor:
-        """m = D(e + sum n_i D(x_i + e_i) / sum n_i) on the stacked vectors."""
+        """Compute m = D(e + sum n_i D(x_i + e_i) / sum n_i) on the stacked vectors."""
         speak = COMPRESSIONS[form]
         kept, owed, means = torch.zeros(size, self.numel).double(), torch.zeros(self.numel).double(), []
         for k in range(self.rounds):
@@ -188,7 +188,7 @@ def test_the_mean_in_processes(form: str, pool: Pool) -> None:
 
 @dataclass(frozen=True)
 class Steady:
-    """The mean of the same vector again and again."""
+    """Repeated means of the same vector."""
 
     value: float
     rounds: int = 64
@@ -210,7 +210,7 @@ def test_what_was_rounded_off_is_sent_later(form: str) -> None:
 
 @dataclass(frozen=True)
 class Mixes:
-    """Rounds of mixing without gradients, far from consensus: one learner's numbers are large."""
+    """Rounds of mixing without gradients, far from consensus: one learner's values are large."""
 
     rounds: int
 
@@ -231,7 +231,7 @@ def test_mixing_never_moves_the_mean(form: str) -> None:
 
 
 async def messages(seat: Seat) -> list[Any]:
-    """Everybody tells learner 0 something; types, lengths and notes arrive."""
+    """Send messages from all learners to learner 0; types, lengths and headers arrive."""
     group, heard = seat.group, []
     for x in (draw(300, group.rank), draw(7, group.rank, torch.float64), torch.empty(0), torch.arange(3)):
         group.post(x, 0, "news", (1.5, float(group.rank)))
@@ -264,7 +264,7 @@ async def counted(seat: Seat) -> int:
 @pytest.mark.parametrize("form", COMPRESSIONS)
 @pytest.mark.parametrize("size", [2, 4])
 def test_bytes_are_counted_and_seconds_fall_with_them(form: str, size: int) -> None:
-    """A mean of P elements costs what an allreduce does, 2 (L - 1) / L P, on the wire and on a slow link."""
+    """A mean of P elements costs as much as an allreduce, 2 (L - 1) / L P, on the wire and on a slow link."""
     world = VirtualWorld(Cluster(learners=size, link=Link(0.0, 1000.0)))
     sent = Speaking(world, form).run(counted)
     elements = 2 * (size - 1) * 1024 + 1024

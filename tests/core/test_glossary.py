@@ -27,7 +27,7 @@ def defined_in(module: Path) -> Iterator[str]:
 
 
 def test_every_public_name_of_the_core_is_defined() -> None:
-    """Rows without a name in the core are listed too: a renamed class leaves none behind."""
+    """Rows for names that the core does not have are listed too."""
     core = Path(next(iter(murmur.core.__path__)))
     public = {f"{module.stem}.{name}" for module in core.glob("*.py") for name in defined_in(module)}
     rows = [f"{module}.{name}" for name, module in ROW.findall(GLOSSARY.read_text(encoding="utf-8"))]

@@ -20,7 +20,7 @@ def test_symmetric_and_doubly_stochastic(mixing: Mixing, k: int, view: list[int]
     assert torch.allclose(t.sum(1), torch.ones(len(view), dtype=torch.float64))
     assert (t >= 0).all()
     assert (t.diagonal() > 0).all()
-    for learner in view:  # nobody who is gone is asked for
+    for learner in view:  # no lost learner is a neighbour
         assert set(mixing(k, view, learner)) <= set(view)
 
 

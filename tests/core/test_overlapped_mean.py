@@ -20,7 +20,7 @@ WEIGHTS = [3.0, 0.0, 5.0]
 
 
 class Skips(nn.Module):
-    """The last layer takes part for some learners only, the first for none of them."""
+    """Model whose last layer takes part for some learners only, and the first for none of them."""
 
     def __init__(self, learner: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Letters that do not fit: of learners that are gone, to learners that were thought dead."""
+"""Stale messages: from lost learners, and to learners that were considered dead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def averager_of(seat: Seat) -> PairwiseAverager:
 
 
 async def letters_to_somebody_thought_dead(seat: Seat) -> tuple[int, int]:
-    """Learner 0 is lost to the register while a snapshot is on its way to it."""
+    """Lose learner 0 in the membership table while a snapshot is on its way to it."""
     averager = averager_of(seat)
     if seat.group.rank == 1:
         seat.group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, 0.0, 0.0, 0.5))
@@ -39,7 +39,7 @@ async def letters_to_somebody_thought_dead(seat: Seat) -> tuple[int, int]:
     assert message is not None
     assert isinstance(seat.group, VirtualGroup)
     seat.group.hub.table.lose(0)
-    averager._take(message)  # after the register has been asked, nothing is known of this learner itself
+    averager._take(message)  # the refreshed view does not hold this learner
     averager.gossip({0: 0.5, 1: 0.5})
     averager._take(message)
     return averager.dropped, averager.exchanges
@@ -57,8 +57,8 @@ async def letters_of_an_earlier_incarnation(seat: Seat) -> tuple[int, list[float
             seat.group.post(torch.ones(2, dtype=torch.float64), 0, GOSSIP, (SWAP, incarnation, 0.0, 0.5))
         return 0, []
     assert isinstance(seat.group, VirtualGroup)
-    seat.group.hub.table.join(1)  # the second incarnation is number 1: neither of the letters is of it
-    assert averager.live == (0, 1)  # what every round looks at first
+    seat.group.hub.table.join(1)  # the second incarnation is number 1: neither message belongs to it
+    assert averager.live == (0, 1)  # refreshed first in every round
     for _ in range(2):
         message = await seat.group.poll(GOSSIP, 1.0)
         assert message is not None
@@ -71,7 +71,7 @@ def test_letters_of_other_incarnations_change_nothing() -> None:
 
 
 async def a_neighbour_is_lost_while_it_is_answered(seat: Seat) -> tuple[int, int]:
-    """Beside the averaging that answers learner 1, another thread of learner 0 notices that learner 1 is gone."""
+    """Let a second thread of learner 0 detect the loss of learner 1 while its averaging answers learner 1."""
     averager = averager_of(seat)
     group = seat.group
     assert isinstance(group, VirtualGroup)
@@ -101,7 +101,7 @@ def test_an_exchange_is_not_torn_apart_by_who_looks_at_the_view() -> None:
 
 
 async def letters_that_a_broken_line_takes_along(seat: Seat, lost: int, late: bool) -> tuple[list[float], float]:
-    """Learner 1 is asked by learner 0 for its weights; the first letters of one of the ways are lost."""
+    """Let learner 0 request learner 1's weights; the first messages in one direction are lost."""
     averager = averager_of(seat)
     group = seat.group
     assert isinstance(group, VirtualGroup)
@@ -131,7 +131,7 @@ async def letters_that_a_broken_line_takes_along(seat: Seat, lost: int, late: bo
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize(("lost", "seconds"), [(0, 0.0), (1, 5.0), (2, 15.0), (3, 35.0)])
 def test_weights_are_asked_for_again_where_letters_are_lost(late: bool, lost: int, seconds: float) -> None:
-    """Asked again after 5, 15 and 35 seconds; learner 1 loses its first answers as learner 0 its first requests."""
+    """Requests are repeated after 5, 15 and 35 seconds, whether requests or answers are lost."""
     for asks, answers in ((lost, 0), (0, lost)):
 
         async def program(seat: Seat, asks: int = asks, answers: int = answers) -> tuple[list[float], float]:

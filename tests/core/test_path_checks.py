@@ -29,13 +29,13 @@ def run(*words: object) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An experiment file on a set; nothing is prepared, and no test here may prepare it."""
+    """Experiment file on a data set; no test here may prepare it."""
     return make_experiment(tmp_path_factory.mktemp("hybrid"))
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A file whose header is whole, of no known model."""
+    """File with a valid header, of an unknown model."""
     save_file({"weights": torch.zeros(3)}, tmp_path / "some.safetensors")
     return tmp_path / "some.safetensors"
 
@@ -123,7 +123,7 @@ def test_mistakes_are_told_before_anything_is_made(
     code, said = run(*(re.sub("[A-Z]{3,}|^X$", lambda m: str(places.get(m[0], m[0])), word) for word in words))
     assert code == 1, said
     assert says in said
-    assert len(said.splitlines()) == 1, said  # nothing was timed or shown before it
+    assert len(said.splitlines()) == 1, said  # the error is the only output
     assert [path for path in sorted(tmp_path.rglob("*")) if not path.name.endswith(".lock")] == before
     assert not (hybrid.parent / "cache").exists()
 

@@ -1,4 +1,4 @@
-"""Stop signals: one exception, whatever the main thread does, and an end within seconds."""
+"""Stop signals: one exception, whatever the main thread is doing, and an end within seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from murmur.commands.stopped import AFTER, RESUMED, how_to_go_on
 from murmur.core.stop_signals import STOPPED_STATUS
 
 pytestmark = pytest.mark.timeout(300)
-LONG_SECONDS = 120  # on a busy machine; a program that does not hear the signal works for longer
+LONG_SECONDS = 120  # enough on a busy machine; a program that misses the signal runs for longer
 
 STOPPABLE = """
 import ctypes, hashlib, os, signal, sys, time
@@ -69,7 +69,7 @@ WAYS = {
 
 @contextmanager
 def program(words: Sequence[str], ignored: Sequence[signal.Signals] = ()) -> Iterator[subprocess.Popen[str]]:
-    """A Python program; it listens to SIGINT also where this test runs in the background of a shell."""
+    """Run a Python program that handles SIGINT even if this test runs in the background of a shell."""
 
     def begin() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -107,7 +107,7 @@ def test_a_signal_ends_whatever_is_under_way(way: str, number: signal.Signals) -
 
 
 def test_what_the_starter_ignores() -> None:
-    """SIGINT, as a shell does in the background of a script; all of them, as a launcher does, which tells by itself."""
+    """Ignore SIGINT, as a shell does for a background script; then all, as a launcher does, which reports itself."""
     every = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     for ignored in ([signal.SIGINT], every):
         with program(["-c", STOPPABLE % "time.sleep(600)"], ignored) as process:
@@ -162,7 +162,7 @@ def experiment():
 def test_a_run_that_does_not_train_is_stopped_and_goes_on(
     method: str, call: str, learners: int, tmp_path: Path
 ) -> None:
-    """While it prepares, while it makes its model, while it tests: behind training nothing is trained again."""
+    """Stop during preparation, initialisation and tests; training is not repeated."""
     file, out = tmp_path / "slow.py", tmp_path / "out"
     file.write_text(SLOW_TEST.format(method=method, call=call))
     words = ["-m", "murmur", "train", str(file), "--learners", str(learners), "--threads", "1", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""What becomes of a collective that some of its members have ended, and others have not, when one is lost."""
+"""Loss of a member after some members have finished a collective and others have not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST = 3
 
 @pytest.mark.parametrize("ended", [{0}, {1}, {0, 2}, {1, 2}, {0, 1, 2}, set()], ids=named)
 def test_a_result_that_some_have_is_handed_on_and_nobody_computes_it_twice(ended: set[int]) -> None:
-    """The first collective ends for some before a learner is lost; the second one is held by those that are left."""
+    """The first collective ends for some before a learner is lost; the remaining learners hold the second."""
 
     async def program(seat: Seat) -> tuple[list[float], list[float], int]:
         rank = seat.group.rank

@@ -1,4 +1,4 @@
-"""Who goes on where all have been thought lost: decided from letters and views of the register, by hand."""
+"""Choice of the learner that goes on after all were considered dead, from scripted messages and views."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from murmur.core.membership import RunOver, View
 from murmur.elastic.rendezvous import GO, HERE, NEW, NOTHING_HELD, POLL_SECONDS, SETTLED_SECONDS, Named, Rendezvous
 
 POLLS = int(SETTLED_SECONDS / POLL_SECONDS) + 2
-RecognisedWord = tuple[int, tuple[float, ...]]  # who says it, what
+RecognisedWord = tuple[int, tuple[float, ...]]  # (sender, header)
 
 
 class Tired(Exception):
-    """Nothing has come of it for long enough."""
+    """No result after the expected number of polls."""
 
 
 @dataclass
 class Scripted:
-    """A world in which views and letters come at polls that are written down."""
+    """World with views and messages scripted by poll."""
 
     views: Mapping[int, View]
     messages: Mapping[int, Sequence[RecognisedWord]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Scripted:
 
 
 def request_to_join(world: Scripted, completed: int = 5) -> Named:
-    """Run to the end what never waits for anything but letters."""
+    """Run a coroutine that waits for messages only to its end."""
     coroutine = Rendezvous(world).request_to_join(completed)  # type: ignore[arg-type]
     with pytest.raises(StopIteration) as ended:
         coroutine.send(None)
@@ -100,7 +100,7 @@ def test_nobody_goes_on_before_the_others_have_had_time_to_come_back() -> None:
 
 
 def test_time_counts_from_the_latest_change() -> None:
-    """Somebody comes or goes in every second half of the time that it takes."""
+    """The view changes every half of the settling time."""
     views = {n * POLLS // 2: View(7 + n, {0: 4, 1: 5 + n}) for n in range(5)}
     messages = {poll + 1: [new(view, 1, 0.0)] for poll, view in views.items()}
     with pytest.raises(Tired):
@@ -109,7 +109,7 @@ def test_time_counts_from_the_latest_change() -> None:
 
 
 def test_a_letter_from_before_a_change_counts_for_nothing() -> None:
-    """The third may have let the second in, and be gone: then the second holds the model, and waits no more."""
+    """The third may have admitted the second and died: the second then holds the model, and waits no more."""
     world = Scripted({0: THREE, 5: TWO}, {2: [new(THREE, 1, 4.0)]})
     with pytest.raises(Tired):
         Rendezvous(world).request_to_join(5).send(None)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_when_everything_is_done_late_ones_leave(completed: int) -> None:
     with pytest.raises(RunOver):
         Rendezvous(over).request_to_join(completed).send(None)  # type: ignore[arg-type]
     last = Scripted({0: TWO}, {3: [new(TWO, 1, 4.0)]}, spent=True)
-    if completed == 5:  # what is left to do is to say so
+    if completed == 5:  # only the end of the run is left
         assert request_to_join(last).members == {0: 4}
 
 

@@ -1,4 +1,4 @@
-"""Adaptive K-step averaging against its equation, and its rules."""
+"""Adaptive K-step averaging against its equation, and the rules of its parameters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ADAPTIVE = [
 
 
 class Far(Quadratic):
-    """The loss falls by a lot from where the run starts."""
+    """Quadratic with a large initial loss."""
 
     def centre(self, n: int) -> Tensor:
         return 6.0 + super().centre(n)
@@ -128,7 +128,7 @@ def test_processes(pool: Pool) -> None:
 
 @pytest.mark.parametrize("strategy", ADAPTIVE, ids=named)
 def test_a_run_goes_on_where_it_stopped(strategy: AdaptiveKAVG, tmp_path: Path) -> None:
-    """F_0 and the latest loss are in the checkpoint: the same K as if nothing had happened."""
+    """F_0 and the latest loss are in the checkpoint, so that K is the same as without the interruption."""
     run = replace(experiment(strategy), evaluate_every_epochs=0.1)
     Trainer(run, VirtualWorld(3), tmp_path).fit()
     marks = sorted((tmp_path / "checkpoints").glob("[0-9]*"))
@@ -151,7 +151,7 @@ def test_rules() -> None:
 
 
 def test_the_rate_factor_comes_on_top_of_the_schedule() -> None:
-    """Half the rate by a rule is half the rate by the optimizer."""
+    """A factor of 1/2 by a rule equals half the rate of the optimizer."""
     run = replace(experiment(AdaptiveKAVG(Stages((4,)), rate=Stages((0.5,)))), schedule=Exponential(0.1))
     other = replace(run, strategy=KAVG(4), optimizer=SGD(ALPHA / 2))
     assert torch.allclose(fit(run, VirtualWorld(3)), fit(other, VirtualWorld(3)), rtol=1e-12, atol=1e-14)

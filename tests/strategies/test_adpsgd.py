@@ -35,7 +35,7 @@ SOME_MIXINGS = [pytest.param(MIXINGS[name], id=name) for name in ("ring", "rando
 
 @dataclass(frozen=True)
 class Looked(Quadratic):
-    """Keeps for each model its minibatches, and the weights at which their gradients were taken."""
+    """Quadratic that records each model's minibatches, and the weights at which their gradients were taken."""
 
     by: dict[nn.Module, list[tuple[int, Tensor]]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -76,13 +76,13 @@ def test_equal_speeds_are_the_papers_equation(mixing: Mixing, learners: int) -> 
 def test_equal_speeds_are_the_papers_equation_on_the_default_cluster(
     mixing: Mixing, learners: int, seconds: float
 ) -> None:
-    """Rounds and gradients end at the same moments, sums of numbers that binary fractions cannot hold."""
+    """Rounds and gradients end at the same moments, which are sums of inexact binary fractions."""
     check_papers_equation(mixing, Cluster(learners, ConstantSeconds(seconds)), rounds=40)
 
 
 @dataclass
 class Watched:
-    """ADPSGD that keeps the weights at its end, before the consensus."""
+    """ADPSGD that records the weights at its end, before the consensus."""
 
     mixing: Mixing
     lock_step: ClassVar[bool] = False
@@ -101,7 +101,7 @@ def spread(rows: Tensor) -> float:
 @pytest.mark.parametrize("mixing", SOME_MIXINGS)
 @pytest.mark.parametrize("learners", [2, 3, 8])
 def test_the_mean_never_moves_and_the_spread_shrinks(mixing: Mixing, learners: int) -> None:
-    """A thousand rounds at random delays over cards of very different speed."""
+    """Run a thousand rounds at random delays over cards of very different speeds."""
     draw = torch.Generator().manual_seed(1)
     start = torch.randn(learners, 6, dtype=torch.float64, generator=draw)
     links = {i: Link(1e-3 * (i + 1), 100.0 * 10.0**i) for i in range(min(3, learners))}
@@ -146,7 +146,7 @@ def test_threads_keep_the_mean_too() -> None:
 
 
 def exchanges(links: dict[int, Link], mixing: Mixing) -> tuple[list[int], float]:
-    """Completed exchanges of 16 learners and the seconds of the run; a vector of 40 bytes a millisecond on the wire."""
+    """Return the exchanges of 16 learners and the duration of the run; 40 bytes per millisecond, a vector each."""
     cluster = Cluster(learners=16, compute=LognormalSeconds(0.01, 0.3), link=Link(0.0, 40 / 1e-3), links=links)
     world = VirtualWorld(cluster)
     ended = world.run(Averaging(Watched(mixing), torch.zeros(16, 5, dtype=torch.float64), 16 * 200))
@@ -155,7 +155,7 @@ def exchanges(links: dict[int, Link], mixing: Mixing) -> tuple[list[int], float]
 
 @pytest.mark.parametrize(("mixing", "owing"), [(ring, 2), (randomized_ring, 15)], ids=["ring", "randomized_ring"])
 def test_a_slow_edge_delays_nobody_else(mixing: Mixing, owing: int) -> None:
-    """Only the end waits: every exchange under way, and the consensus, pass the slow card both ways, 0.1 s each."""
+    """Only the end waits: each exchange under way, and the consensus, pass the slow card both ways, 0.1 s each."""
     equal, seconds = exchanges({}, mixing)
     slow, slow_seconds = exchanges({5: Link(0.0, 40 / 0.1)}, mixing)
     away = [i for i in range(16) if i not in (4, 5, 6)]
@@ -165,7 +165,7 @@ def test_a_slow_edge_delays_nobody_else(mixing: Mixing, owing: int) -> None:
 
 
 def test_a_straggler_takes_few_minibatches_and_holds_nobody() -> None:
-    """Samples a second >= 0.9 (L - 1 + 1/s) / L of equal learners; the run ends one slow gradient after the budget."""
+    """Samples per second >= 0.9 (L - 1 + 1/s) / L of equal learners; the run ends one slow gradient after the budget."""
     learners, slow, budget = 4, 10.0, 400
     equal = VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(0.1)))
     uneven = VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(0.1, {2: slow})))
@@ -178,7 +178,7 @@ def test_a_straggler_takes_few_minibatches_and_holds_nobody() -> None:
 
 @dataclass(frozen=True)
 class Counted(Quadratic):
-    """Keeps which minibatches were drawn."""
+    """Quadratic that records the minibatches drawn."""
 
     drawn: list[int] = field(default_factory=list, compare=False, repr=False)
 
@@ -188,12 +188,12 @@ class Counted(Quadratic):
 
 
 def random_cluster(seed: int) -> Cluster:
-    """A cluster on which things go wrong; somebody always lives."""
+    """Return a cluster with faults; at least one learner always lives."""
     draw = random.Random(seed)
     learners = draw.randint(2, 6)
     faults: list[Kill | Stop | Rejoin] = []
     for learner in draw.sample(range(learners), draw.randint(0, learners - 1)):
-        at = draw.uniform(1.0, 5.0)  # nobody may be lost before all have met at the start
+        at = draw.uniform(1.0, 5.0)  # no learner may be lost before all have met at the start
         if draw.random() < 0.5:
             faults.append(Stop(learner, at, draw.choice([0.01, 0.4, 3.0, 20.0])))
         else:
@@ -231,7 +231,7 @@ def check_schedule(seed: int, mixing: Mixing) -> None:
 
 @pytest.mark.parametrize("batch", range(10))
 def test_fuzzed_schedules(batch: int) -> None:
-    """Kills, stops, restarts, slow cards at random; a failure names its seed."""
+    """Random kills, stops, restarts and slow cards; a failure names its seed."""
     for seed in range(batch * 20, batch * 20 + 20):
         mixing = list(MIXINGS.values())[1 + seed % 5]
         try:

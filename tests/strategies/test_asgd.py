@@ -1,4 +1,4 @@
-"""The parameter server: order of arrival, ages, damping, learners that die, the server that dies."""
+"""Parameter server: order of arrival, ages, damping, lost learners, a lost server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_one_learner_and_a_server_are_the_plain_loop() -> None:
 @pytest.mark.parametrize("damping", [undamped, by_age])
 @pytest.mark.parametrize("learners", [2, 3, 5])
 def test_the_server_takes_gradients_in_order_of_arrival(damping: Callable[[int], float], learners: int) -> None:
-    """Replayed event by event: who arrives when, at what age, made at which weights."""
+    """Replay event by event: arrival times, ages, and the weights of each gradient."""
     task, compute = Quadratic(), LognormalSeconds(0.1, 0.8, seed=7)
     minibatches = 60
     w, version, claimed = torch.zeros(task.size, dtype=torch.float64), 0, 0

@@ -1,4 +1,4 @@
-"""The rules of parameter averaging by themselves."""
+"""Rules of parameter averaging in isolation."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_who_counts() -> None:
     assert shares(losses, samples, 1.0, first=True) == [0.0, 20.0, 0.0, 0.0]
     assert shares([math.nan, 3.0], [5.0, 5.0], 1.0, first=False) == [0.0, 5.0]
     assert shares([math.nan, 3.0], [5.0, 5.0], 1.0, first=True) == [0.0, 5.0]
-    assert shares([0.0, 5.0], [0.0, 7.0], 1.0, first=True) == [0.0, 7.0]  # who trained nothing cannot be the best
+    assert shares([0.0, 5.0], [0.0, 7.0], 1.0, first=True) == [0.0, 7.0]  # without samples a learner cannot be the best
     assert shares([0.0, 0.0], [0.0, 0.0], 1.0, first=True) == [0.0, 0.0]
 
 

@@ -1,4 +1,4 @@
-"""Strategies whose vectors travel in a format: the equation with D(w) for w, and what it costs and saves."""
+"""Compressed strategies: the equation with D(w) for w, its accuracy and its savings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_delay_by_one_mixes_what_arrives(form: str) -> None:
     strategy = Compressed(DelayByOne(randomized_ring), form)
     run = Experiment(task, strategy, Budget(minibatches=minibatches), SGD(alpha))
     got = fit(run, VirtualWorld(learners))
-    T = matrix(randomized_ring, k + 1, range(learners))  # begun before the last gradient came; keeps the mean
+    T = matrix(randomized_ring, k + 1, range(learners))  # begun before the last gradient arrived; keeps the mean
     assert torch.allclose(T.sum(0), torch.ones(learners).double())
     assert torch.allclose(got, W.mean(0), rtol=1e-11, atol=1e-12)
     assert torch.equal(got, fit(run, ThreadWorld(learners, timeout_seconds=20)))
@@ -66,7 +66,7 @@ def test_worlds_agree_and_repeat(strategy: Strategy, form: str, task: ToyTask) -
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("strategy", INNER, ids=named)
 def test_processes_agree(strategy: Strategy, pool: Pool) -> None:
-    """To rounding, where a number may just fall on the other side."""
+    """Results agree except for elements at a rounding boundary."""
     run = Experiment(TOY, Compressed(strategy, "bfloat16"), Budget(minibatches=61), SGD(0.05))
     wanted = fit(run, VirtualWorld(3))
     learners = [torch.tensor(w) for w in pool.call(fit_in_process, 3, run)]
@@ -85,14 +85,14 @@ def test_one_learner_rounds_nothing(strategy: Strategy, form: str) -> None:
 
 @pytest.mark.parametrize("strategy", INNER, ids=named)
 def test_seconds_fall_as_bytes_do_and_learning_does_not_suffer(strategy: Strategy) -> None:
-    """On a slow link the time of a run is that of its bytes; the held-out loss stays within a few hundredths."""
+    """On a slow link the duration follows the bytes; the held-out loss stays within a few hundredths."""
     cluster = Cluster(learners=4, compute=ConstantSeconds(1e-6), link=Link(0.0, 2e4))
     seconds, sent, loss = {}, {}, {}
     run = Experiment(ToyTask(samples=16, hidden=64), strategy, SHORT, SGD(0.2), evaluate_every_epochs=100)
     for form in ("plain", *COMPRESSIONS):
         used = run if form == "plain" else replace(run, strategy=Compressed(strategy, form))
         ends = []
-        for budget in (SHORT, LONG):  # what begins and ends a run keeps full precision
+        for budget in (SHORT, LONG):  # the start and end of a run keep full precision
             world = VirtualWorld(cluster)
             loss[form] = Trainer(replace(used, budget=budget), world).fit().figures["loss"]
             ends.append((world.clock.now, sum(world.network.sent_bytes.values())))
@@ -100,7 +100,7 @@ def test_seconds_fall_as_bytes_do_and_learning_does_not_suffer(strategy: Strateg
         seconds[form], sent[form] = ended - begun, many - few
     for form, share in {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5, "int8": (1 + 4 / 256) / 4}.items():
         assert sent[form] == pytest.approx(sent["plain"] * share, rel=0.01)
-        # Parts of a mean are multiples of 256 elements, and a message waits where another one is being taken in.
+        # Parts of a mean are multiples of 256 elements, and a message waits while another one is being received.
         assert seconds[form] <= seconds["plain"] * share * 1.2
         assert loss[form] <= loss["plain"] * 1.05
 

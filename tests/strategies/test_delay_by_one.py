@@ -1,4 +1,4 @@
-"""DelayByOne against W_{k+1} = W_k T_k - alpha G(W_k) on the stacked matrix, and what its overlap is worth."""
+"""DelayByOne against W_{k+1} = W_k T_k - alpha G(W_k) on the stacked matrix, and the gain of its overlap."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIXINGS = [uniform, ring, randomized_ring, pairwise, exponential]
 
 @dataclass(frozen=True)
 class Saturating(Quadratic):
-    """Loss log cosh(w - c_n) a sample, gradient tanh(w - c_n): not linear, so the mean depends on who mixed."""
+    """Loss log cosh(w - c_n) per sample, gradient tanh(w - c_n): not linear, so the mean depends on the mixing."""
 
     def loss(self, model: nn.Module, minibatch: tuple[Tensor, float]) -> Loss:
         centre, weight = minibatch
@@ -103,14 +103,14 @@ def test_one_learner_is_the_plain_loop_to_the_bit(optimizer: OptimizerFactory) -
 
 @pytest.mark.parametrize("mixing", [uniform, ring])
 def test_relabelling_permutes(mixing: Mixing) -> None:
-    """Which learner has which minibatch of a turn does not matter where the mixing treats all alike."""
+    """The order of the minibatches of a turn does not matter if the mixing treats all learners alike."""
     swapped = replace(experiment(mixing, 40), task=Turned())
     assert torch.allclose(fit(swapped, unequal(4)), fit(experiment(mixing, 40), unequal(4)), rtol=1e-11, atol=1e-12)
 
 
 @dataclass(frozen=True)
 class Turned(Saturating):
-    """The four minibatches of a turn go to the next learner each."""
+    """The four minibatches of a turn, each assigned to the next learner."""
 
     def minibatch(self, n: int) -> tuple[Tensor, float]:
         return super().minibatch(n - n % 4 + (n + 1) % 4)
@@ -141,14 +141,14 @@ def test_staleness_is_one_and_averaging_is_hidden() -> None:
         stale = stale or [record.staleness for record in seen if record.kind == "step"]
     assert set(stale) == {1}
     assert len(stale) == 400
-    exchange = 0.08  # 2 * 3 steps of a quarter of the bytes
+    exchange = 0.08  # 2 * 3 steps of a quarter of the bytes each
     around = 8 * exchange + 1e-6  # before the first and after the last gradient; moments are whole ticks
     assert 0 < seconds["DelayByOne"] - 100 * 0.1 < around
     assert 0 < seconds["KAVG"] - 100 * (0.1 + exchange) < around
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The round that a mixing is asked for counts from the start of the run, not of the launch."""
+    """The round number of a mixing counts from the start of the run, not of the launch."""
     out = tmp_path_factory.mktemp("run")
     whole = replace(experiment(randomized_ring, 400), task=Saturating(per_epoch=200))
     Trainer(whole, VirtualWorld(4), out).fit()

@@ -1,4 +1,4 @@
-"""Every minibatch of the budget has its gradient applied exactly once, counted where the gradient is computed."""
+"""Every minibatch of the budget has its gradient applied exactly once, counted at the computation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from tasks import Point, fit
 
-BUDGET = 61  # no multiple of any number of learners or of members
+BUDGET = 61  # not a multiple of any number of learners or of members
 BASIC: list[Strategy] = [
     *(SyncSGD(), KAVG(3), BMUF(2), AdaptiveKAVG(), ParameterAveraging(8), DelayByOne(), DelayByOne(pairwise)),
     *(ADPSGD(), ASGD(), OwnShares()),
@@ -52,7 +52,7 @@ CLAIMING: list[Strategy] = [ADPSGD(), ASGD(), OwnShares()]
 
 @dataclass(frozen=True)
 class Counted:
-    """Minibatch n has the gradient -e_n; `taken` counts how often it was computed."""
+    """Task with the gradient -e_n for minibatch n; `taken` counts the computations."""
 
     size: int = BUDGET
     taken: Counter[int] = field(default_factory=Counter, compare=False)
@@ -81,7 +81,7 @@ class Counted:
 
 
 def check_cover(strategy: Strategy, learners: int, budget: int = BUDGET, uneven: bool = True) -> Tensor:
-    """Each minibatch is computed once and moves the consensus; returns the consensus."""
+    """Check that each minibatch is computed once and moves the consensus; return the consensus."""
     task = Counted(budget)
     compute = LognormalSeconds(0.1, 0.7, seed=learners) if uneven else ConstantSeconds(0.1)
     experiment = Experiment(task, strategy, Budget(minibatches=budget), SGD(1.0))
@@ -125,7 +125,7 @@ def test_every_minibatch_is_applied_once_in_the_whole_grid(learners: int) -> Non
 def test_the_gradient_of_a_claim_is_a_mean_over_the_members_of_its_node(
     outer: Strategy, learners: int, node_size: int
 ) -> None:
-    """In the mean of all nodes minibatch n counts 1 / (nodes x minibatches of its claim)."""
+    """In the mean of all super-learners, minibatch n has weight 1 / (super-learners x minibatches of its claim)."""
     w = check_cover(SuperLearners(outer, node_size), learners)
     nodes = -(-learners // node_size)
     sizes = [round(float(1 / (nodes * each))) for each in w]

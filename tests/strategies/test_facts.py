@@ -1,4 +1,4 @@
-"""Declared facts of strategies against the ledger and the records of the virtual world."""
+"""Declared facts of strategies against the traffic and the records of the virtual world."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STRATEGIES = [
     ParameterAveraging(16, Jobs(8)),
     *(DelayByOne(), DelayByOne(ring), DelayByOne(pairwise), DelayByOne(exponential)),
 ]
-LOOSE = [  # whose staleness has no bound, or is that of another one inside
+LOOSE = [  # strategies with unbounded staleness, or with that of an inner strategy
     Compressed(KAVG(4), "float32"),
     *(ADPSGD(), ADPSGD(randomized_ring), ADPSGD(pairwise), ASGD()),
     *(SuperLearners(ADPSGD(), 2), SuperLearners(SyncSGD(), 2), SuperLearners(ADPSGD(randomized_ring), 3)),
@@ -51,7 +51,7 @@ TASK = ToyTask(samples=4, hidden=64)
 
 @dataclass(frozen=True)
 class Watched:
-    """Keeps the weights that every learner ends with."""
+    """Strategy that records the weights with which every learner ends."""
 
     strategy: Strategy
     ends: list[Tensor] = field(default_factory=list, repr=False)
@@ -74,7 +74,7 @@ def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
         sent.append(sum(world.network.sent_bytes.values()))
         assert all(torch.equal(w, watched.ends[0]) for w in watched.ends) == facts.ends_equal
     vector_bytes = 4 * watched.ends[0].numel()
-    # Flags ride with gradients; an odd number of learners leaves another one out of a matching every time.
+    # Flags travel with gradients; an odd number of learners leaves a different one out of each matching.
     assert (sent[1] - sent[0]) / vector_bytes / (80 * learners) == pytest.approx(
         vectors_of(strategy, learners, TASK.samples), rel=0.02
     )

@@ -1,4 +1,4 @@
-"""What holds for every strategy of the registry."""
+"""Invariants of every strategy of the registry."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_every_budget_ends_at_every_pace_in_processes(strategy: Strategy, learne
 
 
 class Uneven(Quadratic):
-    """Every third minibatch takes longer."""
+    """Quadratic in which every third minibatch takes longer."""
 
     def minibatch(self, n: int) -> tuple[torch.Tensor, float]:
         size = 120 if n % 3 == 0 else 4
@@ -150,7 +150,7 @@ class Uneven(Quadratic):
 
 @pytest.mark.parametrize("learners", [2, 3, 4])
 def test_sync_sgd_is_the_large_minibatch(learners: int) -> None:
-    """L learners equal one learner with the L-fold minibatch, also when minibatches differ in samples."""
+    """L learners equal one learner with the L-fold minibatch, even if minibatches differ in samples."""
     small = ToyTask(samples=9, ragged=True, hidden=16, per_epoch=12 * learners)
     large = Joined(samples=9, ragged=True, hidden=16, per_epoch=12, of=learners)
     optimizer = SGD(0.1, momentum=0.9)
@@ -160,7 +160,7 @@ def test_sync_sgd_is_the_large_minibatch(learners: int) -> None:
 
 
 class Joined(ToyTask):
-    """Minibatch n holds the samples of minibatches n L, n L + 1, ... of the toy."""
+    """Task whose minibatch n holds the samples of the toy's minibatches n L, n L + 1, ..."""
 
     def __init__(self, of: int, **fields: object) -> None:
         super().__init__(**fields)  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def test_kavg_of_one_step_is_sync_sgd() -> None:
     ids=named,
 )
 def test_averaging_leaves_the_mean_where_it_was(strategy: Strategy) -> None:
-    """Without gradients, over 1,000 gradients' time at random delays."""
+    """Average without gradients, for the time of 1,000 gradients at random delays."""
     start = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
     world = VirtualWorld(Cluster(learners=4, compute=LognormalSeconds(0.1, 0.8, seed=2)))
     ended = world.run(Averaging(strategy, start, 1000))
@@ -198,7 +198,7 @@ def test_averaging_leaves_the_mean_where_it_was(strategy: Strategy) -> None:
 
 
 class Relabelled(Quadratic):
-    """Learners 0, 1, 2, 3 get what 2, 3, 0, 1 would have got."""
+    """Quadratic in which learners 0, 1, 2, 3 get the minibatches of 2, 3, 0, 1."""
 
     def minibatch(self, n: int) -> tuple[torch.Tensor, float]:
         turn, rank = divmod(n, 4)
@@ -207,7 +207,7 @@ class Relabelled(Quadratic):
 
 @pytest.mark.parametrize("strategy", [m for n, m in MADE.items() if n not in ("ParameterAveraging", "ASGD")], ids=named)
 def test_relabelling_learners_changes_nothing(strategy: Strategy) -> None:
-    """A ramp of learners and a server know their ranks; all others work alike for every numbering."""
+    """A ramp of learners and a server depend on ranks; all other strategies treat all numberings alike."""
 
     def consensus(task: Quadratic) -> torch.Tensor:
         world = VirtualWorld(Cluster(learners=4, compute=ConstantSeconds(0.1), link=Link(0.0, 1e18)))

@@ -1,4 +1,4 @@
-"""Every strategy against its equation on the stacked matrix W (a row a learner), in known time."""
+"""Every strategy against its equation on the stacked matrix W (one row per learner), in known time."""
 
 from __future__ import annotations
 

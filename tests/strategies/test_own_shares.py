@@ -1,4 +1,4 @@
-"""Shares dealt out before the run: every minibatch once and by its owner, in every world; nothing else changes."""
+"""Shares assigned before the run: every minibatch once and by its owner, in every world; nothing else changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOY = ToyTask(samples=4, hidden=16, per_epoch=30)
 
 
 class Noted(ToyTask):
-    """Notes minibatches as their gradients are taken; the world seats learners in one process."""
+    """Task that records minibatches as their gradients are taken; the world seats learners in one process."""
 
     taken: list[int]
 
@@ -40,7 +40,7 @@ class Noted(ToyTask):
 
 
 def taken_by(strategy: Strategy, world: World, minibatches: int) -> tuple[dict[int, int], list[int]]:
-    """Steps of each learner, and the minibatches in the order they were taken."""
+    """Return the steps of each learner, and the minibatches in the order in which they were taken."""
     task, steps = Noted(samples=4, hidden=16, per_epoch=30), defaultdict[int, int](int)
     object.__setattr__(task, "taken", [])
 

@@ -40,7 +40,7 @@ ALPHA, MOMENTUM, FRAMES = 0.02, 0.5, 8.0  # a minibatch holds 2 on average
 
 @dataclass(frozen=True)
 class Far(Quadratic):
-    """The optimum is away from the start, and learners differ so much that some are outliers."""
+    """Quadratic far from its optimum, with learners so different that some are outliers."""
 
     seen: list[int] = field(default_factory=list, repr=False, compare=False)
 
@@ -170,7 +170,7 @@ def test_rate_zero_moves_nothing() -> None:
 
 @pytest.mark.parametrize("strategy", AVERAGING[:3], ids=named)
 def test_a_run_goes_on_where_it_stopped(strategy: ParameterAveraging, tmp_path: Path) -> None:
-    """Iteration, ramp, and the models to be combined are those of a run that was not interrupted."""
+    """Iteration, ramp, and the models to be combined are those of an uninterrupted run."""
     run = replace(experiment(strategy), evaluate_every_epochs=0.05)
     Trainer(run, VirtualWorld(3), tmp_path).fit()
     marks = sorted((tmp_path / "checkpoints").glob("[0-9]*"))
@@ -181,7 +181,7 @@ def test_a_run_goes_on_where_it_stopped(strategy: ParameterAveraging, tmp_path: 
 
 
 class Exploding(Far):
-    """The gradient of minibatch 12 is not a number, its loss is one."""
+    """Task in which the gradient of minibatch 12 is nan, but its loss is finite."""
 
     def minibatch(self, n: int) -> tuple[Tensor, float]:
         centre, weight = super().minibatch(n)

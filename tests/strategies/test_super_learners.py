@@ -1,4 +1,4 @@
-"""Nodes as learners: the same as large minibatches, replicas to the bit, any strategy among them, nodes that die."""
+"""Super-learners: equality with large minibatches, replicas to the bit, any strategy among them, and losses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_synchronous_nodes_are_synchronous_sgd(node_size: int, learners: int, mi
 
 @pytest.mark.parametrize("minibatches", [36, 41])
 def test_k_averaging_among_nodes(minibatches: int) -> None:
-    """Two nodes of two learners, K = 3: G_s is the mean of the node's minibatches, weighted by samples."""
+    """Two super-learners of two, K = 3: G_s is the mean of their minibatches, weighted by samples."""
     task, K, size = Quadratic(ragged=True), 3, 2
     consensus = torch.zeros(task.size, dtype=torch.float64)
     for first in range(0, minibatches, K * 4):
@@ -71,7 +71,7 @@ def test_k_averaging_among_nodes(minibatches: int) -> None:
 
 @dataclass(frozen=True)
 class Noted(Quadratic):
-    """Keeps the weights at which every minibatch was looked at."""
+    """Quadratic that records the weights at which every minibatch was computed."""
 
     seen: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list), compare=False, repr=False)
 
@@ -88,7 +88,7 @@ class Noted(Quadratic):
 
 @dataclass(frozen=True)
 class AddsAndSets:
-    """A strategy that sets the weights while something that it has added is still on its way."""
+    """Strategy that sets the weights while an earlier addition is still on its way."""
 
     lock_step: ClassVar[bool] = False
 
@@ -106,7 +106,7 @@ OUTER = [ADPSGD(), KAVG(3), BMUF(2), SyncSGD(), ASGD(), AddsAndSets(), Parameter
 
 @pytest.mark.parametrize("outer", OUTER, ids=lambda outer: type(outer).__name__)
 def test_members_are_replicas_to_the_bit(outer: Strategy) -> None:
-    """All minibatches of a gradient of a node are looked at with the same weights: momentum, falling rates and all."""
+    """All minibatches of one gradient are computed at the same weights, with momentum and falling rates."""
     task, size = Noted(), 3
     cluster = Cluster(learners=9, compute=LognormalSeconds(0.1, 0.8), link=Link(0.01, 1e4))
     experiment = Experiment(
@@ -121,7 +121,7 @@ def test_members_are_replicas_to_the_bit(outer: Strategy) -> None:
 
 
 def test_averaging_among_nodes_keeps_the_mean() -> None:
-    """Without gradients the mean of the nodes stays, and every member ends where its leader does."""
+    """Without gradients the mean of the super-learners stays, and every member ends with its leader's weights."""
     start = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).repeat_interleave(2, 0)
     cluster = Cluster(learners=8, compute=LognormalSeconds(0.1, 0.9), link=Link(0.02, 1e5))
     ended = VirtualWorld(cluster).run(Averaging(SuperLearners(ADPSGD(), 2), start, 400))
@@ -160,7 +160,7 @@ def test_nodes_of_processes(pool: Pool) -> None:
 
 @dataclass(frozen=True)
 class Laborious(Quadratic):
-    """Minibatches and gradients that take their time; `threads`: who made each of a learner's minibatches."""
+    """Task with slow minibatches and gradients; `threads` records the thread that made each minibatch."""
 
     threads: list[str] = field(default_factory=list, repr=False)
 
@@ -192,7 +192,7 @@ def test_members_prepare_their_shares_of_claims_that_the_leader_holds(pool: Pool
 
 
 def test_a_node_alone_is_the_large_minibatch() -> None:
-    """One node that runs ADPSGD is synchronous SGD, and one learner the plain loop, to the bit."""
+    """One super-learner with ADPSGD equals synchronous SGD, and one learner the plain loop, to the bit."""
     experiment = Experiment(Quadratic(ragged=True), SuperLearners(ADPSGD(), 4), Budget(minibatches=40), SGD(ALPHA))
     sync = Experiment(Quadratic(ragged=True), SyncSGD(), Budget(minibatches=40), SGD(ALPHA))
     assert torch.allclose(fit(experiment, VirtualWorld(4)), fit(sync, VirtualWorld(4)), rtol=1e-12)
@@ -219,7 +219,7 @@ def test_lock_step_nodes_end_with_an_error() -> None:
 
 
 def check_schedule(seed: int) -> None:
-    """Two to four nodes of two; all members of a node are killed and started again together."""
+    """Run two to four super-learners of two; all members of one are killed and started again together."""
     draw = random.Random(seed)
     nodes = draw.randint(2, 4)
     faults: list[Kill | Rejoin] = []

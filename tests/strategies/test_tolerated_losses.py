@@ -58,7 +58,7 @@ OUTLIVING = [
 
 @dataclass(frozen=True)
 class Logged(ToyTask):
-    """Notes which minibatches were drawn."""
+    """Task that records the minibatches drawn."""
 
     drawn: list[int] = field(default_factory=list, hash=False, compare=False)
 
@@ -72,7 +72,7 @@ def train(strategy: Any, faults: Sequence[Fault], learners: int = 4, jitter: boo
     cluster = Cluster(learners=learners, compute=compute, faults=tuple(faults), lease_seconds=LEASE)
     task = Logged(hidden=4, per_epoch=TOTAL)
     experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.05), evaluate_every_epochs=0.3)
-    # That somebody may ask them to stop makes learners ask each other, at boundaries that all must count alike.
+    # With a possible stop request, learners ask each other at boundaries, which all must count alike.
     return Trainer(experiment, VirtualWorld(cluster), asked=lambda: False).fit(), task.drawn
 
 
@@ -87,7 +87,7 @@ def test_who_is_killed_costs_its_unfinished_minibatches_and_nothing_else(strateg
         assert outcome.leads
         times = Counter(drawn)
         assert sorted(times) == list(range(TOTAL))
-        assert sum(times.values()) - TOTAL <= len(faults) * 16  # at most what the lost had done in one round
+        assert sum(times.values()) - TOTAL <= len(faults) * 16  # at most the work of the lost in one round
         assert torch.isfinite(weights_of(outcome)).all()
 
 
@@ -118,13 +118,13 @@ def test_who_was_thought_dead_and_was_not_comes_back() -> None:
 @pytest.mark.parametrize("strategy", OUTLIVING, ids=named)
 @pytest.mark.parametrize("at", [0.05, 0.35, 0.9])
 def test_learners_that_took_each_other_for_lost_find_together(strategy: Any, at: float) -> None:
-    """All stand still for longer than the lease, at once or one after the other."""
+    """All stand still for longer than the lease, at once or in succession."""
     for apart in (0.0, 0.02, LEASE / 2):
         faults = [Stop(rank, at + rank * apart, LEASE + 0.5 + 0.1 * (rank % 2)) for rank in range(4)]
         outcome, drawn = train(strategy, faults)
         times = Counter(drawn)
         assert sorted(times) == list(range(TOTAL))
-        assert sum(times.values()) - TOTAL <= 4 * 16  # at most what all had done in one round
+        assert sum(times.values()) - TOTAL <= 4 * 16  # at most the work of all in one round
         assert outcome.leads
         assert torch.isfinite(weights_of(outcome)).all()
 
@@ -132,7 +132,7 @@ def test_learners_that_took_each_other_for_lost_find_together(strategy: Any, at:
 @pytest.mark.parametrize("strategy", OUTLIVING[:3], ids=named)
 @pytest.mark.timeout(60)
 def test_one_that_was_thought_lost_does_not_wait_for_those_that_it_knew(strategy: Any) -> None:
-    """All of its group are gone, killed or thought so, when one of them is started again, before it goes on itself."""
+    """All members of its group are dead, or considered so, when one of them is started again before it goes on."""
     faults = [Kill(0, 0.5), Stop(2, 3.5, 5.8), Kill(1, 3.9), Rejoin(1, 7.6)]
     outcome, drawn = train(strategy, faults, 3)
     assert sorted(set(drawn)) == list(range(TOTAL))
@@ -141,7 +141,7 @@ def test_one_that_was_thought_lost_does_not_wait_for_those_that_it_knew(strategy
 
 @pytest.mark.parametrize("strategy", [*OUTLIVING[:2], ADPSGD()], ids=named)
 def test_the_end_is_written_whenever_who_leads_is_killed(strategy: Any, tmp_path: Path) -> None:
-    """At moments around the last mean, the evaluation and the writing behind it."""
+    """Kill the leader at moments around the last mean, the evaluation and the writing after it."""
     task = Logged(hidden=4, per_epoch=24)
     experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.05))
     ends = []
@@ -176,7 +176,7 @@ def test_who_hears_at_the_last_meeting_that_others_have_ended_ends_too(
 
 
 def test_the_mean_after_a_loss_is_that_of_those_that_are_left() -> None:
-    """By hand: K = 2, three learners; 1 dies in the second round, whose minibatches 7 and 10 are done next."""
+    """By hand: K = 2, three learners; 1 dies in the second round; its minibatches 7 and 10 are done next."""
     outcome, _ = train(KAVG(2), [Kill(1, 0.25)], learners=3, jitter=False)
     task = Logged(hidden=4, per_epoch=TOTAL)
     experiment = Experiment(task, KAVG(2), Budget(epochs=1), SGD(0.05))
@@ -190,7 +190,7 @@ def test_the_mean_after_a_loss_is_that_of_those_that_are_left() -> None:
 
 
 class Steps:
-    """Rounds of K-step averaging done by one learner, which takes the others' steps too."""
+    """Rounds of K-step averaging by one learner, which also takes the others' steps."""
 
     def __init__(self, experiment: Experiment) -> None:
         found: list[TaskSource] = []
@@ -263,7 +263,7 @@ def test_without_a_loss_nothing_is_different(strategy: Any, monkeypatch: pytest.
 
 @dataclass(frozen=True)
 class Momenta(BMUF):
-    """Notes the block momentum with which each learner ends."""
+    """BMUF that records the block momentum with which each learner ends."""
 
     found: dict[int, torch.Tensor] = field(default_factory=dict, hash=False, compare=False)
 
@@ -273,7 +273,7 @@ class Momenta(BMUF):
 
 
 def test_who_comes_late_takes_over_the_vectors_of_the_strategy() -> None:
-    """With another momentum than the others' it would leave each round with another model."""
+    """With another momentum than the others' it would leave each round with a different model."""
     strategy = Momenta(4, eta=0.9)
     train(strategy, [Kill(1, 0.3), Rejoin(1, 0.5)])
     assert sorted(strategy.found) == [0, 1, 2, 3]

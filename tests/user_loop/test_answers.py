@@ -1,4 +1,4 @@
-"""A consensus in the middle of a loop, with learners that answer late, wrongly or not at all."""
+"""Consensus in the middle of a loop, with learners that answer late, wrongly or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from murmur.user_loop.answers import Answers
 
 
 class Scripted:
-    """A group of two, in which learner 1's answers are `messages`, one a time the box is looked into."""
+    """Group of two; each poll returns the next of learner 1's answers, `messages`."""
 
     rank, size = 0, 2
 
@@ -49,7 +49,7 @@ def test_answers_to_an_earlier_question_are_passed_over() -> None:
         assert model.bias.tolist() == [1.5, 1.5]  # of 0 and 3
         assert model.running_mean is not None
         assert model.running_mean.tolist() == [3.5, 3.5]  # of 0 and 7
-        assert weights.snapshot().tolist() == [1.0, 1.0, 0.0, 0.0]  # what averaging beside the loop sees
+        assert weights.snapshot().tolist() == [1.0, 1.0, 0.0, 0.0]  # as averaging beside the loop sees them
         weights.add_(torch.ones(4))
     assert model.weight.tolist() == [1.0, 1.0]
     assert model.running_mean.tolist() == [0.0, 0.0]

@@ -62,11 +62,11 @@ def ran(world: ThreadWorld | PooledWorld, program: Program[object]) -> list[obje
 
 
 NODES = {f"nodes of {outer}, {size}": (SuperLearners(outer, 2), size) for outer in (KAVG(2), ASGD()) for size in (3, 4)}
-# A loop is a share of its own already.
+# A loop has its own share already.
 IN_THREADS = {
     name: (make(), 4 if name == "SuperLearners" else 2) for name, make in ALL.items() if name != "OwnShares"
 } | NODES
-# What processes do differently is done by these: sums behind gradients, means beside them, edges, nodes.
+# These exercise the differences of processes: sums behind gradients, means beside them, edges, super-learners.
 IN_PROCESSES = {name: IN_THREADS[name] for name in ("SyncSGD", "DelayByOne", "ADPSGD", "SuperLearners")}
 
 
@@ -91,12 +91,12 @@ def check_one_model(name: str, ends: list[object]) -> None:
         for (tensor, p), kept in zip(net(0).named_parameters(), Layout.everything(net(0)).views(end), strict=False):
             if tensor.startswith("frozen"):
                 assert torch.equal(p, kept)
-            if tensor.startswith("unused"):  # neither decayed nor moved, but for the rounding of means
+            if tensor.startswith("unused"):  # unchanged and without decay, except for the rounding of means
                 assert torch.allclose(p, kept, rtol=0.01 if name == "Compressed" else 1e-5, atol=0)
 
 
 class Counting(nn.Module):
-    """BatchNorm counts its minibatches; the other buffers are whole numbers and truth values that nothing changes."""
+    """Model with minibatches counted by BatchNorm, and constant integer and boolean buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Counting(nn.Module):
     ids=named,
 )
 def test_replicas_have_the_same_whole_numbers_at_the_end(strategy: Strategy) -> None:
-    """Learners of 17, 19, 18 and 11 steps begin with numbers of their own."""
+    """Learners of 17, 19, 18 and 11 steps begin with different numbers."""
 
     def body(seat: Seat) -> list[torch.Tensor]:
         model, rank = Counting(), seat.group.rank
@@ -164,13 +164,13 @@ def test_a_strategy_may_end_before_the_loop() -> None:
                 loss_of(model, n).backward()
             me.step()
             if n == 0:
-                after = state(model)[:-16]  # but for the statistics of BatchNorm
+                after = state(model)[:-16]  # without the statistics of BatchNorm
     assert torch.equal(state(model)[:-16], after)
 
 
 @dataclass(frozen=True)
 class SameData:
-    """The foreign loop's data as a task: minibatch n is one step of `accumulate` small ones."""
+    """The user loop's data as a task: minibatch n is one step of `accumulate` small ones."""
 
     accumulate: int = 3
     per_epoch: int = 12
@@ -206,7 +206,7 @@ def test_equals_the_trainer_where_lock_step(strategy: Strategy) -> None:
 
 
 def test_uneven_kavg_is_the_equation() -> None:
-    """17 and 19 minibatches, 3 a step: 6 steps of 12 samples but for the last (8), and 7 with a last one of 4."""
+    """17 and 19 minibatches, 3 per step: 6 steps of 12 samples, the last with 8, and 7 with a last one of 4."""
     K, counts = 4, (17, 19)
     models = [net(0), net(0)]
     optimizers = [optimizer_of(m) for m in models]
@@ -277,7 +277,7 @@ class Failing:
 
 
 def leaving(place: Place) -> object:
-    """Learner 1 fails; the caller of its loop goes on with something else."""
+    """Fail in learner 1; the caller of its loop goes on with other work."""
     model = net(0)
     try:
         with (
@@ -325,7 +325,7 @@ def test_what_differs_is_named_at_the_start(what: str, world: str, pool: Pool) -
 
 @pytest.mark.parametrize("strategy", [KAVG(100), ADPSGD(), SuperLearners(KAVG(100), 1)], ids=named)
 def test_consensus_in_the_middle(strategy: Strategy) -> None:
-    """Learner 0 alone asks, between its steps, while learner 1 has already come to its end."""
+    """Only learner 0 requests it, between its steps, after learner 1 has ended."""
 
     def body(seat: Seat) -> object:
         model = net(0)

@@ -1,4 +1,4 @@
-"""Gradients that leave behind the last backward pass of a step give what they give when they leave after it."""
+"""Gradients sent during the last backward pass of a step give the same result as gradients sent after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRATEGIES = [SyncSGD(), SuperLearners(SyncSGD(), 2), SuperLearners(KAVG(2), 2),
 
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads in which sums move beside the gradients, and buckets so small that some leave before the step."""
+    """Threads whose sums overlap the gradients, with buckets so small that some are sent before the step."""
     monkeypatch.setattr(ThreadSeat, "overlaps", True)
     monkeypatch.setattr(overlap, "FIRST_BUCKET_BYTES", 64)
 
@@ -64,7 +64,7 @@ def test_processes_agree_with_threads(pool: Pool) -> None:
 
 
 class Parts(nn.Module):
-    """Four scalars, of which a loss names those that take part."""
+    """Four scalars; a loss names those that take part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Parts(nn.Module):
 
 
 def test_what_came_early_and_what_came_nowhere(beside: None) -> None:
-    """`early` has a gradient of the first pass only, `late` one of learner 1 only, `never` none at all."""
+    """`early` has a gradient in the first pass only, `late` on learner 1 only, `never` none at all."""
 
     def body(seat: Seat) -> tuple[list[float], list[bool]]:
         model = Parts()
@@ -96,7 +96,7 @@ def test_what_came_early_and_what_came_nowhere(beside: None) -> None:
 
 
 def test_a_gradient_without_a_step_is_in_no_mean(beside: None) -> None:
-    """Learner 0 ends with a gradient that it took no step with, while learner 1 goes on."""
+    """Learner 0 ends with a gradient without a step, while learner 1 goes on."""
 
     def body(seat: Seat) -> tuple[float, float]:
         model = Parts()
@@ -190,13 +190,13 @@ def test_samples_are_told_once() -> None:
             loss_of(model, 0).backward()
         with pytest.raises(ValueError, match="last_backward got 3 samples, step 4"):
             me.step(4)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # alone nothing has left
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a single learner sends nothing
         me.step()
 
 
 @dataclass(frozen=True)
 class Failing:
-    """Learner 1 fails with gradients on their way."""
+    """Loop in which learner 1 fails with gradients on their way."""
 
     async def __call__(self, seat: Seat) -> None:
         model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(4)))  # more than one bucket
@@ -210,7 +210,7 @@ class Failing:
 
 
 def test_a_failure_with_gradients_on_their_way_aborts_the_group(pool: Pool) -> None:
-    for _ in range(2):  # the first time, a process loads parts of PyTorch for seconds
+    for _ in range(2):  # the first time, a process takes seconds to load parts of PyTorch
         began = time.monotonic()
         with pytest.raises(LearnerFailed, match="planted"):
             PooledWorld(pool, 2).run(Failing())

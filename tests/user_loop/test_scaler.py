@@ -1,4 +1,4 @@
-"""Loss scalers around a joined loop."""
+"""Loss scalers in a user loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from user_loops import Words, loss_of, moved, net, optimizer_of, state
 
 @pytest.fixture(params=[False, True], ids=["after", "beside"])
 def sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether gradients are added up beside the steps, as processes do."""
+    """True if sums overlap the steps, as in processes."""
     monkeypatch.setattr(ThreadSeat, "overlaps", request.param)
     return bool(request.param)
 
@@ -28,7 +28,7 @@ def ran(body: object) -> list[object]:
 
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2), BMUF(2), ADPSGD()], ids=named)
 def test_an_overflow_skips_the_step_and_takes_part(strategy: Strategy, sums: bool) -> None:
-    """At first everybody overflows, as loss scalers make it happen, later one learner alone."""
+    """At first all learners overflow, as loss scalers cause it; later a single learner does."""
 
     def body(seat: Seat) -> Tensor:
         model = net(0)
@@ -57,7 +57,7 @@ def test_an_overflow_skips_the_step_and_takes_part(strategy: Strategy, sums: boo
 @pytest.mark.parametrize("clips", [False, True], ids=["as they are", "clipped"])
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2)], ids=named)
 def test_scaling_changes_nothing(strategy: Strategy, clips: bool, sums: bool) -> None:
-    """Gradients are unscaled once: by the loop where it clips, else by the step."""
+    """Gradients are unscaled once: by the loop if it clips, else by the step."""
 
     def scaled(seat: Seat) -> Tensor:
         model = net(0)

@@ -64,9 +64,9 @@ def test_a_long_wait_is_told_of_again_after_twice_as_long() -> None:
 def test_the_table_begins_with_those_that_the_others_wait_for() -> None:
     told = {0: ("a sum", 1.0), 1: ("", 0.0), 2: ("a letter", 61.25)}
     assert table(told, {3: "no sign of life for 1.1 s"}).splitlines() == [
-        "who waits for what:",
+        "learners and their waits:",
         "  learner 3: lost, no sign of life for 1.1 s",
-        "  learner 1: waits for nobody",
+        "  learner 1: waits for no learner",
         "  learner 2: has waited 61.2 s for a letter",
         "  learner 0: has waited 1.0 s for a sum",
     ]
@@ -93,7 +93,7 @@ def test_any_learner_can_ask_what_all_wait_for(server: StoreServer) -> None:
     while "a letter" not in memberships[0].stalls() and time.monotonic() < deadline:
         time.sleep(0.01)
     lines = stalls_of(StoreClient(*server.address), "launch/").splitlines()
-    assert lines[1:3] == ["  learner 2: lost, MemoryError: full", "  learner 0: waits for nobody"]
+    assert lines[1:3] == ["  learner 2: lost, MemoryError: full", "  learner 0: waits for no learner"]
     assert re.match(r"  learner 1: has waited [56]\.\d s for a letter x+$", lines[3])
     assert len(lines[3]) < 600
     for membership in memberships[:2]:
@@ -119,5 +119,5 @@ def test_the_launcher_answers_sigquit_with_the_table(tmp_path: Path) -> None:
             assert launcher.stderr is not None
             told += launcher.stderr.readline()
         launcher.terminate()
-    assert "learner 0: waits for nobody" in told
+    assert "learner 0: waits for no learner" in told
     assert re.search(r"learner 1: has waited \d+\.\d s for the mean of the world", told)

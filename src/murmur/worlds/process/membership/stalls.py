@@ -58,11 +58,11 @@ class Wait:
 
 def table(told: Mapping[int, Told], lost: Mapping[int, str]) -> str:
     """Return the stall table: lost learners, those that wait for no other (they cause the others' waits), the rest."""
-    busy = [f"  learner {rank}: waits for nobody" for rank, (what, _) in sorted(told.items()) if not what]
+    busy = [f"  learner {rank}: waits for no learner" for rank, (what, _) in sorted(told.items()) if not what]
     waiting = sorted((-seconds, rank, what) for rank, (what, seconds) in told.items() if what)
     lines = [f"  learner {rank}: has waited {-seconds:.1f} s for {what}" for seconds, rank, what in waiting]
     gone = [f"  learner {rank}: lost, {why}" for rank, why in sorted(lost.items())]
-    return "\n".join(["who waits for what:", *gone, *busy, *lines])
+    return "\n".join(["learners and their waits:", *gone, *busy, *lines])
 
 
 def read_table(answer: Mapping[str, object]) -> str:
