@@ -165,7 +165,7 @@ def test_a_slow_edge_delays_nobody_else(mixing: Mixing, owing: int) -> None:
 
 
 def test_a_straggler_takes_few_minibatches_and_holds_nobody() -> None:
-    """Samples per second >= 0.9 (L - 1 + 1/s) / L of equal learners; the run ends one slow gradient after the budget."""
+    """Samples per second >= 0.9 (L - 1 + 1/s) / L of equal learners; it ends one slow gradient after the budget."""
     learners, slow, budget = 4, 10.0, 400
     equal = VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(0.1)))
     uneven = VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(0.1, {2: slow})))

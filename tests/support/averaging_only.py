@@ -21,7 +21,7 @@ from tasks import Point
 
 @dataclass
 class Still:
-    """A source whose gradients are zero; counts what it hands out."""
+    """Source with gradients of zero; counts the minibatches handed out."""
 
     layout: Layout
     total: int

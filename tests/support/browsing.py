@@ -1,4 +1,4 @@
-"""A page opened in Chromium without a window, and what a script finds in it."""
+"""Pages in headless Chromium, and the results of a script in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machi
 
 
 def opened(report: Path, tmp_path: Path, width: int, script: str) -> Any:
-    """What a script finds in the page, opened in a frame of this width: windows cannot be so narrow, frames can."""
+    """Return a script's result in the page, in a frame of this width: frames can be narrower than windows."""
     assert CHROMIUM is not None
     srcdoc = html.escape(report.read_text())
     frame = f'<iframe id="f" style="border:0;width:{width}px;height:900px" srcdoc="{srcdoc}"></iframe>'

@@ -1,4 +1,4 @@
-"""Folders laid out as the archives of published corpora are, with noise in place of speech."""
+"""Folders in the layouts of published corpora, with noise in place of speech."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CHAPTERS = {"84": ("121123", "121550"), "174": ("50561",)}
 
 
 def noise(path: Path, seconds: float = 0.6, rate_hz: int = 16000, **how: str) -> None:
-    """A sound file whose content depends on its name."""
+    """Write a sound file whose content depends on its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(list(path.name.encode()))
     soundfile.write(path, rng.uniform(-0.3, 0.3, int(seconds * rate_hz)), rate_hz, **how)
 
 
 def librispeech(root: Path, parts: Sequence[str], utterances: int = 3, speakers: int = 2) -> Path:
-    """LibriSpeech/PART/SPEAKER/CHAPTER with recordings and one file of transcripts; returns `root`."""
+    """Make LibriSpeech/PART/SPEAKER/CHAPTER with recordings and one file of transcripts; return `root`."""
     for at, part in enumerate(parts):
         for speaker in range(speakers):
             spk, chapter = f"{100 * (at + 1) + speaker}", f"{2000 + speaker}"
@@ -36,7 +36,7 @@ def librispeech(root: Path, parts: Sequence[str], utterances: int = 3, speakers:
 
 
 def yesno(root: Path, count: int = 60) -> Path:
-    """waves_yesno/*.wav, half of them beginning with 0."""
+    """Make waves_yesno/*.wav, half of them beginning with 0."""
     for n in range(count):
         said = f"{n % 2}{n:07b}"
         noise(root / "waves_yesno" / f"{'_'.join(said[:8])}.wav", 1.5, 8000)
@@ -45,7 +45,7 @@ def yesno(root: Path, count: int = 60) -> Path:
 
 
 def an4(root: Path) -> Path:
-    """an4/etc lists and an4/wav/an4_clstk, an4test_clstk in NIST SPHERE, nine speakers for training, one for test."""
+    """Make lists in an4/etc and NIST SPHERE files in an4/wav, nine speakers for training, one for test."""
     etc = root / "an4" / "etc"
     etc.mkdir(parents=True)
     for split, folder, speakers in (("train", "an4_clstk", "abcdefghi"), ("test", "an4test_clstk", "z")):
@@ -64,7 +64,7 @@ def an4(root: Path) -> Path:
 
 
 def fsdd(root: Path) -> Path:
-    """recordings/DIGIT_SPEAKER_REPETITION.wav of three speakers, repetitions 3 to 7."""
+    """Make recordings/DIGIT_SPEAKER_REPETITION.wav of three speakers, repetitions 3 to 7."""
     for speaker in ("george", "nicolas", "theo"):
         for digit in range(3):
             for repetition in range(3, 8):
@@ -75,7 +75,7 @@ def fsdd(root: Path) -> Path:
 
 
 def aishell(root: Path) -> Path:
-    """data_aishell/wav/SPLIT/SPEAKER/*.wav and the file of transcripts."""
+    """Make data_aishell/wav/SPLIT/SPEAKER/*.wav and the file of transcripts."""
     lines = []
     for split, speaker in (("train", "S0002"), ("dev", "S0724"), ("test", "S0764")):
         for n in range(2):
@@ -89,7 +89,7 @@ def aishell(root: Path) -> Path:
 
 
 def archive(path: Path, root: Path, *names: str) -> bytes:
-    """A .tar.gz of what lies below `root` at `names`."""
+    """Make a .tar.gz of the files below `root` at `names`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as tar:
         for name in names:
@@ -98,7 +98,7 @@ def archive(path: Path, root: Path, *names: str) -> bytes:
 
 
 def hostile(path: Path, **members: bytes | str) -> None:
-    """A .tar.gz whose members have these contents, a text being what a symbolic link points to."""
+    """Make a .tar.gz whose members have these contents; a text is the target of a symbolic link."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)

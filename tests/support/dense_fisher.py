@@ -8,7 +8,7 @@ import numpy as np
 
 
 class DenseFisher:
-    """F = R' D R + rho I, updated by one power iteration a call; every matrix of the paper formed in full."""
+    """F = R' D R + rho I, updated by one power iteration per call; every matrix of the paper is formed in full."""
 
     def __init__(self, X: np.ndarray, rank: int, alpha: float, history: float, period: int) -> None:
         D = X.shape[1]
@@ -28,7 +28,7 @@ class DenseFisher:
         return self.R.T @ np.diag(self.d) @ self.R + self.rho * np.eye(self.R.shape[1])
 
     def precondition(self, X: np.ndarray) -> tuple[np.ndarray, float]:
-        """X^ and gamma, by the estimate from before X; then the update, if it is its turn."""
+        """Return X^ and gamma from the estimate before X; then update, if it is due."""
         D = X.shape[1]
         G = self.F + self.alpha / D * np.trace(self.F) * np.eye(D)
         beta = self.rho * (1 + self.alpha) + self.alpha / D * self.d.sum()

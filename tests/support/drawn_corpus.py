@@ -1,4 +1,4 @@
-"""A tiny language and a corpus drawn from known Gaussians, whose true phone boundaries are known."""
+"""A tiny language, and a corpus drawn from known Gaussians with known phone boundaries."""
 
 from typing import NamedTuple
 

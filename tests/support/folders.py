@@ -1,4 +1,4 @@
-"""Run folders for the tests of the report, made of random records; and what a page says, read back from its HTML."""
+"""Run folders of random records for the tests of the report, and the contents of a page, parsed from its HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = ("compute", "data", "waiting", "communicating")
 
 
 def random_rows(seed: int, learners: int, steps: int) -> list[dict[str, Any]]:
-    """Steps of learners of unequal speed, and evaluations now and then."""
+    """Return steps of learners of unequal speed, and occasional evaluations."""
     draw = random.Random(seed)
     clocks = [draw.uniform(0.5, 2.0) for _ in range(learners)]
     rows: list[dict[str, Any]] = []
@@ -36,7 +36,7 @@ def random_rows(seed: int, learners: int, steps: int) -> list[dict[str, Any]]:
 
 
 def write_run(folder: Path, rows: list[dict[str, Any]], learners: int, **facts: Any) -> Path:
-    """A run folder that holds these records."""
+    """Write a run folder with these records."""
     folder.mkdir(parents=True)
     strategy = {"type": "murmur.strategies.adpsgd.ADPSGD", "mixing": "murmur.core.mixing.ring"}
     described = {"learners": learners, "experiment": {"seed": 1, "strategy": strategy}, "command": ["murmur", "train"]}
@@ -46,7 +46,7 @@ def write_run(folder: Path, rows: list[dict[str, Any]], learners: int, **facts: 
 
 
 def tables(page: str) -> dict[str, list[list[str]]]:
-    """{label: rows of cells, the names of columns first} of all tables of a page."""
+    """Return {label: rows of cells, column names first} of all tables of a page."""
     found = {}
     for label, table in re.findall(r'role="region" aria-label="([^"]*)">\s*<table>(.*?)</table>', page, re.DOTALL):
         rows = re.findall(r"<tr[^>]*>(.*?)</tr>", table, re.DOTALL)
@@ -57,7 +57,7 @@ def tables(page: str) -> dict[str, list[list[str]]]:
 
 
 def charts(page: str) -> list[dict[str, Any]]:
-    """The data of the page's curves."""
+    """Return the data of the page's curves."""
     data = re.search(r'<script type="application/json" id="curves">(.*?)</script>', page, re.DOTALL)
     assert data is not None
     found: list[dict[str, Any]] = json.loads(data[1])

@@ -1,4 +1,4 @@
-"""The sentences of a grammar with their costs by enumeration: expansions are nested tuples, written out as JSGF too.
+"""Sentences of a grammar with their costs, by enumeration. Expansions are nested tuples, also written as JSGF.
 
 ("word", w), ("seq", x, ...), ("alt", (weight, x), ...) with weights or None for all, ("opt", x), ("star", x),
 ("plus", x), ("rule", name), ("null",), ("void",).
@@ -11,7 +11,7 @@ HALF = math.log(2)
 
 
 def joined(first, second, longest):
-    """All ways to say a sentence of one set and then one of the other, at the least cost."""
+    """Return all concatenations of a sentence of one set and one of the other, at the least cost."""
     found = {}
     for left, cost in first.items():
         for right, more in second.items():
@@ -30,7 +30,7 @@ def merged(*parts):
 
 
 def repeated(body, longest):
-    """One or more sentences of a body; behind each, one in two that another follows."""
+    """Return one or more sentences of a body; after each, another one follows with probability one half."""
     found = merged((HALF, body))
     while True:
         more = merged((0.0, found), (HALF, joined(body, found, longest)))
@@ -40,7 +40,7 @@ def repeated(body, longest):
 
 
 def sentences(x, rules, longest):
-    """{words: cost} of all sentences of at most `longest` words."""
+    """Return {words: cost} of all sentences of at most `longest` words."""
     kind, *rest = x
     found = {(): 0.0}
     if kind == "word":
@@ -87,7 +87,7 @@ def random_expansion(random, depth, rules=()):
 
 
 def written(x, random):
-    """An expansion as JSGF, with white space, comments and tags where they do not matter."""
+    """Return an expansion as JSGF, with white space, comments and tags at places where they have no meaning."""
     kind, *rest = x
     gap = random.choice([" ", "  ", "\n", " // | nothing\n", " /* ( */ ", " {a tag | \\}} "])
     if kind == "alt":
@@ -105,7 +105,7 @@ def written(x, random):
 
 
 def accepted(acceptor, longest):
-    """{words: cost} of all paths through an acceptor with at most `longest` words, the cheapest of each."""
+    """Return {words: cost} of all paths through an acceptor with at most `longest` words, the cheapest of each."""
     ways = {}
     for arc in acceptor.arcs:
         ways.setdefault(arc.source, []).append(arc)

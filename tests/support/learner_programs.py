@@ -1,4 +1,4 @@
-"""Commands of learners: Python given as text, and one that meets the others in the store."""
+"""Commands of learners: a Python text, and a program that meets the others in the store."""
 
 from __future__ import annotations
 

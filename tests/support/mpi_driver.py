@@ -1,4 +1,4 @@
-"""What a process of an MPI launch does in the tests: python mpi_driver.py PROGRAM. Learner 0 prints what came out."""
+"""Programs of an MPI launch for the tests: python mpi_driver.py PROGRAM. Learner 0 prints the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class BatchedExecutor:
-    """The first `size` processes of the launch as a world; every process gets the values of all, or the first error."""
+    """World of the first `size` processes of the launch; every process gets the values of all, or the first error."""
 
     size: int
 
@@ -48,7 +48,7 @@ def conformance() -> None:
 
 
 def joined() -> None:
-    """Uneven loops of strangers, and the same bits on all learners in the end."""
+    """Run uneven user loops, which end with the same bits on all learners."""
     for strategy in (SyncSGD(), KAVG(3), DelayByOne(), ADPSGD(), SuperLearners(SyncSGD(), 2)):
         ends = BatchedExecutor(4).run(ForeignLoop(strategy, (17, 19, 18, 11)))
         assert moved(ends[0][0]), strategy
@@ -64,7 +64,7 @@ def _signalled(number: signal.Signals) -> Callable[[], None]:
 
 
 def _one_ends(how: Callable[[], None], busy_seconds: float = 0.0) -> Program[None]:
-    """Learner 1 ends between two means, while learner 2 computes for so long and hears of nothing."""
+    """Let learner 1 end between two means, while learner 2 computes for `busy_seconds` and receives nothing."""
 
     async def program(seat: Seat) -> None:
         await seat.group.mean(torch.zeros(3))
@@ -83,7 +83,7 @@ def in_world(program: Program[None]) -> None:
 
 
 def leaves_before() -> None:
-    """A process that ends between the meeting of all and its seat."""
+    """End a process between the meeting of all and its seat."""
     world = MpiWorld(timeout_seconds=TIMEOUT_SECONDS)
     if world.place.rank == 1:
         print(f"failed at {time.time()}", flush=True)
@@ -106,4 +106,4 @@ if __name__ == "__main__":
         PROGRAMS[name]()
         if open_mpi().COMM_WORLD.rank == 0:
             print(f"{name}: good", flush=True)
-        open_mpi().COMM_WORLD.Barrier()  # after failed runs the first to end aborts the launch, also who still prints
+        open_mpi().COMM_WORLD.Barrier()  # after failed runs, the first process to end aborts the launch and its output

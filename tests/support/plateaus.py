@@ -39,7 +39,7 @@ def experiment():
 
 
 def make_set(root: Path, sizes: dict[str, int]) -> Path:
-    """Strings of two to four words, with silence before, between and after; so many utterances a split."""
+    """Make utterances of two to four words, with silence before, between and after, in the number given by split."""
     rng = np.random.default_rng(3)
     plateaus = {phone: rng.standard_normal((3, 13)) for phone in "ABNO"}
     quiet, feats = rng.standard_normal(13) * 0.2, {}
@@ -67,7 +67,7 @@ def make_set(root: Path, sizes: dict[str, int]) -> Path:
 
 
 def make_experiment(root: Path) -> Path:
-    """A file whose experiment() trains on a set made in `root`, with the cache beside it."""
+    """Write a file whose experiment() trains on a set made in `root`, with the cache beside it."""
     corpus = make_set(root / "set", {"train": 40, "dev": 8, "test": 8})
     file = root / "plateaus_experiment.py"
     file.write_text(EXPERIMENT.format(corpus=str(corpus), cache=str(root / "cache")))

@@ -1,4 +1,4 @@
-"""Learner processes that live for a whole test run: starting one takes seconds, using one milliseconds."""
+"""Pool of learner processes for a whole test run: starting one takes seconds, using one milliseconds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _serve(pipe: Any, rank: int) -> None:
 
 
 class LearnerFailed(RuntimeError):
-    """What a learner process raised."""
+    """Error raised by a learner process."""
 
 
 class Pool:
@@ -51,7 +51,7 @@ class Pool:
             self.processes.append(process)
 
     def call(self, function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
-        """function(place, *arguments) on `size` learners; their values in order of rank."""
+        """Run function(place, *arguments) on `size` learners; return their values in order of rank."""
         self.jobs += 1
         for rank in range(size):
             place = Place(rank, size, rank, "127.0.0.1", self.port, generation=self.jobs)
@@ -59,7 +59,7 @@ class Pool:
         answers = [self.pipes[rank].recv() for rank in range(size)]
         failures = [value for good, value in answers if not good]
         if failures:
-            # Who failed first caused the others to lose a peer.
+            # The first failure has caused the others' losses of a peer.
             raise LearnerFailed(min(failures, key=lambda f: f.startswith("PeerLost")))
         return [value for _, value in answers]
 
@@ -71,14 +71,14 @@ class Pool:
 
 
 def run_program(place: Place, program: Program[Any]) -> Any:
-    """Run a program at one seat of a torch world."""
+    """Run a program at one seat of a world of processes."""
     store = connect(place, TIMEOUT_SECONDS)
     return ProcessWorld(place, timeout_seconds=TIMEOUT_SECONDS, store=store).run(program)[0]
 
 
 @dataclass(frozen=True)
 class PooledWorld:
-    """A torch world whose learners are the pool's processes."""
+    """World of processes whose learners are the pool's."""
 
     pool: Pool
     size: int

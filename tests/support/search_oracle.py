@@ -1,4 +1,4 @@
-"""The decoding problem solved by enumeration: every word sequence, pronunciation and silence, exact Viterbi in each.
+"""Decoding by enumeration: every word sequence, pronunciation and silence, with exact Viterbi in each.
 
 Costs follow the graph's definition: grammar (best of the listed n-gram and the way through back-off), optional
 silence, transitions without self-loops, self-loops at their own scale, scores.
@@ -13,7 +13,7 @@ LN10 = math.log(10)
 
 
 class GrammarOracle:
-    """Cheapest cost of a word sequence in a bigram (or unigram) back-off model, backing off freely."""
+    """Cheapest cost of a word sequence in a bigram (or unigram) back-off model, with free back-off."""
 
     def __init__(self, model):
         self.unigram = {w: -LN10 * float(p) for w, p in zip(model.words, model.orders[0].log10_prob, strict=True)}
@@ -36,7 +36,7 @@ class GrammarOracle:
 
 
 def next_states(phone, state, num_silence=1):
-    """Targets of a state's arcs in the order of the topology; one past the last state leaves the phone."""
+    """Return the targets of a state's arcs in the order of the topology; one past the last state leaves the phone."""
     if phone > num_silence:
         return [state, state + 1]
     return list(range(4)) if state == 0 else [4, 5] if state == 4 else list(range(1, 5))
@@ -58,7 +58,7 @@ class HmmOracle:
         }
 
     def _arcs(self, phone, state, pdf):
-        """Cost of staying, and {next state: cost of leaving for it}."""
+        """Return the cost of staying, and {next state: cost of leaving for it}."""
         targets = next_states(phone, state)
         p = [math.exp(self.log_prob[phone, state, pdf, k]) for k in range(len(targets))]
         loop = sum(q for q, t in zip(p, targets, strict=True) if t == state)
@@ -71,7 +71,7 @@ class HmmOracle:
         return stay, leave
 
     def cost(self, phones, scores_TP):
-        """Cheapest state path of a phone sequence over all frames; infinite if it does not fit."""
+        """Return the cost of the cheapest state path of a phone sequence over all frames; infinite if none fits."""
         nodes, final = {}, {}
         for i, phone in enumerate(phones):
             window = [
@@ -104,7 +104,7 @@ class HmmOracle:
 
 
 def all_hypotheses(lang, grammar_cost, hmm, scores_TP, longest):
-    """{words: cheapest cost} over word sequences of at most `longest` words that fit into the frames."""
+    """Return {words: cheapest cost} over sequences of at most `longest` words that fit into the frames."""
     prons = {}
     for pron in lang.prons:
         prons.setdefault(pron.word, []).append(list(pron.phones))
@@ -128,7 +128,7 @@ def all_hypotheses(lang, grammar_cost, hmm, scores_TP, longest):
 
 
 def ctc_cost(tokens, log_probs_TC):
-    """Cheapest alignment of a token sequence: repeats collapse, blanks (0) in between."""
+    """Return the cost of the cheapest alignment of a token sequence: repeats collapse, blanks (0) in between."""
     states = [0]
     for t in tokens:
         states += [t, 0]

@@ -1,4 +1,4 @@
-"""Short commands of a home, spoken by twelve voices of espeak-ng: recordings of one's own for tests."""
+"""Short voice commands, spoken by twelve voices of espeak-ng: a user's recordings for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOES, ROOMS, THINGS = ("turn on", "turn off", "dim"), ("kitchen", "bedroom", "ga
 
 
 def record(folder: Path, each: int) -> None:
-    """Write SPEAKER/NAME.flac with NAME.txt beside it, so many sentences of each voice."""
+    """Write SPEAKER/NAME.flac and NAME.txt, `each` sentences of each voice."""
     draw = random.Random(0)
     for number, (accent, variant) in enumerate((a, v) for v in VARIANTS for a in ACCENTS):
         voice = Voice(accent, variant, draw.randrange(140, 200), draw.randrange(35, 65))

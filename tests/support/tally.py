@@ -1,4 +1,4 @@
-"""A problem whose weights count how often each minibatch has become a step."""
+"""Problem whose weights count the steps made of each minibatch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BUDGET, LEARNERS = 60, 4
 
 
 class CutOff(Exception):
-    """What ends a run in the middle."""
+    """Error that ends a run in the middle."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Minibatch n has the gradient -e_n: with a rate of 1 the weights count how often each has become a step."""
+    """Task with the gradient -e_n for minibatch n: with a rate of 1 the weights count its steps."""
 
     size: int = BUDGET
     per_epoch: int = 12
@@ -57,12 +57,12 @@ class Tally:
 
 
 def alone(k: int, view: Any, rank: int) -> dict[int, float]:
-    """Nobody averages before the end, so that a learner's weights tell what it did itself."""
+    """Mixing without neighbours, so that a learner's weights show its own steps."""
     return {rank: 1.0}
 
 
 def expected(strategy: Strategy) -> torch.Tensor:
-    """What the consensus is if every minibatch has become a step once."""
+    """Return the consensus if every minibatch has become a step once."""
     if isinstance(strategy, ASGD):
         return torch.ones(BUDGET, dtype=torch.float64)
-    return torch.full((BUDGET,), 1 / LEARNERS, dtype=torch.float64)  # of nodes too: half a gradient, of half as many
+    return torch.full((BUDGET,), 1 / LEARNERS, dtype=torch.float64)  # super-learners: half a gradient, of half as many

@@ -1,4 +1,4 @@
-"""Small problems whose gradients can be written down, and the plain loops they are compared with."""
+"""Small problems with known gradients, and the plain loops for comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from murmur.worlds.process.world import ProcessWorld
 
 
 class Point(nn.Module):
-    """A model that is nothing but its weights."""
+    """Model that consists of its weights."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Point(nn.Module):
 
 @dataclass(frozen=True)
 class Quadratic:
-    """Minibatch n: loss 1/2 h (w - c_n)^2 per sample with its own centre c_n, so that g_n(w) = h (w - c_n)."""
+    """Task with loss 1/2 h (w - c_n)^2 per sample of minibatch n, so that g_n(w) = h (w - c_n)."""
 
     size: int = 5
     per_epoch: int = 1000
@@ -75,12 +75,12 @@ def weights_of(model: nn.Module) -> Tensor:
 
 
 def fit(experiment: Experiment, world: World) -> Tensor:
-    """The consensus weights that an experiment ends with."""
+    """Return the consensus weights at the end of an experiment."""
     return weights_of(Trainer(experiment, world).fit().model)
 
 
 def fit_in_process(place: Place, experiment: Experiment, threads: int = 1) -> list[float]:
-    """For the pool: train at one seat of a torch world; the weights as plain numbers."""
+    """Train at one seat of a world of processes, in the pool; return the weights as plain numbers."""
     torch.set_num_threads(threads)
     world = ProcessWorld(place, timeout_seconds=20, store=connect(place, 20))
     weights: list[float] = fit(experiment, world).tolist()
@@ -88,14 +88,14 @@ def fit_in_process(place: Place, experiment: Experiment, threads: int = 1) -> li
 
 
 def plain_loop(experiment: Experiment) -> Tensor:
-    """What anybody would write: one learner, no library."""
+    """Train as in a plain loop: one learner, no library."""
     task = experiment.task
     torch.manual_seed(seed_of(experiment.seed, "model"))
     model = task.model()
     optimizer = experiment.optimizer(model)
     for n in range(experiment.budget.total(task)):
         minibatch = task.minibatch(n)
-        torch.manual_seed(seed_of(experiment.seed, "minibatch", n))  # names the dropout of minibatch n
+        torch.manual_seed(seed_of(experiment.seed, "minibatch", n))  # determines the dropout of minibatch n
         optimizer.zero_grad()
         loss = task.loss(model, minibatch)
         (loss.total / loss.samples).backward()
@@ -105,7 +105,7 @@ def plain_loop(experiment: Experiment) -> Tensor:
 
 @dataclass(frozen=True)
 class OddToy(ToyTask):
-    """A toy model with everything that breaks naive averaging: a frozen part, an unused one, an often absent one."""
+    """Toy with all difficulties of naive averaging: a frozen part, an unused one, an often absent one."""
 
     def model(self) -> nn.Module:
         return Odd(self.hidden)
@@ -129,7 +129,7 @@ class Odd(nn.Module):
 
 @dataclass(frozen=True)
 class Groups:
-    """An optimizer with several parameter groups, momentum and weight decay in one of them."""
+    """Optimizer with several parameter groups; one of them has momentum and weight decay."""
 
     lr: float = 0.05
 

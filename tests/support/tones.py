@@ -47,7 +47,7 @@ CTC = (
 
 
 def tones(words: list[str], seed: int) -> np.ndarray:
-    """The words with silences around, in faint noise."""
+    """Return the words with silences around them, in faint noise."""
     rng = np.random.default_rng(seed)
     pieces = [np.zeros(RATE // 8)]
     for word in words:
@@ -60,7 +60,7 @@ def tones(words: list[str], seed: int) -> np.ndarray:
 
 
 def make_tones(root: Path, sizes: dict[str, int]) -> Path:
-    """So many utterances of one to three words a split, four speakers each."""
+    """Make utterances of one to three words, in the number given by split, of four speakers each."""
     rng = np.random.default_rng(7)
     for split, count in sizes.items():
         texts, paths = {}, {}

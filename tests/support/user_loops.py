@@ -1,4 +1,4 @@
-"""A training loop as a stranger writes it, run by several learners; and the same by hand, without a library."""
+"""A user's training loop, run by several learners, and the same loop by hand, without a library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from murmur.user_loop.joined import Plan
 
 
 class Net(nn.Module):
-    """A frozen part, BatchNorm, a tied tensor, and a parameter that never gets a gradient."""
+    """Model with a frozen part, BatchNorm, a tied tensor, and a parameter that never gets a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def net(seed: int = 0) -> Net:
-    """A model whose numbers are those of a generator of its own: torch's belongs to all threads."""
+    """Return a model initialised from a separate generator: torch's belongs to all threads."""
     model, draw = Net(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
@@ -46,7 +46,7 @@ def net(seed: int = 0) -> Net:
 
 
 def optimizer_of(model: Net) -> torch.optim.Optimizer:
-    """Two parameter groups; one of them holds what is frozen and what is unused, and decays."""
+    """Return an optimizer of two parameter groups; one has decay and holds the frozen and the unused tensors."""
     first = [*model.inner.parameters(), *model.frozen.parameters(), *model.unused.parameters()]
     known = {id(p) for p in first}
     rest = [p for p in model.parameters() if id(p) not in known]
@@ -54,7 +54,7 @@ def optimizer_of(model: Net) -> torch.optim.Optimizer:
 
 
 def batch(n: int, size: int = 4) -> tuple[Tensor, Tensor]:
-    """Minibatch n, the same for everybody."""
+    """Return minibatch n, the same for all learners."""
     draw = torch.Generator().manual_seed(1000 + n)
     return torch.randn(size, 6, generator=draw), torch.randint(0, 3, (size,), generator=draw)
 
@@ -70,16 +70,16 @@ def evaluate(model: nn.Module) -> Mapping[str, float]:
 
 
 def state(model: nn.Module) -> Tensor:
-    """All of a model's parameters and floating-point buffers."""
+    """Return all of a model's parameters and floating-point buffers."""
     return Layout.everything(model).gather()
 
 
 @dataclass(frozen=True)
 class ForeignLoop:
-    """Learner r goes through `batches[r]` minibatches, `accumulate` a step; gives its final state and its gradients.
+    """Loop in which learner r takes `batches[r]` minibatches, `accumulate` per step; returns final state and gradients.
 
-    Each learner begins with weights of its own, which learner 0's replace. `behind` says of each whether it marks the
-    last backward pass of its steps.
+    Each learner begins with weights of its own, which learner 0's replace. `behind` tells for each learner if it
+    announces the last backward pass of its steps.
     """
 
     strategy: Strategy
@@ -111,7 +111,7 @@ class ForeignLoop:
 
 @dataclass(frozen=True)
 class Words:
-    """A program of a joined loop in a few words."""
+    """Small program of a user loop."""
 
     body: Callable[[Seat], object]
 
@@ -120,16 +120,16 @@ class Words:
 
 
 def micro_batches(count: int, accumulate: int) -> list[Sequence[int]]:
-    """Positions of the minibatches of each step: `accumulate` of them, the rest in the last step."""
+    """Return the positions of the minibatches of each step: `accumulate` of them, the rest in the last step."""
     return [range(i, min(i + accumulate, count)) for i in range(0, count, accumulate)]
 
 
 def number(step: int, i: int, rank: int, size: int, accumulate: int) -> int:
-    """Which minibatch stands at position i of learner `rank`: steps are dealt in turn."""
+    """Return the minibatch at position i of learner `rank`: steps are assigned in turn."""
     return (step * size + rank) * accumulate + i % accumulate
 
 
 def moved(end: Tensor) -> bool:
-    """Whether the trained weights differ from those at the start, in every element of the first tensor."""
+    """True if the trained weights differ from the initial ones in every element of the first tensor."""
     begun = net(0).inner.weight.detach().flatten()
     return bool((end[: begun.numel()] != begun).all())

@@ -33,7 +33,7 @@ def experiment():
 
 
 def learners_of(launcher: int) -> list[int]:
-    """Process numbers of the learners, in order of rank."""
+    """Return the process numbers of the learners, in order of rank."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     ranks = {}
     for pid in children:
@@ -47,7 +47,7 @@ def learners_of(launcher: int) -> list[int]:
 BORNE = (
     "--lease-seconds",
     "20",
-)  # a learner that a busy machine starves is not taken for lost; a dead one is known at once
+)  # a learner starved by a busy machine does not count as lost; a dead one is noticed at once
 
 
 class Run:
@@ -65,7 +65,7 @@ class Run:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def await_learner(self, rank: int) -> None:
-        """Let the others work slowly until a learner, whose interpreter may take its time to start, takes a step."""
+        """Let the others work slowly until a learner, which may take long to start, takes a step."""
         slowly, seen = self.out.with_name("slowly"), len(self.records())
         slowly.touch()
         deadline = time.monotonic() + 90

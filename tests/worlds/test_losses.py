@@ -1,4 +1,4 @@
-"""Real processes in lock-step, of which one fails in the middle of it: the others are told at once, and by name."""
+"""Lock-step processes, one of which fails in the middle: the others are told at once, with its name."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Step:
 
 
 def take_part(place: Place, step: Step, failure: Callable[[], None], at: int, pipe: Connection) -> None:
-    """Be a learner that steps until something happens; tells when it fails, or what it is told and when."""
+    """Run a learner that steps until a failure; report the failure, or the message received and its time."""
     torch.set_num_threads(1)
 
     async def program(seat: Seat) -> None:
@@ -84,12 +84,12 @@ def take_part(place: Place, step: Step, failure: Callable[[], None], at: int, pi
     except PeerLost as error:
         pipe.send((time.monotonic(), error.learner, str(error)))
     except MemoryError:
-        pass  # of the victim's own
-    pipe.send("ended")  # the world too, not only the program
+        pass  # raised by the victim itself
+    pipe.send("ended")  # the world has ended, not only the program
 
 
 async def patience(seat: Seat) -> float:
-    """Member 1 waits for a letter of member 0 for longer than the world's timeout."""
+    """Let member 1 wait for a message of member 0 for longer than the world's timeout."""
     if seat.group.rank == 0:
         await seat.sleep(2 * SHORT_SECONDS)
         seat.group.post(torch.tensor([7.0]), 1, "late")
@@ -98,14 +98,14 @@ async def patience(seat: Seat) -> float:
 
 
 def wait_for_each_other(place: Place, pipe: Connection) -> None:
-    """Be a learner of a world that has little patience with collectives."""
+    """Run a learner of a world with a short timeout of collectives."""
     torch.set_num_threads(1)
     pipe.send(ProcessWorld(place, timeout_seconds=SHORT_SECONDS, store=connect(place, 30)).run(patience)[0])
 
 
 @dataclass
 class StartedLearners:
-    """Learners with a store of their own."""
+    """Learners with their own store."""
 
     processes: list[Any]
     pipes: list[Connection]

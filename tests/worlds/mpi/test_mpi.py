@@ -1,4 +1,4 @@
-"""The world on MPI: its parts without MPI, and whole launches where mpi4py and mpich are installed."""
+"""World on MPI: its parts without MPI, and whole launches if mpi4py and mpich are installed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 def mpiexec(learners: int, *words: object, seconds: float = 100) -> subprocess.CompletedProcess[str]:
-    """What a launch of this Python said; a hang would last for ever."""
+    """Run a launch of this Python; a hang would last for ever."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
     command = [str(MPIEXEC), "-n", str(learners), sys.executable, *map(str, words)]
     return subprocess.run(
@@ -50,7 +50,7 @@ def mpiexec(learners: int, *words: object, seconds: float = 100) -> subprocess.C
 
 @dataclass
 class Request:
-    """An operation of MPI that is complete when somebody says so."""
+    """Operation of MPI that is completed by hand."""
 
     complete: bool = False
     tests: int = 0
@@ -121,7 +121,7 @@ def test_a_waiting_thread_sleeps() -> None:
     with progress() as (running, _):
         running.submit(lambda: request, lambda: None, 5.0)
         time.sleep(0.5)
-        assert request.tests < 1000  # a look a millisecond at most; a thread that held a core would look 200,000 times
+        assert request.tests < 1000  # at most one test per millisecond; a busy thread would make 200,000
 
 
 VECTORS = st.tuples(st.sampled_from(sorted(TYPES)), st.integers(0, 40))
@@ -139,7 +139,7 @@ def test_letters_keep_every_bit(vector: tuple[str, int], tag: str, header: list[
 
 @dataclass
 class Wire:
-    """A communicator on which messages of learner 1 have begun to arrive."""
+    """Communicator on which messages of learner 1 have begun to arrive."""
 
     messages: list[tuple[Request, np.ndarray[Any, Any]]]
     rank: int = 0
@@ -197,7 +197,7 @@ def test_posting_copies_and_counts() -> None:
 def test_every_promise_of_a_world_and_strangers_loops() -> None:
     done = mpiexec(4, TESTS / "mpi_driver.py", "joined", "conformance")
     assert "joined: good\nconformance: good" in done.stdout, done.stdout + done.stderr
-    assert done.returncode != 0  # the conformance suite has failed runs in it, and those abort the launch at its end
+    assert done.returncode != 0  # the conformance checks have failed runs in it, which abort the launch at its end
 
 
 @needs_mpi
@@ -218,7 +218,7 @@ def test_a_fault_ends_everybody_soon(fault: str, said: str) -> None:
     assert re.search(said, done.stdout + done.stderr), done.stderr
     failed = re.search(r"failed at ([\d.]+)", done.stdout)
     assert failed is not None
-    assert ended - float(failed[1]) < 5 + (2.0 if fault == "one stops" else 0.0)  # and the lease
+    assert ended - float(failed[1]) < 5 + (2.0 if fault == "one stops" else 0.0)  # plus the lease
 
 
 def weights(of: Any) -> Tensor:

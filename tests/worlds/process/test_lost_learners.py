@@ -25,7 +25,7 @@ def test_the_others_go_on_without_a_killed_learner(rank: int, tmp_path: Path) ->
     os.kill(learners_of(run.process.pid)[rank], signal.SIGKILL)
     assert run.end() == 0
     steps = [r for r in run.records() if r["kind"] == "step"]
-    assert 398 <= len(steps) <= 402  # what the lost one was at is done by another
+    assert 398 <= len(steps) <= 402  # another learner does the minibatch of the lost one
     assert {r["learner"] for r in steps[200:]} == {0, 1, 2} - {rank}
     assert (run.out / "model.safetensors").exists()
     assert json.loads((run.out / "score.json").read_text())["test"]
@@ -61,13 +61,13 @@ def test_k_step_averaging_goes_on_and_lets_a_learner_in_again(fate: str, tmp_pat
     assert run.end() == 0
     steps = [r for r in run.records() if r["kind"] == "step"]
     assert max(i for i, r in enumerate(steps) if r["learner"] == 0) > 1100, "it takes part again"
-    assert 1200 <= len(steps) <= 1204  # a round's at most is done twice, nothing is left out
+    assert 1200 <= len(steps) <= 1204  # at most one round's minibatches are done twice, none is left out
     assert (run.out / "model.safetensors").exists()
 
 
 @pytest.mark.timeout(300)
 def test_learners_that_all_took_each_other_for_lost_find_together(tmp_path: Path) -> None:
-    """Two are stopped, the third goes on and is stopped when one of them runs again: nobody is there to let it in."""
+    """Two are stopped; the third goes on, and is stopped when one of them runs again: no learner can admit it."""
     run = Run(tmp_path, "--strategy", "KAVG(K=4)", "--set", "budget.epochs=3", "--lease-seconds", "3")
     run.until(40)
     learners = learners_of(run.process.pid)

@@ -1,4 +1,4 @@
-"""The virtual network against closed forms, and against a fluid calculation in small steps of time."""
+"""Virtual network against closed forms, and against a fluid calculation in small steps of time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Message = tuple[float, int, int, int]  # sent at, source, to, bytes
 
 
 def arrivals(cluster: Cluster, messages: list[Message]) -> list[float]:
-    """When each message has been taken in, by the virtual network."""
+    """Return the time at which the virtual network has received each message."""
     clock = Clock()
     network = Network(clock, cluster)
     came = [float("nan")] * len(messages)
@@ -40,10 +40,11 @@ def arrivals(cluster: Cluster, messages: list[Message]) -> list[float]:
 
 
 def stepped(cluster: Cluster, messages: list[Message], dt: float) -> list[float]:
-    """The same by brute force, one learner a node.
+    """Compute the same by brute force, with one learner per node.
 
-    Every `dt` each card gives its bytes away in equal parts; what a receiver's card leaves of a part goes to the
-    others. Then every card takes in what has come, first of the message whose last byte comes first.
+    In every `dt`, each card sends its bytes in equal parts; any part that a receiver's card leaves over goes to the
+    others. Then every card receives the bytes that have arrived, first those of the message whose last byte comes
+    first.
     """
     out = [float(m[3]) for m in messages]
     came: list[list[float]] = [[] for _ in messages]
@@ -79,15 +80,15 @@ def stepped(cluster: Cluster, messages: list[Message], dt: float) -> list[float]
 
 
 def test_two_senders_of_unequal_speed_to_one_receiver() -> None:
-    """The slow one trickles in beside the fast one, which only waits for bytes that were complete before its own."""
+    """The slow one trickles in beside the fast one, which waits only for bytes that were complete before its own."""
     cluster = Cluster(3, link=Link(0.0, 100.0), links={0: Link(0.0, 10.0)})
     assert arrivals(cluster, [(0.0, 0, 2, 100), (0.0, 1, 2, 100)]) == pytest.approx([10.0, 1.0])
-    # Ends at 10, when the fast one has been coming for one second of its two: 10 of 110 bytes are still to be served.
+    # Ends at 10, when the fast one has been arriving for one second of its two: 10 of 110 bytes remain to be served.
     assert arrivals(cluster, [(0.0, 0, 2, 100), (9.0, 1, 2, 200)]) == pytest.approx([10.0, 11.1])
 
 
 def test_a_card_is_shared_on_the_way_out() -> None:
-    """Three messages at once from one card: the short one is through when all have had as much as it has."""
+    """Three simultaneous messages from one card: the short one is complete when all have sent as many bytes."""
     cluster = Cluster(4, link=Link(0.0, 100.0))
     came = arrivals(cluster, [(0.0, 0, 1, 50), (0.0, 0, 2, 100), (0.0, 0, 3, 150)])
     assert came == pytest.approx([1.5, 2.5, 3.0])
@@ -99,7 +100,7 @@ def test_a_slow_receiver_leaves_the_way_out_to_others() -> None:
 
 
 def test_an_exchange_of_all_with_all_fills_every_card() -> None:
-    """L - 1 messages from everybody to everybody else take what one card needs for L - 1, in and out at once."""
+    """L - 1 messages from every learner to each other take as long as one card needs for L - 1, in and out at once."""
     cluster = Cluster(5, link=Link(0.0, 100.0))
     came = arrivals(cluster, [(0.0, i, j, 100) for i in range(5) for j in range(5) if i != j])
     assert came == pytest.approx([4.0] * 20)
@@ -108,8 +109,10 @@ def test_an_exchange_of_all_with_all_fills_every_card() -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_agrees_with_a_fluid_calculation_in_small_steps(data: st.DataObject) -> None:
-    """Random cards and messages. Each receiver's messages come from different senders that send nothing else, or one
-    sender sends several: then rates are constant while a message is under way, as the way in assumes."""
+    """Random cards and messages, with constant rates while a message is under way, as the way in assumes.
+
+    Each receiver's messages come from different senders that send nothing else, or one sender sends several.
+    """
     learners = data.draw(st.integers(2, 5))
     speeds = st.sampled_from([50.0, 100.0, 200.0])
     links = {i: Link(0.0, data.draw(speeds)) for i in range(learners)}
@@ -127,7 +130,7 @@ def test_agrees_with_a_fluid_calculation_in_small_steps(data: st.DataObject) -> 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 4), st.integers(0, 4), st.integers(1, 300)), max_size=12))
 def test_no_card_carries_more_than_it_can(messages: list[Message]) -> None:
-    """Whatever is sent: nothing arrives before its own transfer, and no card is faster than its bytes a second."""
+    """No message arrives before its own transfer, and no card is faster than its bytes per second."""
     bandwidth = 100.0
     messages = [m for m in messages if m[1] != m[2]]
     came = arrivals(Cluster(5, link=Link(0.0, bandwidth)), messages)
@@ -145,7 +148,7 @@ def test_no_card_carries_more_than_it_can(messages: list[Message]) -> None:
 
 
 def test_incast_at_a_parameter_server() -> None:
-    """n learners that push b and pull b in turn, for ever: the server's card passes one gradient every b / B."""
+    """n learners push b and pull b in turn, for ever: the server's card passes one gradient every b / B."""
     learners, rounds, size, bandwidth = 9, 20, 100.0, 1000.0
     clock = Clock()
     network = Network(clock, Cluster(learners, link=Link(0.0, bandwidth)))
@@ -173,7 +176,7 @@ def test_incast_at_a_parameter_server() -> None:
 
 
 def chained(cluster: Cluster, hop: Callable[[int], int], steps: int, size: int, in_step: bool = True) -> float:
-    """Seconds of `steps` steps of messages i -> hop(i), each begun when the one before has come: to all, or here."""
+    """Return the seconds of `steps` steps of messages i -> hop(i), each begun after the last one: of all, or here."""
     clock = Clock()
     network = Network(clock, cluster)
     heard = [0] * cluster.learners
@@ -211,13 +214,13 @@ def test_ring_allreduce_message_by_message(per_node: int, latency: float) -> Non
     steps = 2 * (learners - 1)
     closed = Network(Clock(), cluster).allreduce_seconds(range(learners), part * learners)
     assert chained(cluster, lambda i: (i + 1) % learners, steps, part) == pytest.approx(closed)
-    # Where links differ and nobody keeps step, latencies hide behind other messages.
+    # With different links and without lock-step, latencies overlap other messages.
     free = chained(cluster, lambda i: (i + 1) % learners, steps, part, in_step=False)
     assert free == pytest.approx(closed) if per_node == 1 else 0.85 * closed < free < 1.03 * closed
 
 
 def test_hierarchical_allreduce_message_by_message() -> None:
-    """Rings inside nodes, then one ring a member through all nodes over shared cards, then inside again."""
+    """Rings inside nodes, then one ring per member through all nodes over shared cards, then inside again."""
     nodes, width, size = 4, 4, 1600
     cluster = Cluster(
         nodes * width, link=Link(0.1, 50.0), learners_per_node=width, inside=Link(0.01, 400.0), allreduce="hierarchical"
@@ -229,7 +232,7 @@ def test_hierarchical_allreduce_message_by_message() -> None:
 
 
 def test_tree_allreduce_message_by_message() -> None:
-    """Up a binomial tree, every level waiting for the one below, and down again."""
+    """Up a binomial tree, where every level waits for the one below, and down again."""
     learners, size = 8, 100
     cluster = Cluster(learners, link=Link(0.1, 50.0), allreduce="tree", reduce_bytes_per_second=200.0)
     clock = Clock()
@@ -243,7 +246,7 @@ def test_tree_allreduce_message_by_message() -> None:
         relay(i, list(reversed(children[i])))
 
     def relay(i: int, to: list[int]) -> None:
-        if to:  # one child after another, the deepest first: each full message on its own
+        if to:  # one child after another, the deepest first, each with a full message
             network.send(i, to[0], size, lambda: down(to[0]))
             clock.after(size / cluster.link.bytes_per_second, lambda: relay(i, to[1:]))
 
@@ -268,7 +271,7 @@ def test_tree_allreduce_message_by_message() -> None:
     clock.start(wait(), "waiting", 0)
     clock.run()
     closed = Network(Clock(), cluster).allreduce_seconds(range(learners), size)
-    assert max(came) <= closed + 1e-9  # a tree that need not keep its levels in step is at most that slow
+    assert max(came) <= closed + 1e-9  # the bound for a tree whose levels are not in step
     assert max(came) >= closed - 2 * 3 * cluster.link.latency_seconds - 1e-9
 
 
@@ -312,7 +315,7 @@ def test_recorded_times_are_replayed(tmp_path: Path) -> None:
     assert times.seconds == ((1.0, 3.0), (2.0,))
     assert [times(0, step) for step in range(3)] == [1.0, 3.0, 1.0]
     assert times(1, 7) == 20.0
-    assert [times(2, step) for step in range(2)] == [3.0, 1.0]  # learner 0's row, begun elsewhere
+    assert [times(2, step) for step in range(2)] == [3.0, 1.0]  # learner 0's row, from another start
     trace.write_text(json.dumps({"traceEvents": []}))
     with pytest.raises(ValueError, match="holds no spans of kind 'compute'"):
         RecordedSeconds.read(trace)

@@ -41,7 +41,7 @@ def test_spans_say_where_time_went() -> None:
     assert spent[1, COMPUTE] == pytest.approx(0.9)
     assert spent[0, WAITING] == pytest.approx(0.6)
     assert spent[1, WAITING] == 0.0
-    assert spent[0, COMMUNICATING] == spent[1, COMMUNICATING] == pytest.approx(3 * 0.1)  # 2 (L-1)/L b / B a round
+    assert spent[0, COMMUNICATING] == spent[1, COMMUNICATING] == pytest.approx(3 * 0.1)  # 2 (L-1)/L b / B per round
 
 
 def test_deadlock_names_who_waits_for_what() -> None:
@@ -104,7 +104,7 @@ def test_the_first_error_ends_the_run() -> None:
 
 
 def arrivals(cluster: Cluster, messages: list[tuple[float, int, int, int]]) -> list[float]:
-    """When each message (time of sending, source, to, bytes) has arrived."""
+    """Return the arrival time of each message (time of sending, source, to, bytes)."""
     clock = Clock()
     network = Network(clock, cluster)
     came = [0.0] * len(messages)
@@ -132,7 +132,7 @@ def test_one_message_takes_latency_and_transfer() -> None:
 
 
 def test_a_slow_sender_does_not_block_a_fast_one() -> None:
-    """Two senders of unequal speed to one receiver: the fast one's message is through long before the slow one's."""
+    """Two senders of unequal speed to one receiver: the fast one's message is complete long before the slow one's."""
     cluster = Cluster(3, link=Link(0.0, 100.0), links={0: Link(0.0, 1.0)})
     slow, fast = arrivals(cluster, [(0.0, 0, 2, 100), (0.0, 1, 2, 100)])
     assert fast == pytest.approx(1.0)
@@ -140,7 +140,7 @@ def test_a_slow_sender_does_not_block_a_fast_one() -> None:
 
 
 def test_incast_shares_the_receiver() -> None:
-    """n equal messages at once to one receiver: the last is there when the card has taken all of them in."""
+    """n equal simultaneous messages to one receiver: the last arrives when the card has received all of them."""
     came = arrivals(Cluster(5, link=Link(0.0, 100.0)), [(0.0, i, 4, 100) for i in range(4)])
     assert max(came) == pytest.approx(4.0)
 

@@ -1,4 +1,4 @@
-"""What learners wait for at start, what they say meanwhile, and what ends the wait."""
+"""Wait of learners at start: its messages, and its ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from murmur.worlds.process.world import ProcessWorld
 
 NOWHERE = "no-such-host.invalid"
 PLACE = Place(0, 4, 0, "127.0.0.1", 0, store="learner 0", named_by="SLURM_STEP_NODELIST")
-LONG_SECONDS = 300.0  # far beyond what any of these tests may take
+LONG_SECONDS = 300.0  # far longer than any of these tests
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def server() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def store(server: StoreServer) -> NetStore:
-    """Of four learners: 0 and 2 are here, 1 has come and is not ready, 3 has never come."""
+    """Store of four learners: 0 and 2 are here, 1 has come and is not ready, 3 has never come."""
     found = NetStore(StoreClient(*server.address, timeout_seconds=30), "")
     for rank, host in ((0, "a"), (2, "c"), (1, "b")):
         found.set(f"{COME_KEY}/{rank}", f"{host} cpu")
@@ -45,7 +45,7 @@ def store(server: StoreServer) -> NetStore:
 
 
 def within(seconds: float, what: Callable[[], object]) -> object:
-    """What a call gives, which would otherwise wait for minutes."""
+    """Return the result, or the error, of a call that might otherwise wait for minutes."""
     found: list[object] = []
 
     def work() -> None:
@@ -111,7 +111,7 @@ def test_a_loss_ends_the_wait_at_once(server: StoreServer, store: NetStore) -> N
 
 
 def test_learners_end_soon_after_one_that_is_not_waited_for(server: StoreServer) -> None:
-    """Two of three come; the second gives up first, and the first, with minutes left, does then."""
+    """Two of three come. The second gives up first; the first, with minutes left, gives up soon after it."""
 
     def world(rank: int, seconds: float) -> ProcessWorld:
         return ProcessWorld(Place(rank, 3, rank, *server.address), start_seconds=seconds, timeout_seconds=60)
@@ -119,7 +119,7 @@ def test_learners_end_soon_after_one_that_is_not_waited_for(server: StoreServer)
     first: list[object] = []
     waiting = Thread(target=lambda: first.append(within(60, lambda: world(0, LONG_SECONDS).run(None))), daemon=True)  # type: ignore[arg-type]
     waiting.start()
-    StoreClient(*server.address).wait([f"generation-0/{READY_KEY}/0"], 60)  # gloo's devices are opened in turns
+    StoreClient(*server.address).wait([f"generation-0/{READY_KEY}/0"], 60)  # gloo's devices are opened one by one
     second = within(60, lambda: world(1, 1.0).run(None))  # type: ignore[arg-type]
     assert isinstance(second, PeerLost)
     assert "learner 2 has not come" in str(second)
@@ -140,7 +140,7 @@ def test_a_name_without_an_address_says_where_it_comes_from_and_what_to_set() ->
             call()
     later = replace(PLACE, rank=2, host=NOWHERE)
     with pytest.raises(ValueError, match="SLURM_STEP_NODELIST"):
-        check_meeting_point(later)  # the others find out by themselves, and do not wait
+        check_meeting_point(later)  # only learner 0 tries the port
     error = within(60, lambda: StoreClient(NOWHERE, 1, LONG_SECONDS))
     assert isinstance(error, ConnectionError)
 
@@ -175,7 +175,7 @@ def test_a_port_that_cannot_be_opened_is_told_with_its_host_and_what_to_set() ->
 
 
 def test_a_store_that_does_not_answer_any_more_ends_a_call() -> None:
-    """Its process is stopped: the connection stays open, and nothing comes."""
+    """The server's process is stopped: the connection stays open, and no answer arrives."""
     held = Event()
 
     def silent(line: socket.socket, _: int) -> None:

@@ -58,7 +58,7 @@ def test_srun_and_mpirun_say_rank_and_size() -> None:
     assert place is not None
     assert (place.rank, place.size, place.local_rank, place.local_size) == (3, 5, 1, 2)
     assert (place.host, place.store) == ("fast07", "learner 0")
-    assert place_of({**SLURM, "SLURM_JOB_ID": "4712"}) != place  # jobs that run side by side meet at different ports
+    assert place_of({**SLURM, "SLURM_JOB_ID": "4712"}) != place  # simultaneous jobs meet at different ports
     given = place_of({**SLURM, "MASTER_ADDR": "there", "MASTER_PORT": "77"})
     assert given is not None
     assert (given.host, given.port) == ("there", 77)
@@ -76,12 +76,12 @@ BY_PMI = {"PMI_RANK": "3", "PMI_SIZE": "5", "PMI_JOBID": "4711.0", "PMI_FD": "11
 
 
 def test_srun_with_an_mpi_plugin_is_srun() -> None:
-    """`srun --mpi=pmi2` adds MPI's variables, which name neither hosts nor how many learners a host has."""
+    """`srun --mpi=pmi2` adds MPI's variables, which give neither hosts nor the number of learners on a host."""
     assert place_of({**SLURM, **BY_PMI}) == place_of(SLURM)
 
 
 def test_mpiexec_in_a_slurm_job_meets_where_the_step_of_its_proxies_begins() -> None:
-    """srun starts a proxy a node for mpiexec: Slurm's variables are the proxy's, those of PMI the learner's."""
+    """srun starts a proxy per node for mpiexec: Slurm's variables are the proxy's, those of PMI the learner's."""
     proxy = {**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
     hydra = {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     found = place_of({**proxy, **hydra, "PMI_RANK": "3", "MPI_LOCALRANKID": "1"})

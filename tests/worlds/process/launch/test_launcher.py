@@ -1,4 +1,4 @@
-"""Processes are started, watched, restarted, and never left behind."""
+"""Launcher: processes are started, watched, restarted, and never left behind."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
         time.sleep(0.05)
     family = [int(p.name) for p in tmp_path.iterdir()]
     task = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    family += [int(pid) for pid in task]  # the store too
+    family += [int(pid) for pid in task]  # including the store
     assert len(set(family)) == 3
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -81,6 +81,6 @@ def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_process_that_another_thread_has_waited_for_is_not_stopped() -> None:
     process = subprocess.Popen(python("pass"))
-    os.waitpid(process.pid, 0)  # as a thread does between two looks of the launcher
+    os.waitpid(process.pid, 0)  # as another thread does between two polls of the launcher
     assert not _is_stopped(process)
-    process.returncode = 0  # so that its destructor asks no more
+    process.returncode = 0  # so that its destructor does not wait

@@ -1,4 +1,4 @@
-"""The launcher's secret reaches its learners and nobody else, and its sockets are open on loopback only."""
+"""Secret of the launcher: it reaches only the learners, and the sockets are open on loopback only."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_learners_of_a_foreign_launcher_train_with_a_secret_file(tmp_path: Path)
 
 
 def listening(place: Place) -> list[str]:
-    """Where this process listens, as a learner of a world of several."""
+    """Return the listening addresses of this process, as a learner of a world of several."""
     with ProcessWorld(place, timeout_seconds=20, store=connect(place, 20)).seated():
         own = {link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
         rows = [

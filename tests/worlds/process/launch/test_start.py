@@ -1,4 +1,4 @@
-"""The launcher and learners that are lost before training begins, and what exit status a launch ends with."""
+"""Launcher: learners lost before training begins, and exit statuses of a launch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Started = list[tuple[int, int, bool, int]]
 
 
 def children() -> set[int]:
-    """Processes that this one has started and not waited for."""
+    """Return the child processes that have not been waited for."""
     lists = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     return {int(pid) for each in lists for pid in each.read_text().split()}
 
 
 def launch(programs: dict[tuple[int, int], str], otherwise: str, started: Started, **options: object) -> Launch:
-    """A launch of three learners; programs by (generation, rank)."""
+    """Return a launch of three learners, with programs by (generation, rank)."""
 
     def command(place: Place, resume: bool) -> Sequence[str]:
         started.append((place.rank, place.size, resume, place.generation))
@@ -121,4 +121,4 @@ def test_a_stopped_learner_is_the_one_that_is_left_out() -> None:
     programs = {(0, 1): stops, (0, 0): gave_up, (0, 2): WAITS}
     assert launch(programs, TRAINS, started, restart=Restart.ALONE).run() == 0
     assert started[3:] == [(0, 2, False, 1), (1, 2, False, 1)]
-    assert children() <= before  # none is left behind, the stopped one neither
+    assert children() <= before  # none is left, not even the stopped one

@@ -1,4 +1,4 @@
-"""Minibatches asked for before they are due: when, how many, and that none is lost or done twice."""
+"""Claims ahead of need: their times and numbers; none is lost or done twice."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_no_number_is_asked_for_before_two_round_trips_ahead(
     if wanted:
         assert last_needed_at <= elapsed + 2 * trip + 1e-6
     assert held + wanted <= max(held, MOST_AHEAD)
-    if held + wanted < MOST_AHEAD:  # and nothing that is needed by then has been forgotten
+    if held + wanted < MOST_AHEAD:  # then every claim needed by now has been requested
         assert last_needed_at + pace > elapsed + 2 * trip - 1e-6
     until = has.seconds_until_wanted(elapsed)
     if held >= MOST_AHEAD:
-        assert until is None  # or the thread would look again and again
+        assert until is None  # otherwise the thread would poll without end
     else:
         assert until is not None
         assert (until > 0) == (wanted == 0) or until < 1e-6
@@ -48,7 +48,7 @@ def test_nothing_is_asked_for_where_none_are_left_or_no_gradient_is_under_way() 
 
 
 class SlowLine:
-    """A line over which every request takes a while; remembers what was asked."""
+    """Connection with slow requests, which it records."""
 
     def __init__(self, server: StoreServer, trip_seconds: float) -> None:
         self._line, self._trip_seconds = StoreClient(*server.address), trip_seconds
@@ -64,7 +64,7 @@ class SlowLine:
 
 
 class Member:
-    """A learner's line to a register, and the lines it opened: the second is that of its signs of life."""
+    """A learner's membership client, and the connections it opened: the second carries its signs of life."""
 
     def __init__(self, server: StoreServer, rank: int, size: int, trip_seconds: float) -> None:
         self.lines: list[SlowLine] = []
@@ -75,7 +75,7 @@ class Member:
         return self.lines[-1]
 
     def work(self, total: int, gradient_seconds: float, at_most: int) -> list[int]:
-        """Numbers in the order they were done."""
+        """Return the numbers in the order in which they were done."""
         done: list[int] = []
         while len(done) < at_most and (claim := self.membership.claim(0, total)) is not None:
             self.membership.expect(gradient_seconds)
@@ -95,12 +95,12 @@ def server() -> Any:
     serving.close()
 
 
-@pytest.mark.parametrize("trip_seconds", [0.01, 0.06])  # less and more than a gradient
+@pytest.mark.parametrize("trip_seconds", [0.01, 0.06])  # shorter and longer than a gradient
 def test_a_far_learner_waits_for_its_first_claim_and_its_last(server: StoreServer, trip_seconds: float) -> None:
     far = Member(server, 0, 1, trip_seconds)
     assert far.work(30, 0.03, at_most=100) == list(range(30))
     assert far.membership.spent
-    assert far.direct_claims <= 4  # each other one was there when it was needed, or on its way
+    assert far.direct_claims <= 4  # every other one was there when it was needed, or on its way
     far.membership.leave()
 
 
@@ -117,7 +117,7 @@ def test_what_takes_time_to_prepare_is_claimed_ahead_and_begun(server: StoreServ
     preparation = Preparation(0.02, begun.extend)
     for number in range(12):
         assert near.membership.claim(0, 12) == range(number, number + 1)
-        # Before it was asked for; on a busy machine round trips are slow, and more is asked for ahead, as it should be.
+        # On a busy machine round trips are slow, and more claims are rightly requested ahead.
         assert number == 0 or begun[:number] == list(range(1, number + 1))
         near.membership.expect(0.05, preparation)
         time.sleep(0.05)
@@ -140,7 +140,7 @@ def test_what_a_lost_learner_held_is_done_by_another(server: StoreServer) -> Non
     far, other = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
     finished = far.work(40, 0.01, at_most=6)
     assert far.membership._ahead._has.held, "it holds some ahead"
-    far.lines[1]._line._line.shutdown(2)  # what the system does for a process that was killed
+    far.lines[1]._line._line.shutdown(2)  # as the system does for a killed process
     while other.membership.view().live != (1,):
         time.sleep(0.01)
     rest = other.work(40, 0.001, at_most=100)
@@ -165,14 +165,14 @@ def test_who_was_thought_dead_drops_what_it_held(server: StoreServer) -> None:
 
 
 def test_what_is_claimed_before_it_is_known_that_one_was_thought_dead_is_kept(server: StoreServer) -> None:
-    """A request that came through a mended cable is answered by a view that signs of life have not told of yet."""
+    """A request over a restored network is answered with a view that signs of life have not shown yet."""
     far, table = Member(server, 0, 2, 0.05), server._membership_server._tables["flock"]
     first = far.work(60, 0.01, at_most=6)
     while far.membership._ahead._asking:
         time.sleep(0.01)
     unaware, far.membership._see = far.membership._see, lambda answer: None  # type: ignore[method-assign]
     before = far.membership._view
-    time.sleep(2 * BEAT_SECONDS)  # the sign of life that is under way still tells what it sees
+    time.sleep(2 * BEAT_SECONDS)  # the sign of life under way still reports its view
     table.lose(0)
     table.join(0)
     rest = far.work(60, 0.01, at_most=20)

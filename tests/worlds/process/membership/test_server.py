@@ -1,4 +1,4 @@
-"""The register inside the key-value server: lines that close, leases that run out, learners that return."""
+"""Membership tables in the store server: closed connections, expired leases, learners that return."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def eventually(what: Callable[[], bool], seconds: float = 10.0) -> bool:
 def test_a_closed_line_is_a_death_long_before_the_lease(server: StoreServer) -> None:
     first, second = member(server, 0), member(server, 1)
     assert [second.claim(0, 2), first.claim(0, 2)] == [range(1), range(1, 2)]
-    second._pulse._line.shutdown(2)  # what the system does for a process that was killed
+    second._pulse._line.shutdown(2)  # as the system does for a killed process
     assert eventually(lambda: first.view().live == (0,))
-    assert (first.claim(0, 2), first.spent) == (range(1), False)  # what the lost one was at
+    assert (first.claim(0, 2), first.spent) == (range(1), False)  # the claim of the lost one
     assert (first.claim(0, 2), first.spent) == (None, True)
     first.leave()
 
@@ -91,7 +91,7 @@ def test_another_process_of_a_learner_is_another_incarnation(server: StoreServer
     before = first.view().incarnations[1]
     again = member(server, 1)
     assert eventually(lambda: first.view().incarnations.get(1, -1) > before)
-    assert second.rank == 1  # kept alive until here: its own line has not closed
+    assert second.rank == 1  # kept alive until here: its own connection has not closed
     assert again.claim(0, 1) == range(1)
     again.leave()
     first.leave()

@@ -1,4 +1,4 @@
-"""Who waits for what: kept by each learner, told with its signs of life, printed when somebody asks."""
+"""Stall table: kept by each learner, sent with its signs of life, printed on request."""
 
 from __future__ import annotations
 

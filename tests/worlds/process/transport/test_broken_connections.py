@@ -1,4 +1,4 @@
-"""Connections that are cut while both their learners live: no letter is lost, none comes twice, the mean stays."""
+"""Connections cut while both their learners live: no message is lost or duplicated, and the mean stays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SECRET = b"0123456789abcdef"
 
 @contextmanager
 def cutting(mail: Mail, seed: int, every_seconds: float) -> Iterator[Callable[[], int]]:
-    """Shut down connections that a learner has opened, one after another at random moments; how many so far."""
+    """Shut down a learner's connections at random moments; yield a function that counts the cuts so far."""
     draw, over, cut = random.Random(seed), threading.Event(), [0]
 
     def run() -> None:
@@ -91,7 +91,7 @@ def test_letters_survive_their_connections(seed: int) -> None:
 
 
 def test_a_broken_connection_is_opened_again_though_nothing_is_to_be_sent() -> None:
-    """A learner that waits for a silent one is not told that it is lost."""
+    """A learner that waits for a silent one does not count it as lost."""
     server = StoreServer(listen(), SECRET)
     first, second = (
         Mail(NetStore(StoreClient(*server.address, 5, SECRET), ""), rank, "127.0.0.1", 60, SECRET) for rank in (0, 1)
@@ -112,7 +112,7 @@ def test_a_broken_connection_is_opened_again_though_nothing_is_to_be_sent() -> N
 
 
 class Slow(Still):
-    """Gradients of zero that take two milliseconds."""
+    """Source with gradients of zero that take two milliseconds."""
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
         time.sleep(0.002)
@@ -121,7 +121,7 @@ class Slow(Still):
 
 @dataclass(frozen=True)
 class CutAveraging(Averaging):
-    """Averages while this learner's connections are cut; gives its weights and the number of cuts."""
+    """Average while this learner's connections are cut; return its weights and the number of cuts."""
 
     async def __call__(self, seat: Seat) -> tuple[list[float], int]:  # type: ignore[override]
         assert isinstance(seat.group, TorchGroup)
@@ -145,7 +145,7 @@ def averaged_in_process(place: Place, program: CutAveraging) -> tuple[list[float
 def test_the_mean_stays_and_every_exchange_ends_when_connections_are_cut(strategy: object, pool: Pool) -> None:
     start = torch.randn(4, 2000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if isinstance(strategy, SuperLearners):
-        start = start[::2].repeat_interleave(2, 0)  # the members of a node begin alike
+        start = start[::2].repeat_interleave(2, 0)  # the members of a super-learner begin alike
     program = CutAveraging(strategy, start, 2000)  # type: ignore[arg-type]
     ends = pool.call(averaged_in_process, 4, program)
     assert sum(cuts for _, cuts in ends) >= 10

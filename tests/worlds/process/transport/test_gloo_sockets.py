@@ -1,4 +1,4 @@
-"""Cutting gloo's connections ends what waits on them, and touches nothing else."""
+"""Cutting gloo's connections ends the waits on them, and affects no others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_waits_for_a_silent_member_ends_at_once(tmp_path: Path) -> None:
     before = connections()
     made = group_of(tmp_path, devices)
     own = GlooSockets([device.address for device in devices], before)
-    work = made[0].allreduce([torch.ones(100_000)])  # nobody else takes part
+    work = made[0].allreduce([torch.ones(100_000)])  # no other member takes part
     with pytest.raises(RuntimeError):
         work.wait(timedelta(seconds=0.2))
     assert not work.is_completed()
@@ -60,7 +60,7 @@ def test_what_waits_for_a_silent_member_ends_at_once(tmp_path: Path) -> None:
 
 
 class Lasting:
-    """A group that ends when it may."""
+    """Group that ends when it is allowed to."""
 
     def __init__(self, may_end: Event, ended: Event) -> None:
         self.may_end, self.ended = may_end, ended

@@ -1,4 +1,4 @@
-"""Who has the run's secret gets in; who has not learns nothing, blocks nobody and makes nobody allocate memory."""
+"""Only processes with the run's secret get in; others learn nothing, block no learner and cause no allocation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
 
 
 def hung_up(line: socket.socket, seconds: float = 5.0) -> bool:
-    """Whether the other side closes without another byte."""
+    """True if the other side closes without another byte."""
     line.settimeout(seconds)
     try:
         return line.recv(1) == b""
@@ -89,7 +89,7 @@ def test_requests_instead_of_a_proof_are_not_answered(server: StoreServer) -> No
 
 
 def test_a_proof_is_good_for_one_connection_one_purpose_and_one_caller(server: StoreServer) -> None:
-    """A host that asks a learner the store's question, to answer it there, gets nothing to use."""
+    """A host that forwards the store's challenge to a learner gets no usable answer."""
     nonce = bytes(range(32))
 
     def tried(role: str, purpose: str, number: int, ours: bytes) -> bool:
@@ -234,7 +234,7 @@ def test_hostile_requests_of_learners_are_refused(server: StoreServer, head: dic
 
 
 class Offices:
-    """Two learners' mail, the second perhaps with a secret of its own."""
+    """Mail of two learners, the second perhaps with another secret."""
 
     def __init__(self, server: StoreServer, theirs: bytes = SECRET) -> None:
         self.store = NetStore(StoreClient(*server.address, 5, SECRET), "")

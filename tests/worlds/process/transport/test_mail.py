@@ -1,4 +1,4 @@
-"""Letters to a learner that listens somewhere else by the time they can be delivered."""
+"""Messages to a learner that has another address by the time they can be delivered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store() -> Iterator[NetStore]:
 
 
 class Restarted(NetStore):
-    """Keys of which a learner's address changes once it has been read: the learner is started again."""
+    """Store in which a learner's address changes once it has been read, as after a restart."""
 
     before: str
 
@@ -53,10 +53,10 @@ def deliver(first: Mail, second: Mail, seconds: float) -> list[float]:
 def test_letters_follow_a_learner_whose_first_address_is_silent(
     store: NetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a cable is pulled while the learner behind it is started again."""
+    """As after a pulled cable, with the learner behind it started again."""
     monkeypatch.setattr(mail_module, "TRY_SECONDS", 0.2)
     first, second = (Mail(store, rank, "127.0.0.1", 30, SECRET) for rank in (0, 1))
-    with listen() as silent:  # takes connections and says nothing
+    with listen() as silent:  # accepts connections and sends nothing
         address = store.get("mail/1")
         store.set("mail/1", "{}:{}".format(*silent.getsockname()))
         Timer(0.5, lambda: store.clone().set("mail/1", address)).start()
@@ -66,7 +66,7 @@ def test_letters_follow_a_learner_whose_first_address_is_silent(
 
 
 def test_letters_wait_for_a_door_that_hangs_up(store: NetStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one does that has too many strangers; the learner stays where it is."""
+    """As one with too many unauthenticated callers does; the address of the learner stays."""
     first, second = (Mail(store, rank, "127.0.0.1", 30, SECRET) for rank in (0, 1))
     calls, really = [], mail_module.dial
 
@@ -117,10 +117,10 @@ def test_letters_to_a_learner_that_is_gone_are_given_up(store: NetStore, monkeyp
         (thread,) = first._threads.values()
         time.sleep(0.05)
         first.drop(1)
-        first.box.put(1, "a", torch.zeros(1))  # it is here again
+        first.box.put(1, "a", torch.zeros(1))  # the sender is here again
         thread.join(20.0)
         assert not thread.is_alive()
-    with pytest.raises(PeerLost, match="nothing came"):  # and not lost
+    with pytest.raises(PeerLost, match="nothing came"):  # not an error of a lost learner
         first.box.take(1, "b", 0.1, nothing)
     first.close()
 
@@ -130,7 +130,7 @@ def threads_named(*names: str) -> list[Thread]:
 
 
 def wait_for_threads(most: int, *names: str) -> None:
-    """Wait until no more than `most` threads of these names are alive; a generous limit, for a busy machine."""
+    """Wait until no more than `most` threads of these names are alive, with a generous limit for a busy machine."""
     deadline = time.monotonic() + 30.0
     while len(threads_named(*names)) > most and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -155,13 +155,13 @@ def test_a_learner_dropped_many_times_has_one_sender(store: NetStore) -> None:
 
 
 def test_a_learner_that_vanished_many_times_has_one_receiver(store: NetStore) -> None:
-    """Connections of which no end is ever told, as of learners killed while their network was down."""
+    """Connections without a visible end, as of learners killed while their network was down."""
     mail = Mail(store, 0, "127.0.0.1", 60, SECRET)
     lines = [dial(mail._listener.address, SECRET, "mail to 0", 1, 20.0) for _ in range(20)]
     wait_for_threads(1, "line: mail to 0")
     second = Mail(store.clone(), 1, "127.0.0.1", 60, SECRET)
     second.post(torch.arange(3.0), 0, "a")
-    assert mail.box.take(1, "a", 20.0, nothing).x.numel() == 3  # it is not taken for lost either
+    assert mail.box.take(1, "a", 20.0, nothing).x.numel() == 3  # nor does it count as lost
     wait_for_threads(1, "line: mail to 0")
     for line in lines:
         line.close()

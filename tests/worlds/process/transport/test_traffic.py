@@ -1,4 +1,4 @@
-"""What has gone over connections, and how long it would take, from the system's own figures."""
+"""Traffic over connections, and its duration, from the system's own figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SENT_BYTES = 3_000_000
 
 
 def flow_to(pause_seconds: float) -> Flow:
-    """The flow of a connection whose other end reads 64 KB at a time with pauses between."""
+    """Return the flow of a connection whose other end reads 64 KB at a time with pauses in between."""
     listener = listen()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     caller = socket.create_connection(listener.getsockname())
@@ -34,7 +34,7 @@ def flow_to(pause_seconds: float) -> Flow:
     reader.start()
     caller.sendall(bytes(SENT_BYTES))
     reader.join()
-    time.sleep(0.05)  # the last of it is confirmed
+    time.sleep(0.05)  # until the last bytes are confirmed
     found = flow_of(caller)
     for line in (caller, called, listener):
         line.close()
