@@ -1,10 +1,10 @@
-"""What averaging often costs: a job per iteration, as stock Kaldi works, against learners that stay alive.
+"""Cost of frequent averaging: a job per iteration, as in stock Kaldi, against learners that stay alive.
 
-Two learners average a network of the size of an LSTM 3x256 every 25,000 to 1,600,000 frames a learner. The step takes
-the time of a device of 60,000 frames a second without using the processor; all else is real. Kaldi's way
-(`peers/kaldi_job.py`): for every iteration a process per learner that reads the model, opens its archive, trains and
-writes the model, then a process that averages; the same in threads of one process, which is kinder than Kaldi is.
-Ours: KAVG in two processes over a prepared corpus, minibatches prepared in the background, models averaged by
+Two learners average a network of the size of an LSTM 3x256 every 25,000 to 1,600,000 frames per learner. The step takes
+the time of a device of 60,000 frames a second without using the processor; all else is real. Kaldi's side
+(`peers/kaldi_job.py`) starts one process per learner and iteration, which reads the model, opens its archive, trains
+and writes the model, then an averaging process. The same jobs also run in threads of one process, which favours Kaldi.
+Our side: KAVG in two processes over a prepared corpus, minibatches prepared in the background, models averaged by
 message. Then each source of gain is switched off in turn. The figure goes to results/.
 
     python benchmarks/averaging_frequency.py [--small] [--kept FILE]
@@ -62,7 +62,7 @@ PAPER, PAPER_FRAMES = 0.549, 600_000
 
 
 class Vector(nn.Module):
-    """A network that is nothing but its parameters."""
+    """A network of parameters without a function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Vector(nn.Module):
 
 @dataclass(frozen=True)
 class Device:
-    """Real minibatches from a prepared corpus, a step that takes the time of a device."""
+    """Real minibatches from a prepared corpus, with a step that takes the time of a device."""
 
     corpus: Path = field(repr=False)
 
@@ -85,7 +85,7 @@ class Device:
 
     @property
     def per_epoch(self) -> int:
-        return 10**9  # nothing is evaluated in between
+        return 10**9  # no evaluation in between
 
     @property
     def samples_per_epoch(self) -> float:
@@ -115,7 +115,7 @@ class Device:
 
 @dataclass(frozen=True)
 class FileAveraging:
-    """KAVG whose mean goes through files: everybody writes, the first averages, everybody reads."""
+    """KAVG whose mean goes through files: every learner writes, the first averages, every learner reads."""
 
     K: int
     folder: Path
@@ -146,12 +146,12 @@ class FileAveraging:
 
 @dataclass(frozen=True)
 class Side:
-    """How our learners work.
+    """Settings of our learners.
 
     Attributes:
-        ahead: minibatches prepared in the background.
-        by_file: models are averaged through files.
-        alive: learners live through all iterations; otherwise they are started for each.
+        ahead: number of minibatches prepared in the background.
+        by_file: average models through files.
+        alive: keep learners alive through all iterations; otherwise start them for each.
     """
 
     ahead: int = 2
@@ -160,7 +160,7 @@ class Side:
 
 
 def learner(folder: Path, side: Side, K: int, iterations: int) -> None:
-    """One of our learners; leaves when each step ended and how long it waited for data."""
+    """Run one of our learners; write the end of each step and the time spent waiting for data."""
     torch.set_num_threads(1)
     place = place_of()
     assert place is not None
@@ -182,7 +182,7 @@ def steps_per_iteration(frames: int) -> int:
 
 
 def launch(folder: Path, side: Side, K: int, iterations: int) -> float:
-    """Seconds of a whole run, from nothing to the end."""
+    """Seconds of a whole run, including start and end."""
     words = [sys.executable, __file__, "--learner", json.dumps([str(folder), asdict(side), K, iterations])]
     began = time.monotonic()
     if Launch(lambda place, resume: words, LEARNERS, threads=1).run() != 0:
@@ -194,7 +194,7 @@ def launch(folder: Path, side: Side, K: int, iterations: int) -> float:
 
 @dataclass(frozen=True)
 class Took:
-    """Seconds of an iteration: on the clock, of steps alone, and of interpreters that start and end."""
+    """Seconds of an iteration: elapsed, of steps alone, and of starting and ending interpreters."""
 
     seconds: float
     compute: float
@@ -202,7 +202,7 @@ class Took:
 
 
 def ours(folder: Path, side: Side, frames: int, iterations: int) -> Took:
-    """Median over iterations and learners; the first iteration, in which everything is opened, is left out."""
+    """Median over iterations and learners, without the first iteration, which opens everything."""
     K = steps_per_iteration(frames)
     if not side.alive:
         whole = [launch(folder, side, K, 1) for _ in range(min(2, iterations))]
@@ -216,7 +216,7 @@ def ours(folder: Path, side: Side, frames: int, iterations: int) -> Took:
 
 
 def step_seconds(folder: Path, K: int) -> float:
-    """A step with its minibatch at hand and no averaging before it: median of those inside iterations."""
+    """Seconds of a step with its minibatch ready and no averaging before it: median of those inside iterations."""
     found = []
     for rank in range(LEARNERS):
         steps = json.loads((folder / f"steps-{rank}.json").read_text())
@@ -251,14 +251,14 @@ def kaldi_processes(folder: Path, frames: int, iterations: int) -> Took:
         mean = subprocess.run([*job, "average", "model.npy", *names], cwd=folder, capture_output=True, check=True)
         ready, done = map(float, mean.stdout.split())
         ended = time.time()
-        # Interpreters that start, import and end: of the job that was last, and of the one that averages.
+        # Interpreters that start, import and end: of the last job, and of the averaging one.
         first = max(s[0] for s in said) - began + between - max(s[1] for s in said)
         found.append((ended - began, first + ready - between + ended - done))
     return Took(statistics.median(s for s, _ in found), 0.0, statistics.median(s for _, s in found))
 
 
 def kaldi_threads(folder: Path, frames: int, iterations: int) -> Took:
-    """The same jobs as threads of a process that lives on: no interpreter starts, all else stays."""
+    """The same jobs as threads of one lasting process: no interpreter starts, all else is equal."""
     found = []
     outs = [folder / f"out-{r}.npy" for r in range(LEARNERS)]
     for iteration in range(iterations):
@@ -283,7 +283,7 @@ def kaldi_threads(folder: Path, frames: int, iterations: int) -> Took:
 
 
 def write_archives(folder: Path, frames: int) -> None:
-    """An archive of examples a learner, where it is not there yet: chunks with their context, a byte a value."""
+    """Write one archive of examples per learner unless it exists: chunks with their context, a byte per value."""
     if (folder / f"archive-{frames}-0.feats.npy").exists():
         return
     chunks = steps_per_iteration(frames) * kaldi_job.CHUNKS_PER_MINIBATCH
@@ -321,7 +321,7 @@ EVERYWHERE = list(SIDES)[:3]
 
 
 def measure(sizes: Mapping[int, int], kept: Path | None) -> dict[str, dict[int, Took]]:
-    """Every side at every size, one after the other at each size; what is in `kept` is not measured again."""
+    """Measure every side at every size, in turn at each size; figures in `kept` are not measured again."""
     known = json.loads(kept.read_text()) if kept is not None and kept.exists() else {}
     found: dict[str, dict[int, Took]] = {name: {} for name in SIDES}
     with tempfile.TemporaryDirectory() as scratch:
@@ -351,7 +351,7 @@ def reduction(base: float, our: float) -> float:
 
 
 def arithmetic(found: Mapping[str, Mapping[int, Took]]) -> dict[str, Any]:
-    """The reduction at 600,000 frames: as measured here, and on slower and faster devices with the same overheads."""
+    """The reduction at 600,000 frames: as measured, and on slower and faster devices with the same overheads."""
     base, our = (found[name][PAPER_FRAMES] for name in ("job per iteration, processes", "ours"))
     kind = found["job per iteration, threads"][PAPER_FRAMES]
     over = {"with start-up": base.seconds - base.compute, "ours": our.seconds - our.compute}
@@ -391,7 +391,7 @@ def draw(found: Mapping[str, Mapping[int, Took]], path: Path) -> None:
     right.plot(sizes, bare, marker="o", linestyle="--", label="against processes less their start-up")
     right.plot([PAPER_FRAMES], [100 * PAPER], marker="*", markersize=14, linestyle="", label="the paper's 54.9 %")
     left.set(xscale="log", xlabel="frames per iteration and learner", ylabel="overhead, % of an iteration")
-    left.set_yscale("symlog", linthresh=5)  # what is no more than noise may lie below 0
+    left.set_yscale("symlog", linthresh=5)  # noise may lie below 0
     left.axhline(0, color="black", linewidth=0.8)
     right.axhline(0, color="black", linewidth=0.8)
     right.set(xscale="log", xlabel="frames per iteration and learner", ylabel="time saved, %", ylim=(-15, 100))

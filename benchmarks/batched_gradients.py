@@ -2,9 +2,9 @@
 
     python benchmarks/batched_gradients.py
 
-Three models, on a GPU where there is one, else on one thread of the processor: the recipe `toy`'s perceptron; a sigmoid
+Three models, on a GPU if there is one, else on one thread of the processor: the recipe `toy`'s perceptron; a sigmoid
 network on chunks of frames; an LSTM. torch cannot map its own LSTM over stacked weights, so the stacked one is written
-cell by cell, with the same parameters; alone stands torch's. Gradients of both sides are compared before being timed.
+cell by cell, with the same parameters; single calls use torch's. Gradients of both sides are compared before timing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CellLstm(TorchLstm):
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its minibatches; `stacked` is the model whose loss is mapped, with the parameters of `alone`."""
+    """A model and its minibatches; `stacked` is the model with mapped loss and the parameters of `alone`."""
 
     task: Stackable
     alone: Callable[[], nn.Module]
@@ -75,8 +75,8 @@ def chunk() -> ChunkBatch:
 
 
 def cases() -> dict[str, Case]:
-    """The models that are timed."""
-    toy, frames = ToyTask(), FramesTask()  # of which no corpus is opened
+    """The timed models."""
+    toy, frames = ToyTask(), FramesTask()  # without opening a corpus
     network = Dnn(hidden=256, layers=4)
     return {
         "MLP": Case(toy, toy.model, toy.model, lambda: toy.tensors(toy.minibatch(0))),
@@ -91,7 +91,7 @@ def cases() -> dict[str, Case]:
 
 
 def each(task: Stackable, models: Sequence[nn.Module], tensors: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
-    """One call a learner: the gradients (P,)."""
+    """One call per learner: the gradients (P,)."""
     found = []
     for model, minibatch in zip(models, tensors, strict=True):
         task.total(model, *minibatch).backward()  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ def at_once(task: Stackable, models: Sequence[nn.Module], tensors: Sequence[tupl
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """Seconds of one call, over as many as take a while."""
+    """Seconds of one call, averaged over enough calls for a stable figure."""
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < MIN_SECONDS:
         work()
@@ -118,7 +118,7 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def ratio(case: Case, learners: int, device: str) -> tuple[float, dict[str, list[float]]]:
-    """How many times faster one call is, and all seconds."""
+    """Speed of one call relative to many, and all seconds."""
     alone = [case.alone().to(device) for _ in range(learners)]
     stacked = [case.stacked().to(device) for _ in range(learners)]
     for ours, theirs in zip(stacked, alone, strict=True):

@@ -2,17 +2,17 @@
 
     python benchmarks/equal_samples.py [--cache FOLDER] [--set budget.epochs=4] [--learners 2 --learners 4] [RECIPE]
 
-Real gradients on a virtual cluster of slightly jittering learners, one thread. How the settings of one learner are
+Real gradients on a virtual cluster of slightly jittering learners, one thread. The settings of one learner are
 scaled with the number L of learners, whose global minibatch is L-fold (fixed on AN4's first seed, `--scaling`):
 
     root     rate sqrt(L), as is usual for Adam; nothing else
-    linear   rate L after a linear warm-up over 30 % of the budget, as IBM's papers have it, for one learner too;
-             Adam's horizons in samples: 1 - beta2 times L as Malladi et al. 2022 (arXiv 2205.10287) derive, and
-             1 - beta1 times sqrt(L), for at L its momentum is gone
+    linear   rate L after a linear warm-up over 30 % of the budget, as in IBM's papers, for one learner too;
+             Adam's horizons in samples: 1 - beta2 times L as derived by Malladi et al. 2022 (arXiv 2205.10287), and
+             1 - beta1 times sqrt(L), since at L its momentum vanishes
 
-Block momentum keeps one learner's rate: its gain eta = 1 - 1/L stands in its place, as its authors have it. One learner
-with an L-fold minibatch is SyncSGD on L learners, to rounding (tested). Every finished cell is a line of
-results/equal_samples.jsonl, with the word errors of each test utterance; the script goes on where it was and takes a
+Block momentum keeps one learner's rate and uses the gain eta = 1 - 1/L, as its authors do. One learner with an
+L-fold minibatch is SyncSGD on L learners, up to rounding (tested). Every finished cell is a line of
+results/equal_samples.jsonl, with the word errors of each test utterance; the script continues from there and takes a
 row for done if its experiment has the same digest.
 """
 
@@ -48,7 +48,7 @@ KEPT = Path(__file__).parents[1] / "results" / "equal_samples.jsonl"
 
 
 def strategies(learners: int) -> dict[str, Strategy]:
-    """What is compared; block momentum as its authors set it."""
+    """The compared strategies; block momentum with its authors' settings."""
     found: dict[str, Strategy] = {"SyncSGD": SyncSGD()}
     if learners > 1:
         found |= {
@@ -66,14 +66,14 @@ def strategies(learners: int) -> dict[str, Strategy]:
 
 
 class Scaling(StrEnum):
-    """How settings follow the number of learners."""
+    """Scaling of the settings with the number of learners."""
 
     ROOT = "root"
     LINEAR = "linear"
 
 
 def scaled(base: Experiment, learners: int, scaling: Scaling) -> Experiment:
-    """One learner's experiment, with the settings for more of them."""
+    """One learner's experiment, with the settings scaled to several learners."""
     schedule, optimizer = base.schedule, base.optimizer
     assert isinstance(schedule, Cosine)
     assert isinstance(optimizer, Adam)
@@ -88,7 +88,7 @@ def scaled(base: Experiment, learners: int, scaling: Scaling) -> Experiment:
 
 
 def cells(base: Experiment, learners: list[int], scaling: Scaling) -> Iterator[tuple[str, int, int, Experiment]]:
-    """(name, learners, seed, experiment): a whole table for the first seed, then for the next."""
+    """(name, learners, seed, experiment) of all cells: the whole table for the first seed, then for the next."""
     for seed in SEEDS:
         for count in learners:
             for name, strategy in strategies(count).items():
@@ -110,12 +110,12 @@ def train(experiment: Experiment, learners: int) -> dict[str, Any]:
 
 
 def by_utterance(row: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """(errors, words) of each test utterance; rows keep them in order, and a digest of the names in place of them."""
+    """(errors, words) of each test utterance; rows list them in order, with a digest in place of the names."""
     return {f"{row['utterances']} {n:06d}": (errors, words) for n, (errors, words) in enumerate(row["errors"])}
 
 
 def table(rows: Mapping[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any]:
-    """Mean held-out loss over seeds and its ratio to one learner's, word errors, by strategy and number of learners."""
+    """Mean held-out loss over seeds, ratio to one learner's, and word errors, by strategy and number of learners."""
     found = {}
     for (name, learners), cell in sorted(rows.items(), key=lambda item: (item[0][1], item[0][0])):
         alone = [row for row in rows["SyncSGD", 1] if row["seed"] in {r["seed"] for r in cell}]
@@ -137,7 +137,7 @@ def table(rows: Mapping[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any
 
 
 def bars_of(found: Mapping[str, Any], learners: list[int]) -> list[dict[str, Any]]:
-    """Gaps against one learner with the large minibatch, and of the best strategy."""
+    """Bars: gaps to one learner with the large minibatch, and of the best strategy."""
     bars = []
     for count in [n for n in learners if n > 1]:
         ratios = {
@@ -164,14 +164,14 @@ def bars_of(found: Mapping[str, Any], learners: list[int]) -> list[dict[str, Any
 
 
 def main(
-    recipe: Annotated[str, typer.Argument(help="Of murmur's recipes.")] = "digits_demo",
+    recipe: Annotated[str, typer.Argument(help="One of murmur's recipes.")] = "digits_demo",
     cache: Annotated[Path, typer.Option(help="Folder of the recipe's features and alignments.")] = Path("runs/cache"),
     settings: Annotated[list[str] | None, typer.Option("--set", help="Change a field of the recipe.")] = None,
     learners: Annotated[list[int] | None, typer.Option(help="Numbers of learners; repeatable.")] = None,
-    scaling: Annotated[Scaling, typer.Option(help="How settings follow the number of learners.")] = Scaling.LINEAR,
+    scaling: Annotated[Scaling, typer.Option(help="Scaling of settings with the number of learners.")] = Scaling.LINEAR,
     only: Annotated[list[str] | None, typer.Option(help="Only this strategy; repeatable.")] = None,
 ) -> None:
-    """Train what is missing, then print the table and the bars."""
+    """Train the missing cells, then print the table and the bars."""
     torch.set_num_threads(1)
     counts = sorted({1, *(learners or (2, 4, 8))})
     base = configure(load(recipe), [f"task.cache={cache}", *(settings or ())])
@@ -182,7 +182,7 @@ def main(
         if only and count > 1 and name not in only:
             continue
         plain = replace(experiment, task=replace(experiment.task, cache=Path("cache")))  # type: ignore[type-var]
-        key = plain.digest()  # the rate, or eta, goes with the number of learners
+        key = plain.digest()  # the number of learners enters through the rate, or eta
         if key not in done:
             row = {
                 "recipe": recipe,

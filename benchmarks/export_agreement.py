@@ -1,10 +1,10 @@
-"""Exported models in a stranger's runtime: sherpa-onnx against murmur's own decoder, word for word.
+"""Exported models in sherpa-onnx, another runtime, against murmur's own decoder, word for word.
 
     python benchmarks/export_agreement.py runs/demo/one-learner runs/ctc runs/ctc:loop
 
-Each argument is a run's folder, with another grammar behind a colon. The run is exported, sherpa-onnx decodes the test
-utterances from their audio, and murmur decodes them from its own features with the graph as it was before its words
-were moved, at sherpa-onnx's beam of 16. Each difference is explained by what makes it go away, or counted as
+Each argument is a run's folder, optionally with another grammar after a colon. The run is exported, sherpa-onnx decodes
+the test utterances from their audio, and murmur decodes them from its own features with the graph before its words
+were moved, at sherpa-onnx's beam of 16. Each difference is explained by the change that removes it, or counted as
 unexplained. The features of both are compared value by value.
 """
 
@@ -38,7 +38,7 @@ BEAM, MAX_ACTIVE = 16.0, 7000  # sherpa-onnx's beam is its library's and cannot 
 
 
 def main() -> None:
-    """Export, decode twice, compare."""
+    """Export, decode with both, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN[:GRAMMAR]")
     parser.add_argument("--most", type=int, default=10**9, help="utterances of each test set")
@@ -97,7 +97,7 @@ def compare(run: TrainedRun, grammar: str | None, most: int) -> dict[str, float]
 
 
 class Ours:
-    """murmur's decoder, and why it might say something else than sherpa-onnx."""
+    """murmur's decoder, and its explanations of differences from sherpa-onnx."""
 
     def __init__(self, run: TrainedRun, grammar: str | None, options: Any) -> None:
         self.run = run
@@ -105,8 +105,8 @@ class Ours:
         self.decoder = None if search is None else Decoder(load_graph(graph_folder(search)), options)
 
     def decode(self, feats_TF: np.ndarray) -> tuple[list[str], bool]:
-        """Words, and whether they end where the grammar may."""
-        # One utterance is all that sherpa-onnx sees: a speaker's statistics become the utterance's.
+        """The words, and True if they end where the grammar may."""
+        # sherpa-onnx sees one utterance alone, so a speaker's statistics become the utterance's.
         normal = feats_TF if self.run.cmvn == "none" else normalise(feats_TF, *statistics([feats_TF]))
         scores_UC = self.run.scores(normal)
         if self.decoder is None:
@@ -116,11 +116,11 @@ class Ours:
         return list(found.words), found.complete
 
     def text(self, feats_TF: np.ndarray) -> str:
-        """Its words."""
+        """The words of an utterance."""
         return " ".join(self.decode(feats_TF)[0])
 
     def verdict(self, theirs: list[str], mine: np.ndarray, other: np.ndarray) -> str:
-        """Whether the words are alike, else why not."""
+        """Comparison of the words: equal, or the reason for a difference."""
         words, complete = self.decode(mine)
         if words == theirs:
             return "alike"
@@ -134,7 +134,7 @@ class Ours:
 
 
 def recognizer(folder: Path, facts: Mapping[str, Any]) -> Any:
-    """sherpa-onnx with the export as it lies there."""
+    """sherpa-onnx with the exported files."""
     graph = folder / "graph.fst"
     return sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
         model=str(folder / "model.onnx"),
@@ -147,7 +147,7 @@ def recognizer(folder: Path, facts: Mapping[str, Any]) -> Any:
 
 
 def their_words(stranger: Any, samples_S: np.ndarray, rate_hz: int, words_of: Mapping[int, str]) -> list[str]:
-    """What sherpa-onnx recognises: labels of words with a graph, text without."""
+    """The output of sherpa-onnx: labels of words with a graph, text without."""
     stream = stranger.create_stream()
     stream.accept_waveform(rate_hz, samples_S)
     stranger.decode_stream(stream)
@@ -155,7 +155,7 @@ def their_words(stranger: Any, samples_S: np.ndarray, rate_hz: int, words_of: Ma
 
 
 def native_features(samples_S: np.ndarray, front: LogMel) -> np.ndarray:
-    """The features that sherpa-onnx computes, by the library that it is built from."""
+    """The features of sherpa-onnx, computed by the library that it uses."""
     options = kaldi_native_fbank.FbankOptions()
     options.frame_opts.samp_freq = front.rate_hz
     options.frame_opts.dither = 0.0

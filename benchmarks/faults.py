@@ -1,17 +1,17 @@
-"""What a fault costs the others: four learners on four hosts, one or two of which get into trouble.
+"""Cost of a fault for the other learners: four learners on four hosts, one or two of which fail or slow down.
 
     python benchmarks/faults.py [--strategies ADPSGD KAVG(8) ...] [--cases "kill one" ...] [--record NAME]   (as root)
 
 Killed (SIGKILL): one, two; one stopped for a while (SIGSTOP); one cable pulled for 20 s; one learner ten times slower;
-one that is killed early and comes back late. Where two learners are a node, it befalls both of them. For each: whether
-the others came to the end, for how many seconds they made less than 90 % of their pace, minibatches that nobody did,
-held-out loss at the end against undisturbed runs of three seeds. SyncSGD, which cannot go on, must end within seconds
-and say who is missing. One that is killed at start, before it comes to the store, when it comes, or when all are ready:
-the others, which no launcher tells, must end within seconds and name it, or go on. torchft's LocalSGD beside it, on
-this host alone (`make peers` installs it).
+one that is killed early and comes back late. If two learners form a super-learner, both are hit. For each case: whether
+the others finished, the seconds in which they made less than 90 % of their pace, minibatches left undone, held-out loss
+at the end against undisturbed runs of three seeds. SyncSGD, which does not tolerate loss, must end within seconds and
+name the lost learner. At start, a learner is killed before it reaches the store, when it does, or when all are ready:
+the others, without word from a launcher, must end within seconds and name it, or go on. torchft's LocalSGD is measured
+for comparison, on this host alone (`make peers` installs it).
 
-A gradient sleeps and then takes a small real step, so that two cores can be four hosts. Pace is the number of steps of
-all untroubled learners in a window of a second, so that a full stop of d seconds is found as about d + 0.8.
+A gradient sleeps and then takes a small real step, so that two cores can act as four hosts. Pace is the number of
+steps of all unaffected learners in a window of a second, so that a full stop of d seconds measures as about d + 0.8.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ START_SECONDS, PATIENCE_SECONDS = 120.0, 400.0  # in lock-step a run with a slow
 WINDOW_SECONDS, GRID_SECONDS, SLOW_PACE = 1.0, 0.05, 0.9
 SEEDS = (0, 1, 2)
 AT_START, VICTIM = "killed at start", 1
-COMING_SECONDS, ENDING_SECONDS = 30.0, 5.0  # how long a learner is waited for that never comes; until all have ended
+COMING_SECONDS, ENDING_SECONDS = 30.0, 5.0  # wait for a learner that never comes; until all have ended
 MOMENTS: dict[str, list[str]] = {
     "before it comes": [],
     "when it comes": [f"{COME_KEY}/{VICTIM}"],
@@ -77,7 +77,7 @@ STRATEGIES: dict[str, Strategy] = {
 STARTED_ONLY = (
     "DelayByOne",
     "ASGD",
-)  # what a fault in training costs these is not measured: they end, or lose a server
+)  # faults in training are not measured for these: they end, or lose a server
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class Case:
     """One fault.
 
     Attributes:
-        name: of the fault.
-        troubled: whom it befalls.
-        begin: what happens, to each of them.
-        seconds: after so many more `end` happens.
-        end: what happens then.
-        returns: whether the troubled are expected at the end of the run.
+        name: name of the fault.
+        troubled: learners that it hits.
+        begin: function that starts the fault, called for each of them.
+        seconds: time from `begin` to `end`.
+        end: function that ends the fault.
+        returns: True if the learners are expected at the end of the run.
     """
 
     name: str
@@ -118,7 +118,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Counted:
-    """A strategy without lock-step whose exchanges can be looked at from outside."""
+    """A strategy without lock-step, with a counter of averages that is visible from outside."""
 
     strategy: Strategy
     me: list[Learner] = field(default_factory=list, repr=False)
@@ -128,12 +128,12 @@ class Counted:
         await self.strategy(me)
 
     def exchanges(self) -> int:
-        """Completed so far; 0 for a member of a node, whose leader makes them."""
+        """Averages completed so far; 0 for a member of a super-learner, whose leader makes them."""
         return self.me[0].averager.exchanges if self.me and not self.me[0].lock_step else 0
 
 
 def learner(place: Place, name: str, seed: int, folder: Path) -> int:
-    """One learner: it leaves its steps, and its figures or what ended it, in files; its exit status."""
+    """Run one learner, write its steps, and its figures or its error, to files; return its exit status."""
     torch.set_num_threads(1)
     task = PacedRegression(SECONDS, MINIBATCHES, seed, slowness_of(folder, place.rank))
     chosen = STRATEGIES[name]
@@ -157,13 +157,13 @@ class Ran:
     """One run.
 
     Attributes:
-        survived: whether all who should be there at the end were, and the held-out loss.
-        disturbed_seconds: in which the untroubled made less than 90 % of their pace.
-        undone, done_twice: minibatches.
-        loss: held-out, of the consensus.
-        back_seconds: from the end of the fault until the troubled one's next exchange (or step, in lock-step).
-        ended_seconds: from the fault until the last process that was still there had ended.
-        said: what ended learners that could not go on, and how many seconds after the fault.
+        survived: True if all expected learners were there at the end, and the held-out loss.
+        disturbed_seconds: seconds in which the unaffected learners made less than 90 % of their pace.
+        undone, done_twice: numbers of minibatches.
+        loss: held-out loss of the consensus.
+        back_seconds: time from the end of the fault to the hit learner's next average (or step, in lock-step).
+        ended_seconds: time from the fault to the end of the last remaining process.
+        said: errors of learners that could not go on, and their times in seconds after the fault.
     """
 
     survived: bool
@@ -177,13 +177,13 @@ class Ran:
 
 
 def befallen(name: str, case: Case) -> list[int]:
-    """The learners that a fault befalls: whole nodes, where learners make up nodes."""
+    """The learners hit by a fault: whole super-learners, if the strategy has them."""
     node = NODE if name.startswith("SuperLearners") else 1
     return [r for r in range(SIZE) if r // node in {t // node for t in case.troubled}]
 
 
 def perform(network: Network | None, name: str, case: Case, seed: int) -> Ran:
-    """Run a strategy (torchft on this host), let the fault happen, wait for the end."""
+    """Run a strategy (torchft on this host), cause the fault, wait for the end."""
     befell = befallen(name, case)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -223,8 +223,8 @@ def perform(network: Network | None, name: str, case: Case, seed: int) -> Ran:
 def done_in(name: str, steps: Mapping[int, Sequence[Step]]) -> list[int]:
     """The minibatches of all steps.
 
-    A node's leader steps with the sum over its node; a member repeats that a letter later, and may not live to log it.
-    So a leader's step counts for all of its node.
+    A leader steps with the sum over its super-learner; a member repeats that one message later, and may die before it
+    logs that. So a leader's step counts for all of its super-learner.
     """
     if not name.startswith("SuperLearners"):
         return [step.minibatch for own in steps.values() for step in own]
@@ -246,10 +246,10 @@ def words_of_peer(seed: int, folder: str) -> Callable[[int], list[str]]:
 
 
 def until_under_way(running: Troubled, folder: Path) -> float:
-    """Wait until every learner has taken a step; when that was.
+    """Wait until every learner has taken a step, and return the time.
 
     Raises:
-        RuntimeError: one has ended, or they take too long.
+        RuntimeError: a learner has ended, or they take too long.
     """
     deadline = time.monotonic() + START_SECONDS
     while not all(steps_of(folder / f"{r}.steps") for r in range(SIZE)):
@@ -261,7 +261,7 @@ def until_under_way(running: Troubled, folder: Path) -> float:
 
 
 def disturbed(others: Sequence[Sequence[Step]], began: float, at: float) -> float:
-    """Seconds from `at` until little is left to do in which the others made less than 90 % of their earlier pace."""
+    """Seconds from `at` until the budget is nearly spent in which the others made less than 90 % of their pace."""
     times = torch.tensor(sorted(step.at for own in others for step in own), dtype=torch.float64)
     if not len(times):
         return 0.0
@@ -277,7 +277,7 @@ def disturbed(others: Sequence[Sequence[Step]], began: float, at: float) -> floa
 
 
 def back(steps: Sequence[Step], over: float) -> float | None:
-    """Seconds until a learner exchanges again (steps again, where it makes no exchanges) after its trouble is over."""
+    """Seconds from the end of the fault until a learner averages again (or steps, if it makes no averages)."""
     before = [step for step in steps if step.at <= over]
     exchanged = before[-1].exchanges if before else 0
     for step in steps:
@@ -316,7 +316,7 @@ def examine(network: Network, name: str, cases: Sequence[Case]) -> tuple[dict[st
 
 
 def fails_in_seconds(network: Network, name: str, cases: Sequence[Case]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A strategy that cannot go on: how soon it ends, and whether it names who is lost."""
+    """Figures and bars of a strategy that does not tolerate loss: time to its end, and naming of the lost learner."""
     found: dict[str, Any] = {}
     bars = []
     for case in (case for case in cases if case.name in ("kill one", "stop one")):
@@ -333,15 +333,15 @@ def fails_in_seconds(network: Network, name: str, cases: Sequence[Case]) -> tupl
 
 
 def start_seconds_of(folder: Path) -> float:
-    """How long learners wait for one another at start: what stands in a file, else for as long as the benchmark."""
+    """Time that learners wait for each other at start: from a file, else as long as the benchmark does."""
     file = folder / "start_seconds"
     return float(file.read_text()) if file.exists() else START_SECONDS
 
 
 def at_start(network: Network | None, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A learner that is killed before training begins: how soon the others end, or go on, and whether they name it.
+    """Kill a learner before training begins: time until the others end or go on, and naming of the lost learner.
 
-    The clock runs from the kill, or from when the last of the others has come to the store, if that is later.
+    The clock runs from the kill, or from the arrival of the last of the others at the store, if that is later.
     """
     found: dict[str, Any] = {}
     bars = []
@@ -373,12 +373,12 @@ def at_start(network: Network | None, name: str) -> tuple[dict[str, Any], list[d
 
 
 def line_to(running: Troubled) -> StoreClient:
-    """A connection to the store of a flock."""
+    """A connection to the store of a group."""
     return StoreClient(*running.store)
 
 
 def until_there(running: Troubled, line: StoreClient, keys: Sequence[str]) -> None:
-    """Wait until learners have set their keys, or have ended without.
+    """Wait until learners have set their keys, or have ended before that.
 
     Raises:
         RuntimeError: they take too long.
@@ -393,7 +393,7 @@ def until_there(running: Troubled, line: StoreClient, keys: Sequence[str]) -> No
 
 
 def beside(figures: dict[str, Any], cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """torchft's LocalSGD in the same trouble; bars: ADPSGD is disturbed no longer."""
+    """torchft's LocalSGD under the same faults; bars: ADPSGD is disturbed no longer."""
     if not PEERS.exists():
         print("no .venv-peers: run `make peers` to compare with torchft")
         return []

@@ -2,7 +2,7 @@
 
 Both sides compute 80 log-mel bins of the same audio on one thread and leave float32 arrays on disk: here as shards
 with checksums, there through `CutSet.compute_and_store_features` with the `numpy_files` writer. Rounds alternate.
-Seconds are those of the processor, not of the wall clock, so that other work on the machine weighs on neither side.
+Seconds are processor time, so that other work on the machine affects neither side.
 
     python benchmarks/features_to_disk.py [DATA_DIR] [--rounds 5]
 

@@ -2,10 +2,10 @@
 
     python benchmarks/graph_memory.py CORPUS [CACHE]
 
-CORPUS is the folder that `murmur train librispeech` takes; nothing can be measured without it. CACHE keeps the
-Gaussian systems between calls (some minutes to train); the graph is always built anew, in a process of its own, whose
-peak resident memory counts. Decoded is every third development utterance with the triphones' scores, at the acoustic
-scale that is best there; the real-time factor counts processor seconds of the search.
+CORPUS is the folder that `murmur train librispeech` takes; it is required. CACHE keeps the Gaussian systems between
+calls (some minutes to train); the graph is always built anew, in a separate process, whose peak resident memory counts.
+Every third development utterance is decoded with the triphones' scores, at the best acoustic scale there;
+the real-time factor counts processor seconds of the search.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def halves(corpus: Path, cache: Path, graphs: Path) -> tuple[HmmHalf, DecodeHalf
 
 
 def build(corpus: Path, cache: Path, graphs: Path) -> None:
-    """Build the graph and print what it took; the body of the measured process."""
+    """Build the graph and print the memory and time; runs in the measured process."""
     half, decoding = halves(corpus, cache, graphs)
     model = half.trained[-1].model
     before = time.process_time()
@@ -58,7 +58,7 @@ def build(corpus: Path, cache: Path, graphs: Path) -> None:
 
 
 def decode(corpus: Path, cache: Path, graphs: Path, folder: Path) -> tuple[Trial, list[Trial]]:
-    """The fastest beam that is as good as the widest, and all that were tried, widest first."""
+    """The fastest beam that is as good as the widest, and all trials, widest first."""
     half, _ = halves(corpus, cache, graphs)
     model, dev = half.trained[-1].model, half.material.dev
     feats = half.features(dev)

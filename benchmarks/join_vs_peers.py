@@ -2,8 +2,8 @@
 
     make peers && .venv/bin/python benchmarks/join_vs_peers.py
 
-The same loop, model, data, two learners on this host, one thread each: samples a second of all learners, and held-out
-loss at the end. DDP stands against SyncSGD, the periodic averagers against KAVG, DiLoCo against BMUF, all with K = 8.
+The same loop, model, data, two learners on this host, one thread each: samples per second of all learners, and held-out
+loss at the end. DDP is compared with SyncSGD, the periodic averagers with KAVG, DiLoCo with BMUF, all with K = 8.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ WITHOUT_EXTRAS = ("ddp", "averager")  # parts of torch
 
 
 def run(system: str, losses: dict[str, float]) -> float:
-    """Samples a second of all learners together; keeps the loss."""
+    """Samples per second of all learners; stores the loss."""
     python = PEERS if system.startswith(("accelerate", "torchft")) else sys.executable
     with listen() as found:
         port = found.getsockname()[1]
     words = [str(python), str(HERE / "peers" / "run_loop.py"), system]
-    # A pipe that nobody empties would stop who writes to it.
-    said = [TemporaryFile("w+") for _ in range(LEARNERS)]  # noqa: SIM115 - read where a learner has failed
+    # A pipe without a reader would block its writer.
+    said = [TemporaryFile("w+") for _ in range(LEARNERS)]  # noqa: SIM115 - read if a learner has failed
     learners = [
         subprocess.Popen([*words, str(r), str(port)], stdout=subprocess.PIPE, stderr=said[r], text=True)
         for r in range(LEARNERS)

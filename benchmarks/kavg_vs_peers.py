@@ -2,7 +2,7 @@
 
     make peers && .venv/bin/python benchmarks/kavg_vs_peers.py
 
-`make peers` puts the other systems into an environment of their own (.venv-peers). Without it only our side is compared
+`make peers` puts the other systems into a separate environment (.venv-peers). Without it, only our side is compared
 with the plain reference.
 """
 

@@ -1,16 +1,16 @@
-"""Kills at random moments from a run's fork to its exit, for every kind of strategy, and what becomes of the run.
+"""Kills at random moments from a run's fork to its exit, for every kind of strategy, with checks of the run's end.
 
     python benchmarks/kills.py [--runs 200] [--out runs/kills] [--seed 0] [--spawn] [--keep]
 
 Run number i draws from (seed, i): a strategy, with or without `--restarts 1`, SIGKILL or SIGSTOP, a learner or the
-store process, and a moment between the start of the run and a little after its end. A run that does not come to its end
-is then resumed. What must hold: every run ends in time; one that ends with status 0 has a model, a score and records
-up to the budget, and has computed every minibatch; one that does not ends with status 75 and names what was lost; and
-resumed it comes to its end.
+store process, and a moment between the start of the run and a little after its end. A run that does not finish is then
+resumed. Requirements: every run ends in time; a run with status 0 has a model, a score and records up to the budget,
+and has computed every minibatch; any other run ends with status 75 and names the lost process; a resumed run
+finishes.
 
 Learners are forked from this process, which has imported everything, so that a run takes two seconds. With `--spawn`
 they are the processes of `murmur train`, which import for seconds first. Each run adds a line to OUT/kills.jsonl, and
-the same command goes on after the last one.
+the same command continues after the last one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MINIBATCHES, SECONDS, K = 60, 0.02, 4
 START_SECONDS, LEASE_SECONDS = 15.0, 5.0
 BOUND_SECONDS = 300.0  # a run that takes longer hangs; on a busy host two starts and a lease can take two minutes
 AFTER = 1.1  # moments are drawn from the length of an undisturbed run, times this
-STORE = -1  # the store process, where a learner's rank is expected
+STORE = -1  # the store process, in place of a learner's rank
 STRATEGIES: Mapping[str, int] = {
     "SyncSGD()": 3,
     f"KAVG(K={K})": 3,
@@ -69,11 +69,11 @@ STRATEGIES: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class Logged:
-    """A small classifier whose learners write down every minibatch that they compute.
+    """A small classifier whose learners log every minibatch that they compute.
 
     Attributes:
-        folder: of the logs, a file a process.
-        per_epoch: minibatches.
+        folder: folder of the logs, one file per process.
+        per_epoch: number of minibatches.
     """
 
     folder: str = "."
@@ -111,7 +111,7 @@ class Logged:
 
 
 def experiment() -> Experiment:
-    """What `murmur train benchmarks/kills.py` trains."""
+    """The experiment of `murmur train benchmarks/kills.py`."""
     return Experiment(Logged(), ADPSGD(), Budget(epochs=1), SGD(0.1), evaluate_every_epochs=0.25)
 
 
@@ -176,7 +176,7 @@ class ForkLaunch(Launch):
             if die is not None:
                 die()
             self._begin_learner()
-            faulthandler.register(signal.SIGUSR2)  # where it stands, if it hangs
+            faulthandler.register(signal.SIGUSR2)  # prints the stacks if it hangs
             os.environ.update(variables)
             return train(replace(self.request, resume=resume or self.request.resume))
 
@@ -187,7 +187,7 @@ class ForkLaunch(Launch):
 
 
 def note_process(born: Path, rank: int, pid: int) -> None:
-    """Write down which process a learner is."""
+    """Record the process number of a learner."""
     born.mkdir(parents=True, exist_ok=True)
     unfinished = born / f".{rank}"
     unfinished.write_text(str(pid))
@@ -196,15 +196,15 @@ def note_process(born: Path, rank: int, pid: int) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run and what befalls it.
+    """One run and its fault.
 
     Attributes:
-        number: of the run.
-        strategy: what trains.
-        restarts: of each learner.
+        number: number of the run.
+        strategy: strategy that trains.
+        restarts: number of restarts of each learner.
         how: "KILL", "STOP" or "none".
-        victim: a rank, or `STORE`.
-        share: of an undisturbed run's length after which it happens.
+        victim: rank of a learner, or `STORE`.
+        share: time of the fault, as a share of an undisturbed run's length.
     """
 
     number: int
@@ -216,7 +216,7 @@ class Plan:
 
     @classmethod
     def drawn(cls, seed: int, number: int) -> Plan:
-        """The plan of run `number`: strategies take turns, everything else is drawn."""
+        """The plan of run `number`: strategies take turns, all else is drawn."""
         draw = random.Random(f"{seed} {number}")
         strategy = list(STRATEGIES)[number % len(STRATEGIES)]
         how = draw.choice(("KILL", "KILL", "STOP"))
@@ -227,7 +227,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Ended:
-    """A launch that has ended: its status (None: it hung and was killed), seconds, and what it said."""
+    """The end of a launch: its status (None: it hung and was killed), seconds, and output."""
 
     status: int | None
     seconds: float
@@ -235,7 +235,7 @@ class Ended:
 
 
 def request_of(plan: Plan, folder: Path, resume: bool) -> RunRequest:
-    """What `murmur train` would be asked for."""
+    """The request of the equivalent `murmur train` command."""
     return RunRequest(
         str(Path(__file__).resolve()),
         (f"task.folder={folder / 'log'}",),
@@ -272,11 +272,13 @@ def start(plan: Plan, folder: Path, resume: bool, spawn: bool) -> Forked | subpr
 
 
 def process_of(launcher: int, victim: int, folder: Path, spawn: bool) -> int | None:
-    """The process that is to be hit, if it has been started."""
+    """The process to hit, if it has been started."""
     try:
         children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
         if victim == STORE:
-            stores = (c for c in children if b"torch.keyvalue" in Path(f"/proc/{c}/cmdline").read_bytes())
+            stores = (
+                c for c in children if b"murmur.worlds.process.store.server" in Path(f"/proc/{c}/cmdline").read_bytes()
+            )
             return next(map(int, stores), None)
         if not spawn:
             return int((folder / "born" / str(victim)).read_text())
@@ -287,7 +289,7 @@ def process_of(launcher: int, victim: int, folder: Path, spawn: bool) -> int | N
 
 
 def hit(plan: Plan, launcher: int, folder: Path, spawn: bool) -> bool:
-    """Let it happen; whether there was a process to hit."""
+    """Hit the victim; True if there was a process to hit."""
     pid = process_of(launcher, plan.victim, folder, spawn)
     if pid is None:
         return False
@@ -299,7 +301,7 @@ def hit(plan: Plan, launcher: int, folder: Path, spawn: bool) -> bool:
 
 
 def go(plan: Plan, folder: Path, after: float | None, resume: bool, spawn: bool) -> tuple[Ended, float | None]:
-    """A launch to its end, hit after so many seconds; and the time of the hit, None if it missed."""
+    """Run a launch to its end, hit after this many seconds; with the time of the hit, None if it missed."""
     began = time.monotonic()
     launcher = start(plan, folder, resume, spawn)
     hit_at: float | None = None
@@ -318,7 +320,7 @@ def go(plan: Plan, folder: Path, after: float | None, resume: bool, spawn: bool)
 
 
 def show_stacks(folder: Path) -> None:
-    """Let the learners of a launch that hangs say where their threads stand."""
+    """Make the learners of a hanging launch print their stacks."""
     for file in (folder / "born").glob("[0-9]*"):
         with suppress(ProcessLookupError):
             os.kill(int(file.read_text()), signal.SIGUSR2)
@@ -328,8 +330,8 @@ def show_stacks(folder: Path) -> None:
 def undone(folder: Path, plan: Plan, victims: Sequence[int], hit_at: float | None) -> int:
     """Minibatches of the budget that no learner has computed.
 
-    The last work of a learner that was lost in training was in no mean yet. It counts only if another learner did it
-    too. The weights of a learner that was lost after the model had been written are in the model.
+    The last work of a learner lost in training was not yet in any mean. It counts only if another learner did it too.
+    The weights of a learner lost after the model had been written are in the model.
     """
     model = folder / "out" / "model.safetensors"
     if hit_at is not None and model.is_file() and model.stat().st_mtime < hit_at:
@@ -345,7 +347,7 @@ def undone(folder: Path, plan: Plan, victims: Sequence[int], hit_at: float | Non
 
 
 def lacks(folder: Path) -> list[str]:
-    """What a run that says it is whole lacks."""
+    """Missing parts of a run that ended with status 0."""
     out = folder / "out"
     missing = [name for name in training.WHOLE if not (out / name).is_file()]
     records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()] if not missing else []
@@ -358,7 +360,7 @@ def lacks(folder: Path) -> list[str]:
 
 
 def judge(plan: Plan, ended: Ended, folder: Path, victims: Sequence[int], hit_at: float | None) -> list[str]:
-    """What is wrong with the end of a launch."""
+    """Faults in the end of a launch."""
     if ended.status is None:
         return [f"hung for {ended.seconds:.0f} s"]
     if ended.status == 0:
@@ -371,7 +373,7 @@ def judge(plan: Plan, ended: Ended, folder: Path, victims: Sequence[int], hit_at
 
 
 def perform(plan: Plan, folder: Path, length: float, spawn: bool) -> dict[str, Any]:
-    """A run with what befalls it, resumed if it did not come to its end: the line that is kept."""
+    """Run a plan, resume the run if it did not finish, and return its line."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     ended, hit_at = go(plan, folder, plan.share * length, False, spawn)
@@ -395,13 +397,13 @@ def perform(plan: Plan, folder: Path, length: float, spawn: bool) -> dict[str, A
 
 
 def killed_processes(folder: Path) -> list[int]:
-    """Processes of learners that did not live to the end: those whose logs do not belong to a living rank."""
+    """Processes of learners that died: those whose logs do not belong to a living rank."""
     last = {int(file.read_text()) for file in (folder / "born").glob("[0-9]*")}
     return [int(log.stem) for log in (folder / "log").glob("*.log") if int(log.stem) not in last]
 
 
 def length_of(strategy: str, out: Path, spawn: bool) -> float:
-    """Seconds of an undisturbed run, which is made once."""
+    """Seconds of an undisturbed run, made once."""
     kept = out / f"seconds{'-spawned' if spawn else ''}.json"
     known: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
     if strategy not in known:
@@ -419,7 +421,7 @@ def length_of(strategy: str, out: Path, spawn: bool) -> float:
 
 
 def campaign(runs: int, out: Path, seed: int, spawn: bool) -> list[dict[str, Any]]:
-    """All runs that are not done yet; the lines of all."""
+    """Perform all runs that are not done yet; return the lines of all."""
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "kills.jsonl"
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
@@ -464,9 +466,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dic
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=int, default=200)
-    options.add_argument(
-        "--out", type=Path, default=Path("runs/kills"), help="folder of lines and of runs that went wrong"
-    )
+    options.add_argument("--out", type=Path, default=Path("runs/kills"), help="folder of the lines and of failed runs")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--spawn", action="store_true", help="learners are processes of murmur train")
     options.add_argument("--keep", action="store_true", help="keep the record for RESULTS.md")

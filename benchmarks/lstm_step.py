@@ -2,8 +2,8 @@
 
 float32 and bfloat16, 128 chunks of 21 frames (a learner's minibatch in IBM's papers), 40 features, 500 states.
 Both sides take their steps in turn on the same minibatches; the products of two 2048 x 2048 matrices are timed between
-them. Time is the processor's, so that other programs disturb less. On a CUDA device, where there is one, the model of
-IBM's papers in bfloat16 takes the place of all this, in seconds of the wall clock.
+them. Time is the processor's, so that other programs disturb less. On a CUDA device, if there is one, the model of
+IBM's papers in bfloat16 is measured instead, in seconds of the wall clock.
 
     python benchmarks/lstm_step.py
 """
@@ -39,7 +39,7 @@ FORWARD, BACKWARD = 1, 2  # matrix products of a layer: y; dW and dx
 
 @dataclass(frozen=True)
 class Frames(Chunks):
-    """Random chunks for a network, in a precision."""
+    """Random chunks for a network, at a given precision."""
 
     chunks: int = 128
     frames: int = 21
@@ -77,7 +77,7 @@ def multiplications(model: nn.Module, frames: int) -> float:
 
 
 def product_speed(dtype: torch.dtype) -> float:
-    """Operations a CPU second of the best of a few large products."""
+    """Operations per CPU second of the fastest of a few large products."""
     a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
     best = float("inf")
     for _ in range(6):
@@ -111,7 +111,7 @@ def on_cpu() -> None:
 
 
 def on_cuda() -> None:
-    """IBM's BLSTM in bfloat16: our steps and a plain loop's, in turns of ten, seconds of the wall clock."""
+    """IBM's BLSTM in bfloat16: our steps and a plain loop's, in turns of ten, in seconds of the wall clock."""
     network = Blstm(512, 6, bottleneck=256)
     task = Frames(256, inputs=260, outputs=32_000, network=network, precision="bfloat16", device="cuda")
     place = Place(0, 1, 0, "127.0.0.1", 0)
@@ -141,7 +141,7 @@ def on_cuda() -> None:
 
 
 def plain_loop(task: Frames) -> float:
-    """Seconds a step of what anybody would write."""
+    """Seconds per step of a plain PyTorch loop."""
     model = task.model().cuda()
     optimizer = SGD(0.1, momentum=0.9)(model)
     began = 0.0

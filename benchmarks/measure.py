@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved repeats, medians, and the closing line of JSON."""
+"""Shared parts of the benchmarks: interleaved repeats, medians, and the closing line of JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from murmur.worlds.process.launch.launcher import Launch
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Run the sides in turn, `repeats` times, in alternating order; prints and returns every value."""
+    """Run the sides in turn, `repeats` times, in alternating order; print and return every value."""
     values: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats):
         order = list(sides) if repeat % 2 == 0 else list(sides)[::-1]
@@ -38,30 +38,30 @@ def median_ratio(values: Mapping[str, list[float]], ours: str, theirs: str) -> f
 
 
 def bar(what: str, value: float, limit: float, at_most: bool = True) -> dict[str, Any]:
-    """One bar: the value, the limit, whether it holds."""
+    """One bar: the value, the limit, and whether it holds."""
     return {"what": what, "value": value, "bar": limit, "holds": value <= limit if at_most else value >= limit}
 
 
 def as_two_learners(learner: Callable[[Place], None]) -> None:
-    """Run this script as two learners on this host, of which the first speaks; `learner` is what each of them does."""
+    """Run this script as two learners on this host, each of which calls `learner`; only the first prints."""
     place = place_of()
     if place is None:
         raise SystemExit(Launch(lambda place, resume: [sys.executable, *sys.argv], learners=2).run())
     if place.rank > 0:
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - one voice is enough
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - the first one prints
     learner(place)
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """How this script was called, as others may call it: a path of this machine is a FOLDER of theirs."""
+    """The command line of this script in general form: paths of this machine become FOLDER."""
     words = [re.sub(r"(^|=)/[^ ]*", r"\1FOLDER", word) for word in argv[1:]]
     return shlex.join(["python", f"benchmarks/{Path(argv[0]).name}", *words])
 
 
 def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]], command: str | None = None) -> None:
-    """Say where this ran, keep the record for RESULTS.md, and print the result as the last line.
+    """Print the platform, write the record for RESULTS.md, and print the result as the last line.
 
-    `command`: how these figures are measured; None: by this script, called as it was.
+    `command`: command that measures these figures; None for the call of this script.
     """
     root = Path(__file__).parents[1]
     asked = ["git", "rev-parse", "--short", "HEAD"]

@@ -1,10 +1,10 @@
 """Hosts made of network namespaces: each a veth pair on one bridge, its bandwidth in both directions set by `tbf`.
 
-    with hosts(2, bits_per_second=40e6) as network, learners(network, [0, 1], [sys.executable, __file__]) as flock:
-        flock.do("train", ranks=[0, 1])        # each process runs `obey(place, {"train": ...})`
+    with hosts(2, bits_per_second=40e6) as network, learners(network, [0, 1], [sys.executable, __file__]) as running:
+        running.do("train", ranks=[0, 1])        # each process runs `obey(place, {"train": ...})`
 
-Needs root and `ip` and `tc`; `refusal()` says what is missing. Everything is taken down at the end, and what a killed
-run left behind is taken down at the start of the next one. The store of the learners listens on the bridge.
+Needs root and `ip` and `tc`; `refusal()` names what is missing. All namespaces are removed at the end; those left by a
+killed run are removed at the start of the next one. The store of the learners listens on the bridge.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from murmur.worlds.process.world import ProcessWorld
 from murmur.worlds.virtual.cluster import Link
 
 MARK = "murbench"
-QUEUE_SECONDS = 0.02  # that much may wait for a link, as in a switch with a small buffer
+QUEUE_SECONDS = 0.02  # largest queue of a link, as in a switch with a small buffer
 LEAST_QUEUE_BYTES = 20_000
 EXCHANGES = 11
 
 
 def run(words: str, check: bool = True) -> str:
-    """Run a command; its output."""
+    """Run a command and return its output."""
     done = subprocess.run(words.split(), capture_output=True, text=True, check=False)
     if check and done.returncode != 0:
         raise OSError(f"`{words}` failed: {done.stderr.strip() or done.stdout.strip()}")
@@ -49,7 +49,7 @@ def run(words: str, check: bool = True) -> str:
 
 
 def refusal() -> str | None:
-    """Why no hosts can be made here; None if they can."""
+    """Reason why hosts cannot be made here; None if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -67,8 +67,8 @@ class Network:
     """Hosts on a bridge.
 
     Attributes:
-        tag: part of all names: the process that made them.
-        mtu: bytes of the largest packet; 9000 (jumbo frames) where packets would cost more than the network itself.
+        tag: part of all names: the number of the process that made them.
+        mtu: bytes of the largest packet; 9000 (jumbo frames) if packets would cost more than the network itself.
     """
 
     tag: int
@@ -97,8 +97,8 @@ class Network:
         return ["ip", "netns", "exec", self.space(host), *words]
 
     def limit(self, host: int, bits_per_second: float) -> None:
-        """Set the bandwidth of a host's cable, out of the host and into it."""
-        burst = int(max(self.mtu + 1_700, bits_per_second / 8 * 0.002))  # less than a packet, and none would pass
+        """Set the bandwidth of a host's cable in both directions."""
+        burst = int(max(self.mtu + 1_700, bits_per_second / 8 * 0.002))  # with less than a packet, none would pass
         queue = int(max(LEAST_QUEUE_BYTES, bits_per_second / 8 * QUEUE_SECONDS)) + burst
         shape = f"root tbf rate {bits_per_second:.0f}bit burst {burst} limit {queue}"
         run(f"ip netns exec {self.space(host)} tc qdisc replace dev eth0 {shape}")
@@ -113,8 +113,8 @@ class Network:
         run(f"ip -n {space} link set eth0 mtu {self.mtu} up")
         run(f"ip -n {space} link set lo up")
         for end in (f"-n {space} link set eth0", f"link set {port}"):
-            run(f"ip {end} gso_max_segs 1")  # tbf would cut large segments up and drop their tails
-        # As network cards do: what a host has not sent yet stays in its sockets, not in a queue that overflows.
+            run(f"ip {end} gso_max_segs 1")  # tbf would split large segments and drop their tails
+        # As with network cards, unsent data stays in a host's sockets, not in a queue that overflows.
         run(f"ip netns exec {space} sysctl -qw net.ipv4.tcp_limit_output_bytes={4 * self.mtu}")
 
     def tear_down(self) -> None:
@@ -126,10 +126,10 @@ class Network:
 
 @contextmanager
 def hosts(number: int, bits_per_second: float, mtu: int = 1500) -> Iterator[Network]:
-    """`number` hosts whose cables carry so much in each direction, in packets of at most `mtu` bytes.
+    """`number` hosts with this bandwidth in each direction, in packets of at most `mtu` bytes.
 
     Raises:
-        OSError: this machine does not let us.
+        OSError: this machine does not permit it.
     """
     for line in run("ip netns list").splitlines():
         if line.startswith(MARK) and not Path(f"/proc/{(left := int(line.split('-')[1]))}").exists():
@@ -155,12 +155,12 @@ def _leave(number: int, frame: object) -> None:  # noqa: ARG001 - the signature 
 
 @dataclass
 class HostLearners:
-    """Learner processes on hosts, and orders to them by way of their store.
+    """Learner processes on hosts, which receive orders through their store.
 
     Attributes:
-        processes: of the learners, by rank.
-        store: a connection to the store.
-        orders: given so far.
+        processes: processes of the learners, by rank.
+        store: connection to the store.
+        orders: number of orders given so far.
     """
 
     processes: list[subprocess.Popen[bytes]]
@@ -168,26 +168,26 @@ class HostLearners:
     orders: int = 0
 
     def order(self, what: str, ranks: Sequence[int], **how: Any) -> None:
-        """Let these learners do something together, as a flock of their own; the others wait."""
+        """Give an order to these learners, which carry it out as one group; the others wait."""
         self.orders += 1
         self._tell({"what": what, "ranks": list(ranks), "how": how})
 
     def results(self, ranks: Sequence[int], seconds: float = 120.0) -> list[Any]:
-        """What came out of the latest order, in the order of the ranks."""
+        """Results of the latest order, by rank."""
         return [self._wait(f"done/{self.orders}/{rank}", seconds) for rank in ranks]
 
     def do(self, what: str, ranks: Sequence[int], **how: Any) -> list[Any]:
-        """Give an order and wait for its end."""
+        """Give an order and wait for its results."""
         self.order(what, ranks, **how)
         return self.results(ranks)
 
     def done(self, rank: int) -> bool:
-        """Whether a learner is through with the latest order."""
+        """True if a learner has finished the latest order."""
         key = f"generation-0/done/{self.orders}/{rank}"
         return bool(self.store.call({"do": "check", "keys": [key]})[0]["there"])
 
     def dismiss(self) -> None:
-        """No more orders."""
+        """Send the end of all orders."""
         self.orders += 1
         self._tell(None)
 
@@ -207,7 +207,7 @@ class HostLearners:
 
 
 def obey(place: Place, duties: Mapping[str, Callable[..., Any]]) -> None:
-    """A learner's side of `HostLearners.order`: duties by name, called with the place in the flock of that order."""
+    """A learner's side of `HostLearners.order`: duties by name, called with the place in the group of that order."""
     store = connect(place, 600.0)
     for k in count(1):
         order = json.loads(store.get(f"order/{k}"))
@@ -230,7 +230,7 @@ def learners(network: Network, where: Sequence[int], words: Sequence[str]) -> It
         for rank, host in enumerate(where):
             local = where[:rank].count(host)
             place = Place(rank, len(where), local, *server.address, local_size=where.count(host))
-            # DistributedDataParallel's gloo looks the host's name up otherwise, and all hosts here have one name.
+            # Otherwise DistributedDataParallel's gloo resolves the host's name, and all hosts here have the same name.
             environment = {**child_variables(place, 1), "GLOO_SOCKET_IFNAME": "eth0"}
             command = network.inside(host, words)
             processes.append(
@@ -245,13 +245,13 @@ def learners(network: Network, where: Sequence[int], words: Sequence[str]) -> It
 
 @dataclass(frozen=True)
 class Pair:
-    """What two learners measure of their network: medians, in seconds.
+    """Network measurements of two learners: medians, in seconds.
 
     Attributes:
-        message: a small message and its answer.
-        mean: the mean of a vector of both.
-        exchange: a vector of each to the other.
-        adding: one vector to another.
+        message: time of a small message and its answer.
+        mean: time of the mean of a vector of both.
+        exchange: time to send each one's vector to the other.
+        adding: time to add one vector to another.
     """
 
     message: float
@@ -266,7 +266,7 @@ class Pair:
 
 
 def exchanges(place: Place, numel: int) -> dict[str, float]:
-    """A `Pair`, as a duty of two learners; the first one's figures hold."""
+    """Measure a `Pair`, as a duty of two learners; the first one's figures count."""
     x, small, other = torch.zeros(numel), torch.zeros(1), 1 - place.rank
     times: dict[str, list[float]] = {name: [] for name in ("message", "mean", "exchange", "adding")}
 

@@ -1,4 +1,4 @@
-"""What natural gradient costs: CPU seconds of a step against plain SGD, LSTM 3 x 256, one thread, in turn.
+"""Cost of natural gradient: CPU seconds of a step against plain SGD, LSTM 3 x 256, one thread, in turn.
 
 Both sides take four steps at a time (one of which updates the Fisher estimates), alternating, on the same minibatches
 of 64 chunks of 40 frames. Plain SGD runs torch's fused LSTM.
@@ -22,7 +22,7 @@ STEPS, REPEATS = 4, 15
 
 
 def side(task: Chunks, factory: OptimizerFactory, precision: torch.dtype) -> Callable[[], float]:
-    """Four steps of training; gives CPU seconds a step."""
+    """A function that takes four steps of training and returns CPU seconds per step."""
     torch.manual_seed(0)
     model = task.model()
     optimizer = factory(model)

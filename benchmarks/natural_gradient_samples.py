@@ -2,11 +2,11 @@
 
     python benchmarks/natural_gradient_samples.py [--cache FOLDER] [--set budget.epochs=2] [RECIPE]
 
-Both with momentum 0.9; the rate is the best of RATES at the first seed by held-out loss, then fixed for the others. A
-best rate at an end of the sweep makes it go on by STEP beyond that end.
-Every run is a line of results/natural_gradient_samples.jsonl; the script goes on where it was and takes a row for done
-if its experiment has the same digest. Also told: the share of SGD's samples after which natural gradient has reached
-SGD's best loss, interpolated between evaluation marks.
+Both with momentum 0.9; the rate is the best of RATES at the first seed by held-out loss, then fixed for the others. If
+the best rate lies at an end of the sweep, the sweep continues by STEP beyond that end.
+Every run is a line of results/natural_gradient_samples.jsonl; the script continues from there and takes a row for done
+if its experiment has the same digest. It also reports the share of SGD's samples after which natural gradient reaches
+SGD's best loss, interpolated between evaluation points.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ KEPT = Path(__file__).parents[1] / "results" / "natural_gradient_samples.jsonl"
 RECORD = KEPT.parent / "bench" / "natural_gradient_samples.json"
 SIDES = {"SGD": SGD(momentum=0.9), "natural gradient": NaturalGradientSGD(momentum=0.9)}
 
-Curve = list[tuple[float, float]]  # (samples, held-out loss) at every mark
+Curve = list[tuple[float, float]]  # (samples, held-out loss) at every evaluation point
 
 
 def key(experiment: Experiment) -> str:
-    """Sixteen hexadecimal digits of an experiment, wherever its files lie; fields at their defaults do not count, so
-    that a class which gets a new one keeps its rows.
+    """Sixteen hexadecimal digits of an experiment, independent of file locations and of fields at their defaults, so
+    that a class with a new field keeps its rows.
     """
     task: Any = experiment.task
     corpus = None if task.corpus is None else Path(task.corpus.name)
@@ -128,7 +128,7 @@ def compare(base: Experiment, recipe: str) -> dict[str, Any]:
 
 
 def earlier(recipe: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Figures and bars of the other recipes, from the record of the run before."""
+    """Figures and bars of the other recipes, from the record of the previous run."""
     if not RECORD.exists():
         return {}, []
     record = json.loads(RECORD.read_text())
@@ -138,10 +138,10 @@ def earlier(recipe: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def main(
     recipe: Annotated[str, typer.Argument(help="a recipe of hybrid training, or a file")] = "digits_demo",
-    cache: Annotated[Path | None, typer.Option(help="folder with what a recipe keeps")] = None,
+    cache: Annotated[Path | None, typer.Option(help="folder of the recipe's stored data")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", help="name=value of the experiment")] = None,
 ) -> None:
-    """Run what is missing, then print the comparison."""
+    """Run the missing experiments, then print the comparison."""
     torch.set_num_threads(1)
     base = configure(load(recipe), [*(setting or []), *([f"task.cache={cache}"] if cache else [])])
     epochs = base.budget.total(base.task) / base.task.per_epoch

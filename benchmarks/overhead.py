@@ -1,4 +1,4 @@
-"""What the engine costs: CPU seconds of a Trainer step at one learner against the bare PyTorch loop, same batches.
+"""Cost of the engine: CPU seconds of a Trainer step with one learner against the bare PyTorch loop, same batches.
 
 LSTM 3x256, minibatches of 64 chunks of 40 frames, one thread. CPU time of the process, so that a busy machine matters
 less; the two sides take single steps in turn, and the figure is the median ratio over groups of eight steps.
@@ -81,7 +81,7 @@ class Chunks:
 
 
 class Alternating(SGD):
-    """An optimizer after each of whose steps the bare loop takes one too: both sides see the same machine."""
+    """An optimizer whose every step is followed by one of the bare loop, so that both sides see the same machine."""
 
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
         optimizer = super().__call__(model)
@@ -102,14 +102,14 @@ class Bare:
         self.left = time.process_time()
 
     def turn(self) -> None:
-        """The Trainer has just ended a step: note it, take a bare one, note that."""
+        """Record the Trainer's step that has just ended, take a bare one, and record it."""
         came = time.process_time()
         self.ours.append(came - self.left)
         loss = self.task.loss(self.model, self.task.minibatch(self.step))
         self.optimizer.zero_grad()
         (loss.total / loss.samples).backward()
         self.optimizer.step()
-        float(loss.total.detach())  # anybody looks at the loss
+        float(loss.total.detach())  # every training loop reads the loss
         self.step += 1
         self.left = time.process_time()
         self.bare.append(self.left - came)

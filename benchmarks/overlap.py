@@ -1,8 +1,8 @@
-"""Is the exchange hidden behind the gradient? Seconds of a step where moving one vector takes 0.8 of a gradient.
+"""Overlap of communication with the gradient: seconds per step when moving a vector takes 0.8 of a gradient.
 
 Two hosts with narrow cables (`namespaces.py`); all sides in turn in the same processes. The gradient is paced (it takes
-its time without the processor), then once more a real LSTM on one core a learner. Sides: the gradient alone, the mean
-of a vector alone, gradient then allreduce, DistributedDataParallel with a bucket a layer, and ours.
+its time without the processor); then a real LSTM is measured, one core per learner. Sides: the gradient alone, the mean
+of a vector alone, gradient then allreduce, DistributedDataParallel with one bucket per layer, and ours.
 
     python benchmarks/overlap.py      (as root)
 """
@@ -38,7 +38,7 @@ from paced import Paced, train
 
 SECONDS, NUMEL, SHARE = 0.25, 50_000, 0.8
 STEPS, REPEATS, LSTM_REPEATS = 12, 4, 3
-EVERYBODY, ACROSS, INSIDE = [0, 1, 2, 3], [0, 2], [0, 1]  # ranks 0 and 1 live on one host, 2 and 3 on the other
+ALL_RANKS, ACROSS, INSIDE = [0, 1, 2, 3], [0, 2], [0, 1]  # ranks 0 and 1 live on one host, 2 and 3 on the other
 STRATEGIES: dict[str, Strategy] = {
     "allreduce": SyncSGD(),
     "DelayByOne": DelayByOne(),
@@ -49,7 +49,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 @dataclass(frozen=True)
 class Small(Chunks):
-    """Much to compute for few weights, so that moving them costs the processor little."""
+    """A task with much computation for few weights, so that moving them costs the processor little."""
 
     chunks: int = 128
 
@@ -61,25 +61,25 @@ TASKS: dict[str, Task] = {"paced": Paced(SECONDS, NUMEL), "LSTM": Small()}
 
 
 def bits_per_second(numel: int, seconds: float) -> float:
-    """What a cable must carry so that a float32 vector takes SHARE of a gradient; 4 % are headers."""
+    """Bandwidth at which a float32 vector takes SHARE of a gradient; 4 % are headers."""
     return numel * 32 * 1.04 / (SHARE * seconds)
 
 
 def trained(place: Place, task: str, strategy: str) -> tuple[float, float, float]:
-    """Seconds of a step, of them on the processor, and the mean staleness."""
+    """Wall seconds and processor seconds of a step, and the mean staleness."""
     ran = train(place, TASKS[task], STRATEGIES[strategy], STEPS * place.size)
     return ran.seconds_per_step, ran.cpu_seconds_per_step, statistics.fmean(ran.staleness)
 
 
 def alone(place: Place, task: str) -> tuple[float, float, float]:
-    """Gradient and step with nobody else; all who are told to do so at the same time."""
+    """Gradient and step without communication, by all chosen learners at the same time."""
     own = Place(0, 1, 0, place.host, place.port, generation=place.generation * 1000 + place.rank)
     ran = train(own, TASKS[task], SyncSGD(), STEPS)
     return ran.seconds_per_step, ran.cpu_seconds_per_step, 0.0
 
 
 def exchange(place: Place, task: str) -> tuple[float, float, float]:
-    """Seconds of a mean of the task's vector, with nothing beside it."""
+    """Seconds of a mean of the task's vector, without other work."""
     x = torch.zeros(sum(p.numel() for p in TASKS[task].model().parameters()))
     times: list[float] = []
 
@@ -117,7 +117,7 @@ def ddp(place: Place, task: str) -> tuple[float, float, float]:
 
 
 def sides(running: HostLearners, task: str, cpu: dict[str, list[float]]) -> Mapping[str, Callable[[], float]]:
-    """What runs in turn: name -> seconds of a step (or of a mean), averaged over its learners."""
+    """The sides measured in turn: name -> seconds of a step (or of a mean), averaged over its learners."""
 
     def side(name: str, what: str, ranks: Sequence[int], **how: Any) -> Callable[[], float]:
         def measure() -> float:
@@ -140,7 +140,7 @@ def sides(running: HostLearners, task: str, cpu: dict[str, list[float]]) -> Mapp
     if task == "LSTM":
         return common
     in_node = side("in node", "train", INSIDE, strategy="allreduce")
-    hidden = ours("SuperLearners", EVERYBODY)
+    hidden = ours("SuperLearners", ALL_RANKS)
     return {**common, "allreduce": ours("allreduce", ACROSS), "in node": in_node, "SuperLearners": hidden}
 
 
@@ -151,7 +151,7 @@ def against_floor(values: Mapping[str, list[float]], name: str, compute: str = "
 
 
 def lstm(running: HostLearners, network: Network) -> dict[str, list[float]]:
-    """The same with a real gradient: the cables are made narrow when its seconds are known."""
+    """The same with a real gradient: its seconds determine the bandwidth of the cables."""
     seconds = statistics.fmean(r[0] for r in running.do("alone", ACROSS, task="LSTM"))
     numel = sum(p.numel() for p in TASKS["LSTM"].model().parameters())
     for host in (0, 1):

@@ -1,8 +1,8 @@
-"""A task whose gradient takes a given time without using the processor, so that a few cores can be many machines.
+"""A task whose gradient takes a given time without using the processor, so that a few cores act as many machines.
 
 L(w) = sum_p |w_p - c_np|^2 / 2 over the parts p of the vector, c_n noise named by the minibatch: SGD moves around 0. A
-third of the time passes in the forward pass, the rest part by part in the backward pass, so that what overlaps with
-backward can.
+third of the time passes in the forward pass, the rest part by part in the backward pass, so that work can overlap with
+backward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from murmur.worlds.process.world import ProcessWorld
 
 
 class Pass(torch.autograd.Function):
-    """The identity; backward takes its time."""
+    """The identity, with a delay in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, seconds: float) -> Tensor:
@@ -62,7 +62,7 @@ class Parts(nn.Module):
 
 @dataclass(frozen=True)
 class Paced:
-    """A gradient of `numel` elements (a multiple of `parts`) in `seconds`; on this learner `slowness` times as long."""
+    """A gradient of `numel` elements (a multiple of `parts`) in `seconds`, times `slowness` on this learner."""
 
     seconds: float
     numel: int
@@ -100,10 +100,10 @@ class Ran:
     """One learner's side of a run; all times on the machine's one monotonic clock.
 
     Attributes:
-        steps: when each step was taken.
-        staleness: of each step.
-        ended: when the run was over for this learner.
-        cpu: seconds of the processor that all its threads had used at each step.
+        steps: time of each step.
+        staleness: staleness of each step.
+        ended: time at which the run ended for this learner.
+        cpu: processor seconds that all its threads had used at each step.
     """
 
     steps: list[float] = field(default_factory=list)
@@ -119,12 +119,12 @@ class Ran:
 
     @property
     def seconds_per_step(self) -> float:
-        """Without the first two, which fill the pipes."""
+        """Mean seconds per step, without the first two, which fill the pipes."""
         return (self.steps[-1] - self.steps[2]) / (len(self.steps) - 3)
 
     @property
     def cpu_seconds_per_step(self) -> float:
-        """As above, of the processor."""
+        """Mean processor seconds per step, without the first two."""
         return (self.cpu[-1] - self.cpu[2]) / (len(self.cpu) - 3)
 
 
@@ -134,10 +134,10 @@ def cpu_seconds() -> float:
 
 
 class Others:
-    """What the other processes of this machine compute from now on; Linux.
+    """Computation by other processes of this machine from now on; Linux.
 
     Args:
-        own: processes that are not others, beside this one.
+        own: processes that do not count as others, besides this one.
     """
 
     def __init__(self, own: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ class Others:
 
     @property
     def cores(self) -> float:
-        """How many cores they have kept busy on average, without what the kernel did for them."""
+        """Mean number of cores kept busy by others, without kernel time on their behalf."""
         return (self._used() - self.before) / (time.monotonic() - self.began)
 
     def _used(self) -> float:

@@ -1,10 +1,10 @@
-"""Phone error rate of espeak-ng's guesses against CMUdict's entries, on words that the phone map was not chosen on.
+"""Phone error rate of espeak-ng's guesses against CMUdict's entries, on words not used to choose the phone map.
 
     python benchmarks/pronunciations.py FOLDER
 
 FOLDER is the part of LibriSpeech with lm/lexicon.txt (CMUdict, 39 phones), lexicon_auto.txt (entries that are not
-CMUdict's, left out here) and lm/bg.arpa.gz, which tells the rare words. The words are halved by a digest of their
-spelling: one half served to choose the images of reduced vowels, the figures are of the other.
+CMUdict's, left out here) and lm/bg.arpa.gz, which identifies the rare words. The words are halved by a digest of their
+spelling: one half served to choose the images of reduced vowels, the figures are those of the other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def confusions(prons: Mapping[str, Sequence[Phones]], guesses: Mapping[str, Phon
 
 
 def main(folder: Path) -> None:
-    """Guess all words, print figures of both halves and of rare words, and what was confused."""
+    """Guess all words, print figures of both halves and of rare words, and the confusions."""
     automatic = {word for word, _ in read_lexicon(folder / "lexicon_auto.txt")}
     prons = pronunciations_of(e for e in read_lexicon(folder / "lm" / "lexicon.txt") if e[0] not in automatic)
     guess = EspeakGuess(ARPABET, script="LATIN")

@@ -1,9 +1,9 @@
-"""Published times and speed-ups beside what the planner predicts from `assumptions.toml`.
+"""Published times and speed-ups compared with the planner's predictions from `assumptions.toml`.
 
-Every unknown is drawn uniformly from its range, all of them independently; a prediction is the interval that holds the
-middle 90 % of the draws. The assumptions whose order goes best with the order of the predictions (rank correlation) are
-named as the most sensitive. Where the published figure lies outside, the draws nearest to it say what would have to be
-true.
+Every unknown is drawn uniformly and independently from its range; a prediction is the interval that holds the
+middle 90 % of the draws. The most sensitive assumptions are those with the highest rank correlation with the
+predictions. If the published figure lies outside, the draws nearest to it show which assumptions it would
+require.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from murmur.simulation.planner.forms import ClusterSetting, form_of
 from murmur.strategies import ADPSGD, ASGD, KAVG, SuperLearners
 from murmur.worlds.virtual.cluster import Cluster, Link
 
-ROWS = 48  # compute times a learner that an expectation is taken over
+ROWS = 48  # compute times per learner in an expectation
 WIDEST = 2.0  # of an interval, as a ratio, to count as a prediction
 Draw = Mapping[str, float]
 
@@ -88,13 +88,13 @@ def mlhpc_kavg(d: Draw) -> float:
 
 
 def mlhpc_asgd(d: Draw) -> float:
-    """Speed-up in samples of a parameter server with 4 learners, no credit taken off for accuracy."""
+    """Speed-up in samples of a parameter server with 4 learners, without a deduction for accuracy."""
     slower = {**d, "card_bytes_per_second": min(d["card_bytes_per_second"], d["server_bytes_per_second"])}
     return d["step_seconds"] / seconds(ASGD(), cluster(slower, 5, d["model_bytes"]), d["step_seconds"], d["sigma"])
 
 
 def kaldi_mpi(d: Draw) -> float:
-    """Per cent of time saved a round: no start-up, loading behind training, models by messages in place of files."""
+    """Per cent of time saved per round: no start-up, loading during training, models by messages in place of files."""
     training, loading = 600e3 / d["frames_per_second"], 600e3 / d["load_frames_per_second"]
     slowest = float(np.random.default_rng(0).normal(0, d["sigma"], (500, 8)).max(1).mean())
     before = d["start_seconds"] + training * (1 + slowest) + loading + d["average_seconds"]
@@ -104,7 +104,7 @@ def kaldi_mpi(d: Draw) -> float:
 
 @dataclass(frozen=True)
 class Claim:
-    """A published figure, the tables of assumptions it takes, and how it is predicted. `bounded`: inputs are known."""
+    """A published figure, its tables of assumptions, and its prediction. `bounded`: inputs are known."""
 
     name: str
     published: float
@@ -140,7 +140,7 @@ def ranges(assumed: Mapping[str, Any], tables: tuple[str, ...]) -> dict[str, tup
 
 
 def predict(claim: Claim, assumed: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Interval, sensitive assumptions, and what the draws nearest to the published figure assume."""
+    """Interval, sensitive assumptions, and the assumptions of the draws nearest to the published figure."""
     spans, draw = ranges(assumed, claim.tables), random.Random(claim.name)
     draws = [{name: draw.uniform(*span) for name, span in spans.items()} for _ in range(count)]
     values = np.asarray([claim.predict(d) for d in draws])

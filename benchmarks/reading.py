@@ -1,10 +1,10 @@
-"""How fast frames come from a prepared corpus, beside what an LSTM 3x256 can use, lhotse's sampler and torch's loader.
+"""Frames per second from a prepared corpus, compared with an LSTM 3x256, lhotse's sampler and torch's loader.
 
 A synthetic corpus of some hours, every frame with a class. One reader on one core makes minibatches of 24 chunks of 100
-frames with context, from 1 and 2 bytes a value, with and without SpecAugment; a training step of the LSTM on one core
+frames with context, from 1 and 2 bytes per value, with and without SpecAugment; a training step of the LSTM on one core
 takes the same minibatches; lhotse's DynamicBucketingSampler and a torch DataLoader over chunks read
-the same utterances. Then: what waiting for data is left when two minibatches are prepared ahead, and how much memory
-the index of 2,000 hours takes (files with holes: nobody reads 29 GB for it). Files are in the page cache.
+the same utterances. Also measured: the remaining wait for data when two minibatches are prepared ahead, and the memory
+of the index of 2,000 hours (with sparse files in place of 29 GB). Files are in the page cache.
 
     python benchmarks/reading.py [--hours 4]
 """
@@ -73,7 +73,7 @@ def table_of(store: FrameStore) -> ChunkTable:
 
 
 def ours(store: FrameStore, augment: SpecAugment | None, minibatches: int = 60) -> Callable[[], float]:
-    """Frames with a target that one reader makes in a second."""
+    """Frames with a target that one reader makes per second."""
     table, start = table_of(store), iter(range(0, 10**9, 1000))
 
     def run() -> float:
@@ -86,7 +86,7 @@ def ours(store: FrameStore, augment: SpecAugment | None, minibatches: int = 60) 
 
 
 def training(store: FrameStore, minibatches: int = 3) -> Callable[[], float]:
-    """Frames that an LSTM 3x256 learns from in a second, its minibatches made beforehand."""
+    """Frames that an LSTM 3x256 trains on per second, with minibatches made beforehand."""
     model = Lstm(hidden=256, layers=3).build(BINS, CLASSES)
     task, table = FramesTask(), table_of(store)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -105,7 +105,7 @@ def training(store: FrameStore, minibatches: int = 3) -> Callable[[], float]:
 
 
 class Collated(Dataset):  # type: ignore[type-arg]
-    """Lhotse's padded features of a minibatch of cuts, and nothing else."""
+    """Lhotse's padded features of a minibatch of cuts."""
 
     def __getitem__(self, cuts: lhotse.CutSet) -> tuple[torch.Tensor, torch.Tensor]:
         return collate_features(cuts)
@@ -156,7 +156,7 @@ class ChunksOneByOne(Dataset):  # type: ignore[type-arg]
 
 
 def torch_side(store: FrameStore, workers: int, chunks: int = 1440) -> Callable[[], float]:
-    """torch's DataLoader, shuffled, over our mapped frames chunk by chunk: the reading is ours, the loop is theirs."""
+    """torch's DataLoader, shuffled, over our mapped frames chunk by chunk, with our reading and torch's loop."""
     dataset = ChunksOneByOne(store, table_of(store), chunks)
 
     def run() -> float:
@@ -169,7 +169,7 @@ def torch_side(store: FrameStore, workers: int, chunks: int = 1440) -> Callable[
 
 
 def waiting_share(train: Path, prefetch: int, minibatches: int = 24) -> float:
-    """Seconds that steps waited for masked minibatches, of all seconds of steps but the first two."""
+    """Time that steps waited for masked minibatches, as a share of all seconds of steps but the first two."""
     steps: list[Record] = []
     task = Unevaluated(train, train, CLASSES, Lstm(hidden=256, layers=3), CHUNKS, MASKED)
     experiment = Experiment(task, SyncSGD(), Budget(minibatches=minibatches), SGD(0.01), prefetch=prefetch)
@@ -180,14 +180,14 @@ def waiting_share(train: Path, prefetch: int, minibatches: int = 24) -> float:
 
 
 class Unevaluated(FramesTask):
-    """Nothing is looked at but the steps."""
+    """The task without evaluation."""
 
     def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
         return {}
 
 
 def hollow(folder: Path) -> None:
-    """A prepared corpus of 2,000 hours whose frames are holes in files: all sizes are right, all values are 0."""
+    """Make a prepared corpus of 2,000 hours in sparse files: all sizes are right, all values are 0."""
     shards, per_shard = [], 1024
     for number in range(LONG_HOURS * 360_000 // LONG_FRAMES // per_shard):
         shard, frames = f"{number:05}", per_shard * LONG_FRAMES
@@ -212,7 +212,7 @@ def hollow(folder: Path) -> None:
 
 
 def memory() -> dict[str, float]:
-    """In a process of its own: megabytes before and after opening 2,000 hours and drawing 300 minibatches."""
+    """Megabytes of a separate process before and after opening 2,000 hours and drawing 300 minibatches."""
     with tempfile.TemporaryDirectory() as folder:
         hollow(Path(folder))
         command = [sys.executable, __file__, "--index", folder]
@@ -240,7 +240,7 @@ def open_index(folder: Path) -> None:
 
 
 def memory_of(kind: str) -> float:
-    """Megabytes of this process: RssAnon is its own, RssFile files that are mapped, which others share."""
+    """Megabytes of this process: RssAnon is private, RssFile is mapped files, shared with others."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(kind)).split()[1]) / 1024
 

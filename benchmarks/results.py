@@ -1,9 +1,9 @@
-"""Writes RESULTS.md from records alone, and docs/papers.md.
+"""Writes RESULTS.md and docs/papers.md from records alone.
 
 make results
 
-results/speech.jsonl has one line a measured error rate, results/bench/*.json one file a benchmark, results/papers.jsonl
-one line a run of the papers' experiments.
+results/speech.jsonl has one line per measured error rate, results/bench/*.json one file per benchmark,
+results/papers.jsonl one line per run of the papers' experiments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def page(results: Path) -> str:
-    """RESULTS.md, from a folder of records; what has no record is not in it."""
+    """RESULTS.md from a folder of records."""
     parts = [HEAD]
     kept = results / "speech.jsonl"
     speech = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
@@ -46,7 +46,7 @@ def page(results: Path) -> str:
 
 
 def conclusions(kept: Path) -> list[str]:
-    """The papers' conclusions, of the studies whose runs are all there."""
+    """The papers' conclusions, from the complete studies."""
     run = Runner(Rows(kept))
     found = {name: papers.made(study, run) for name, study in papers.STUDIES.items()}
     complete = {name: groups for name, groups in found.items() if groups is not None}

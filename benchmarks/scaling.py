@@ -1,9 +1,9 @@
-"""What two learners lose against two that know nothing of each other: one thread each, two cores, a real LSTM.
+"""Loss of speed of two learners against two independent processes: one thread each, two cores, a real LSTM.
 
-The ceiling is measured in the same run: the same two processes train at the same time without exchanging anything. All
-sides run in turn in these processes; DistributedDataParallel beside. Needs two cores that nobody else uses: where
-others compute, the ceiling and the sides move together only roughly. LSTM 3x256 (6 MB of weights), minibatches of 64
-chunks of 40 frames, as in `overhead.py`; the smaller the minibatch, the more an exchange a step weighs.
+The ceiling is measured in the same run: the same two processes train at the same time without communication. All sides
+run in turn in these processes, and DistributedDataParallel for comparison. Needs two idle cores: under other load, the
+ceiling and the sides move together only roughly. LSTM 3x256 (6 MB of weights), minibatches of 64 chunks of 40 frames,
+as in `overhead.py`; the smaller the minibatch, the greater the share of communication in a step.
 
     python benchmarks/scaling.py
 """
@@ -40,13 +40,13 @@ STRATEGIES: dict[str, Strategy] = {
 
 @dataclass(frozen=True)
 class Sides:
-    """One of the two processes; every method gives minibatches per second of both together."""
+    """One of the two processes; every method returns minibatches per second of both."""
 
     place: Place
     task: Chunks
 
     def both(self, times: list[float]) -> float:
-        """The sum over the learners of their own rates, from each one's first step but one to its last."""
+        """The sum over the learners of their own rates, from each one's second step to its last."""
         last = min(2 * K + 1, len(times) - 1)  # by claims, a slower learner gets fewer
         mine = torch.tensor([(last - 1) / (times[last] - times[1])], dtype=torch.float64)
         dist.all_reduce(mine)

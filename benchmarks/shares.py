@@ -1,6 +1,6 @@
-"""Minibatches dealt out beforehand against minibatches claimed, under a straggler: ADPSGD on the virtual cluster.
+"""Minibatches assigned beforehand against minibatches claimed, under a straggler: ADPSGD on the virtual cluster.
 
-Sixteen learners of 0.1 s a gradient (log-normal, sigma 0.2), one of which is slower; 1,600 minibatches of a toy task.
+Sixteen learners of 0.1 s per gradient (log-normal, sigma 0.2), one of which is slower; 1,600 minibatches of a toy task.
 Real gradients, modelled seconds. The figure goes to results/shares.svg.
 
     python benchmarks/shares.py
@@ -85,7 +85,7 @@ def main() -> None:
     ratio = found["dealt out"][slow][0] / found["claimed"][slow][0]
     figures = {"slowness": SLOWNESS, "seconds_steps_loss": found, "ratio_at_10": ratio}
     busy = MINIBATCHES / ((LEARNERS - 0.9) / SECONDS)
-    # A straggler may begin its last gradient when everything else is done: nobody can help it with that one.
+    # A straggler may begin its last gradient when everything else is done, and no other learner can take that one over.
     bound = found["claimed"][slow][0] / (busy + 10 * SECONDS)
     close(NAME, figures, [bar("claimed / (all always busy + one gradient of the straggler), at 10x", bound, 1.1)])
 

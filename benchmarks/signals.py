@@ -1,12 +1,12 @@
-"""Stop signals at random moments of every command, on tiny inputs; then the same command goes on, to the same result.
+"""Stop signals at random moments of every command, on tiny inputs; the repeated command must give the same result.
 
-    python benchmarks/signals.py --rows /tmp/signals.jsonl --moments 20         # goes on where it was cut off
+    python benchmarks/signals.py --rows /tmp/signals.jsonl --moments 20         # continues an interrupted campaign
     python benchmarks/signals.py --rows /tmp/signals.jsonl --moments 2 --case decode --case train
 
-A moment passes if the command ends in time with status 79 (or had come to its end), prints no traceback, tells how to
-go on, leaves no process, and if the command that goes on ends with the bytes of an undisturbed one. In time means 5 s,
-times how much slower than its processor time a loop of Python runs beside it. Three of four commands run in a fork of
-this process, which has imported everything; every fourth starts an interpreter, so that imports are met as well.
+A moment passes if the command ends in time with status 79 (or had finished), prints no traceback, tells the user how
+to go on, leaves no process, and if the continued command ends with the bytes of an undisturbed one. In time means 5 s,
+times the ratio of elapsed to processor time of a Python loop run beside it. Three of four commands run in a fork of
+this process, which has imported everything; every fourth starts an interpreter, so that imports are hit as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import kaldi_hmm_gmm  # noqa: F401 - a fork has it already
+import kaldi_hmm_gmm  # noqa: F401 - imported before forks
 
 import murmur.commands.decode
 import murmur.commands.simulate
@@ -45,22 +45,22 @@ from tones import HYBRID, make_tones
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 END_SECONDS = 5.0
 HANG_SECONDS = 120.0
-ORPHAN_SECONDS = 3.0  # within which what a dead process has started must be gone
+ORPHAN_SECONDS = 3.0  # in which the children of a dead process must end
 CHANGING = ("seconds", "real-time", "real_time", "commit", "date", "started", "hardware", "command", "libraries")
 SENTENCES = "YES NO YES\nNO NO\nYES YES NO SON\nSON NO\n" * 50
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command, and what must be the same in the end.
+    """A command, and its results that must not change.
 
     Attributes:
-        name: of the case.
-        words: of the command; {file}, {out}, {done} and {text} are filled in.
-        made: files below {out}, as patterns; none: what the command prints.
-        resumed: whether --resume is needed to go on.
-        moments: at most; a command of minutes gets a few.
-        needs: a folder without which the case is left out.
+        name: name of the case.
+        words: words of the command; {file}, {out}, {done} and {text} are filled in.
+        made: patterns of files below {out}; empty: the printed output.
+        resumed: add --resume to continue.
+        moments: largest number of moments; small for a command of minutes.
+        needs: required folder, without which the case is left out.
     """
 
     name: str
@@ -119,7 +119,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its status, what it printed, and seconds from the signal (0: from the start) to the end."""
+    """The end of a command: its status, its output, and seconds from the signal (0: from the start) to the end."""
 
     status: int
     said: str
@@ -130,7 +130,7 @@ class Ended:
 
 
 class Bench:
-    """The inputs in a folder, and the commands on them."""
+    """A folder of inputs, and the commands on them."""
 
     def __init__(self, work: Path) -> None:
         self.work, self.out, self.done = work, work / "out", work / "done"
@@ -161,7 +161,7 @@ class Bench:
             assert ended.status == 0, ended.errors
 
     def result(self, case: Case, ended: Ended) -> str:
-        """Digest of what a case has made; what depends on the clock and the machine is left out."""
+        """Digest of the files of a case, without values that depend on the clock and the machine."""
         content = hashlib.sha256()
         for pattern in case.made:
             for path in sorted(self.out.glob(pattern)):
@@ -186,7 +186,7 @@ def _constant(value: Any) -> Any:
 def run(
     words: Sequence[str], work: Path, fresh: bool, after: float | None = None, number: int = signal.SIGTERM
 ) -> Ended:
-    """Run a command, in a session of its own; send it a signal so many seconds after it listens."""
+    """Run a command in a separate session, and send it a signal at a given time after it listens."""
     said, errors = work / "said.txt", work / "errors.txt"
     with said.open("wb") as out, errors.open("wb") as err:
         pid = (_start if fresh else _fork)(words, out.fileno(), err.fileno())
@@ -236,12 +236,12 @@ def _start(words: Sequence[str], out: int, err: int) -> int:
     listen: Callable[[], Any] = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
     command = [sys.executable, "-m", "murmur", *words]
     started = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True, preexec_fn=listen)  # noqa: PLW1509
-    started.returncode = 0  # it is waited for by its number
+    started.returncode = 0  # `_wait` waits for its process number
     return started.pid
 
 
 def _wait(pid: int, seconds: float) -> int | None:
-    """The exit status; None: it still runs."""
+    """The exit status; None if it still runs."""
     end = time.monotonic() + seconds
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -253,7 +253,7 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _listens(pid: int) -> bool:
-    """Whether a process takes SIGUSR1, or has ended: before, the interpreter itself starts."""
+    """True if a process handles SIGUSR1 or has ended; before that, the interpreter itself is starting."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")), "")
     return not caught or bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1) or "State:\tZ" in status
@@ -274,7 +274,7 @@ def _in_session(session: int) -> list[int]:
 
 
 def slowness() -> float:
-    """Seconds that a second of processor time takes here and now."""
+    """Elapsed seconds per second of processor time, here and now."""
     clock, cpu = time.monotonic(), time.thread_time()
     while time.thread_time() - cpu < 0.05:
         sum(range(1000))
@@ -282,7 +282,7 @@ def slowness() -> float:
 
 
 def moment(bench: Bench, case: Case, trial: int, whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Stop a case at a random moment, let it go on, and judge both."""
+    """Stop a case at a random moment, continue it, and judge both."""
     draw = random.Random(f"{case.name} {trial}")
     after, number, fresh = draw.uniform(0, whole["seconds"]), draw.choice(SIGNALS), trial % 4 == 0
     shutil.rmtree(bench.out, ignore_errors=True)
@@ -301,7 +301,7 @@ def moment(bench: Bench, case: Case, trial: int, whole: Mapping[str, Any]) -> di
 
 
 def judged(ended: Ended, slow: float) -> list[str]:
-    """What is wrong with the end of a command that was stopped."""
+    """Faults in the end of a stopped command."""
     faults = []
     if ended.hit and ended.seconds > END_SECONDS * slow:
         faults.append(f"ended {ended.seconds:.1f} s after the signal, on a machine {slow:.1f} times as slow as idle")
@@ -316,7 +316,7 @@ def judged(ended: Ended, slow: float) -> list[str]:
 
 
 def undisturbed(bench: Bench, case: Case) -> dict[str, Any]:
-    """Seconds and result of a command that nobody stops."""
+    """Seconds and result of a command without a stop signal."""
     shutil.rmtree(bench.out, ignore_errors=True)
     ended = run(bench.words(case), bench.work, fresh=False)
     assert ended.status == 0, f"{case.name}: {ended.errors}"
@@ -324,7 +324,7 @@ def undisturbed(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make the moments that the file of rows lacks; then tell all."""
+    """Run the moments missing from the file of rows; then print all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--moments", type=int, default=20)
@@ -353,7 +353,7 @@ def main() -> None:
 
 
 def tell(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Figures by case, and the bars over all."""
+    """Print figures by case, and the bars over all."""
     figures: dict[str, Any] = {}
     for name in dict.fromkeys(row["case"] for row in rows):
         own = [row for row in rows if row["case"] == name]

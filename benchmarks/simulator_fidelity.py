@@ -1,12 +1,12 @@
-"""Does the virtual cluster tell the wall time of real learners? 2 and 4 of them, three networks, four strategies.
+"""Accuracy of the virtual cluster's wall times: 2 and 4 real learners, three networks, four strategies.
 
 Every cell (learners, bandwidth, with or without a straggler, strategy) trains for real on hosts made of network
-namespaces, and once in virtual time. What the virtual cluster is told is measured beforehand on two of the hosts:
+namespaces, and once in virtual time. The virtual cluster's parameters are measured beforehand on two of the hosts:
 seconds of a step alone, of a small message, of a mean of two vectors and of adding them. Nothing is fitted to a cell.
-The gradient is paced (`paced.py`): it takes its time without the processor. Wall time is counted from when all learners
-together have taken their first few steps, really and virtually: connecting and first use are not the network's. Every
-cell runs twice, in two passes over all of them; one during which others used the processor is run again while there is
-time, and the fastest run counts: what else runs on the machine can only slow one down. Needs root, `ip` and `tc`.
+The gradient is paced (`paced.py`): it takes its time without the processor. Wall time counts from the moment at which
+all learners have taken their first few steps, really and virtually, which excludes connecting and first use. Every
+cell runs twice, in two passes over all of them; one during which others used the processor is run again while time
+allows, and the fastest run counts, since other load can only slow a run down. Needs root, `ip` and `tc`.
 
     python benchmarks/simulator_fidelity.py      (as root)
 """
@@ -59,7 +59,7 @@ WITHIN, TIE = 0.10, 0.03
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: so many learners, what network, how slow learner 1 is, which strategy."""
+    """One run: number of learners, network, slowness of learner 1, strategy."""
 
     learners: int
     network: str
@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def minibatches(self) -> int:
-        """Of the whole run."""
+        """Minibatches of the whole run."""
         return sum(STRATEGIES[self.strategy][1:]) * self.learners
 
     @property
@@ -77,7 +77,7 @@ class Cell:
         return STRATEGIES[self.strategy][2] * self.learners
 
     def seconds(self, steps: Iterable[float]) -> float:
-        """Wall time by when every learner took its steps."""
+        """Wall time until every learner has taken its steps."""
         at = sorted(steps)
         return at[-1] - at[self.minibatches - self.timed - 1]
 
@@ -87,20 +87,20 @@ class Cell:
 
 
 def train_cell(place: Place, strategy: str, minibatches: int, slowness: float) -> list[float]:
-    """A learner's side of a cell: when it took its steps, on the machine's one clock."""
+    """A learner's side of a cell: the times of its steps, on the machine's one clock."""
     task = Paced(SECONDS, NUMEL, PARTS, slowness if place.rank == SLOW else 1.0)
     return train(place, task, STRATEGIES[strategy][0], minibatches).steps
 
 
 def alone(place: Place, slowness: float) -> tuple[float, float]:
-    """Seconds of a step of a learner with nobody else, and of them on the processor."""
+    """Wall seconds and processor seconds of a step of a single learner."""
     own = Place(0, 1, 0, place.host, place.port, generation=place.generation * 1000 + place.rank)
     ran = train(own, Paced(SECONDS, NUMEL, PARTS, slowness), SyncSGD(), ALONE_STEPS)
     return ran.seconds_per_step, ran.cpu_seconds_per_step
 
 
 class Stamped(Idle):
-    """Gradients that cost nothing here; notes when its steps were taken."""
+    """Source of gradients that cost no time here; records the times of its steps."""
 
     def __init__(self, seat: Seat, total: int) -> None:
         super().__init__(seat, total)
@@ -120,13 +120,13 @@ async def virtually(cell: Cell, seat: Seat) -> Stamped:
 
 @dataclass(frozen=True)
 class Told:
-    """What the virtual cluster is told.
+    """Parameters of the virtual cluster.
 
     Attributes:
-        seconds: of a step.
-        factors: how much longer one takes that is so much slower.
-        links: by the name of the network.
-        reduce_bytes_per_second: of adding vectors.
+        seconds: seconds of a step.
+        factors: measured factors on the time of a step, by nominal slowness.
+        links: links by the name of the network.
+        reduce_bytes_per_second: speed of adding vectors.
     """
 
     seconds: float
@@ -135,7 +135,7 @@ class Told:
     reduce_bytes_per_second: float
 
     def seconds_of(self, cell: Cell) -> float:
-        """The virtual cluster's answer."""
+        """The virtual cluster's prediction."""
         cluster = Cluster(
             learners=cell.learners,
             compute=ConstantSeconds(self.seconds, {SLOW: self.factors[cell.slowness]}),
@@ -148,7 +148,7 @@ class Told:
 
 
 def measure(running: HostLearners, network: Network) -> tuple[Told, dict[str, Any]]:
-    """What two learners tell of themselves and of every network, before any cell."""
+    """Measure two learners and every network, before any cell."""
     steps: dict[float, float] = {}
     cpu = []
     for slowness in SLOWNESS:
@@ -181,14 +181,14 @@ def really(running: HostLearners, cell: Cell) -> float:
 
 @dataclass(frozen=True)
 class Runs:
-    """Wall seconds of each cell's runs: while the machine was ours, and while others used it."""
+    """Wall seconds of each cell's runs, separately for an idle machine and one used by others."""
 
     clean: Mapping[Cell, list[float]]
     other: Mapping[Cell, list[float]]
 
     @property
     def disturbed(self) -> list[Cell]:
-        """Cells that have no clean run."""
+        """Cells without an undisturbed run."""
         return [cell for cell, found in self.clean.items() if not found]
 
     def seconds(self, cell: Cell) -> float:
@@ -205,9 +205,9 @@ class Runs:
 
 
 def wrong_pairs(cells: Sequence[tuple[Cell, float, float]]) -> tuple[list[str], int]:
-    """Strategies of one setting that the virtual cluster ranks the wrong way round, and how many pairs are told apart.
+    """Pairs of strategies of one setting that the virtual cluster ranks wrongly, and the number of compared pairs.
 
-    Real seconds a minibatch that differ by less than TIE are not told apart.
+    Pairs whose real seconds per minibatch differ by less than TIE are not compared.
     """
     wrong, apart = [], 0
     for (a, real_a, virtual_a), (b, real_b, virtual_b) in combinations(cells, 2):
@@ -252,13 +252,13 @@ def main() -> None:
         print(f"simulator_fidelity cannot run: {reason}")
         print(json.dumps({"benchmark": "simulator_fidelity", "figures": {}, "bars": [], "cannot_run": reason}))
         return
-    everybody = list(range(max(SIZES)))
+    ranks = list(range(max(SIZES)))
     cells = [Cell(*what) for what in product(SIZES, BITS, SLOWNESS, STRATEGIES)]
     began = time.monotonic()
     runs = Runs({cell: [] for cell in cells}, {cell: [] for cell in cells})
     with (
-        hosts(len(everybody), 1e9, MTU) as network,
-        learners(network, everybody, [sys.executable, __file__]) as running,
+        hosts(len(ranks), 1e9, MTU) as network,
+        learners(network, ranks, [sys.executable, __file__]) as running,
     ):
         told, raw = measure(running, network)
         for cell in cells * PASSES:

@@ -1,13 +1,13 @@
-"""A long run in endless trouble: four ADPSGD learners that are killed, stopped, throttled and cut off, and come back.
+"""A long run with continuous faults: four ADPSGD learners that are killed, stopped, throttled, cut off and restarted.
 
-    make soak                                         (an hour; as root on hosts of their own, see namespaces.py)
+    make soak                                         (an hour; as root on separate hosts, see namespaces.py)
     python benchmarks/soak.py --minutes 5 --every 8
 
-The launcher starts them and starts them again. What must hold: somebody always makes progress; the run comes to its
-end; every minibatch is done, and hardly any twice; and nothing grows: resident memory, threads and descriptors of every
-process that lives for long (learner 0 is never killed, so that there is one), and keys of the store. A slope is
-Theil and Sen's (the median over all pairs of samples) of the samples after the first third, times the seconds that they
-span; for memory of those after the first half, as caches fill for longer.
+The launcher starts the learners and restarts them. Requirements: the run always makes progress; it finishes; every
+minibatch is done, and hardly any twice; and nothing grows: resident memory, threads and descriptors of every long-lived
+process (learner 0 is never killed, so that there is one), and keys of the store. A slope is the one of Theil
+and Sen (the median over all pairs of samples) of the samples after the first third, times the seconds that they
+span; memory uses those after the first half, since caches fill for longer.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from trouble import LOOPBACK, PacedRegression, StepLog, steps_of
 SIZE, SECONDS, BITS, SLOW_BITS = 4, 0.05, 1e9, 2e6
 WITNESS = 0  # never killed
 LENGTHS = (0.1, 1.5)  # of faults that pass, in seconds between faults
-PACE = 0.5  # share of the undisturbed pace that is expected, for a budget of about so many minutes
+PACE = 0.5  # expected share of the undisturbed pace, which sets the budget for the given minutes
 HANG_SECONDS, LOOK_SECONDS, MOST_SAMPLES, LEAST_SECONDS = 60.0, 0.5, 400, 60.0
-STARTING_SECONDS = 120.0  # nobody takes a step while four interpreters start
-BEGUN = 0.1  # share of the minibatches after which all that a run sets up is there, its first evaluation too
+STARTING_SECONDS = 120.0  # no learner takes a step while four interpreters start
+BEGUN = 0.1  # share of the minibatches after which the setup is complete, including the first evaluation
 TOLERANCES = {"memory_bytes": 8e6, "threads": 0.5, "descriptors": 0.5, "keys": 0.5}
-CLAIMS_AT_RISK = 4  # minibatches that one fault may have done twice: what was done and not told yet
+CLAIMS_AT_RISK = 4  # minibatches that one fault may repeat: those done but not yet reported
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Sample:
 
 
 def look_at(pid: int) -> Sample | None:
-    """A process as /proc shows it; None if it is gone, or is being started."""
+    """State of a process according to /proc; None if it is gone or being started."""
     try:
         words = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))
@@ -77,7 +77,7 @@ def look_at(pid: int) -> Sample | None:
 
 
 def growth(times: Sequence[float], values: Sequence[float]) -> float:
-    """By how much a value grew over the samples: the median slope of all pairs, times the span."""
+    """Growth of a value over the samples: the median slope of all pairs, times the span."""
     every = max(1, len(times) // MOST_SAMPLES)
     t = torch.tensor(times[::every], dtype=torch.float64)
     v = torch.tensor(values[::every], dtype=torch.float64)
@@ -87,13 +87,13 @@ def growth(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def store_process() -> int | None:
-    """Number of the key-value server, which the launcher has started beside the learners."""
+    """Process number of the key-value server, which the launcher has started beside the learners."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return next((int(c) for c in children if b"murmur.worlds.process.store.server" in command_of(int(c))), None)
 
 
 def command_of(pid: int) -> bytes:
-    """A process's command line; nothing of one that is gone."""
+    """A process's command line; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -102,21 +102,21 @@ def command_of(pid: int) -> bytes:
 
 @dataclass
 class Watch:
-    """Lets faults happen to a launch, samples its processes, and ends it when nothing moves any more.
+    """Causes faults in a launch, samples its processes, and ends it if it makes no progress.
 
     Attributes:
-        folder: with the learners' steps.
-        minibatches: of the run.
-        network: their hosts; None: this host alone, where links are neither cut nor throttled.
-        every_seconds: between faults, on average.
-        draw: of moments, learners and faults.
-        launch: what is watched.
-        samples: of each process, by (what it is, its number).
-        keys: (time, keys in the store).
-        faults: how many of each kind.
-        hung: whether it had to be ended.
-        place: of the learner that was started last.
-        over: set at the end of the run.
+        folder: folder of the learners' steps.
+        minibatches: number of minibatches in the run.
+        network: hosts of the learners; None for this host alone, where links are neither cut nor throttled.
+        every_seconds: mean time between faults.
+        draw: source of moments, learners and faults.
+        launch: launch under observation.
+        samples: samples of each process, by (kind, number).
+        keys: tuples (time, keys in the store).
+        faults: number of faults of each kind.
+        hung: True if the run had to be ended.
+        place: place of the learner started last.
+        over: event set at the end of the run.
     """
 
     folder: Path
@@ -139,7 +139,7 @@ class Watch:
         return words if self.network is None else self.network.inside(place.rank, words)
 
     def trouble(self) -> None:
-        """Faults at random moments, in a thread; two at a time at most."""
+        """Cause faults at random moments, in a thread; at most two at a time."""
         pending: list[tuple[float, int, str]] = []
         next_at = time.monotonic() + self.every_seconds
         while not self.over.wait(0.05):
@@ -160,12 +160,12 @@ class Watch:
             self.end(rank, kind)
 
     def kinds(self, rank: int) -> list[str]:
-        """What may befall a learner."""
+        """The kinds of faults possible for a learner."""
         here = ["stop"] if rank == WITNESS else ["stop", "kill"]
         return here if self.network is None else [*here, "cut", "throttle"]
 
     def moving(self) -> bool:
-        """Whether every learner has taken a step: before that there is no run yet."""
+        """True if every learner has taken a step; before that, the run has not begun."""
         return all(steps_of(self.folder / f"{r}.steps")[:1] for r in range(SIZE))
 
     def pid(self, rank: int) -> int | None:
@@ -174,7 +174,7 @@ class Watch:
         return process.pid if process is not None and process.poll() is None else None
 
     def begin(self, rank: int, kind: str) -> None:
-        """A fault begins."""
+        """Begin a fault."""
         self.faults[kind] += 1
         pid = self.pid(rank)
         with suppress(ProcessLookupError):  # it has just ended by itself
@@ -186,7 +186,7 @@ class Watch:
             self.network.limit(rank, SLOW_BITS)
 
     def end(self, rank: int, kind: str) -> None:
-        """A fault is over."""
+        """End a fault."""
         pid = self.pid(rank)
         with suppress(ProcessLookupError):
             if pid is not None and kind == "stop":
@@ -197,7 +197,7 @@ class Watch:
             self.network.limit(rank, BITS)
 
     def look(self) -> None:
-        """Sample, in a thread; end a run in which nobody has taken a step for long."""
+        """Sample, in a thread; end a run without a step for a long time."""
         size, moved, store, begun = 0, time.monotonic() + STARTING_SECONDS, None, False
         while not self.over.wait(LOOK_SECONDS):
             now = time.monotonic()
@@ -229,7 +229,7 @@ class Watch:
 
 @contextmanager
 def beside(watch: Watch) -> Iterator[None]:
-    """Both threads of a watch."""
+    """Context that runs both threads of a watch."""
     threads = [Thread(target=work, daemon=True) for work in (watch.trouble, watch.look)]
     for thread in threads:
         thread.start()
@@ -251,7 +251,7 @@ def learner(place: Place, folder: Path, minibatches: int) -> None:
 
 
 def soak(network: Network | None, minutes: float, every_seconds: float, seed: int) -> tuple[dict[str, Any], list[Any]]:
-    """One run: figures and bars."""
+    """Perform one run; return figures and bars."""
     minibatches = round(minutes * 60 * SIZE / SECONDS * PACE)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -282,7 +282,7 @@ def soak(network: Network | None, minutes: float, every_seconds: float, seed: in
 
 
 def slopes(watch: Watch) -> list[dict[str, Any]]:
-    """Bars of what must not grow, for processes that have lived for half of the run or more; none of a short run."""
+    """Bars of values that must not grow, for processes that lived for at least half of the run; empty if too short."""
     bars = []
     longest = max((own[-1].at - own[0].at for own in watch.samples.values()), default=0.0)
     for (what, pid), own in watch.samples.items():

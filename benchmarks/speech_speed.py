@@ -1,7 +1,7 @@
 """Alignment and decoding against the bare library calls: CPU seconds, both sides in turn, one process.
 
-A monophone system of the embedded digits, a word-loop graph. "Bare" is the shortest
-loop over kaldi-hmm-gmm's aligner and kaldi-decoder's search that gives the same paths.
+A monophone system of the embedded digits, a word-loop graph. "Bare" is the shortest loop over kaldi-hmm-gmm's aligner
+and kaldi-decoder's search that gives the same paths.
 
     python benchmarks/speech_speed.py
 """

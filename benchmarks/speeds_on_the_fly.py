@@ -1,4 +1,4 @@
-"""What speeds and noise on the fly cost: CPU of minibatches from stored frames, and from audio.
+"""Cost of speeds and noise on the fly: CPU time of minibatches from stored frames, and from audio.
 
 Chunks of 100 frames with 12 of context on both sides, 24 a minibatch, 40 log-mel bins, one thread. Rounds alternate;
 milliseconds are those of the thread, not of the wall clock.

@@ -1,4 +1,4 @@
-"""What one slow learner costs the others: four learners on four hosts, the second one slow in different ways.
+"""Cost of one slow learner for the others: four learners on four hosts, the second one slow in different ways.
 
 Slow compute (2, 10, 100 times), a slow machine (stopped for nine tenths of every second), a slow link (1/100 of the
 bandwidth). ADPSGD on the ring should lose no more than the straggler's own share; lock-step strategies fall to the
@@ -33,7 +33,7 @@ from namespaces import HostLearners, Network, hosts, learners, obey, refusal
 from paced import Paced, train
 
 SECONDS, NUMEL, BITS = 0.12, 10_240, 82e6  # a vector takes 4 ms on a good link, 0.4 s on the slow one
-EVERYBODY, SLOW, FAR = [0, 1, 2, 3], 1, 3  # ring: 0 and 2 are beside the straggler, 3 is not
+ALL_RANKS, SLOW, FAR = [0, 1, 2, 3], 1, 3  # ring: 0 and 2 are beside the straggler, 3 is not
 MINIBATCHES, K = 240, 4
 SAMPLE_SECONDS, COORDINATES = 0.1, 64
 STOPPED_SECONDS, RUNNING_SECONDS = 0.9, 0.1
@@ -43,13 +43,13 @@ STRATEGIES: dict[str, Strategy] = {"ADPSGD": ADPSGD(), **LOCK_STEP}
 
 @dataclass(frozen=True)
 class Case:
-    """One way of being slow.
+    """One kind of slowness.
 
     Attributes:
-        slowness: s, of the straggler's gradient.
-        compute: factor on the seconds of its gradient.
-        link: factor on its bandwidth.
-        bursts: whether its process is stopped for most of the time.
+        slowness: slowness s of the straggler's gradient.
+        compute: factor on the seconds of the straggler's gradient.
+        link: factor on the straggler's bandwidth.
+        bursts: stop its process for most of the time.
     """
 
     name: str
@@ -70,7 +70,7 @@ CASES = [
 
 @dataclass(frozen=True)
 class Watched:
-    """A strategy whose learner is looked at ten times a second: [time, exchanges so far, some of its weights]."""
+    """A strategy whose learner is sampled ten times a second: [time, averages so far, some of its weights]."""
 
     strategy: Strategy
     began: Path = field(repr=False)  # a file that appears when training begins
@@ -92,7 +92,7 @@ class Watched:
 
 
 def run(place: Place, strategy: str, minibatches: int, compute: float, folder: str) -> None:
-    """A learner's side of a run; leaves what it saw in a file, as its link may be slow."""
+    """A learner's side of a run; writes its observations to a file, since its link may be slow."""
     watched = Watched(STRATEGIES[strategy], Path(folder, f"{place.rank} began"))
     task = Paced(SECONDS, NUMEL, slowness=compute if place.rank == SLOW else 1.0)
     ran = train(place, task, watched, minibatches)
@@ -101,11 +101,11 @@ def run(place: Place, strategy: str, minibatches: int, compute: float, folder: s
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run looked like, away from its ends.
+    """Observations of a run, without its beginning and end.
 
     Attributes:
-        learners: each learner's steps, samples of its weights, end; times on one clock.
-        start, spent: from when all were under way until nothing was left to hand out.
+        learners: steps, samples of weights and end of each learner; times on one clock.
+        start, spent: time from which all were under way, and time at which no minibatch was left to hand out.
     """
 
     learners: Sequence[Mapping[str, Any]]
@@ -114,7 +114,7 @@ class Seen:
 
     @property
     def steps_per_second(self) -> float:
-        return sum(self.of_learner(r) for r in EVERYBODY)
+        return sum(self.of_learner(r) for r in ALL_RANKS)
 
     def of_learner(self, rank: int) -> float:
         inside = [t for t in self.learners[rank]["steps"] if self.start <= t <= self.spent]
@@ -128,13 +128,13 @@ class Seen:
 
     @property
     def far_exchanges_per_second(self) -> float:
-        """Of the learner that is not beside the straggler, with both its neighbours."""
+        """Averages per second of the learner that is not next to the straggler, with both its neighbours."""
         inside = [(t, e) for t, e, _ in self.learners[FAR]["seen"] if self.start <= t <= self.spent]
         return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
 
     @property
     def consensus_distance(self) -> float:
-        """Root of the mean over time and learners of |w_i - mean w|^2 (of the coordinates that are looked at)."""
+        """Root of the mean over time and learners of |w_i - mean w|^2 (for the sampled coordinates)."""
         squares, t = [], self.start
         while t < self.spent:
             rows = [[w for at, _, w in s["seen"] if at <= t][-1:] for s in self.learners]
@@ -150,7 +150,7 @@ class Seen:
 
     @property
     def compute_to_cpu(self) -> float:
-        """Seconds of the gradient over CPU seconds of a step; of the busiest of the equal learners."""
+        """Seconds of the gradient over CPU seconds of a step, for the busiest of the equal learners."""
         used = [(s["cpu"][-1] - s["cpu"][0]) / (len(s["cpu"]) - 1) for r, s in enumerate(self.learners) if r != SLOW]
         return SECONDS / max(used)
 
@@ -161,13 +161,13 @@ class Seen:
 
 
 def perform(running: HostLearners, network: Network, strategy: str, case: Case, minibatches: int) -> Seen:
-    """Run a case, make the straggler slow meanwhile."""
+    """Run a case, with the straggler slowed down meanwhile."""
     network.limit(SLOW, BITS * case.link)
     with tempfile.TemporaryDirectory() as folder:
-        running.order("run", EVERYBODY, strategy=strategy, minibatches=minibatches, compute=case.compute, folder=folder)
+        running.order("run", ALL_RANKS, strategy=strategy, minibatches=minibatches, compute=case.compute, folder=folder)
         slow_since = burst(running, Path(folder, f"{SLOW} began")) if case.bursts else 0.0
-        running.results(EVERYBODY)
-        found = [json.loads(Path(folder, f"{r}.json").read_text()) for r in EVERYBODY]
+        running.results(ALL_RANKS)
+        found = [json.loads(Path(folder, f"{r}.json").read_text()) for r in ALL_RANKS]
     network.limit(SLOW, BITS)
     even = [s for r, s in enumerate(found) if r != SLOW]
     start = max(slow_since, *(s["steps"][min(5, len(s["steps"]) - 1)] for s in even))
@@ -175,7 +175,7 @@ def perform(running: HostLearners, network: Network, strategy: str, case: Case, 
 
 
 def burst(running: HostLearners, began: Path) -> float:
-    """Stop and continue the straggler's process from when it trains until its run is over; when that began."""
+    """Stop and continue the straggler's process from its first step to the end of its run; return the start."""
     while not began.exists() and not running.done(SLOW):
         time.sleep(0.01)
     pid, since = running.processes[SLOW].pid, time.monotonic()
@@ -200,7 +200,7 @@ def asynchronous(running: HostLearners, network: Network) -> dict[str, dict[str,
 
 
 def lock_step(running: HostLearners, network: Network) -> dict[str, dict[str, float]]:
-    """Steps a second of everybody together, by strategy and case; the slowest case with one strategy only."""
+    """Steps per second of all learners, by strategy and case; the slowest case with one strategy only."""
     found: dict[str, dict[str, float]] = {}
     for name in LOCK_STEP:
         found[name] = {}
@@ -209,9 +209,9 @@ def lock_step(running: HostLearners, network: Network) -> dict[str, dict[str, fl
             if case.slowness > 50 and name != "SyncSGD":
                 continue
             turns = 2 if case.slowness > 50 else 3 * rounds + (0 if rounds > 1 else 3)
-            steps = perform(running, network, name, case, turns * len(EVERYBODY)).learners[0]["steps"]
+            steps = perform(running, network, name, case, turns * len(ALL_RANKS)).learners[0]["steps"]
             begin = 0 if turns == 2 else rounds - 1  # averaging comes after the K-th step
-            found[name][case.name] = (turns - 1 - begin) * len(EVERYBODY) / (steps[-1] - steps[begin])
+            found[name][case.name] = (turns - 1 - begin) * len(ALL_RANKS) / (steps[-1] - steps[begin])
         print(f"{name}, steps per second: " + "  ".join(f"{k} {v:.3g}" for k, v in found[name].items()), flush=True)
     return found
 
@@ -222,7 +222,7 @@ def bars_of(
     equal = {k: (v + found["equal again"][k]) / 2 for k, v in found["equal"].items()}
     bars = []
     for case in CASES:
-        here, size = found[case.name], len(EVERYBODY)
+        here, size = found[case.name], len(ALL_RANKS)
         share = here["steps_per_second"] / equal["steps_per_second"]
         fair = 0.9 * (size - 1 + 1 / case.slowness) / size
         rounds = here["far_exchanges_per_second"] / equal["far_exchanges_per_second"]
@@ -253,7 +253,7 @@ def main() -> None:
         print(f"straggler cannot run: {reason}")
         print(json.dumps({"benchmark": "straggler", "figures": {}, "bars": [], "cannot_run": reason}))
         return
-    with hosts(len(EVERYBODY), BITS) as network, learners(network, EVERYBODY, [sys.executable, __file__]) as running:
+    with hosts(len(ALL_RANKS), BITS) as network, learners(network, ALL_RANKS, [sys.executable, __file__]) as running:
         found = asynchronous(running, network)
         locked = lock_step(running, network)
     close("straggler", {"ADPSGD": found, "lock_step_steps_per_second": locked}, bars_of(found, locked))

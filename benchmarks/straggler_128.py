@@ -1,9 +1,9 @@
-"""128 learners on 16 nodes, all equal and with one ten times slower: what seven strategies keep of their speed.
+"""128 learners on 16 nodes, all equal and with one ten times slower: the speed that seven strategies retain.
 
-Timing only: the strategies' own protocols on the virtual cluster, weights that hold nothing and count as 165 MB on the
-wire, a gradient of 0.07 s with 10 % jitter. Samples a second are counted while all learners still find minibatches,
-and over the whole run; the end of the run, in which fast learners wait for the slow one's last gradient, is shown on
-its own. Bars: lock-step falls to the straggler's pace, strategies without it keep what the others do.
+Timing only: the strategies' own protocols on the virtual cluster, with empty weights that count as 165 MB on the
+wire, a gradient of 0.07 s with 10 % jitter. Samples per second are counted while all learners still find minibatches,
+and over the whole run; the end of the run, in which fast learners wait for the slow one's last gradient, is shown
+separately. Bars: lock-step falls to the straggler's pace, other strategies retain the speed of the other learners.
 
     python benchmarks/straggler_128.py --picture docs/straggler_128.png
 """
@@ -58,23 +58,23 @@ class Cell:
 
     @property
     def rate(self) -> float:
-        """Minibatches a virtual second of the whole run, its end included."""
+        """Minibatches per virtual second of the whole run, including its end."""
         return self.timing.minibatches / self.timing.seconds
 
     @property
     def steady(self) -> float:
-        """Minibatches a virtual second while every learner still finds some."""
+        """Minibatches per virtual second while every learner still finds some."""
         timing = self.timing
         return sum(taken / at for taken, at in zip(timing.gradients, timing.last_seconds, strict=True))
 
     @property
     def idle(self) -> float:
-        """Share of the run that learners did not compute, on average."""
+        """Share of the run in which learners did not compute, on average."""
         return 1 - fmean(self.timing.compute_seconds) / self.timing.seconds
 
 
 def run(strategy: Strategy, factors: Mapping[int, float], gradients: int) -> Cell:
-    """One cell of the study: so many gradients a learner, on average."""
+    """One cell of the study, with this mean number of gradients per learner."""
     cluster = preset(KIND).cluster(LEARNERS, LognormalSeconds(SECONDS, JITTER, factors=factors), MODEL_BYTES)
     began = time.process_time()
     timing = time_strategy(strategy, cluster, LEARNERS * gradients)
@@ -82,7 +82,7 @@ def run(strategy: Strategy, factors: Mapping[int, float], gradients: int) -> Cel
 
 
 def table(cells: Mapping[str, Mapping[str, Cell]]) -> Table:
-    """One line a strategy."""
+    """One line per strategy."""
     shown = Table(title=f"{LEARNERS} learners, {KIND}, {MODEL_BYTES / 1e6:g} MB, {SECONDS} s a gradient; virtual time")
     shown.add_column("strategy", no_wrap=True)
     for name in ("minibatches/s", "one slow", "kept, %", "whole run, %", "idle, %", "one slow", "end, s", "one slow"):

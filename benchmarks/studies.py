@@ -1,32 +1,32 @@
-"""Studies of averaging: what helps learners that average models, and how often they should.
+"""Studies of averaging: methods that help learners that average models, and the best frequency of averaging.
 
     python benchmarks/studies.py [--cache FOLDER]
 
-Every run is a row of results/studies.jsonl; the script goes on where it was, and with all rows there it only makes the
-tables and pictures of docs/studies.md again. The rules of each study were fixed before its first row; a few minutes of
-pilot runs with a seed of their own, which stand nowhere, chose sizes and the middle of the grids.
+Every run is a row of results/studies.jsonl; the script continues from there, and with all rows present it only makes
+the tables and pictures of docs/studies.md again. The rules of each study were fixed before its first row; a few minutes
+of unrecorded pilot runs with a separate seed chose sizes and the middle of the grids.
 
 Task: the demo's digits, 62 states, three sigmoid layers of 128, single frames in random order
 (`recipes/random_frames`); 480,000 frames a run, about three passes. Figures are of dev (log-probability a frame) and of
 test (word error rate, acoustic scale tuned on dev). Rates are linear: tuned at one learner and 128 frames, times frames
 / 128, times learners. Kaldi's schedule falls exponentially to a tenth from there; IBM's warms up to that peak over half
-of the run and then falls to 1/32 of it. No momentum, no clipping. A run whose loss is no number or above that of the
+of the run and then falls to 1/32 of it. No momentum, no clipping. A run whose loss is not finite or above that of the
 class frequencies counts with the loss of the class frequencies.
 
 Tuning, seed 0, one learner: RATES for SGD and for natural gradient. Machines at STACK_RATES, each judged by SGD from it
-at SGD's rate; from the best one both optimizers also at a third of their rates.           6 + 3 + 3 + 1 + 2 runs
+at SGD's rate; from the best one, both optimizers also at a third of their rates.          6 + 3 + 3 + 1 + 2 runs
 Pre-training: SGD and natural gradient, from random weights and from machines, one learner, seeds 1 and 2 beside 0 of
 tuning. Paired t intervals over seeds of ln(loss), paired bootstrap of word errors.                     2 + 8 runs
 Factors: 2^(6-2) of resolution IV (minibatch = ABC, learners = BCD), seeds 0, 1, 2 in turn. Main effects are clear of
 interactions of two; those reported come in pairs: optimizer x learners with iteration x minibatch, pre-training x
 learners with schedule x iteration, schedule x learners with pre-training x iteration.                     16 runs
-Frequency: SGD, 4 learners, IBM's schedule, ITERATIONS frames a learner between averages, three seeds. The best range
+Frequency: SGD, 4 learners, IBM's schedule, ITERATIONS frames per learner between averages, three seeds. The best range
 holds the one with the highest mean log-probability and all whose paired 95 % t interval of the difference from it holds
-0; if that is all of them, the data show none. The same is told of word errors by bootstrap.               12 runs
+0; if those are all, the data show no range. Word errors are judged in the same way, by bootstrap.         12 runs
 Largest batch: 16 learners, SGD at its rate, IBM's schedule, 200 updates at the largest batch, equally many frames at
-every other. A run diverges if a loss is no number or the held-out loss at the end is above 0.9 of that of the class
-frequencies. Bisection over powers of 2 from 2^8 to 2^14 frames of all learners together: the middle one of those left;
-up if it did not diverge, down if it did.                                                                   6 runs
+every other. A run diverges if a loss is not finite or the final held-out loss is above 0.9 of that of the class
+frequencies. Bisection over powers of 2 from 2^8 to 2^14 frames of all learners: try the middle of the remaining sizes;
+go up if it did not diverge, down if it did.                                                                6 runs
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ Runner = Callable[[Cell], Row]
 
 
 def score(row: Row) -> float:
-    """Held-out loss, that of the class frequencies at most."""
+    """Held-out loss, at most that of the class frequencies."""
     loss = row["loss"]
     return float(row["prior"]) if loss is None or not loss < row["prior"] else float(loss)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Rates by optimizer, from random weights and from machines, and the machines' own; with the rows that chose."""
+    """Best rates by optimizer, from random weights and from machines, and the machines' own; with the tuning rows."""
 
     scratch: dict[str, float]
     from_stack: dict[str, float]
@@ -83,7 +83,7 @@ class Tuned:
 
 
 def best(cells: list[Cell], go: Runner) -> tuple[Cell, list[Row]]:
-    """The one of the lowest loss on dev."""
+    """The cell with the lowest loss on dev, and all rows."""
     done = [go(cell) for cell in cells]
     return min(zip(cells, done, strict=True), key=lambda pair: score(pair[1]))[0], done
 
@@ -108,7 +108,7 @@ def tune(go: Runner) -> Tuned:
 
 
 def factor_cells(tuned: Tuned) -> list[Cell]:
-    """The sixteen."""
+    """The sixteen cells of the factorial."""
     cells = []
     for number, signs in enumerate(product((0, 1), repeat=4)):
         a, b, c, d = signs
@@ -127,7 +127,7 @@ def factor_cells(tuned: Tuned) -> list[Cell]:
 
 
 def diverged(row: Row) -> bool:
-    """By the rule above."""
+    """True if the run diverged by the rule above."""
     return row["loss"] is None or not row["loss"] < DIVERGED * row["prior"]
 
 
@@ -146,7 +146,7 @@ def largest(strategy: str, rate: float, go: Runner) -> list[Row]:
 def main(
     cache: Annotated[Path, typer.Option(help="Folder of the digits' features and alignments.")] = Path("runs/cache"),
 ) -> None:
-    """Run what is missing, then make tables and pictures."""
+    """Run the missing cells, then make tables and pictures."""
     torch.set_num_threads(1)
     go = lambda cell: run(cell, cache, decoded=cell.strategy == "KAVG")  # noqa: E731
     tuned = tune(go)

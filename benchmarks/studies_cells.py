@@ -1,7 +1,7 @@
-"""One run of the studies: what it is made of, and its row of results/studies.jsonl.
+"""One run of the studies: its settings, and its row of results/studies.jsonl.
 
-A row holds the cell, the held-out losses at the marks, word errors of every test utterance (the acoustic scale tuned on
-dev), processor seconds, commit and date. Its digest is that of the cell and of FIXED: who changes either gets new rows.
+A row holds the cell, the held-out losses at the evaluation points, word errors of every test utterance (acoustic scale
+tuned on dev), processor seconds, commit and date. Its digest covers the cell and FIXED: changes give new rows.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class Cell:
 
     Attributes:
         optimizer: "SGD" or "natural gradient", both without momentum.
-        rate: for one learner and a minibatch of 128 frames; times frames / 128 and times learners elsewhere.
-        seed: of weights, order of frames, and of the stack.
-        stack: rate at which the machines were trained that the network starts from; None: random weights.
+        rate: rate for one learner and a minibatch of 128 frames; scaled by frames / 128 and by learners.
+        seed: seed of weights, order of frames, and of the stack.
+        stack: training rate of the machines from which the network starts; None for random weights.
         strategy: "KAVG", "SyncSGD" or "ADPSGD".
-        learners: virtual ones.
+        learners: number of virtual learners.
         schedule: "kaldi" or "ibm", see FIXED.
-        frames: of a learner's minibatch.
-        iteration: frames of a learner between two averages (KAVG).
-        budget: frames of all learners together.
+        frames: number of frames in a learner's minibatch.
+        iteration: number of frames of a learner between two averages (KAVG).
+        budget: number of frames of all learners.
     """
 
     optimizer: str
@@ -79,7 +79,7 @@ class Cell:
         return _digest(asdict(self))
 
     def experiment(self, cache: Path) -> Experiment:
-        """What is run; trains the stack first where one is needed and missing."""
+        """The experiment of a cell; trains the stack first if it is needed and missing."""
         task: Any = FrameTask(supervised(cache, self.seed), self.frames, self.seed)
         total = self.budget // self.frames
         passes = total / task.per_epoch
@@ -127,7 +127,7 @@ def rows() -> dict[str, Row]:
 
 
 def keep(digest: str, content: Mapping[str, Any], began: float) -> Row:
-    """Append a row, with where it comes from."""
+    """Append a row with its origin."""
     about = {"cpu_seconds": round(time.process_time() - began, 1), "commit": (commit() or "unknown")[:7]}
     row = {"digest": digest, **content, **about, "date": datetime.now(UTC).date().isoformat()}
     Rows(KEPT).append(row)
@@ -135,7 +135,7 @@ def keep(digest: str, content: Mapping[str, Any], began: float) -> Row:
 
 
 def stacked(cache: Path, rate: float, seed: int) -> Path:
-    """File of the machines trained at a rate, made and recorded where it is missing."""
+    """File of the machines trained at a rate, made and recorded if missing."""
     digest = _digest(["stack", rate, seed])
     out = cache / "stacks" / digest
     if digest in rows() and (out / "model.json").exists():
@@ -150,7 +150,7 @@ def stacked(cache: Path, rate: float, seed: int) -> Path:
 
 
 def run(cell: Cell, cache: Path, decoded: bool) -> Row:
-    """The row of a cell, from an earlier run or from this one; a run whose losses are no numbers has loss None."""
+    """The row of a cell, from an earlier run or from this one; a run with non-finite losses has loss None."""
     known = rows().get(cell.digest)
     if known is not None:
         return known

@@ -24,16 +24,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Study:
-    """Rows of all studies, and how they are judged; see `studies`.
+    """Rows of all studies, and functions that judge them; see `studies`.
 
     Attributes:
-        tuning: at one learner, seed 0.
+        tuning: rows at one learner, seed 0.
         alone: (optimizer, pre-trained) to rows over seeds, one learner.
-        factors, levels: the fraction of the factorial, and low and high of every factor.
+        factors, levels: rows of the fractional factorial, and low and high level of every factor.
         frequency: frames of a learner between averages, to rows over seeds.
         bisections: strategy to runs in order.
-        score: loss of a row.
-        diverged: whether a row did.
+        score: function that returns the loss of a row.
+        diverged: function that returns True for a diverged row.
     """
 
     tuning: Sequence[Row]
@@ -63,18 +63,18 @@ def ratio(value: Interval) -> str:
 
 
 def table(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """In Markdown."""
+    """A table in Markdown."""
     cells = [heads, ["---"] * len(heads), *lines]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in cells)
 
 
 def start(pretrained: bool) -> str:
-    """Where weights come from."""
+    """Origin of the initial weights."""
     return "machines" if pretrained else "random"
 
 
 def tuning(study: Study) -> str:
-    """What was tried at seed 0."""
+    """Table of the trials at seed 0."""
     lines = []
     for row in study.tuning:
         cell = row["cell"]
@@ -189,7 +189,7 @@ def _range(chosen: Sequence[int], tried: Sequence[int]) -> str:
 
 
 def largest(study: Study) -> tuple[str, float | None]:
-    """Table of the bisections, and the ratio of the largest batches that did not diverge; None where one has none."""
+    """Table of the bisections, and the ratio of the largest batches that did not diverge; None if one has none."""
     lines, found = [], {}
     for name, rows in study.bisections.items():
         for row in rows:
@@ -219,14 +219,14 @@ def fill(page: str, name: str, content: str) -> str:
 
 
 def where(rows: Sequence[Row]) -> str:
-    """When and from what the rows were made."""
+    """Time and origin of the rows."""
     commits, dates = (sorted({row[name] for row in rows}) for name in ("commit", "date"))
     seconds = sum(row["cpu_seconds"] for row in rows)
     return f"{len(rows)} runs, {seconds / 60:.0f} processor minutes; commit {', '.join(commits)}; {', '.join(dates)}."
 
 
 def write(study: Study) -> None:
-    """Page, pictures and record."""
+    """Write page, pictures and record."""
     from studies_pictures import draw  # noqa: PLC0415 - matplotlib is an extra
 
     one, at_one = alone(study)

@@ -20,7 +20,7 @@ COLOURS = ("tab:blue", "tab:orange")
 
 
 def draw(study: Study, effects: Mapping[str, Interval], folder: Path) -> None:
-    """Three files."""
+    """Write three files."""
     matplotlib.use("agg")
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     curves(study, axes[0])
@@ -35,7 +35,7 @@ def draw(study: Study, effects: Mapping[str, Interval], folder: Path) -> None:
 
 
 def curves(study: Study, axes: Axes) -> None:
-    """One learner: held-out loss over frames, mean of seeds."""
+    """Held-out loss over frames with one learner, mean of seeds."""
     for (optimizer, pretrained), rows in study.alone.items():
         points = [[point[1] for point in row["curve"]] for row in rows]
         xs = [point[0] / 1000 for point in rows[0]["curve"]]
@@ -82,7 +82,7 @@ def frequency(study: Study, axes: Axes) -> None:
 
 
 def largest(study: Study, axes: Axes) -> None:
-    """End of every run of the bisections, in shares of the loss of the class frequencies."""
+    """Final loss of every run of the bisections, relative to the loss of the class frequencies."""
     for colour, (name, rows) in zip(COLOURS, study.bisections.items(), strict=True):
         ended = sorted((r["cell"]["learners"] * r["cell"]["frames"], r["loss"], r["prior"]) for r in rows if r["loss"])
         batches, shares = [b for b, _, _ in ended], [loss / prior for _, loss, prior in ended]

@@ -1,7 +1,7 @@
-"""SyncSGD against DistributedDataParallel: seconds of a step with two processes, same model, same bucket size, in turn.
+"""SyncSGD against DistributedDataParallel: seconds per step with two processes, same model and bucket size, in turn.
 
-Both run in the same two processes, alternating; each repeat times a burst of steps after a barrier. Two learners of one
-thread each.
+Both run in the same two processes, alternating; each repeat times a burst of steps after a barrier. Two learners with
+one thread each.
 
     python benchmarks/sync_vs_ddp.py
 """
@@ -39,7 +39,7 @@ class Timed(SGD):
 
 
 def per_step() -> float:
-    """Seconds of a step, without the first, which warms up, as the slower learner sees it."""
+    """Seconds per step of the slower learner, without the first step, which warms up."""
     mine = torch.tensor([(TIMES[-1] - TIMES[0]) / (len(TIMES) - 1)])
     dist.all_reduce(mine, dist.ReduceOp.MAX)
     return float(mine)

@@ -1,4 +1,4 @@
-"""Theory beside practice: closed forms and bounds as lines, the strategies in virtual time as points.
+"""Theory compared with practice: closed forms and bounds as lines, the strategies in virtual time as points.
 
 Draws the pictures of docs/theory.md. Points are medians over seeds, bars from the lowest to the highest seed. One
 thread, a few minutes.
@@ -78,7 +78,7 @@ def picture(panels: int) -> tuple[Any, Any]:
 
 
 def ticks(axes: Axes, at: Sequence[float]) -> None:
-    """Only these along a logarithmic axis, as plain numbers."""
+    """Use only these ticks along a logarithmic axis, as plain numbers."""
     axes.set_xticks(at, [f"{x:g}" for x in at])
     axes.set_xticks([], minor=True)
 
@@ -153,7 +153,7 @@ def survives(strategy: Strategy, L: int, rate: float) -> bool:
 
 
 def found_limit(strategy: Strategy, L: int) -> float:
-    """The largest alpha h at which nothing grows, by halving."""
+    """The largest alpha h at which nothing grows, found by bisection."""
     low, high = 0.0, 3.0
     for _ in range(HALVINGS + 2):
         middle = (low + high) / 2
@@ -195,18 +195,18 @@ def stability(by_delay: Axes, by_size: Axes) -> dict[str, float]:
 START = (torch.rand(P, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1) * math.pi
 HILLS = cosine(START, 1.0)
 PROBLEM = SmoothProblem(1.0, HILLS.variance, float(HILLS.loss(START)))
-MOST = 0.5  # of a rate in practice; `best_rate` leaves the bound's reach for few rounds
+MOST = 0.5  # largest rate in practice; for few rounds `best_rate` exceeds the range of the bound
 
 
 def norm(strategy: Strategy, L: int, N: int, rate: float, compute: ComputeTime | None = None) -> Seen:
-    """Mean over the rounds of |grad f(w-bar)|^2, a coordinate."""
+    """Mean over the rounds of |grad f(w-bar)|^2, per coordinate."""
     return Seen.over_seeds(
         lambda seed: statistics.fmean(train(strategy, L, Walk(HILLS, rate, seed), N, compute).gradient_square) / P
     )
 
 
 def draw_bounds(axes: Axes, xs: Sequence[float], values: Sequence[float], style: str, label: str) -> list[float | None]:
-    """A line where the bound says something."""
+    """Draw a line where the bound is finite."""
     inside = [(x, value) for x, value in zip(xs, values, strict=True) if math.isfinite(value)]
     if inside:
         axes.loglog(*zip(*inside, strict=True), style, lw=0.8, label=label)
@@ -214,7 +214,7 @@ def draw_bounds(axes: Axes, xs: Sequence[float], values: Sequence[float], style:
 
 
 def convergence(by_gradients: Axes, by_trouble: Axes) -> dict[str, Any]:
-    """Slope, speed-up in samples, what stragglers and small gaps cost."""
+    """Slope, speed-up in samples, cost of stragglers and of small gaps."""
     counts, sizes = [256, 1024, 4096], [1, 2, 4, 8, 16]
     by_gradients.loglog(counts, [leading_term(PROBLEM, N) / P for N in counts], "k-", label="leading term of the bound")
     found: dict[str, Any] = {"norms": {}, "bounds": {}, "enough_rounds": {}, "slopes": {}}
@@ -237,7 +237,7 @@ def convergence(by_gradients: Axes, by_trouble: Axes) -> dict[str, Any]:
 
 
 def trouble(axes: Axes) -> dict[str, Sequence[float | None]]:
-    """What one slow learner of eight costs, by its slowness; the bound with tau rounds of staleness beside it."""
+    """Cost of one slow learner of eight, by its slowness, with the bound for tau rounds of staleness."""
     slownesses, L, N = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 8, 2048
     speeds: list[ComputeTime] = [Even(), *(ConstantSeconds(0.1, {3: slowness}) for slowness in slownesses[1:])]
     found: dict[str, Sequence[float | None]] = {}

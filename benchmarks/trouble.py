@@ -1,10 +1,10 @@
-"""Learners that get into trouble: processes on hosts of their own that can be killed, stopped, cut off, slowed down.
+"""Learners under faults: processes on separate hosts that can be killed, stopped, cut off and slowed down.
 
-    with troubled(network, 4, words) as flock:         # words(rank): the command line of a learner
-        flock.kill(1); flock.stop(2); flock.cut(3); flock.start(1)
+    with troubled(network, 4, words) as running:       # words(rank): the command line of a learner
+        running.kill(1); running.stop(2); running.cut(3); running.start(1)
 
-The learners find their place in torchrun's variables, as those of `namespaces.py` do. `network=None` starts them all on
-this host, where no link can be cut. What they do stands in files: a line a step (`StepLog`), read by `steps_of`.
+The learners find their place in torchrun's variables, like those of `namespaces.py`. `network=None` starts them all on
+this host, where no link can be cut. Their steps are logged in files, one line per step (`StepLog`), read by `steps_of`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ INPUTS, CLASSES, MINIBATCH, HELD_OUT = 64, 10, 32, 1000
 
 @dataclass
 class Troubled:
-    """A flock and what befalls it.
+    """A group of learners under faults.
 
     Attributes:
-        network: its hosts; None: all on this one.
-        words: command line of a learner, by rank.
-        size: how many learners.
+        network: hosts of the learners; None for this host alone.
+        words: function that returns the command line of a learner, by rank.
+        size: number of learners.
         store: address of the key-value server.
-        processes: by rank, the latest of each.
+        processes: latest process of each learner, by rank.
     """
 
     network: Network | None
@@ -68,20 +68,20 @@ class Troubled:
         )
 
     def kill(self, rank: int) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.processes[rank].kill()
         self.processes[rank].wait()
 
     def stop(self, rank: int) -> None:
-        """SIGSTOP: its sockets stay open, and nobody answers."""
+        """Send SIGSTOP: its sockets stay open without answers."""
         os.kill(self.processes[rank].pid, signal.SIGSTOP)
 
     def go_on(self, rank: int) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.processes[rank].pid, signal.SIGCONT)
 
     def cut(self, rank: int) -> None:
-        """Pull a host's cable.
+        """Disconnect a host's cable.
 
         Raises:
             ValueError: all learners are on this host.
@@ -89,7 +89,7 @@ class Troubled:
         self._plug(rank, "down")
 
     def mend(self, rank: int) -> None:
-        """Plug it in again."""
+        """Connect a host's cable again."""
         self._plug(rank, "up")
 
     def _plug(self, rank: int, how: str) -> None:
@@ -98,9 +98,9 @@ class Troubled:
         run(f"ip link set {self.network.port(rank)} {how}")
 
     def wait(self, ranks: Sequence[int], seconds: float, again: Collection[int] = ()) -> dict[int, int | None]:
-        """Exit statuses, None for those that have not ended after so many seconds.
+        """Exit statuses, None for processes that have not ended within `seconds`.
 
-        Those among `again` that fail are started again once, as the launcher does.
+        Failing processes among `again` are started again once, as the launcher does.
         """
         deadline, left = time.monotonic() + seconds, set(again)
         while time.monotonic() < deadline and any(self.processes[r].poll() is None for r in ranks):
@@ -113,7 +113,7 @@ class Troubled:
 
 @contextmanager
 def troubled(network: Network | None, size: int, words: Callable[[int], list[str]]) -> Iterator[Troubled]:
-    """Start `size` learners, and end whatever is left of them."""
+    """Start `size` learners, and end all remaining ones on leaving."""
     with ExitStack() as stack:
         server = StoreServer(listen(LOOPBACK if network is None else network.store_address))
         stack.callback(server.close)
@@ -126,17 +126,17 @@ def troubled(network: Network | None, size: int, words: Callable[[int], list[str
 
 @dataclass(frozen=True)
 class PacedRegression:
-    """Multinomial regression on drawn data, whose gradients take `seconds`, or `factor()` times as long, of sleep.
+    """Multinomial regression on drawn data, with gradients that sleep for `seconds` times `factor()`.
 
-    Labels are drawn from a softmax of a fixed linear map, so that the held-out loss has a floor, which training comes
-    near: what it ends with depends little on how many learners there were.
+    Labels are drawn from a softmax of a fixed linear map, so that the held-out loss has a floor, which training nearly
+    reaches: the final loss depends little on the number of learners.
 
     Attributes:
-        seconds: of a gradient.
-        per_epoch: minibatches of an epoch.
-        seed: of the training data; the map and the held-out data are always the same.
-        factor: looked at before each gradient.
-        latest: number of the minibatch whose gradient was computed last.
+        seconds: time of a gradient.
+        per_epoch: number of minibatches in an epoch.
+        seed: seed of the training data; the map and the held-out data are always the same.
+        factor: function called before each gradient.
+        latest: number of the minibatch of the latest gradient.
     """
 
     seconds: float
@@ -178,13 +178,13 @@ class PacedRegression:
 
 
 def slowness_of(folder: Path, rank: int) -> Callable[[], float]:
-    """How many times as long a learner's gradients take at present: what stands in a file, 1 without it."""
+    """Present slowness of a learner's gradients: read from a file, 1 without it."""
     file = folder / f"{rank}.slow"
     return lambda: float(file.read_text()) if file.exists() else 1.0
 
 
 class StepLog:
-    """A learner's steps in a file that outlives it: time (of the one monotonic clock), minibatch, exchanges so far."""
+    """Log of a learner's steps in a file: time (of the one monotonic clock), minibatch, averages so far."""
 
     def __init__(self, path: Path, task: PacedRegression, exchanges: Callable[[], int]) -> None:
         self._file = path.open("a", buffering=1)
@@ -205,7 +205,7 @@ class Step:
 
 
 def steps_of(path: Path) -> list[Step]:
-    """All whole lines of a log; none if there is no such file yet."""
+    """All complete lines of a log; empty if there is no such file yet."""
     if not path.exists():
         return []
     words = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

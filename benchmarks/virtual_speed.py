@@ -1,7 +1,7 @@
-"""How fast virtual time passes: 128 learners x 1,000 ADPSGD gradients each, timing only, and events beside a bare heap.
+"""Speed of virtual time: 128 learners x 1,000 ADPSGD gradients each, timing only, with events against a bare heap.
 
-The strategy, the clock, the network and the register are the real ones; the weights hold nothing and count as 165 MB on
-the wire, so that nothing but the simulation is timed. CPU seconds of one thread. Beside it, before and after, a bare
+The strategy, the clock, the network and the membership are the real ones; the weights are empty and count as 165 MB on
+the wire, so that only the simulation is timed. CPU seconds of one thread. Beside it, before and after, a bare
 `heapq` in two forms: 200,000 entries pushed, then popped (the form of the bar); and a heap that stays at 500 entries,
 each pop with a push, which is several times faster because it stays in the cache.
 """
@@ -24,7 +24,7 @@ from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD
 from murmur.worlds.virtual.cluster import Cluster, Link, LognormalSeconds
 
-HEAP = 500  # entries, about as many as the simulation keeps
+HEAP = 500  # entries, about as many as in the simulation
 MIXINGS = {"ring": ring, "randomized_ring": randomized_ring}
 
 
@@ -38,7 +38,7 @@ def simulate(learners: int, gradients: int, mixing: str) -> tuple[float, int, fl
 
 
 def filled_and_drained(entries: int = 200_000) -> float:
-    """Entries a CPU second of a bare heap that is filled, then drained."""
+    """Entries per CPU second of a bare heap that is filled, then drained."""
     draw = random.Random(0)
     times = [draw.random() for _ in range(entries)]
     queue: list[tuple[float, int]] = []
@@ -51,7 +51,7 @@ def filled_and_drained(entries: int = 200_000) -> float:
 
 
 def kept_small(pairs: int = 300_000) -> float:
-    """Pops, each with a push, a CPU second of a bare heap of `HEAP` entries."""
+    """Pops, each with a push, per CPU second of a bare heap of `HEAP` entries."""
     draw = random.Random(0)
     queue = [(draw.random(), i) for i in range(HEAP)]
     heapq.heapify(queue)

@@ -1,8 +1,8 @@
-"""Times and confidences of transcribed words on real speech: how far from a reference alignment, how often right.
+"""Times and confidences of transcribed words on real speech, against a reference alignment and the transcripts.
 
     python benchmarks/word_times.py RUN --corpus corpora/librispeech_mini_s
 
-Transcribes the test utterances with the run and aligns the words with the transcripts. Words that are right are
+Transcribes the test utterances with the run and aligns the words with the transcripts. Correct words are
 compared with the reference's times (`align/words.ctm.gz`, a forced alignment by another recogniser): the median of the
 absolute difference of starts and ends must be 40 ms at most. The share of right words must rise with the confidence.
 """

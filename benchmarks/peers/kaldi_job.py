@@ -1,10 +1,10 @@
-"""What a training job of stock Kaldi does in one iteration, and the job that averages: numpy and PyTorch, nothing else.
+"""One iteration of a training job of stock Kaldi, and the job that averages; needs only numpy and PyTorch.
 
-    kaldi_job.py train MODEL ARCHIVE SHUFFLE OUT FRAMES_PER_SECOND     prints when it was ready and when it had ended
+    kaldi_job.py train MODEL ARCHIVE SHUFFLE OUT FRAMES_PER_SECOND     prints the times of being ready and of its end
     kaldi_job.py average OUT MODEL...
 
-As nnet3's scripts run it: read the model, open an archive of examples (chunks with their context, a byte a value),
-shuffle it, form minibatches, train, write the model; a process of its own reads all models and writes their mean. The
+As in nnet3's scripts: read the model, open an archive of examples (chunks with their context, a byte per value),
+shuffle it, form minibatches, train, write the model; a separate process reads all models and writes their mean. The
 step takes the time of a device (it sleeps) and then moves a real vector.
 """
 
@@ -37,7 +37,7 @@ def train(model: Path, archive: Path, seed: int, out: Path, frames_per_second: f
 
 
 def step(w: torch.Tensor, momentum: torch.Tensor, minibatch: torch.Tensor, seconds: float) -> None:
-    """A gradient that takes so long, and the step with it; by hand, as torch.optim would import for a second first."""
+    """A gradient of this duration and its step; written by hand, since torch.optim would import for a second first."""
     time.sleep(seconds)
     loss = w.square().mean() + minibatch[0, 0, 0]
     (g,) = torch.autograd.grad(loss, w)

@@ -1,7 +1,7 @@
-"""The published K-averaging cross-check: two learners, an MLP, plain SGD, 160 steps, K = 8. No murmur in here.
+"""The published K-averaging cross-check: two learners, an MLP, plain SGD, 160 steps, K = 8. Independent of murmur.
 
 Learner i draws x ~ N(0, 1) of shape (32, 64) from its own generator with seed 100 + i; labels are argmax of x W with W
-from seed 7. Compared is the sum of all parameters in float64.
+from seed 7. The sum of all parameters in float64 is compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One learner of one system in a plain loop: run_loop.py SYSTEM LEARNER PORT. Prints samples a second and loss.
+"""One learner of one system in a plain loop: run_loop.py SYSTEM LEARNER PORT. Prints samples per second and loss.
 
-What differs from plain PyTorch stands in a function a system; the loop, the data and the clock are shared.
+A function per system holds its differences from plain PyTorch; the loop, the data and the clock are shared.
 Seconds begin after WARM steps and end with the loop.
 """
 
@@ -22,7 +22,7 @@ from torchft_manager import managed
 LEARNERS, WARM, STEPS, K, RATE, BATCH = 2, 40, 400, 8, 0.05, 64
 Step = Callable[[], None]
 Last = Callable[[], AbstractContextManager[object]]
-System = tuple[nn.Module, Step, Last]  # the model, what stands for optimizer.step(), and around the backward pass
+System = tuple[nn.Module, Step, Last]  # model, replacement of optimizer.step(), context of the backward pass
 
 
 def model() -> nn.Module:
@@ -107,7 +107,7 @@ def accelerate(net: nn.Module, learner: int, port: int) -> Iterator[System]:
     place = {"RANK": learner, "LOCAL_RANK": learner, "WORLD_SIZE": LEARNERS, "MASTER_PORT": port}
     os.environ.update({k: str(v) for k, v in place.items()}, MASTER_ADDR="127.0.0.1", ACCELERATE_USE_CPU="true")
     accelerator = Accelerator(cpu=True)
-    torch.set_num_threads(1)  # it has just chosen another number
+    torch.set_num_threads(1)  # the import has changed the number
     wrapped, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=RATE))
     with LocalSGD(accelerator=accelerator, model=wrapped, local_sgd_steps=K, enabled=True) as local:
         yield wrapped, _step(optimizer, local.step), nullcontext

@@ -1,8 +1,8 @@
 """One learner of torchft's LocalSGD in `faults.py`: torchft_faults.py LEARNER PORT MINIBATCHES SECONDS SEED FOLDER.
 
 The same regression, pace, step and schedule as ours. It has no common list of minibatches: every learner has its own
-share, in turn, and nobody takes over that of a lost one. Two learners are enough for an average. An
-average that fails is lost, with the news in up to K steps of everybody.
+share, in turn, and a lost learner's share is not taken over. Two learners are enough for an average. A failed
+average is lost, with the updates of up to K steps of all learners.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def train(learner: int, port: int, task: PacedRegression, folder: Path) -> None:
 
 
 def together(folder: Path, learner: int) -> None:
-    """Wait for all others: it forms an average of two as soon as two are there."""
+    """Wait for all others: an average of two would form as soon as two are there."""
     (folder / f"{learner}.ready").touch()
     while len(list(folder.glob("*.ready"))) < SIZE:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""torchft around one learner: its lighthouse, store and manager, which every use of it needs alike."""
+"""torchft around one learner: its lighthouse, store and manager, which every use of it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 @contextmanager
 def managed(net: nn.Module, learner: int, learners: int, port: int) -> Iterator[Any]:
-    """The manager of one learner; an average needs so many. Learner 0 keeps the lighthouse at `port` of this host."""
+    """The manager of one learner; an average needs `learners`. Learner 0 runs the lighthouse at `port` of this host."""
     from torchft.coordination import LighthouseServer
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo

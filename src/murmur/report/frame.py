@@ -135,7 +135,7 @@ def cells(run: Watched, learner: int) -> tuple[str, ...]:
 
 
 def ending(run: Watched) -> list[str]:
-    """What to do next, or the result."""
+    """Advice on the next step, or the result."""
     if run.state == "cut off":
         since = duration(run.quiet_seconds)
         return [f"no record for {since}: cut off, or stuck. To go on: the same command with --resume"]

@@ -114,7 +114,7 @@ def spent(runs: Sequence[Run]) -> Figure | None:
 
 
 def timelines(runs: Sequence[Run]) -> list[Figure]:
-    """For each run, the times at which its learners computed and waited; empty for very many runs."""
+    """Figure of each run's computing and waiting times by learner; empty for very many runs."""
     return present(map(timeline, runs)) if len(runs) <= MOST_TIMELINES else []
 
 
