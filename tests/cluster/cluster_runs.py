@@ -1,4 +1,4 @@
-"""A run of the paced toy on the nodes of a cluster: how it is started, what it did, and when."""
+"""A run of the paced toy on the nodes of a cluster: its start, its gradients and their times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = HERE.parents[1] / "examples" / "slurm" / "train.sbatch"
 EXPERIMENT = HERE / "paced_toy.py"
 Figures = dict[str, dict[str, float]]  # by scenario
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
-LEARNER_SECONDS = 240.0  # for interpreters to start and a run to end, on a machine with much else to do
+LEARNER_SECONDS = 240.0  # for interpreters to start and a run to end, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class ClusterRun:
     """A run and its job.
 
     Attributes:
-        slurm: where it runs.
-        folder: of its own; the run's output is in `folder / "run"`.
-        strategy: as `murmur train --strategy` takes it.
-        job: number of the latest job, of those started by sbatch.
-        began: when it was started, in seconds of `time.time`.
+        slurm: Cluster of the run.
+        folder: Folder of the test; the run's output is in `folder / "run"`.
+        strategy: Text for `murmur train --strategy`.
+        job: Number of the latest job started by sbatch.
+        began: Time of the start, in seconds of `time.time`.
     """
 
     slurm: SlurmCluster
@@ -59,31 +59,31 @@ class ClusterRun:
         self.pace(0.01)
 
     def pace(self, seconds: float) -> None:
-        """How long each gradient takes from now on."""
+        """Set the seconds of each gradient from now on."""
         new = self.folder / "pace.new"
         new.write_text(str(seconds))
         new.rename(self.folder / "pace")
 
     @property
     def options(self) -> list[str]:
-        """Options of `murmur train` that every start of this run has."""
+        """Options of `murmur train` for every start of this run."""
         return [
             *("--strategy", self.strategy, "--threads", "1", "--lease-seconds", "10"),
             *("--set", f"task.folder={self.folder}"),
         ]
 
     def words(self, *more: str) -> list[str]:
-        """The command line of a learner."""
+        """Return the command line of a learner."""
         return [str(self.folder / "murmur"), "train", str(EXPERIMENT), "--out", "run", *self.options, *more]
 
     def launch(self, launcher: Sequence[str], *more: str) -> subprocess.CompletedProcess[str]:
-        """Run to the end by a launcher such as srun, from outside the nodes."""
+        """Run to the end under a launcher such as srun, from outside the nodes."""
         self.began = time.time()
         given = {"OMP_NUM_THREADS": "1"}
         return self.slurm.run([*launcher, *self.words(*more)], cwd=self.folder, more=given, seconds=LEARNER_SECONDS)
 
     def submit(self, nodes: int = 2, per_node: int = 1, *options: str, script: Path = SCRIPT) -> None:
-        """Start the batch example, which the run's program stands in for `murmur` in."""
+        """Start the batch example with the run's program in place of `murmur`."""
         own = ["--nodes", str(nodes), "--ntasks-per-node", str(per_node), "--cpus-per-task", "1", "--time", "10"]
         words = ["sbatch", "--parsable", *own, "--output", "job.log", *options, str(script)]
         self.began = time.time()
@@ -96,11 +96,11 @@ class ClusterRun:
         self.job = int(done.stdout)
 
     def facts(self) -> dict[str, str]:
-        """What Slurm says of the job."""
+        """State of the job according to Slurm."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.slurm.ask(f"scontrol -o show job {self.job}")))
 
     def await_gradients(self, number: int, restarts: int = 0) -> None:
-        """Wait until the job, started again so often, has taken so many gradients."""
+        """Wait until the job has taken a number of gradients after a number of restarts."""
 
         def there() -> bool:
             facts = self.facts()
@@ -110,7 +110,7 @@ class ClusterRun:
         self.slurm.wait_for(there, f"{number} gradients after {restarts} restarts", LEARNER_SECONDS)
 
     def await_end(self) -> dict[str, str]:
-        """Wait until the job is over; what Slurm says of it."""
+        """Wait until the job is over; return its state according to Slurm."""
         self.slurm.wait_for(lambda: self.facts()["JobState"] in ENDED, f"the end of job {self.job}", LEARNER_SECONDS)
         return self.facts()
 
@@ -121,7 +121,7 @@ class ClusterRun:
         return [Gradient(int(n), host, int(process), float(at), int(k)) for n, host, process, at, k in rows]
 
     def again(self) -> int:
-        """How many gradients were of minibatches that had been done before."""
+        """Number of gradients of minibatches that had been done before."""
         return sum(times - 1 for times in Counter(g.n for g in self.gradients()).values())
 
     def undone(self, minibatches: int) -> list[int]:

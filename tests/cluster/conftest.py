@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))  # for hosts of their own (namespaces.py) and records of figures (measure.py)
+sys.path.append(str(BENCHMARKS))  # for network namespaces (namespaces.py) and records of figures (measure.py)
 
 from cluster_runs import ClusterRun, Figures  # noqa: E402
 from slurm_cluster import SlurmCluster, refusal, slurm_cluster  # noqa: E402
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """Four nodes, of four cores by name."""
+    """Four nodes with four cores each."""
     why = refusal()
     if why is not None:
         pytest.skip(why)
@@ -38,7 +38,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def begin(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Callable[[str], ClusterRun]]:
-    """Makes the run of a test. Its job ends with the test, and the nodes are idle before the next one."""
+    """Factory of a test's run. Its job ends with the test, and the nodes are idle before the next one."""
     slurm.await_idle()
     runs: list[ClusterRun] = []
 
@@ -56,7 +56,7 @@ def begin(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Callable[[str], Clust
 
 @pytest.fixture(scope="session")
 def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
-    """Figures by scenario; kept in results/bench when every test of this folder has run and passed."""
+    """Figures by scenario; stored in results/bench when every test of this folder has passed."""
     found: Figures = {}
     yield found
     items = [item for item in request.session.items if "figures" in getattr(item, "fixturenames", ())]
@@ -68,7 +68,7 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
 
 
 def bars(found: Figures) -> list[dict[str, Any]]:
-    """What must hold of a cluster, from the figures of all scenarios."""
+    """Requirements of a cluster, checked on the figures of all scenarios."""
     undone = sum(each["undone"] for each in found.values())
     asked = sum(each["again"] for name, each in found.items() if name.startswith(("time limit", "scancel")))
     return [

@@ -1,7 +1,7 @@
-"""The toy recipe at a pace that a test sets, with a line in a file for every gradient.
+"""The toy recipe at a pace set by a test, with a line in a file for every gradient.
 
-`--set task.folder=FOLDER`: seconds of a minibatch stand in FOLDER/pace and may change during the run; FOLDER/gradients
-gets a line for each: number of the minibatch, host, process, moment, and how often Slurm has started the job again.
+`--set task.folder=FOLDER`: FOLDER/pace holds the seconds of a minibatch and may change during the run; FOLDER/gradients
+gets a line for each: number of the minibatch, host, process, time, and number of restarts of the job by Slurm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PER_EPOCH, MINIBATCHES = 40, 200
 
 @dataclass(frozen=True)
 class PacedToy(ToyTask):
-    """See above; where the files lie is no part of the experiment, so runs in two folders are the same experiment."""
+    """The paced toy; the folder is not part of the experiment, so runs in two folders are the same experiment."""
 
     per_epoch: int = PER_EPOCH
     folder: str = field(default=".", repr=False)

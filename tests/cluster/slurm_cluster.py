@@ -27,8 +27,8 @@ from namespaces import refusal as no_hosts
 
 PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "sinfo", "squeue")
 START_SECONDS, BITS_PER_SECOND = 60.0, 10e9
-NODE_DOWN_SECONDS = 10  # after which the controller takes a silent node for down; Slurm's own default is 300
-REQUEUE_SECONDS = 5  # after which a requeued job may start; Slurm's own default is 120
+NODE_DOWN_SECONDS = 10  # seconds of silence after which the controller marks a node as down; Slurm's default is 300
+REQUEUE_SECONDS = 5  # seconds after which a requeued job may start; Slurm's default is 120
 
 CONFIGURATION = """ClusterName=murmur-check
 SlurmctldHost={controller}({address})
@@ -58,7 +58,7 @@ NODE = "NodeName={name} NodeAddr={address} CPUs={cores} Sockets=1 CoresPerSocket
 
 
 def refusal() -> str | None:
-    """Why no cluster can be started here; None if one can."""
+    """Reason why no cluster can be started here; None if one can."""
     if os.geteuid() != 0:
         return "a Slurm of its own needs root"
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -72,11 +72,11 @@ class SlurmCluster:
     """A running cluster.
 
     Attributes:
-        folder: of the configuration, logs and state.
-        network: one host of it for each node.
-        names: of the nodes.
-        controller: munged and slurmctld.
-        nodes: the first process of each node that is up.
+        folder: Folder of the configuration, logs and state.
+        network: Network with one host for each node.
+        names: Names of the nodes.
+        controller: Processes munged and slurmctld.
+        nodes: First process of each node that is up.
     """
 
     folder: Path
@@ -87,7 +87,7 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which Slurm's programs find this cluster."""
+        """Environment variables that point Slurm's programs to this cluster."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         return {**inherited, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
@@ -99,15 +99,15 @@ class SlurmCluster:
         more: Mapping[str, str] | None = None,
         seconds: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """One of Slurm's programs, outside the nodes."""
+        """Run one of Slurm's programs outside the nodes."""
         given = {**self.environment, **(more or {})}
         return subprocess.run(words, cwd=cwd, env=given, capture_output=True, text=True, check=False, timeout=seconds)
 
     def ask(self, words: str) -> str:
-        """The output of one of Slurm's programs.
+        """Return the output of one of Slurm's programs.
 
         Raises:
-            OSError: it failed.
+            OSError: the program failed.
         """
         done = self.run(words.split(), seconds=30)
         if done.returncode != 0:
@@ -115,17 +115,17 @@ class SlurmCluster:
         return done.stdout
 
     def start_node(self, name: str) -> None:
-        """Start a node: namespaces of its own, and slurmd in them."""
+        """Start a node: new namespaces with slurmd in them."""
         (self.folder / f"{name}.spool").mkdir(exist_ok=True)
         begin = f'hostname {name} && mount --bind "{self.folder}/hosts" /etc/hosts && slurmd -D -N {name}'
         unshare = ["unshare", "--uts", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child", "sh", "-c"]
         host = self.names.index(name)
-        # nsenter and not `ip netns exec`, which hides the control groups that slurmd wants to see.
+        # nsenter instead of `ip netns exec`, which hides the control groups that slurmd needs.
         enter = ["nsenter", f"--net=/run/netns/{self.network.space(host)}"]
         self.nodes[name] = self._start([*enter, *unshare, begin], name)
 
     def kill_node(self, name: str) -> None:
-        """End every process of a node at once: slurmd, the steps, and what they run."""
+        """End every process of a node at once: slurmd, the steps and their processes."""
         process = self.nodes.pop(name)
         process.kill()
         process.wait()
@@ -137,14 +137,14 @@ class SlurmCluster:
         return [(int(pid), _command_line(int(pid))) for pid in listed.split()]
 
     def await_idle(self, seconds: float = START_SECONDS) -> None:
-        """Wait until all nodes are there and have nothing to do."""
+        """Wait until all nodes are up and idle."""
         self.wait_for(lambda: set(self.ask("sinfo -h -N -o %t").split()) == {"idle"}, "all nodes are idle", seconds)
 
     def wait_for(self, holds: Callable[[], bool], what: str, seconds: float) -> float:
-        """Wait until something holds; the seconds it took.
+        """Wait until a condition holds; return the seconds of the wait.
 
         Raises:
-            TimeoutError: it did not come; ends with what Slurm says of its nodes and jobs.
+            TimeoutError: the condition did not hold in time; the message ends with Slurm's nodes and jobs.
             OSError: a daemon has ended.
         """
         began = time.monotonic()
@@ -166,7 +166,7 @@ class SlurmCluster:
         files = {"key": key, "log": self.folder / "munge.log", "pid": self.folder / "munge.pid"}
         files["seed"] = self.folder / "munge.seed"
         options = [f"--{name}-file={path}" for name, path in files.items()]
-        # --force: the folder above may be open to its owner alone, which munged refuses, as other users could not come.
+        # --force: the parent folder may be closed to other users, which munged refuses.
         munged = ["munged", "--foreground", "--force", f"--socket={socket_path}", *options]
         self.controller["munged"] = self._start(munged, "munged")
         self.wait_for(socket_path.exists, "munged listens", START_SECONDS)
@@ -197,10 +197,10 @@ def _command_line(pid: int) -> str:
 
 @contextmanager
 def slurm_cluster(folder: Path, nodes: int = 4, cores: int = 4) -> Iterator[SlurmCluster]:
-    """A cluster of nodes that are called n1, n2, ...
+    """Start a cluster of nodes n1, n2, ...
 
     Raises:
-        TimeoutError, OSError: it does not start; `folder` has the daemons' logs.
+        TimeoutError, OSError: the cluster does not start; `folder` has the daemons' logs.
     """
     names = [f"n{i + 1}" for i in range(nodes)]
     folder.chmod(0o755)

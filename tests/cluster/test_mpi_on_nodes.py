@@ -14,8 +14,8 @@ from paced_toy import MINIBATCHES, PER_EPOCH
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 LAUNCHERS = {"mpiexec": f"{MPIEXEC} -n 2 -ppn 1", "srun --mpi=pmi2": "srun --mpi=pmi2"}
 
-# mpiexec ends with the signal's number, or with 255 where its proxies have failed first; srun with 128 + 9.
-# UCX takes nodes that share a kernel for one host, and then for shared memory that is not there.
+# mpiexec ends with the signal's number, or with 255 if its proxies have failed first; srun with 128 + 9.
+# UCX takes nodes that share a kernel for one host, and tries shared memory that does not exist.
 JOB = """#!/bin/bash
 export UCX_TLS=tcp
 status=0
@@ -52,7 +52,7 @@ def test_gloo_learners_of_an_mpi_launcher_find_each_other(
 def test_mpi_learners_save_when_asked_and_start_again_after_a_loss(
     launcher: str, begin: Callable[[], ClusterRun], figures: Figures
 ) -> None:
-    """MPI does not outlive a learner, whatever the strategy; an epoch at most is done again."""
+    """MPI does not tolerate a lost learner, with any strategy; at most one epoch is repeated."""
     run = begin()
     run.pace(0.2)
     submit(run, launcher, "mpi")

@@ -1,4 +1,4 @@
-"""Runs under a real Slurm: started, cut short, killed, cancelled, on nodes that fail."""
+"""Runs under a real Slurm: started, interrupted, killed, cancelled, on nodes that fail."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paced_toy import MINIBATCHES, PER_EPOCH
 from safetensors.torch import load_file
 
 Begin = Callable[..., ClusterRun]
-SLOW = 0.5  # seconds a gradient, while a test waits for something to happen
+SLOW = 0.5  # seconds per gradient while a test waits for an event
 
 
 def is_whole(run: ClusterRun) -> dict[str, float]:
-    """The run came to its end and did every minibatch; its figures."""
+    """Check that the run has ended and done every minibatch; return its figures."""
     assert json.loads((run.folder / "run" / "score.json").read_text())["test"]["accuracy"] > 0.3
     assert run.undone(MINIBATCHES) == []
     return run.figures(MINIBATCHES)
@@ -32,7 +32,7 @@ def weights(folder: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """The weights of two KAVG learners that murmur's own launcher has started on this host."""
+    """Weights of two KAVG learners started by murmur's own launcher on this host."""
     folder = tmp_path_factory.mktemp("here")
     (folder / "pace").write_text("0")
     words = [sys.executable, "-m", "murmur", "train", str(EXPERIMENT), "--learners", "2", "--threads", "1"]
@@ -66,14 +66,14 @@ def test_srun_starts_learners_on_two_nodes(
 def test_a_job_saves_before_its_time_limit_and_is_requeued(
     begin: Begin, figures: Figures, undisturbed: dict[str, object]
 ) -> None:
-    """Slurm looks for jobs near their end every 30 s, so the limit is set when the learners have begun."""
+    """Slurm checks for jobs near their end every 30 s, so the limit is set when the learners have begun."""
     run = begin()
     run.pace(SLOW)
     run.submit(2, 1, "--signal", "USR1@40")
     run.await_gradients(20)
     run.slurm.ask(f"scontrol update JobId={run.job} EndTime={time.strftime('%Y-%m-%dT%H:%M:%S', in_seconds(60))}")
     run.slurm.wait_for(lambda: run.facts()["Restarts"] == "1", "the job is requeued", LEARNER_SECONDS)
-    run.slurm.ask(f"scontrol update JobId={run.job} TimeLimit=10")  # or the shorter one would hold again
+    run.slurm.ask(f"scontrol update JobId={run.job} TimeLimit=10")  # else the shorter limit would apply again
     run.pace(0.01)
     facts = run.await_end()
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), run.told()
@@ -88,7 +88,7 @@ def in_seconds(seconds: float) -> time.struct_time:
 
 
 def test_a_job_whose_learner_is_killed_is_requeued(begin: Begin, figures: Figures) -> None:
-    """Synchronous strategies cannot go on without it; an epoch at most is done again."""
+    """Synchronous strategies cannot go on without the learner; at most one epoch is repeated."""
     run = begin("SyncSGD()")
     run.pace(0.1)
     run.submit()
@@ -139,7 +139,7 @@ def test_a_cancelled_job_has_saved_and_goes_on_when_submitted_again(
 
 @pytest.mark.parametrize("lost", ["n1", "n2"])
 def test_a_job_goes_on_after_one_of_its_nodes_has_failed(lost: str, begin: Begin, figures: Figures) -> None:
-    """The node ends with slurmd, step and learner; n1 is where the batch script, srun and learner 0 run."""
+    """The node ends with slurmd, step and learner; the batch script, srun and learner 0 run on n1."""
     run = begin("SyncSGD()")
     run.pace(0.1)
     run.submit()

@@ -1,4 +1,4 @@
-"""`murmur add` with a folder that is none of a run, or of a damaged one, says so in one line."""
+"""`murmur add` reports a folder without a run, or with a damaged one, in one line."""
 
 from __future__ import annotations
 

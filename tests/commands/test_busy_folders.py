@@ -1,4 +1,4 @@
-"""Every command that writes a folder for long holds a lock on it, and names the holder where another one does."""
+"""Long-running commands lock the folder that they write; a second one names the holder of the lock."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_best_path_of_ctc(tmp_path: Path) -> None:
         f"murmur report {tmp_path / 'run'}",
     ):
         assert f"  {command}\n" in said
-    # The run's settings hold by themselves: the corpus, the cache and the size of the network are those of training.
+    # The run's settings apply by default: the corpus, the cache and the size of the network are those of training.
     code, said = run("decode", "ctc", "--model", tmp_path / "run", "--out", tmp_path / "a")
     assert code == 0, said
     facts = json.loads((tmp_path / "a" / "summary.json").read_text())
@@ -54,9 +54,9 @@ def test_best_path_of_ctc(tmp_path: Path) -> None:
 def test_a_graph_over_phones(tmp_path: Path) -> None:
     root = make_set(tmp_path / "set", {"train": 40, "dev": 8, "test": 8})
     lines = (root / "lexicon.txt").read_text().replace("NOB N O B\n", "").replace("ANNA", "anna")
-    (root / "lexicon.txt").write_text(lines)  # one word is in another case, one is to be spelled: n o b
+    (root / "lexicon.txt").write_text(lines)  # one word is in another case, one is spelled: n o b
     places = (f"task.corpus={root}", f"task.cache={tmp_path / 'cache'}", "task.units=phone")
-    # Letters are no phones of that lexicon, which is said; without a lexicon all words are spelled.
+    # Letters are not phones of that lexicon, and the message says so; without a lexicon all words are spelled.
     spelled = [w for s in (*OPTIONS, *places, "task.guess=graphemes") for w in ("--set", s)]
     code, said = run("prepare", "ctc", *spelled)
     assert code == 1

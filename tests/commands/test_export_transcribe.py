@@ -1,4 +1,4 @@
-"""`murmur export` and `murmur transcribe` of small runs on tones, with strangers' runtimes as judges."""
+"""`murmur export` and `murmur transcribe` of small runs on tones, checked by other runtimes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def speech(tmp_path):
 
 
 def by_sherpa(export, path):
-    """Words by sherpa-onnx in a process of its own, which it ends on what it does not like."""
+    """Words by sherpa-onnx in a separate process, because sherpa-onnx ends the process on invalid input."""
     pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed (pip install murmur[deploy])")
     code = """
 import json, pathlib, sys, soundfile, sherpa_onnx
@@ -150,7 +150,7 @@ def test_ctc_says_the_same_everywhere(ctc, speech, tmp_path, monkeypatch, capsys
 
 @pytest.fixture
 def elsewhere(corpus, tmp_path):
-    """Puts an export where nothing is left of its run: no corpus, no cache, no folder of the run."""
+    """Move an export to a place without the run's corpus, cache and folder."""
     away = corpus.parent.with_name(f"{corpus.parent.name}-away")
     moved = []
 
@@ -403,7 +403,7 @@ def test_changes_of_descriptions():
 
 
 def test_a_run_is_used_from_any_folder_and_nothing_is_prepared(corpus, speech, tmp_path, monkeypatch):
-    """Its corpus and its cache were given as relative paths."""
+    """The corpus and the cache of the run were given as relative paths."""
     monkeypatch.chdir(corpus.parent)
     settings = [w for s in (*CTC, "task.corpus=set", "task.cache=cache") for w in ("--set", s)]
     code, _, said = run("train", "ctc", *settings, "--out", tmp_path / "run", "--threads", 1)
@@ -446,7 +446,7 @@ def test_gaussian_systems_are_never_trained_to_use_a_model(hybrid, corpus, speec
 
 
 def test_code_that_a_run_names_is_not_run_unasked(hybrid, speech, tmp_path):
-    """A folder that another user has made: its run.json names a program."""
+    """A folder made by another user: its run.json names a program."""
     theirs, marker = tmp_path / "run", tmp_path / "was run"
     shutil.copytree(hybrid, theirs)
     (theirs / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nfrom tones_experiment import experiment")

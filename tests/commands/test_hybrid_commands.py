@@ -1,4 +1,4 @@
-"""`murmur prepare EXPERIMENT`, `align`, `train`, `decode`, `score` after each other, on a set that is easy."""
+"""`murmur prepare EXPERIMENT`, `align`, `train`, `decode`, `score` one after another, on an easy data set."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_report_of_runs(trained: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_test_that_was_cut_off_goes_on(
     experiment: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each utterance is decoded once with each setting, and the figures are those of a test that nobody stopped."""
+    """Each utterance is decoded once with each setting, and the figures are those of an uninterrupted test."""
     decoded, allowed = 0, 10_000
     decode = Decoder.decode
 

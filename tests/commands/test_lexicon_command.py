@@ -1,4 +1,4 @@
-"""`murmur lexicon`: what is seen, guessed and refused; several pronunciations; stress; errors that name the phone."""
+"""`murmur lexicon`: seen, guessed and refused words; several pronunciations; stress; errors that name the phone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`murmur lm`: what the commands write is what the library estimates."""
+"""`murmur lm`: the commands write the library's estimates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_train_prune_perplexity(text: Path, tmp_path: Path) -> None:
     model = read_arpa(tmp_path / "new" / "lm.arpa.gz")
     wanted = perplexity(KneserNey(2).train(SENTENCES).model, SENTENCES).perplexity
     assert perplexity(model, SENTENCES).perplexity == pytest.approx(wanted, rel=1e-5)
-    assert len(list((tmp_path / "new").iterdir())) == 1  # nothing unfinished is left
+    assert len(list((tmp_path / "new").iterdir())) == 1  # no partial file is left
 
     code, said = run("prune", tmp_path / "new" / "lm.arpa.gz", "--threshold", "0.01", "--out", tmp_path / "small.arpa")
     assert code == 0, said

@@ -1,4 +1,4 @@
-"""`murmur decode`, `transcribe` and `export` with words and sentences of a user's own, on small runs on tones."""
+"""`murmur decode`, `transcribe` and `export` with a user's own vocabulary, on small runs on tones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def speech(tmp_path):
 
 @pytest.fixture
 def own(tmp_path):
-    """Writes a file of one's own; a grammar where it begins with a rule."""
+    """Write a user's file: a grammar if it begins with a rule, else a list."""
 
     def write(text, name="own.txt"):
         (tmp_path / name).write_text(HEAD + text if text.startswith("public") else text)
@@ -120,7 +120,7 @@ def test_only_sentences_of_the_grammar_are_said(request, own, speech, model, rul
 
 
 def test_a_search_outside_the_grammar_and_short_recordings_are_told(hybrid, own, speech, tmp_path):
-    """Three words cannot be said in the time of one."""
+    """Three words do not fit into the time of one."""
     rules, path = own("public <r> = ANNA BOB NOB;"), tmp_path / "short.wav"
     for seconds, says in ((0.0, True), (0.01, True), (0.04, False)):
         soundfile.write(path, tones(["BOB"], 3)[: int(seconds * RATE)], RATE)
@@ -224,7 +224,7 @@ def test_the_scale_of_the_run_is_kept_or_another_is_tuned(hybrid, corpus, own, t
 
 
 def test_tuning_improves_what_a_bad_scale_breaks(ctc, corpus, own, speech, tmp_path, caplog):
-    """A grammar whose weights contradict the speech is overruled by a large scale, which dev finds."""
+    """Tuning on dev finds a large scale, which overrules a grammar whose weights contradict the speech."""
     caplog.set_level(logging.INFO)
     rules = own("public <r> = (/1/ ANNA | /1000000/ BOB | /1/ NOB)+;")
     texts = read_table(corpus / "data" / "dev" / "text")

@@ -1,4 +1,4 @@
-"""`murmur plan` asks for all that it needs at once."""
+"""`murmur plan` names all missing options at once."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from murmur.speech.features.shards import FeatureStore
 from plateaus import make_set
 
 UTTERANCES = 12
-# Shards of two utterances, and time enough to be killed between two of them.
+# Shards of two utterances, slow enough for a kill between two of them.
 SLOW = (
     "import sys, time; from murmur.speech import shards; from murmur.cli import app; whole = shards.make_shard\n"
     "def slow(*rest):\n    whole(*rest)\n    time.sleep(0.4)\n"
@@ -122,7 +122,7 @@ def test_a_kill_loses_only_the_shard_in_work(data: Path, tmp_path: Path, monkeyp
     before = {p.name: p.stat().st_mtime_ns for p in folder.glob("[0-9]*.json")}
     assert 2 <= len(before) < UTTERANCES // 2
     assert not (folder / "summary.json").exists()
-    (folder / "00000.npy").write_bytes(b"half a shard")  # what a crash of the whole machine may leave
+    (folder / "00000.npy").write_bytes(b"half a shard")  # possible remains of a crash of the whole machine
     damaged = before.pop("00000.json")
 
     monkeypatch.setattr("murmur.speech.features.shards.UTTERANCES_PER_SHARD", 2)
@@ -136,7 +136,7 @@ def test_a_kill_loses_only_the_shard_in_work(data: Path, tmp_path: Path, monkeyp
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Digests of all files that are whole."""
+    """Digests of all complete files."""
     files = (p for p in folder.iterdir() if p.suffix in (".npy", ".json"))
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 

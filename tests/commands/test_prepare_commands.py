@@ -1,4 +1,4 @@
-"""Commands that stand in data are run only where the caller allows them."""
+"""Commands in data are run only if the user allows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`murmur prepare CORPUS`: sets from folders laid out as the originals, and from archives on a server on loopback."""
+"""`murmur prepare CORPUS`: data sets from folders in the original layout, and from archives on a loopback server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_mini_librispeech(tmp_path: Path, inner: str) -> None:
     assert code == 0, said
     assert f"{tmp_path}/set/data/train: 27 utterances, 9 speakers, 0.01 h, 0 skipped" in said
     assert texts(tmp_path / "set", "test")["201-2001-0001"] == "IT IS A GIRL"
-    train, dev, test = sets.splits(tmp_path / "set")  # what recipes read
+    train, dev, test = sets.splits(tmp_path / "set")  # the files that recipes read
     assert [len(part) for part in (train, dev, test)] == [24, 3, 27]
     facts = json.loads((tmp_path / "set/manifest.json").read_text())
     assert (facts["corpus"], facts["licence"], facts["finished"]) == ("mini-librispeech", "CC BY 4.0", True)
@@ -91,7 +91,7 @@ def test_parts_of_librispeech_become_splits_and_the_absent_are_named(tmp_path: P
     assert {p.name for p in (tmp_path / "set/data").iterdir()} == {"train", "dev", "test", "test_other"}
     assert len(texts(tmp_path / "set", "train")) == 12  # both parts
     assert "missing parts, left out: dev-other, train-other-500" in said
-    # A second time with less: splits that went are gone, and other files stay.
+    # A second time with less: removed splits are gone, and other files stay.
     (tmp_path / "set/lm").mkdir()
     code, said = run("librispeech", "--from", root, "--out", tmp_path / "set", "--part", "test-clean")
     assert code == 0, said
@@ -126,7 +126,7 @@ def test_an4_from_sphere_files(tmp_path: Path) -> None:
     assert texts(tmp_path / "set", "train") == {
         f"f{s}-an{n}-f{s}-b": words for s in "abcdefghi" for n, words in enumerate(("GO", "ENTER SIX"))
     }
-    assert "next: murmur train ctc" in said  # the recipe needs a language model, which is not in this copy
+    assert "next: murmur train ctc" in said  # the recipe needs a language model, which this copy lacks
     (root / "an4/etc/an4.ug.lm").write_text("\\data\\\n")
     assert "next: murmur train an4 " in run("an4", "--from", root, "--out", tmp_path / "set")[1]
     assert sets.LOADERS["an4"](tmp_path / "set").lexicon.read_text().startswith("ENTER EH")
@@ -159,7 +159,7 @@ def test_recordings_of_ones_own(tmp_path: Path) -> None:
     assert texts(tmp_path / "set", "test") == {"speaker_11-a": "GRÜSSE BOB", "speaker_11-b_c": "GRÜSSE BOB"}
     assert set(texts(tmp_path / "set", "dev")) == {"speaker_07-a", "speaker_07-b_c"}  # every eighth of the others
     assert [len(part) for part in sets.splits(tmp_path / "set")] == [20, 2, 2]
-    # Folders that are splits are taken as they are.
+    # Folders named after splits are used as they are.
     for split, first in (("train", 0), ("dev", 10), ("test", 11)):
         (root / split).mkdir()
         for n in range(first, {"train": 10, "dev": 11, "test": 12}[split]):
@@ -208,7 +208,7 @@ def test_own_recordings_are_checked_as_training_does(tmp_path: Path) -> None:
     root = own_recordings(tmp_path / "rec", 12, takes=50)
     noise = np.random.default_rng(0).normal(0, 0.1, 48000)
     rate = soundfile.info(root / "s00/0.wav").samplerate
-    # The first recording of the set is the odd one: the rate of most counts.
+    # The first recording has another rate: the rate of most recordings counts.
     soundfile.write(root / "s00/0.wav", noise, 3 * rate)
     soundfile.write(root / "s01/0.wav", np.stack([noise, noise], 1), rate)
     soundfile.write(root / "s02/0.wav", noise[:10], rate)
@@ -293,7 +293,7 @@ def test_data_of_others_is_not_written_over(tmp_path: Path) -> None:
     code, said = run("fsdd", "--from", corpus_layouts.fsdd(tmp_path / "f"), "--out", tmp_path / "set")
     assert code == 1
     assert "holds the corpus 'yesno'" in said
-    # An interrupted one is its own, and names in a manifest are no way out of the folder.
+    # An interrupted set is recognised, and names in a manifest cannot leave the folder.
     (tmp_path / "set/manifest.json").write_text(
         json.dumps({"corpus": "yesno", "finished": False, "splits": {"../../mine/data/train": {}, "train": {}}})
     )
@@ -306,7 +306,7 @@ def test_data_of_others_is_not_written_over(tmp_path: Path) -> None:
 
 @dataclass
 class Server:
-    """Archives by path, on loopback; `cut` bytes at most are sent in one answer."""
+    """Server of archives by path, on loopback; an answer has at most `cut` bytes."""
 
     files: dict[str, bytes]
     address: str = ""
@@ -364,7 +364,7 @@ def test_download_then_nothing_more_to_fetch(tmp_path: Path, archives: Server) -
     assert len(texts(tmp_path / "set", "train")) == 6
     assert len(archives.asked) == 2
     for archive in (tmp_path / "d").glob("*.tar.gz"):
-        archive.unlink()  # their room may be needed; what was in them is there
+        archive.unlink()  # the archives are deleted for their space; their contents are still there
     assert run(*words)[0] == 0
     assert len(archives.asked) == 2
 
@@ -378,7 +378,7 @@ def test_a_download_that_was_cut_off_goes_on(tmp_path: Path, archives: Server) -
     assert "train-clean-5.tar.gz ends after 0." in said
     assert "run the same command again to continue" in said
     assert not (tmp_path / "set").exists()
-    code, said = run(*words)  # the second half; the other archive is cut off in turn
+    code, said = run(*words)  # the second half; then the other archive is interrupted
     assert archives.asked[1] == f"/train-clean-5.tar.gz bytes={archives.cut}-"
     assert code == 1
     assert run(*words)[0] == 0

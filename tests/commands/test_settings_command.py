@@ -1,4 +1,4 @@
-"""`murmur settings`: every name is one that `--set` takes, with its value, and has an explanation."""
+"""`murmur settings`: `--set` accepts every listed name with its value, and each has an explanation."""
 
 from __future__ import annotations
 

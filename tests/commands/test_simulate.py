@@ -24,7 +24,9 @@ def test_it_leaves_what_a_real_run_leaves_and_a_picture(tmp_path: Path) -> None:
     assert facts["simulated"]["kind"] == "v100-ethernet"
     assert facts["simulated"]["compute"]["factors"] == {"0": 10.0}
     found = json.loads((tmp_path / "simulated.json").read_text())
-    assert found["hours"] == pytest.approx(24 / 3.1, rel=0.6)  # with a long end: the straggler's last one takes 10 h
+    assert found["hours"] == pytest.approx(
+        24 / 3.1, rel=0.6
+    )  # with a long end: the straggler's last gradient takes 10 h
     assert f"{found['marks'][-1]['figures']['loss']:.5g}" in said
     assert "virtual h" in said
     assert "held-out" in said  # the progress line

@@ -23,7 +23,7 @@ def test_a_trained_model_is_tested_and_told(tmp_path: Path) -> None:
     score = json.loads((tmp_path / "a" / "score.json").read_text())
     losses = {n: json.loads((tmp_path / "a" / f"{n}.json").read_text()) for n in ("model", "best", "averaged")}
     assert score["heldout"]["loss"] == min(f["figures"]["loss"] for f in losses.values())
-    assert score["model"]["name"] == "last"  # one mark only: all three are the same
+    assert score["model"]["name"] == "last"  # a single evaluation point: all three are the same
     assert score["lines"][0] in said
     assert said.endswith(f"next:\n  murmur report {tmp_path / 'a'}\n")  # it has recognised no speech
 

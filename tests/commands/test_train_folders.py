@@ -1,4 +1,4 @@
-"""Folders of runs, by the command line: launches of all kinds that would overwrite a run, or meet another one."""
+"""Folders of runs, by the command line: launches that would overwrite a run or share its folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start(*words: object, **variables: str) -> subprocess.Popen[str]:
 
 
 def learners(*words: object, size: int = 2) -> list[subprocess.Popen[str]]:
-    """Learners as srun starts them: each by itself, with its number in the environment."""
+    """Start learners like srun: each by itself, with its number in the environment."""
     job = {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_TASKS_PER_NODE": str(size), "SLURM_STEP_ID": "0"}
     job["SLURM_JOB_ID"] = f"{os.getpid()}-{time.monotonic_ns()}"
     return [start("train", *words, SLURM_PROCID=str(n), SLURM_LOCALID=str(n), **job) for n in range(size)]
@@ -79,7 +79,7 @@ def test_a_finished_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_refused_resume_changes_nothing(tmp_path: Path) -> None:
-    """The checkpoint is of another model, found by one learner alone and before several are started."""
+    """A checkpoint of another model is refused by a single learner, and before several are started."""
     assert run("train", "toy", "--out", tmp_path, *SHORT)[0] == 0
     before = contents(tmp_path)
     for learners in (1, 2):
@@ -121,7 +121,7 @@ def test_a_killed_run_is_called_that_and_goes_on(tmp_path: Path) -> None:
     first.kill()
     first.communicate()
     deadline = time.monotonic() + 60
-    while state_of(tmp_path).name == "running" and time.monotonic() < deadline:  # its learners end with it
+    while state_of(tmp_path).name == "running" and time.monotonic() < deadline:  # its learners end with the launcher
         time.sleep(0.05)
     assert state_of(tmp_path).name == "killed"
     said = run("watch", tmp_path, "--once")[1]

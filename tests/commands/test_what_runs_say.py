@@ -1,4 +1,4 @@
-"""What a resumed run says, what is called diverging, and what is said of files that cannot be written."""
+"""Messages of resumed and of diverging runs, and about files that cannot be written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_resume_lists_what_differs_and_counts_what_was_lost(tmp_path: Path, capl
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     newest = checkpoints.marks()[0]
     assert newest == 100
-    shutil.rmtree(tmp_path / "checkpoints" / f"{newest:010d}")  # as if it had died before it
+    shutil.rmtree(tmp_path / "checkpoints" / f"{newest:010d}")  # as if it had been killed before
     kept = checkpoints.marks()[0]
     assert 0 < kept < 100
     caplog.clear()
@@ -62,7 +62,7 @@ def test_what_counts_as_diverging() -> None:
 
     better, worse = counted(2.0, *[1.0] * 30), counted(2.0, *[4.0] * 30)
     assert not better.diverges(heldout=1.0, lowest=1.0)
-    assert not better.diverges(heldout=3.0, lowest=1.0)  # held out worse, training better: it overfits
+    assert not better.diverges(heldout=3.0, lowest=1.0)  # worse held-out loss, better training loss: overfitting
     assert better.diverges(heldout=float("nan"), lowest=1.0)
     assert worse.diverges(heldout=4.0, lowest=4.0)  # the first evaluation
     assert worse.diverges(heldout=4.0, lowest=1.0)

@@ -47,7 +47,7 @@ def run(*words: object) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the page's files, and a network on tones that is called as the page calls the demo's."""
+    """A folder with the page's files, and a network on tones under the name of the demo's run."""
     folder = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tones, "LEXICON", {word: ways[0] for word, ways in LEXICON.items()})
@@ -91,7 +91,7 @@ def test_the_commands_run(place: Path, monkeypatch: pytest.MonkeyPatch, caplog: 
         program, *words = shlex.split(command)
         assert program == "murmur"
         if not guessing and words[-2:] == ["--words", "list.txt"]:
-            continue  # nothing can guess here
+            continue  # no guessing is installed
         if words[0] == "export":
             pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
         if words[0] == "decode":

@@ -1,4 +1,4 @@
-"""The tutorial's commands: their options exist, and in their order they lead from a folder to recognised words."""
+"""The tutorial's commands: their options exist, and in sequence they lead from a folder to recognised words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from murmur.cli import app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-SUBCOMMANDS = {"lm": 1}  # words of a command behind its name
+SUBCOMMANDS = {"lm": 1}  # number of subcommand words after a command's name
 ONE = ["--threads", "1"]
 QUICK = ["--set", "budget.epochs=0.1", "--set", "task.network.hidden=16", *ONE]
 SMALL = ["--set", "task.hidden=8", "--set", "task.layers=1", *ONE]
@@ -36,7 +36,7 @@ def test_options_exist(line: str) -> None:
 
 
 def more_of(words: list[str]) -> list[str]:
-    """Settings that make a command quick; the run that the page's figure is of stays as it is."""
+    """Settings that shorten a command; the run behind the page's figure stays unchanged."""
     if words[:2] == ["train", "own"]:
         return ONE if "runs/words" in words or "--dry-run" in words else QUICK
     if words[:2] == ["train", "ctc"]:
@@ -48,7 +48,7 @@ def more_of(words: list[str]) -> list[str]:
 @pytest.mark.processes
 @pytest.mark.timeout(3600)
 def test_in_their_order_they_lead_to_words(tmp_path: Path) -> None:
-    """With five minutes of commands by twelve synthetic voices in place of recordings."""
+    """Five minutes of commands by twelve synthetic voices replace the recordings."""
     for library, extra in (("lhotse", "speech"), ("matplotlib", "viz"), ("espeakng_loader", "synth")):
         if find_spec(library) is None:
             pytest.skip(f"the extra {extra} is not installed")
@@ -59,7 +59,7 @@ def test_in_their_order_they_lead_to_words(tmp_path: Path) -> None:
         words = shlex.split(command.replace("budget.epochs=20", "budget.epochs=1"))[1:]
         run = [sys.executable, "-m", "murmur", *words, *more_of(words)]
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1500)
-        # doctor's status is its verdict on this machine, which may be a busy one
+        # doctor's status depends on this machine, which may be busy
         assert done.returncode in ((0, 1) if words == ["doctor"] else (0,)), f"{command}\n{done.stdout}\n{done.stderr}"
     score = json.loads((tmp_path / "runs/words/score.json").read_text())["test"]
     assert score["network test wer"] < USEFUL_PERCENT

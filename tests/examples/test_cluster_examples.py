@@ -1,4 +1,4 @@
-"""The Slurm script with stand-ins for srun and scontrol, and the systemd unit as systemd itself reads it."""
+"""The Slurm script with stand-ins for srun and scontrol, and the systemd unit as read by systemd."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "slurm" / "train.sbatch"
 UNIT = EXAMPLES / "systemd" / "murmur@.service"
 
-# Two learners with Slurm's variables; USR1 after so many records where SIGNAL_AFTER says so.
+# Two learners with Slurm's variables; USR1 after SIGNAL_AFTER records, if it is set.
 SRUN = """#!{python}
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -50,7 +50,7 @@ def program(path: Path, text: str) -> None:
 
 
 def submit(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The script as Slurm would start it, with what it finds on PATH replaced."""
+    """Run the script like Slurm, with stand-ins on PATH."""
     program(folder / "bin/murmur", f"#!{sys.executable}\nfrom murmur.cli import main\nmain()\n")
     if not (folder / "bin/srun").exists():
         program(folder / "bin/srun", SRUN.format(python=sys.executable))
@@ -111,7 +111,7 @@ def test_only_what_another_try_can_help_is_requeued(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_run_that_ends_without_a_killed_learner_is_not_started_again(whole: bool, tmp_path: Path) -> None:
-    """srun ends with 128 + 9 in both cases; a score that an earlier job has left is none of this one's."""
+    """srun ends with 128 + 9 in both cases; a score of an earlier job does not count."""
     (tmp_path / "runs/b").mkdir(parents=True)
     score = tmp_path / "runs/b/score.json"
     score.write_text("{}")
@@ -131,23 +131,25 @@ def test_the_script_says_how_it_is_called(tmp_path: Path) -> None:
 def test_signal_and_requeue_stand_in_the_header() -> None:
     header = [line for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --requeue" in header
-    assert any(re.fullmatch(r"#SBATCH --signal=USR1@\d+", line) for line in header)  # no B:, the learners get it
+    assert any(
+        re.fullmatch(r"#SBATCH --signal=USR1@\d+", line) for line in header
+    )  # without B: the learners get the signal
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
 def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
-    unit = UNIT.read_text().replace("/srv/murmur/.venv/bin/murmur", sys.executable)  # has to be a program that is there
+    unit = UNIT.read_text().replace("/srv/murmur/.venv/bin/murmur", sys.executable)  # must be an existing program
     (tmp_path / UNIT.name).write_text(unit)
     done = subprocess.run(
         ["systemd-analyze", "verify", str(tmp_path / UNIT.name)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert UNIT.name not in done.stderr  # unknown keys are only warned of
+    assert UNIT.name not in done.stderr  # unknown keys give only a warning
 
 
 def test_the_unit_stops_with_the_status_of_a_saved_run() -> None:
     lines = UNIT.read_text().splitlines()
     assert f"SuccessExitStatus={STOPPED_STATUS}" in lines
-    assert "KillMode=mixed" in lines  # a signal to all at once would end learners before the launcher passes it on
+    assert "KillMode=mixed" in lines  # a signal to all processes would end learners before the launcher forwards it
     command = next(line for line in lines if line.startswith("ExecStart="))
     assert "--resume" in command

@@ -1,4 +1,4 @@
-"""The examples as a reader starts them, on two processes."""
+"""The examples, started as their docstrings say, on two processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_new_strategy_is_simulated() -> None:
     module = runpy.run_path(str(EXAMPLES / "new_strategy.py"))
     rows = module["simulate"](learners=4)
     assert [name for name, _, _ in rows] == ["KAVG", "Elastic"]
-    start = 2.31  # ln 10 and a little: what guessing among ten classes costs
+    start = 2.31  # slightly above ln 10, the loss of guessing among ten classes
     assert all(loss < start - 0.3 and seconds > 0 for _, loss, seconds in rows)
 
 

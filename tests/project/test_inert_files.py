@@ -1,4 +1,4 @@
-"""What is read from disk is data: nothing in it is ever run, by any of the loaders that would."""
+"""Files on disk are data: no loader that could run code is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEMPLATES_ONLY = {"Markup"}
 
 
 def offences(tree: ast.Module) -> Iterator[str]:
-    """Loaders of code, a line each."""
+    """Uses of loaders that run code, one line each."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (f"{node.lineno}: import {a.name}" for a in node.names if a.name.split(".")[0] in MODULES)

@@ -1,4 +1,4 @@
-"""The speech libraries import together; a wrong mix of their OpenFst generations dead-locks in silence."""
+"""The speech libraries import together; a wrong mix of their OpenFst generations dead-locks silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated runs against the trainer in the virtual world, hand calculations and the network's ledger."""
+"""Simulated runs against the trainer in the virtual world, hand calculations and the network's counters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_simulated_run_is_the_trainer_in_the_virtual_world(strategy: str, tmp_
     assert ours.equal(theirs)
     steps = [r for r in map(json.loads, records.splitlines()) if r["kind"] == "step"]
     assert sum(account.staleness.values()) == len(steps)
-    if strategy != "ASGD":  # whose steps are the server's
+    if strategy != "ASGD":  # the steps are the server's
         assert len(steps) == 24
     assert len(account.marks) == 2
     assert (
@@ -57,7 +57,7 @@ def test_a_simulated_run_is_the_trainer_in_the_virtual_world(strategy: str, tmp_
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Also where learners die and come back; another seed gives other ones."""
+    """Also with lost and restarted learners; another seed gives other results."""
     faults = {"kills": ("1@0.4s",), "rejoins": ("1@0.9s",), "stops": ("2@0.2s+0.3s",), "lease_seconds": 0.2}
     seeds = {"a": 0, "b": 0, "c": 1}
     records = {}
@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2), BMUF(2), DelayByOne()])
 def test_idle_shares_by_hand(strategy: Strategy) -> None:
-    """In lock-step on a network that takes no time everybody waits for a learner ten times slower: 9 of 10 seconds."""
+    """In lock-step on an instant network all learners wait for one that is ten times slower: 9 of 10 seconds."""
     cluster = Cluster(4, ConstantSeconds(0.1, {2: 10.0}), Link(0.0, 1e15), message_bytes=1.0)
     timing = time_strategy(strategy, cluster, 40)
     idle = [1 - busy / timing.seconds for busy in timing.compute_seconds]
@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_straggler_without_lock_step(tmp_path: Path) -> None:
     assert timed.idle == pytest.approx((0.0,) * 4, abs=0.02)
     trained = simulate(replace(asked, force=True))
     assert trained.compute_seconds == pytest.approx(timed.compute_seconds)
-    assert timed.seconds < trained.seconds < 2  # until the end of the protocol
+    assert timed.seconds < trained.seconds < 2  # up to the end of the protocol
     assert trained.binds == "compute"
     assert simulate(replace(asked, strategy="SyncSGD", force=True)).binds == "slowest learner"
 
@@ -107,7 +107,7 @@ def test_what_bound_a_run_is_the_network_where_it_is_slow(tmp_path: Path) -> Non
     st.sampled_from(["ring", "hierarchical"]),
 )
 def test_bytes_of_links_are_the_ledgers(nodes: int, width: int, strategy: Strategy, allreduce: str) -> None:
-    """What left through cards and what stayed inside nodes is what learners sent; alone on a node, all of it left."""
+    """Bytes through cards and inside nodes add up to those sent; with one learner per node all bytes use cards."""
     cluster = Cluster(
         nodes * width, ConstantSeconds(0.1), learners_per_node=width, allreduce=allreduce, message_bytes=1000.0
     )
@@ -140,7 +140,7 @@ def test_a_run_that_is_cut_off_is_continued(tmp_path: Path) -> None:
     whole = simulate(simulation(tmp_path / "whole", "KAVG(K=3)"))
     first = simulation(tmp_path / "parts", "KAVG(K=3)", ("budget.minibatches=12", *SMALL[1:]))
     simulate(first)
-    with (first.out / "records.jsonl").open("a") as records:  # a step after the checkpoint, and one cut off in mid-line
+    with (first.out / "records.jsonl").open("a") as records:  # a step after the checkpoint, and a truncated line
         records.write(json.dumps({"kind": "step", "learner": 0, "minibatches": 12}) + '\n{"kind": "st')
     seconds, steps = behind(first.out)
     assert dict(steps) == {0: 3, 1: 3, 2: 3, 3: 3}
@@ -153,7 +153,7 @@ def test_a_run_that_is_cut_off_is_continued(tmp_path: Path) -> None:
 
 
 def test_a_run_ended_by_a_fault_is_a_result(tmp_path: Path) -> None:
-    """Lock-step cannot do without a learner, ADPSGD can; the one does not take the other with it."""
+    """A lost learner ends SyncSGD and not ADPSGD, also side by side."""
     faults = {"kills": ("1@0.35s",), "lease_seconds": 0.1}
     asked = [simulation(tmp_path / name, name, **faults) for name in ("SyncSGD", "ADPSGD")]
     lost, lived = side_by_side(asked, jobs=1)
@@ -179,7 +179,7 @@ def test_messages_are_as_large_as_the_model_without_gradients() -> None:
 
 
 def test_gradients_by_one_call(tmp_path: Path) -> None:
-    """The same steps at the same virtual moments; what cannot have it is refused, with advice."""
+    """The same steps at the same virtual moments; models that do not support it are refused, with advice."""
     alone = simulation(tmp_path / "alone", "ADPSGD")
     batched = replace(alone, out=tmp_path / "batched", batched=True)
     ours, theirs = simulate(batched), simulate(alone)

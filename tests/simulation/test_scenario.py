@@ -89,6 +89,8 @@ def test_a_continued_run_meets_what_is_still_to_come(behind: float, steps: int) 
             assert type(fault)(fault.learner, round(fault.at_seconds + behind, 6)) in faults
     kills = sum(isinstance(f, Kill) for f in now.faults)
     assert kills == (behind <= 20) + (behind <= 90)
-    assert sum(isinstance(f, Rejoin) for f in now.faults) == (behind <= 20)  # nobody comes back who did not go
+    assert sum(isinstance(f, Rejoin) for f in now.faults) == (
+        behind <= 20
+    )  # a learner that was not lost is not restarted
     assert [now.compute(2, k) for k in range(3)] == [cluster.compute(2, steps + k) for k in range(3)]
     assert now.compute(0, 0) == cluster.compute(0, 0)

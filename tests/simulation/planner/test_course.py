@@ -1,4 +1,4 @@
-"""The harness itself: one learner against a plain loop, L of them in lock-step against the L-fold minibatch."""
+"""The test bed: one learner against a plain loop, L lock-step learners against the L-fold minibatch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_seeds_name_the_noise(strategy: object) -> None:
 
 
 def test_learners_begin_at_the_start() -> None:
-    """Without noise and at rate 0 nothing moves, whatever the type of the start."""
+    """Without noise and at rate 0 nothing moves, for every type of the start."""
     course = follow(ADPSGD(), Cluster(learners=4), Walk(quadratic(START.float(), 2.0, 0.0), 0.0), 12)
     assert torch.equal(course.weights, START.expand(4, 3))
     assert course.consensus_square == pytest.approx([float(START @ START)] * 3)

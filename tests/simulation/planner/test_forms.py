@@ -1,4 +1,4 @@
-"""The planner's closed forms against the strategies themselves on the virtual clock."""
+"""The planner's closed forms against the strategies on the virtual clock."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_closed_form_is_what_the_simulator_takes(strategy: Strategy, where: str)
 
 @pytest.mark.parametrize("strategy", [SuperLearners(ADPSGD(), 8), SuperLearners(KAVG(4), 8)], ids=named)
 def test_wide_nodes_that_copy_to_the_host(strategy: Strategy) -> None:
-    """Vectors for seven members leave one after another, a copy of the next beside the way of the one before."""
+    """Vectors for seven members are sent one after another; each copy overlaps the previous transfer."""
     cluster = preset("v100-ethernet").cluster(16, LognormalSeconds(0.07, 0.1), 165e6)
     found = time_strategy(strategy, cluster, 16 * 200)
     assert form_of(strategy, ClusterSetting.of(cluster)).seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
@@ -74,7 +74,7 @@ def test_what_binds_is_named() -> None:
 
 
 def test_rounds_that_the_network_carries() -> None:
-    """On a slow link gradients go on, but fewer rounds of averaging fit beside them."""
+    """A slow link does not delay gradients, but fewer rounds of averaging fit beside them."""
     assert form_of(ADPSGD(), ClusterSetting.of(CLUSTERS["slow, equal"])).rounds == pytest.approx(1 / 5)
     assert form_of(ADPSGD(), ClusterSetting.of(CLUSTERS["fast, equal"])).rounds == pytest.approx(1.0)
     assert form_of(ADPSGD(), ClusterSetting.of(replace(CLUSTERS["fast, equal"], learners=1))).rounds == 1.0

@@ -1,4 +1,4 @@
-"""Rounds of averaging beside gradients: the form against the strategy itself on the virtual clock."""
+"""Rounds of averaging beside gradients: the form against the strategy on the virtual clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONSTANT, UNEVEN = ConstantSeconds(SECONDS), LognormalSeconds(SECONDS, 0.15)
 
 
 def simulated(mixing: Mixing, cluster: Cluster) -> float:
-    """Completed exchanges a gradient, in rounds."""
+    """Completed exchanges per gradient, in rounds."""
     found = time_strategy(ADPSGD(mixing), cluster, cluster.learners * 90)
     row = mixing(0, range(cluster.learners), 0)
     return sum(found.exchanges) / (len(row) - 1) / found.minibatches
@@ -32,7 +32,7 @@ def planned(mixing: Mixing, cluster: Cluster) -> float:
 @pytest.mark.parametrize("compute", [CONSTANT, UNEVEN], ids=["constant", "uneven"])
 @pytest.mark.parametrize("mixing", [ring, randomized_ring])
 def test_rings_within_a_tenth(mixing: Mixing, compute: ComputeTime, x: float) -> None:
-    """x: seconds in which a card serves a round of everybody, in gradient times."""
+    """x: seconds in which a card serves a round of all learners, in gradient times."""
     cluster = Cluster(LEARNERS, compute, Link(20e-6, 2 * BYTES / (x * SECONDS)), message_bytes=BYTES)
     assert planned(mixing, cluster) == pytest.approx(simulated(mixing, cluster), rel=0.1)
 
@@ -47,7 +47,7 @@ def test_pairs_within_an_eighth(mixing: Mixing, x: float) -> None:
 @pytest.mark.parametrize("bytes_per_second", [0.25e9, 0.5e9, 1e9])
 @pytest.mark.parametrize("mixing", [ring, randomized_ring])
 def test_nodes_that_share_a_card(mixing: Mixing, bytes_per_second: float) -> None:
-    """Of a fixed ring two edges leave a node, of a random one nearly all."""
+    """Two edges of a fixed ring leave a node, and nearly all of a random one."""
     cluster = Cluster(
         LEARNERS,
         UNEVEN,

@@ -64,12 +64,12 @@ def test_flops_to_seconds() -> None:
 
 
 def test_a_timed_run_is_complete_and_repeats() -> None:
-    """Every minibatch is taken once; two runs are the same to the bit; the ledger holds what KAVG sends."""
+    """Every minibatch is taken once; two runs are the same to the bit; the network counts the vectors of KAVG."""
     timing = time_strategy(ADPSGD(), CLUSTER, 101)
     assert sum(timing.gradients) == 101 == sum(len(s) for s in timing.staleness)
     assert timing == time_strategy(ADPSGD(), CLUSTER, 101)
     lock_step = time_strategy(KAVG(5), CLUSTER, 100)
-    rounds = 5  # the one after, in which nobody has anything, sends no vectors
+    rounds = 5  # the next mean has no weights and sends no vectors
     assert lock_step.sent_bytes == pytest.approx([rounds * 2 * 3 / 4 * 1e6] * 4)
     assert lock_step.exchanges == (0, 0, 0, 0)
 

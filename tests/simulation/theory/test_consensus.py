@@ -1,4 +1,4 @@
-"""Distances at rest: closed forms against long recursions, and against the strategies in virtual time."""
+"""Stationary distances: closed forms against long recursions, and against the strategies in virtual time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 
 COORDINATES, ROUNDS, RATE = 256, 120, 0.3
 QUADRATIC = NoisyQuadratic(curvature=1.0, variance=COORDINATES, rate=RATE)
-# Along every coordinate the same experiment: the error of a mean over half the rounds is that of about 256 * 20
+# Every coordinate is the same experiment: the error of a mean over half the rounds is that of about 256 * 20
 # independent squares of normal numbers, 2 %.
 TOLERANCE = 0.08
 
@@ -113,7 +113,7 @@ def test_learners_of_equal_speed(strategy: Strategy, learners: int, wanted: floa
 
 @pytest.mark.parametrize("mixing", [ring, randomized_ring])
 def test_learners_out_of_step_are_closer(mixing: Mixing) -> None:
-    """Looked at between steps, some have averaged since their latest one: the closed form is an upper limit."""
+    """Between steps some learners have averaged since their latest step: the closed form is an upper limit."""
     walk = Walk(quadratic(torch.zeros(COORDINATES), 1.0, 1.0), RATE)
     cluster = Cluster(learners=8, compute=LognormalSeconds(0.1, 0.2))
     found = at_rest(follow(ADPSGD(mixing), cluster, walk, 8 * ROUNDS).distance_square)

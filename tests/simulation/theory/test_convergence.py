@@ -1,4 +1,4 @@
-"""The bound on the mean gradient norm: its shape, its conditions, and that training in virtual time keeps it."""
+"""The bound on the mean gradient norm: its shape, its conditions, and training in virtual time that satisfies it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_linear_speed_up_from_there_on(group: DecentralisedLearners) -> None:
 
 
 def test_staleness_and_gap_fade() -> None:
-    """At the best rate the leading term falls with the root of K, what staleness and mixing cost with K itself."""
+    """At the best rate the leading term falls with the root of K, the cost of staleness and mixing with K."""
     near, far = DecentralisedLearners(8), DecentralisedLearners(8, 0.8, 4.0)
     extra = []
     for rounds in (1e6, 1e8):
@@ -137,7 +137,7 @@ def test_the_bound_is_kept_whatever_the_gap(mixing: object) -> None:
 
 
 def test_a_straggler_costs_little() -> None:
-    """One of eight learners is ten times slower: its gradients are ten rounds old, and do nearly as much."""
+    """One of eight learners is ten times slower: its gradients are ten rounds old, and nearly as useful."""
     rate = best_rate(HILLS, 8, 128)
     slow = Cluster(learners=8, compute=ConstantSeconds(0.1, {3: 10.0}))
     even = mean_square(ADPSGD(ring), 8, 1024, rate)

@@ -1,4 +1,4 @@
-"""The rate that the consensus sees, on cosines: E sin(w + s n) = exp(-s^2 / 2) sin w."""
+"""Effective rate of the consensus on cosines: E sin(w + s n) = exp(-s^2 / 2) sin w."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Largest rates: closed forms against roots, and against strategies that live just below and die just above them."""
+"""Largest rates: closed forms against roots, and against strategies just below and just above them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_delay_is_not_negative() -> None:
     ids=["SyncSGD", "KAVG", "DelayByOne", "ring 4", "ring 5", "randomised 16", "server 2", "server 4", "server 8"],
 )
 def test_strategies_stand_what_theory_says(strategy: Strategy, learners: int, limit: float) -> None:
-    """A grain of noise dies out at 0.94 of the limit and grows at 1.06; a server's n learners are n - 1 steps late."""
+    """A disturbance decays at 0.94 of the limit and grows at 1.06; a server of n learners has gradients n - 1 old."""
 
     def grown(share: float) -> float:
         walk = Walk(quadratic(torch.zeros(64), 1.0, 1.0), share * limit)
