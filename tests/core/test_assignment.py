@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from murmur.core.assignment import Assignment
 
 
-def test_positions_are_dealt_in_order() -> None:
+def test_positions_are_assigned_in_order() -> None:
     deal = Assignment((0, 1, 2), total=8)
     assert [[deal.number(t, r) for r in range(3)] for t in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, None]]
     assert [deal.reached(t) for t in range(4)] == [0, 3, 6, 8]
 
 
-def test_a_deal_to_nobody_is_refused() -> None:
+def test_an_assignment_without_learners_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         Assignment((0,)).anew(0, 0, ())
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_every_minibatch_is_done_once_whoever_is_lost_or_comes(data: st.DataObject) -> None:
+def test_every_minibatch_is_done_once_despite_losses(data: st.DataObject) -> None:
     """Play rounds of a few turns, in some of which learners are lost with their minibatches, or come back."""
     total = data.draw(st.integers(1, 60), "total")
     everybody = range(data.draw(st.integers(1, 6), "learners"))

@@ -51,7 +51,7 @@ def test_any_length(name: str, numel: int) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
-def test_what_arrived_arrives_again(name: str) -> None:
+def test_decoded_vectors_are_fixed_points(name: str) -> None:
     """Decoded vectors are fixed points to the bit: further transmissions lose nothing."""
     form, x = COMPRESSIONS[name], torch.cat([draw(1000), 1e-38 * draw(500), 1e30 * draw(500)])
     once = form.decode(form.encode(x), x)
@@ -244,7 +244,7 @@ async def messages(seat: Seat) -> list[Any]:
 
 
 @pytest.mark.parametrize("form", COMPRESSIONS)
-def test_letters_arrive_as_they_were(form: str) -> None:
+def test_messages_arrive_unchanged(form: str) -> None:
     for world in (VirtualWorld(2), ThreadWorld(2, timeout_seconds=10)):
         heard = Speaking(world, form).run(messages)[0]
         assert sorted(str((dtype, numel)) for source, _, dtype, numel, _ in heard if source == 1) == sorted(

@@ -26,7 +26,7 @@ def test_symmetric_and_doubly_stochastic(mixing: Mixing, k: int, view: list[int]
 
 @pytest.mark.parametrize("mixing", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("learners", [2, 3, 4, 7, 8, 16])
-def test_everybody_is_reached(mixing: Mixing, learners: int) -> None:
+def test_rounds_reach_all_learners(mixing: Mixing, learners: int) -> None:
     """The product of many rounds is the global mean."""
     product = torch.eye(learners, dtype=torch.float64)
     for k in range(1000):

@@ -28,7 +28,7 @@ def averager_of(seat: Seat) -> PairwiseAverager:
     return PairwiseAverager(seat.group, Weights(Layout.trainable(Point(2))), lambda: seat.now)
 
 
-async def letters_to_somebody_thought_dead(seat: Seat) -> tuple[int, int]:
+async def messages_to_a_learner_considered_dead(seat: Seat) -> tuple[int, int]:
     """Lose learner 0 in the membership table while a snapshot is on its way to it."""
     averager = averager_of(seat)
     if seat.group.rank == 1:
@@ -45,12 +45,12 @@ async def letters_to_somebody_thought_dead(seat: Seat) -> tuple[int, int]:
     return averager.dropped, averager.exchanges
 
 
-def test_a_learner_that_was_thought_dead_drops_letters_and_lives() -> None:
-    dropped, exchanges = VirtualWorld(2).run(letters_to_somebody_thought_dead)[0]
+def test_a_learner_considered_dead_drops_messages_and_lives() -> None:
+    dropped, exchanges = VirtualWorld(2).run(messages_to_a_learner_considered_dead)[0]
     assert (dropped, exchanges) == (1, 1)
 
 
-async def letters_of_an_earlier_incarnation(seat: Seat) -> tuple[int, list[float]]:
+async def messages_of_an_earlier_incarnation(seat: Seat) -> tuple[int, list[float]]:
     averager = averager_of(seat)
     if seat.group.rank == 1:
         for incarnation in (0.0, 5.0):
@@ -66,8 +66,8 @@ async def letters_of_an_earlier_incarnation(seat: Seat) -> tuple[int, list[float
     return averager.dropped, averager.weights.snapshot().tolist()
 
 
-def test_letters_of_other_incarnations_change_nothing() -> None:
-    assert VirtualWorld(2).run(letters_of_an_earlier_incarnation)[0] == (2, [0.0, 0.0])
+def test_messages_of_other_incarnations_change_nothing() -> None:
+    assert VirtualWorld(2).run(messages_of_an_earlier_incarnation)[0] == (2, [0.0, 0.0])
 
 
 async def a_neighbour_is_lost_while_it_is_answered(seat: Seat) -> tuple[int, int]:
@@ -96,11 +96,11 @@ async def a_neighbour_is_lost_while_it_is_answered(seat: Seat) -> tuple[int, int
     return averager.exchanges, len(averager._begun)
 
 
-def test_an_exchange_is_not_torn_apart_by_who_looks_at_the_view() -> None:
+def test_an_exchange_is_not_interrupted_by_a_refreshed_view() -> None:
     assert VirtualWorld(2).run(a_neighbour_is_lost_while_it_is_answered)[0] == (1, 0)
 
 
-async def letters_that_a_broken_line_takes_along(seat: Seat, lost: int, late: bool) -> tuple[list[float], float]:
+async def messages_lost_with_a_connection(seat: Seat, lost: int, late: bool) -> tuple[list[float], float]:
     """Let learner 0 request learner 1's weights; the first messages in one direction are lost."""
     averager = averager_of(seat)
     group = seat.group
@@ -130,19 +130,19 @@ async def letters_that_a_broken_line_takes_along(seat: Seat, lost: int, late: bo
 
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize(("lost", "seconds"), [(0, 0.0), (1, 5.0), (2, 15.0), (3, 35.0)])
-def test_weights_are_asked_for_again_where_letters_are_lost(late: bool, lost: int, seconds: float) -> None:
+def test_requests_are_repeated_after_lost_messages(late: bool, lost: int, seconds: float) -> None:
     """Requests are repeated after 5, 15 and 35 seconds, whether requests or answers are lost."""
     for asks, answers in ((lost, 0), (0, lost)):
 
         async def program(seat: Seat, asks: int = asks, answers: int = answers) -> tuple[list[float], float]:
-            return await letters_that_a_broken_line_takes_along(seat, answers if seat.group.rank else asks, late)
+            return await messages_lost_with_a_connection(seat, answers if seat.group.rank else asks, late)
 
         weights, at = VirtualWorld(2).run(program)[0]
         assert weights == [1.0, 1.0]
         assert seconds <= at <= seconds + 1.0
 
 
-def test_gradients_and_averaging_that_begin_together_share_one_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_and_averaging_that_begin_together_share_one_averager(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     class Slow(PairwiseAverager):

@@ -106,7 +106,7 @@ def test_a_signal_ends_whatever_is_under_way(way: str, number: signal.Signals) -
     assert said == ("removed\n" if way == "cleaning" else "")
 
 
-def test_what_the_starter_ignores() -> None:
+def test_signals_ignored_at_start() -> None:
     """Ignore SIGINT, as a shell does for a background script; then all, as a launcher does, which reports itself."""
     every = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     for ignored in ([signal.SIGINT], every):

@@ -22,7 +22,7 @@ LOST = 3
 
 
 @pytest.mark.parametrize("ended", [{0}, {1}, {0, 2}, {1, 2}, {0, 1, 2}, set()], ids=named)
-def test_a_result_that_some_have_is_handed_on_and_nobody_computes_it_twice(ended: set[int]) -> None:
+def test_a_result_is_broadcast_and_not_computed_twice(ended: set[int]) -> None:
     """The first collective ends for some before a learner is lost; the remaining learners hold the second."""
 
     async def program(seat: Seat) -> tuple[list[float], list[float], int]:

@@ -73,7 +73,7 @@ def new(view: View, rank: int, completed: float) -> RecognisedWord:
 TWO, THREE = View(7, {0: 4, 1: 5}), View(6, {0: 4, 1: 5, 2: 0})
 
 
-def test_the_one_that_has_seen_most_goes_on_and_says_so_to_nobody_else() -> None:
+def test_the_most_advanced_learner_goes_on_alone() -> None:
     world = Scripted({0: TWO}, {3: [new(TWO, 1, 4.0)]})
     assert request_to_join(world).members == {0: 4}
     assert world.polls >= POLLS - 4
@@ -90,7 +90,7 @@ def test_of_equals_the_lowest_rank(theirs: float, goes_on: bool) -> None:
             Rendezvous(world).request_to_join(5).send(None)  # type: ignore[arg-type]
 
 
-def test_nobody_goes_on_before_the_others_have_had_time_to_come_back() -> None:
+def test_no_learner_goes_on_before_the_others_could_return() -> None:
     alone = View(7, {0: 4})
     late = POLLS // 2
     world = Scripted({0: alone, late: TWO}, {late + 1: [new(TWO, 1, 9.0)]})
@@ -108,7 +108,7 @@ def test_time_counts_from_the_latest_change() -> None:
     assert request_to_join(Scripted(views, messages, until=4 * POLLS)).members == {0: 4}
 
 
-def test_a_letter_from_before_a_change_counts_for_nothing() -> None:
+def test_a_message_from_before_a_change_does_not_count() -> None:
     """The third may have admitted the second and died: the second then holds the model, and waits no more."""
     world = Scripted({0: THREE, 5: TWO}, {2: [new(THREE, 1, 4.0)]})
     with pytest.raises(Tired):
@@ -132,7 +132,7 @@ def test_an_invitation_to_an_earlier_life_is_none() -> None:
         Rendezvous(Scripted({0: THREE}, {8: [go]})).request_to_join(5).send(None)  # type: ignore[arg-type]
 
 
-def test_where_nobody_holds_the_model_all_are_told() -> None:
+def test_all_are_told_when_the_model_is_lost() -> None:
     world = Scripted({0: TWO}, {3: [new(TWO, 1, NOTHING_HELD)]})
     with pytest.raises(PeerLost, match="newest checkpoint"):
         Rendezvous(world).request_to_join().send(None)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_when_everything_is_done_late_ones_leave(completed: int) -> None:
         assert request_to_join(last).members == {0: 4}
 
 
-def test_who_is_not_known_to_the_register_yet_waits() -> None:
+def test_a_learner_unknown_to_the_membership_waits() -> None:
     world = Scripted({0: View(6, {1: 5})})
     with pytest.raises(Tired):
         Rendezvous(world).request_to_join(5).send(None)  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def exchanges(links: dict[int, Link], mixing: Mixing) -> tuple[list[int], float]
 
 
 @pytest.mark.parametrize(("mixing", "owing"), [(ring, 2), (randomized_ring, 15)], ids=["ring", "randomized_ring"])
-def test_a_slow_edge_delays_nobody_else(mixing: Mixing, owing: int) -> None:
+def test_a_slow_edge_delays_no_other(mixing: Mixing, owing: int) -> None:
     """Only the end waits: each exchange under way, and the consensus, pass the slow card both ways, 0.1 s each."""
     equal, seconds = exchanges({}, mixing)
     slow, slow_seconds = exchanges({5: Link(0.0, 40 / 0.1)}, mixing)
@@ -164,7 +164,7 @@ def test_a_slow_edge_delays_nobody_else(mixing: Mixing, owing: int) -> None:
     assert slow_seconds < seconds + 0.1 * (2 * owing + 4)
 
 
-def test_a_straggler_takes_few_minibatches_and_holds_nobody() -> None:
+def test_a_straggler_takes_few_minibatches_and_delays_no_other() -> None:
     """Samples per second >= 0.9 (L - 1 + 1/s) / L of equal learners; it ends one slow gradient after the budget."""
     learners, slow, budget = 4, 10.0, 400
     equal = VirtualWorld(Cluster(learners=learners, compute=ConstantSeconds(0.1)))

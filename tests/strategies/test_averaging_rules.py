@@ -77,7 +77,7 @@ def test_a_step_of_nothing_stays() -> None:
     assert MaxChange()(step, list(step.split([2, 2]))) is step
 
 
-def test_who_counts() -> None:
+def test_weights_of_learners() -> None:
     losses, samples = [2.0, 1.5, 2.6, 9.0], [10.0, 20.0, 30.0, 0.0]
     assert shares(losses, samples, 1.0, first=False) == [10.0, 20.0, 0.0, 0.0]
     assert shares(losses, samples, 2.0, first=False) == [10.0, 20.0, 30.0, 0.0]

@@ -104,7 +104,7 @@ def test_every_minibatch_is_applied_once(strategy: Strategy, learners: int) -> N
 
 @pytest.mark.parametrize(("learners", "node_size"), [(3, 2), (5, 2), (5, 4), (7, 2), (7, 3), (8, 5), (9, 4), (9, 8)])
 @pytest.mark.parametrize("outer", BASIC, ids=named)
-def test_every_minibatch_is_applied_once_by_nodes_of_different_sizes(
+def test_every_minibatch_is_applied_once_by_unequal_super_learners(
     outer: Strategy, learners: int, node_size: int
 ) -> None:
     check_cover(SuperLearners(outer, node_size), learners)
@@ -122,9 +122,7 @@ def test_every_minibatch_is_applied_once_in_the_whole_grid(learners: int) -> Non
 
 @pytest.mark.parametrize(("learners", "node_size"), [(3, 2), (5, 4), (7, 2), (9, 4)])
 @pytest.mark.parametrize("outer", [ADPSGD(), OwnShares()], ids=named)
-def test_the_gradient_of_a_claim_is_a_mean_over_the_members_of_its_node(
-    outer: Strategy, learners: int, node_size: int
-) -> None:
+def test_the_gradient_of_a_claim_is_a_mean_over_members(outer: Strategy, learners: int, node_size: int) -> None:
     """In the mean of all super-learners, minibatch n has weight 1 / (super-learners x minibatches of its claim)."""
     w = check_cover(SuperLearners(outer, node_size), learners)
     nodes = -(-learners // node_size)

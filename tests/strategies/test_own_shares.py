@@ -61,7 +61,7 @@ def test_every_minibatch_once_and_as_many_for_each(world: World) -> None:
     assert [steps[i] for i in range(world.size)] == [len(range(i, 62, world.size)) for i in range(world.size)]
 
 
-def test_a_straggler_keeps_its_share_and_everybody_waits() -> None:
+def test_a_straggler_keeps_its_share_and_all_wait() -> None:
     worlds = [VirtualWorld(Cluster(4, ConstantSeconds(0.1, {1: 5.0}))) for _ in range(2)]
     shares, claims = (taken_by(s, w, 80)[0] for s, w in zip((OwnShares(), ADPSGD()), worlds, strict=True))
     assert shares == dict.fromkeys(range(4), 20)

@@ -38,7 +38,7 @@ ALPHA = 0.1
 @pytest.mark.parametrize("node_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("learners", [2, 3, 5])
 @pytest.mark.parametrize("minibatches", [40, 43])
-def test_synchronous_nodes_are_synchronous_sgd(node_size: int, learners: int, minibatches: int) -> None:
+def test_synchronous_super_learners_are_synchronous_sgd(node_size: int, learners: int, minibatches: int) -> None:
     task, optimizer = Quadratic(ragged=True), SGD(ALPHA, momentum=0.9)
     plain = fit(Experiment(task, SyncSGD(), Budget(minibatches=minibatches), optimizer), VirtualWorld(learners))
     nodes = SuperLearners(SyncSGD(), node_size)
@@ -47,7 +47,7 @@ def test_synchronous_nodes_are_synchronous_sgd(node_size: int, learners: int, mi
 
 
 @pytest.mark.parametrize("minibatches", [36, 41])
-def test_k_averaging_among_nodes(minibatches: int) -> None:
+def test_k_averaging_among_super_learners(minibatches: int) -> None:
     """Two super-learners of two, K = 3: G_s is the mean of their minibatches, weighted by samples."""
     task, K, size = Quadratic(ragged=True), 3, 2
     consensus = torch.zeros(task.size, dtype=torch.float64)
@@ -120,7 +120,7 @@ def test_members_are_replicas_to_the_bit(outer: Strategy) -> None:
     assert len({tuple(task.seen[n][0].tolist()) for n in range(180)}) >= (180 // 9 if outer == SyncSGD() else 40)
 
 
-def test_averaging_among_nodes_keeps_the_mean() -> None:
+def test_averaging_among_super_learners_keeps_the_mean() -> None:
     """Without gradients the mean of the super-learners stays, and every member ends with its leader's weights."""
     start = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).repeat_interleave(2, 0)
     cluster = Cluster(learners=8, compute=LognormalSeconds(0.1, 0.9), link=Link(0.02, 1e5))
@@ -145,7 +145,7 @@ def test_every_budget_ends(outer: Strategy, learners: int) -> None:
 
 @pytest.mark.processes
 @pytest.mark.timeout(60)
-def test_nodes_of_processes(pool: Pool) -> None:
+def test_super_learners_of_processes(pool: Pool) -> None:
     optimizer = SGD(0.05, momentum=0.5)
     for outer in (SyncSGD(), KAVG(3)):
         experiment = Experiment(Quadratic(ragged=True), SuperLearners(outer, 2), Budget(minibatches=83), optimizer)
@@ -191,7 +191,7 @@ def test_members_prepare_their_shares_of_claims_that_the_leader_holds(pool: Pool
         assert not any(name.startswith("minibatches ahead") for name in threads)
 
 
-def test_a_node_alone_is_the_large_minibatch() -> None:
+def test_a_single_super_learner_is_the_large_minibatch() -> None:
     """One super-learner with ADPSGD equals synchronous SGD, and one learner the plain loop, to the bit."""
     experiment = Experiment(Quadratic(ragged=True), SuperLearners(ADPSGD(), 4), Budget(minibatches=40), SGD(ALPHA))
     sync = Experiment(Quadratic(ragged=True), SyncSGD(), Budget(minibatches=40), SGD(ALPHA))
@@ -199,7 +199,7 @@ def test_a_node_alone_is_the_large_minibatch() -> None:
     assert torch.equal(fit(experiment, VirtualWorld(1)), plain_loop(sync))
 
 
-def test_a_lost_member_takes_its_node_and_no_other() -> None:
+def test_a_lost_member_ends_its_super_learner_and_no_other() -> None:
     task = Noted()
     cluster = Cluster(learners=6, compute=ConstantSeconds(0.1), faults=(Kill(3, 1.05),), lease_seconds=0.5)
     world = VirtualWorld(cluster)
@@ -209,7 +209,7 @@ def test_a_lost_member_takes_its_node_and_no_other() -> None:
     assert torch.isfinite(got).all()
 
 
-def test_lock_step_nodes_end_with_an_error() -> None:
+def test_lock_step_super_learners_end_with_an_error() -> None:
     cluster = Cluster(learners=4, compute=ConstantSeconds(0.1), faults=(Kill(3, 1.05),), lease_seconds=0.5)
     with pytest.raises(PeerLost, match="learner 3 was killed"):
         fit(
@@ -246,7 +246,7 @@ def check_schedule(seed: int) -> None:
 
 
 @pytest.mark.parametrize("batch", range(4))
-def test_fuzzed_schedules_of_nodes(batch: int) -> None:
+def test_fuzzed_schedules_of_super_learners(batch: int) -> None:
     for seed in range(batch * 15, batch * 15 + 15):
         try:
             check_schedule(seed)

@@ -81,7 +81,7 @@ def weights_of(outcome: Outcome) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("strategy", OUTLIVING, ids=named)
-def test_who_is_killed_costs_its_unfinished_minibatches_and_nothing_else(strategy: Any) -> None:
+def test_a_kill_costs_only_unfinished_minibatches(strategy: Any) -> None:
     for faults in ([Kill(2, 0.73)], [Kill(0, 0.31)], [Kill(0, 0.5), Kill(1, 1.1)], [Kill(1, 0.4), Kill(3, 0.4001)]):
         outcome, drawn = train(strategy, faults)
         assert outcome.leads
@@ -101,7 +101,7 @@ def test_a_learner_that_comes_late_takes_part(strategy: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", OUTLIVING[:3], ids=named)
-def test_who_comes_late_takes_work_off_the_others(strategy: Any) -> None:
+def test_a_late_learner_takes_over_work(strategy: Any) -> None:
     """Three learners would need 3.2 s for the gradients alone."""
     faults = (Kill(1, 0.3), Rejoin(1, 0.5))
     world = VirtualWorld(Cluster(learners=4, compute=ConstantSeconds(0.1), faults=faults, lease_seconds=LEASE))
@@ -109,7 +109,7 @@ def test_who_comes_late_takes_work_off_the_others(strategy: Any) -> None:
     assert world.clock.now < TOTAL / 3 * 0.1
 
 
-def test_who_was_thought_dead_and_was_not_comes_back() -> None:
+def test_a_learner_wrongly_considered_dead_comes_back() -> None:
     outcome, drawn = train(KAVG(2), [Stop(1, 0.35, LEASE + 0.5)])
     assert sorted(set(drawn)) == list(range(TOTAL))
     assert outcome.leads
@@ -117,7 +117,7 @@ def test_who_was_thought_dead_and_was_not_comes_back() -> None:
 
 @pytest.mark.parametrize("strategy", OUTLIVING, ids=named)
 @pytest.mark.parametrize("at", [0.05, 0.35, 0.9])
-def test_learners_that_took_each_other_for_lost_find_together(strategy: Any, at: float) -> None:
+def test_learners_that_considered_each_other_lost_form_a_group(strategy: Any, at: float) -> None:
     """All stand still for longer than the lease, at once or in succession."""
     for apart in (0.0, 0.02, LEASE / 2):
         faults = [Stop(rank, at + rank * apart, LEASE + 0.5 + 0.1 * (rank % 2)) for rank in range(4)]
@@ -131,7 +131,7 @@ def test_learners_that_took_each_other_for_lost_find_together(strategy: Any, at:
 
 @pytest.mark.parametrize("strategy", OUTLIVING[:3], ids=named)
 @pytest.mark.timeout(60)
-def test_one_that_was_thought_lost_does_not_wait_for_those_that_it_knew(strategy: Any) -> None:
+def test_a_learner_considered_lost_does_not_wait_for_lost_members(strategy: Any) -> None:
     """All members of its group are dead, or considered so, when one of them is started again before it goes on."""
     faults = [Kill(0, 0.5), Stop(2, 3.5, 5.8), Kill(1, 3.9), Rejoin(1, 7.6)]
     outcome, drawn = train(strategy, faults, 3)
@@ -140,7 +140,7 @@ def test_one_that_was_thought_lost_does_not_wait_for_those_that_it_knew(strategy
 
 
 @pytest.mark.parametrize("strategy", [*OUTLIVING[:2], ADPSGD()], ids=named)
-def test_the_end_is_written_whenever_who_leads_is_killed(strategy: Any, tmp_path: Path) -> None:
+def test_the_end_is_written_whenever_the_leader_is_killed(strategy: Any, tmp_path: Path) -> None:
     """Kill the leader at moments around the last mean, the evaluation and the writing after it."""
     task = Logged(hidden=4, per_epoch=24)
     experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.05))
@@ -160,7 +160,7 @@ def test_the_end_is_written_whenever_who_leads_is_killed(strategy: Any, tmp_path
 
 
 @pytest.mark.parametrize("end", [RunOver(), LeftBehind(Named({0: 0}, "again"))], ids=["over", "behind"])
-def test_who_hears_at_the_last_meeting_that_others_have_ended_ends_too(
+def test_a_learner_ends_if_others_have_ended_at_the_last_barrier(
     end: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meet = ElasticGroup.meet
@@ -237,7 +237,7 @@ def test_random_schedules_end_with_every_minibatch_done(data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("strategy", [SyncSGD(), DelayByOne()], ids=named)
-def test_strategies_whose_every_step_needs_everybody_end(strategy: Any) -> None:
+def test_strategies_that_need_all_learners_in_every_step_end(strategy: Any) -> None:
     with pytest.raises(PeerLost, match="learner 2"):
         train(strategy, [Kill(2, 0.73)])
 
@@ -248,7 +248,7 @@ def test_lock_step_strategies_that_tolerate_a_loss_regroup() -> None:
         assert not regroups(strategy)
 
 
-def test_a_node_of_lock_step_leaders_does_not_go_on_without_another() -> None:
+def test_lock_step_leaders_do_not_go_on_without_another() -> None:
     assert Facts.of(SuperLearners(ADPSGD(), 2)).tolerates_loss
     assert not Facts.of(SuperLearners(KAVG(), 2)).tolerates_loss
 
@@ -272,7 +272,7 @@ class Momenta(BMUF):
         self.found[me.group.rank] = me.outer["Delta"]
 
 
-def test_who_comes_late_takes_over_the_vectors_of_the_strategy() -> None:
+def test_a_late_learner_takes_over_the_vectors_of_the_strategy() -> None:
     """With another momentum than the others' it would leave each round with a different model."""
     strategy = Momenta(4, eta=0.9)
     train(strategy, [Kill(1, 0.3), Rejoin(1, 0.5)])

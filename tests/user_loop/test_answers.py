@@ -56,7 +56,7 @@ def test_answers_to_an_earlier_question_are_passed_over() -> None:
     assert weights.snapshot().tolist() == [2.0, 2.0, 1.0, 1.0]
 
 
-def test_who_does_not_answer_is_named() -> None:
+def test_a_learner_that_does_not_answer_is_named() -> None:
     kept = [Message(torch.full((4,), 3.0), 1, (1.0, 0.0))]  # weights, but no buffers
     with pytest.raises(PeerLost, match=r"learners \[1\] did not send their weights within 0.05 s"):
         asked(nn.BatchNorm1d(2), kept)[1].__enter__()

@@ -73,7 +73,7 @@ class Parts(nn.Module):
         self.narrow = nn.Parameter(torch.ones((), dtype=torch.bfloat16))
 
 
-def test_what_came_early_and_what_came_nowhere(beside: None) -> None:
+def test_early_and_absent_gradients(beside: None) -> None:
     """`early` has a gradient in the first pass only, `late` on learner 1 only, `never` none at all."""
 
     def body(seat: Seat) -> tuple[list[float], list[bool]]:
@@ -150,7 +150,7 @@ def test_gradients_leave_before_the_step(beside: None) -> None:
         ("two passes", "two gradients in one backward pass"),
     ],
 )
-def test_what_has_left_must_stay_as_it_is(misuse: str, said: str, beside: None) -> None:
+def test_sent_gradients_must_not_change(misuse: str, said: str, beside: None) -> None:
     def body(seat: Seat) -> None:
         model = net(0)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

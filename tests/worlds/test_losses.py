@@ -158,7 +158,7 @@ def named(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("failure", "verb"), FEW, ids=named)
-def test_the_others_learn_who_is_lost(
+def test_the_others_learn_the_name_of_the_lost(
     start: Callable[..., StartedLearners], failure: Callable[[], None], verb: str
 ) -> None:
     check_loss(start, failure, verb, 80)
@@ -193,7 +193,7 @@ def test_a_silent_member_that_lives_is_waited_for(start: Callable[..., StartedLe
         assert [started.poll(rank) for rank in range(2)] == [0.0, 7.0]
 
 
-def test_nobody_waits_for_a_thread_that_has_ended() -> None:
+def test_no_wait_for_a_thread_that_has_ended() -> None:
     async def program(seat: Seat) -> None:
         if seat.group.rank == 1:
             seat.group.post(torch.ones(1), 0, "first")

@@ -128,7 +128,7 @@ VECTORS = st.tuples(st.sampled_from(sorted(TYPES)), st.integers(0, 40))
 
 
 @given(VECTORS, st.text(max_size=30), st.lists(st.floats(allow_nan=False), max_size=4))
-def test_letters_keep_every_bit(vector: tuple[str, int], tag: str, header: list[float]) -> None:
+def test_messages_keep_every_bit(vector: tuple[str, int], tag: str, header: list[float]) -> None:
     name, numel = vector
     x = torch.arange(numel * TYPES[name].itemsize, dtype=torch.uint8).view(TYPES[name])
     got_tag, got, got_note = unpack(pack(x, tag, header))
@@ -162,7 +162,7 @@ class Wire:
         return Request(True)
 
 
-def test_letters_are_delivered_in_the_order_in_which_they_began() -> None:
+def test_messages_are_delivered_in_the_order_in_which_they_began() -> None:
     large, small = Request(), Request(True)
     wire = Wire([(large, pack(torch.ones(9), "t", ())), (small, pack(torch.ones(1), "t", ()))])
     mail = MpiMail(SimpleNamespace(BYTE=None, Status=SimpleNamespace), wire)
@@ -211,7 +211,7 @@ def test_every_promise_of_a_world_and_strangers_loops() -> None:
         pytest.param("one stops", r"learners \[1\] give no signs of life", marks=pytest.mark.slow),
     ],
 )
-def test_a_fault_ends_everybody_soon(fault: str, said: str) -> None:
+def test_a_fault_ends_all_learners_soon(fault: str, said: str) -> None:
     done = mpiexec(3, TESTS / "mpi_driver.py", fault, seconds=50)
     ended = time.time()
     assert done.returncode != 0

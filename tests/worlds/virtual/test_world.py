@@ -44,7 +44,7 @@ def test_spans_say_where_time_went() -> None:
     assert spent[0, COMMUNICATING] == spent[1, COMMUNICATING] == pytest.approx(3 * 0.1)  # 2 (L-1)/L b / B per round
 
 
-def test_deadlock_names_who_waits_for_what() -> None:
+def test_a_deadlock_names_all_waits() -> None:
     async def program(seat: Seat) -> None:
         if seat.group.rank == 2:
             await seat.group.recv(0, "answer")

@@ -145,7 +145,7 @@ def test_a_name_without_an_address_says_where_it_comes_from_and_what_to_set() ->
     assert isinstance(error, ConnectionError)
 
 
-def test_the_name_of_slurms_first_node_is_said_to_come_from_slurm() -> None:
+def test_the_name_of_slurms_first_host_is_attributed_to_slurm() -> None:
     slurm = {
         "SLURM_PROCID": "1",
         "SLURM_STEP_NUM_TASKS": "2",

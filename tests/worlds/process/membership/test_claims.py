@@ -150,7 +150,7 @@ def test_what_a_lost_learner_held_is_done_by_another(server: StoreServer) -> Non
     other.membership.leave()
 
 
-def test_who_was_thought_dead_drops_what_it_held(server: StoreServer) -> None:
+def test_a_learner_considered_dead_drops_its_claims(server: StoreServer) -> None:
     far, other = Member(server, 0, 2, 0.05), Member(server, 1, 2, 0.0)
     far.work(40, 0.01, at_most=6)
     held = [n for claim in far.membership._ahead._has.held for n in claim]
@@ -164,7 +164,7 @@ def test_who_was_thought_dead_drops_what_it_held(server: StoreServer) -> None:
         member.membership.leave()
 
 
-def test_what_is_claimed_before_it_is_known_that_one_was_thought_dead_is_kept(server: StoreServer) -> None:
+def test_a_claim_before_news_of_a_loss_is_kept(server: StoreServer) -> None:
     """A request over a restored network is answered with a view that signs of life have not shown yet."""
     far, table = Member(server, 0, 2, 0.05), server._membership_server._tables["flock"]
     first = far.work(60, 0.01, at_most=6)
@@ -189,7 +189,7 @@ def test_what_is_claimed_before_it_is_known_that_one_was_thought_dead_is_kept(se
     far.membership.leave()
 
 
-def test_the_server_hears_what_is_done(server: StoreServer) -> None:
+def test_the_server_is_told_of_done_minibatches(server: StoreServer) -> None:
     far = Member(server, 0, 1, 0.02)
     far.work(40, 0.01, at_most=5)
     latest = far.membership.claim(0, 40)

@@ -67,7 +67,7 @@ def test_silence_ends_with_the_lease(server: StoreServer) -> None:
     first.leave()
 
 
-def test_who_was_thought_lost_is_told(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_learner_considered_lost_is_told(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
     first, starved = member(server, 0), member(server, 1, lease_seconds=0.3)
     runs_again = Event()
 

@@ -61,7 +61,7 @@ def test_counters_lose_nothing(server: StoreServer) -> None:
     assert sorted(totals) == list(range(1, 401))
 
 
-def test_a_waiting_clone_blocks_nobody(server: StoreServer) -> None:
+def test_a_waiting_clone_blocks_no_other(server: StoreServer) -> None:
     store = store_of(server)
     got: list[bytes] = []
     waiting = store.clone()
@@ -87,7 +87,7 @@ def test_strangers_do_no_harm(server: StoreServer) -> None:
     assert store.get("a") == b"b"
 
 
-def test_nobody_there() -> None:
+def test_no_server_there() -> None:
     free = listen()
     port = free.getsockname()[1]
     free.close()

@@ -66,7 +66,7 @@ def post_all(mail: Mail, to: int, messages: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_letters_survive_their_connections(seed: int) -> None:
+def test_messages_survive_their_connections(seed: int) -> None:
     server, messages = StoreServer(listen(), SECRET), 300
     mails = [
         Mail(NetStore(StoreClient(*server.address, 5, SECRET), ""), rank, "127.0.0.1", 60, SECRET) for rank in (0, 1)

@@ -70,7 +70,7 @@ class Lasting:
         self.ended.set()
 
 
-def test_nobody_waits_for_a_group_that_does_not_end() -> None:
+def test_no_wait_for_a_group_that_does_not_end() -> None:
     may_end, ended = Event(), Event()
     drop([None, Lasting(may_end, ended)])
     assert not ended.is_set()

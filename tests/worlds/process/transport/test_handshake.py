@@ -120,7 +120,7 @@ def test_two_greetings_get_two_nonces(server: StoreServer) -> None:
 
 
 @pytest.mark.parametrize("dripping", [b"", SPOKEN[:3]])
-def test_who_says_nothing_is_hung_up_on(dripping: bytes) -> None:
+def test_a_silent_caller_is_dropped(dripping: bytes) -> None:
     let_in: list[int] = []
     listener = Listener(listen(), SECRET, "test", lambda line, number: let_in.append(number), stranger_seconds=0.3)
     with socket.create_connection(listener.address) as line:
@@ -132,7 +132,7 @@ def test_who_says_nothing_is_hung_up_on(dripping: bytes) -> None:
     listener.close()
 
 
-def test_who_drips_is_hung_up_on_as_well() -> None:
+def test_a_slow_caller_is_dropped() -> None:
     listener = Listener(listen(), SECRET, "test", lambda line, number: None, stranger_seconds=0.4)
     greeting = GREETING.pack(SPOKEN, 0, bytes(32))
     with socket.create_connection(listener.address) as line:
@@ -175,7 +175,7 @@ def test_a_listener_survives_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPat
     listener.close()
 
 
-def test_what_strangers_promise_takes_no_memory(server: StoreServer) -> None:
+def test_announced_sizes_take_no_memory(server: StoreServer) -> None:
     with socket.create_connection(server.address) as line:
         line.sendall(LENGTHS.pack(HEAD_BYTES, VALUE_BYTES) * 8)
         assert hung_up(line)
@@ -291,7 +291,7 @@ LETTERS = {
 
 
 @pytest.mark.parametrize("head", LETTERS.values(), ids=LETTERS)
-def test_hostile_letters_break_their_own_line_only(server: StoreServer, head: bytes) -> None:
+def test_hostile_messages_break_their_own_connection_only(server: StoreServer, head: bytes) -> None:
     with Offices(server) as both:
         with dial(both.second._listener.address, SECRET, "mail to 1", 0, 5) as line:
             begin_stream(line)

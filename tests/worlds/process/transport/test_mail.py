@@ -50,7 +50,7 @@ def deliver(first: Mail, second: Mail, seconds: float) -> list[float]:
     return [float(n) for n in took]
 
 
-def test_letters_follow_a_learner_whose_first_address_is_silent(
+def test_messages_follow_a_learner_whose_first_address_is_silent(
     store: NetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a pulled cable, with the learner behind it started again."""
@@ -65,7 +65,7 @@ def test_letters_follow_a_learner_whose_first_address_is_silent(
     second.close()
 
 
-def test_letters_wait_for_a_door_that_hangs_up(store: NetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_wait_for_a_listener_that_closes(store: NetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one with too many unauthenticated callers does; the address of the learner stays."""
     first, second = (Mail(store, rank, "127.0.0.1", 30, SECRET) for rank in (0, 1))
     calls, really = [], mail_module.dial
@@ -83,7 +83,7 @@ def test_letters_wait_for_a_door_that_hangs_up(store: NetStore, monkeypatch: pyt
     second.close()
 
 
-def test_letters_follow_a_learner_whose_first_address_is_closed(store: NetStore) -> None:
+def test_messages_follow_a_learner_whose_first_address_is_closed(store: NetStore) -> None:
     second = Mail(store, 1, "127.0.0.1", 30, SECRET)
     with listen() as closed:
         Restarted.before = "{}:{}".format(*closed.getsockname())
@@ -108,7 +108,7 @@ def test_a_learner_that_stays_away_is_told(store: NetStore, silent: bool, monkey
     first.close()
 
 
-def test_letters_to_a_learner_that_is_gone_are_given_up(store: NetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_to_a_lost_learner_are_given_up(store: NetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mail_module, "TRY_SECONDS", 0.1)
     first = Mail(store, 0, "127.0.0.1", 30, SECRET)
     with listen() as silent:
