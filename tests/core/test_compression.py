@@ -86,7 +86,7 @@ def test_float16_saturates() -> None:
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_a_message_of_another_length_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="the same format and model"):
+    with pytest.raises(ValueError, match="the same compression and model"):
         COMPRESSIONS[name].decode(COMPRESSIONS[name].encode(draw(300)), draw(301))
 
 
@@ -232,25 +232,25 @@ def test_mixing_never_moves_the_mean(form: str) -> None:
 
 async def messages(seat: Seat) -> list[Any]:
     """Send messages from all learners to learner 0; types, lengths and headers arrive."""
-    group, heard = seat.group, []
+    group, received = seat.group, []
     for x in (draw(300, group.rank), draw(7, group.rank, torch.float64), torch.empty(0), torch.arange(3)):
         group.post(x, 0, "news", (1.5, float(group.rank)))
     if group.rank == 0:
         for i in range(4 * group.size):
             message = await group.recv(i % group.size, "news") if i < 2 * group.size else await group.poll("news", 9.0)
             assert message is not None
-            heard.append((message.source, i, message.x.dtype, message.x.numel(), message.header))
-    return heard
+            received.append((message.source, i, message.x.dtype, message.x.numel(), message.header))
+    return received
 
 
 @pytest.mark.parametrize("form", COMPRESSIONS)
 def test_messages_arrive_unchanged(form: str) -> None:
     for world in (VirtualWorld(2), ThreadWorld(2, timeout_seconds=10)):
-        heard = Speaking(world, form).run(messages)[0]
-        assert sorted(str((dtype, numel)) for source, _, dtype, numel, _ in heard if source == 1) == sorted(
+        received = Speaking(world, form).run(messages)[0]
+        assert sorted(str((dtype, numel)) for source, _, dtype, numel, _ in received if source == 1) == sorted(
             str(seen) for seen in [(torch.float32, 300), (torch.float64, 7), (torch.float32, 0), (torch.int64, 3)]
         )
-        assert all(header == (1.5, float(source)) for source, *_, header in heard)
+        assert all(header == (1.5, float(source)) for source, *_, header in received)
 
 
 async def counted(seat: Seat) -> int:

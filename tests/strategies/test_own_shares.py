@@ -44,11 +44,11 @@ def taken_by(strategy: Strategy, world: World, minibatches: int) -> tuple[dict[i
     task, steps = Noted(samples=4, hidden=16, per_epoch=30), defaultdict[int, int](int)
     object.__setattr__(task, "taken", [])
 
-    def note(record: Record) -> None:
+    def record_step(record: Record) -> None:
         steps[record.learner] += record.kind == "step"
 
     run = Experiment(task, strategy, Budget(minibatches=minibatches), SGD(0.05))
-    Trainer(run, world, observers=lambda _: (note,)).fit()
+    Trainer(run, world, observers=lambda _: (record_step,)).fit()
     return dict(steps), task.taken
 
 

@@ -1,4 +1,4 @@
-"""When the virtual world computes its gradients: with everybody's that are under way, at the weights of their start."""
+"""Executors of the virtual world: gradients are computed in batches, at the weights of their start."""
 
 from __future__ import annotations
 

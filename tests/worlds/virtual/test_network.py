@@ -179,7 +179,7 @@ def chained(cluster: Cluster, hop: Callable[[int], int], steps: int, size: int, 
     """Return the seconds of `steps` steps of messages i -> hop(i), each begun after the last one: of all, or here."""
     clock = Clock()
     network = Network(clock, cluster)
-    heard = [0] * cluster.learners
+    received = [0] * cluster.learners
     ended = [0.0]
 
     def send(i: int, step: int) -> None:
@@ -187,11 +187,11 @@ def chained(cluster: Cluster, hop: Callable[[int], int], steps: int, size: int, 
             network.send(i, hop(i), size, lambda: arrive(hop(i), step))
 
     def arrive(to: int, step: int) -> None:
-        heard[to] += 1
+        received[to] += 1
         ended[0] = clock.now
         if not in_step:
             send(to, step + 1)
-        elif min(heard) == step + 1:
+        elif min(received) == step + 1:
             for i in range(cluster.learners):
                 send(i, step + 1)
 
@@ -202,7 +202,7 @@ def chained(cluster: Cluster, hop: Callable[[int], int], steps: int, size: int, 
         send(i, 0)
     clock.start(wait(), "waiting", 0)
     clock.run()
-    assert heard == [steps] * cluster.learners
+    assert received == [steps] * cluster.learners
     return ended[0]
 
 

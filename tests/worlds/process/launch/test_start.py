@@ -97,8 +97,8 @@ def test_a_launch_is_not_well_before_its_run_is_whole(tmp_path: Path) -> None:
 
     status = Launch(fails_last, 2, restart=Restart.ALONE, missing=missing_from(tmp_path)).run()
     assert status == 7, "the learner that tests the model has failed, the others ended well"
-    halted = Launch(lambda p, r: python(f"raise SystemExit({STOPPED_STATUS})"), 2, missing=missing_from(tmp_path))
-    assert halted.run() == STOPPED_STATUS
+    stopped = Launch(lambda p, r: python(f"raise SystemExit({STOPPED_STATUS})"), 2, missing=missing_from(tmp_path))
+    assert stopped.run() == STOPPED_STATUS
 
 
 def test_a_lost_store_ends_the_launch_with_the_status_of_a_loss() -> None:

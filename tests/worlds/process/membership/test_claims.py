@@ -68,7 +68,7 @@ class Member:
 
     def __init__(self, server: StoreServer, rank: int, size: int, trip_seconds: float) -> None:
         self.lines: list[SlowLine] = []
-        self.membership = StoreMembership(lambda: self.open(server, trip_seconds), "flock", rank, size, 60.0)
+        self.membership = StoreMembership(lambda: self.open(server, trip_seconds), "group", rank, size, 60.0)
 
     def open(self, server: StoreServer, trip_seconds: float) -> SlowLine:
         self.lines.append(SlowLine(server, 0.0 if len(self.lines) == 1 else trip_seconds))
@@ -155,7 +155,7 @@ def test_a_learner_considered_dead_drops_its_claims(server: StoreServer) -> None
     far.work(40, 0.01, at_most=6)
     held = [n for claim in far.membership._ahead._has.held for n in claim]
     assert held
-    server._membership_server._tables["flock"].lose(0)
+    server._membership_server._tables["group"].lose(0)
     assert set(held) <= set(other.work(40, 0.0, at_most=100))
     while 0 not in far.membership.view(fresh=True).live:  # its next sign of life brings it back
         time.sleep(0.01)
@@ -166,7 +166,7 @@ def test_a_learner_considered_dead_drops_its_claims(server: StoreServer) -> None
 
 def test_a_claim_before_news_of_a_loss_is_kept(server: StoreServer) -> None:
     """A request over a restored network is answered with a view that signs of life have not shown yet."""
-    far, table = Member(server, 0, 2, 0.05), server._membership_server._tables["flock"]
+    far, table = Member(server, 0, 2, 0.05), server._membership_server._tables["group"]
     first = far.work(60, 0.01, at_most=6)
     while far.membership._ahead._asking:
         time.sleep(0.01)
@@ -194,7 +194,7 @@ def test_the_server_is_told_of_done_minibatches(server: StoreServer) -> None:
     far.work(40, 0.01, at_most=5)
     latest = far.membership.claim(0, 40)
     assert latest is not None
-    table = server._membership_server._tables["flock"]
+    table = server._membership_server._tables["group"]
     deadline = time.monotonic() + 10.0
     while (still := min(table._open[0])) < latest.start and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -24,7 +24,7 @@ def server() -> Iterator[StoreServer]:
 
 
 def member(server: StoreServer, rank: int, size: int = 2, lease_seconds: float = LONG_SECONDS) -> StoreMembership:
-    return StoreMembership(lambda: StoreClient(*server.address), "flock", rank, size, lease_seconds)
+    return StoreMembership(lambda: StoreClient(*server.address), "group", rank, size, lease_seconds)
 
 
 def eventually(what: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -47,7 +47,7 @@ def test_a_closed_line_is_a_death_long_before_the_lease(server: StoreServer) -> 
 def test_a_learner_that_dies_before_its_first_sign_of_life_is_lost_at_once(server: StoreServer) -> None:
     first = member(server, 0)
     brief = StoreClient(*server.address)
-    brief.call({"do": "membership", "act": "enter", "group": "flock", "rank": 1, "size": 2, "lease": LONG_SECONDS})
+    brief.call({"do": "membership", "act": "enter", "group": "group", "rank": 1, "size": 2, "lease": LONG_SECONDS})
     brief.close()
     assert eventually(lambda: first.view().live == (0,))
     first.leave()
@@ -56,11 +56,11 @@ def test_a_learner_that_dies_before_its_first_sign_of_life_is_lost_at_once(serve
 def test_silence_ends_with_the_lease(server: StoreServer) -> None:
     first = member(server, 0)
     silent = StoreClient(*server.address)  # enters, and gives no sign of life
-    silent.call({"do": "membership", "act": "enter", "group": "flock", "rank": 1, "size": 2, "lease": 0.3})
+    silent.call({"do": "membership", "act": "enter", "group": "group", "rank": 1, "size": 2, "lease": 0.3})
     assert first.view(fresh=True).live == (0, 1)
     assert eventually(lambda: first.view().live == (0,))
     silent.call(
-        {"do": "membership", "act": "beat", "group": "flock", "rank": 1, "lease": 60.0, "known": -1, "seconds": 0.0}
+        {"do": "membership", "act": "beat", "group": "group", "rank": 1, "lease": 60.0, "known": -1, "seconds": 0.0}
     )
     assert eventually(lambda: first.view().live == (0, 1))
     assert first.view().incarnations[1] > 0, "it is not taken for the one before"

@@ -26,10 +26,10 @@ from murmur.worlds.process.store.server import StoreClient
 from murmur.worlds.process.membership.client import StoreMembership
 
 place = take_place()
-roll = StoreMembership(
+membership = StoreMembership(
     lambda: StoreClient(place.host, place.port, 30, place.secret), place.prefix + "world", place.rank, 2, 60.0
 )
-roll.waiting = lambda: ("the mean of the world", 7.0) if place.rank else ("", 0.0)
+membership.waiting = lambda: ("the mean of the world", 7.0) if place.rank else ("", 0.0)
 pathlib.Path(sys.argv[1], f"entered-{place.rank}").touch()
 time.sleep(100)
 """
@@ -45,11 +45,11 @@ def server() -> Iterator[StoreServer]:
 def test_the_longest_wait_counts() -> None:
     waits = Waits()
     assert waits.longest()[0] == ""
-    with waits.on("a letter"):
+    with waits.on("a message"):
         time.sleep(0.02)
         with waits.on("a mean"):
             what, seconds = waits.longest()
-            assert (what, 0.02 <= seconds < 5) == ("a letter", True)
+            assert (what, 0.02 <= seconds < 5) == ("a message", True)
     with pytest.raises(KeyError), waits.on("a sum"):
         raise KeyError
     assert waits.longest()[0] == ""
@@ -62,12 +62,12 @@ def test_a_long_wait_is_told_of_again_after_twice_as_long() -> None:
 
 
 def test_the_table_begins_with_those_that_the_others_wait_for() -> None:
-    told = {0: ("a sum", 1.0), 1: ("", 0.0), 2: ("a letter", 61.25)}
+    told = {0: ("a sum", 1.0), 1: ("", 0.0), 2: ("a message", 61.25)}
     assert table(told, {3: "no sign of life for 1.1 s"}).splitlines() == [
         "learners and their waits:",
         "  learner 3: lost, no sign of life for 1.1 s",
         "  learner 1: waits for no learner",
-        "  learner 2: has waited 61.2 s for a letter",
+        "  learner 2: has waited 61.2 s for a message",
         "  learner 0: has waited 1.0 s for a sum",
     ]
 
@@ -87,14 +87,14 @@ def test_any_learner_can_ask_what_all_wait_for(server: StoreServer) -> None:
     memberships = [
         StoreMembership(lambda: StoreClient(*server.address), "launch/world", rank, 3, 60.0) for rank in range(3)
     ]
-    memberships[1].waiting = lambda: ("a letter " + "x" * 1000, 5.0)
+    memberships[1].waiting = lambda: ("a message " + "x" * 1000, 5.0)
     memberships[2].fail("MemoryError: full")
     deadline = time.monotonic() + 10
-    while "a letter" not in memberships[0].stalls() and time.monotonic() < deadline:
+    while "a message" not in memberships[0].stalls() and time.monotonic() < deadline:
         time.sleep(0.01)
     lines = stalls_of(StoreClient(*server.address), "launch/").splitlines()
     assert lines[1:3] == ["  learner 2: lost, MemoryError: full", "  learner 0: waits for no learner"]
-    assert re.match(r"  learner 1: has waited [56]\.\d s for a letter x+$", lines[3])
+    assert re.match(r"  learner 1: has waited [56]\.\d s for a message x+$", lines[3])
     assert len(lines[3]) < 600
     for membership in memberships[:2]:
         membership.leave()

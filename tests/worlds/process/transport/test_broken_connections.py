@@ -77,14 +77,14 @@ def test_messages_survive_their_connections(seed: int) -> None:
             post.start()
         for rank in (0, 1):
             for n in range(messages):
-                message = mails[rank].box.take(1 - rank, "a", 60.0, lambda: TimeoutError("a letter was lost"))
+                message = mails[rank].box.take(1 - rank, "a", 60.0, lambda: TimeoutError("a message was lost"))
                 assert message.header == (float(n),)
                 assert bool((message.x == n).all())
         for post in posts:
             post.join()
         assert first() >= 5
         assert second() >= 5
-    assert all(mail.box.wait("a", 0.1) is None for mail in mails), "a letter came twice"
+    assert all(mail.box.wait("a", 0.1) is None for mail in mails), "a message came twice"
     for mail in mails:
         mail.close()
     server.close()

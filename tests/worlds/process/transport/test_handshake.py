@@ -202,8 +202,8 @@ REQUESTS = [
     {"do": "wait", "keys": ["never"], "seconds": "soon"},
     {"do": "check", "keys": None},
     {"do": "swap", "key": "a", "expected": "zz"},
-    {"do": "membership", "act": "enter", "group": "flock", "rank": 0, "size": 10**9, "lease": 1},
-    {"do": "membership", "act": "enter", "group": "flock", "rank": 70000, "size": 2, "lease": 1},
+    {"do": "membership", "act": "enter", "group": "group", "rank": 0, "size": 10**9, "lease": 1},
+    {"do": "membership", "act": "enter", "group": "group", "rank": 70000, "size": 2, "lease": 1},
     {"do": "membership", "act": "claim", "group": "unknown", "rank": 0},
     {"do": "membership", "act": "claim", "group": "known", "rank": 0, "first": 0, "total": 10**12, "doing": [],
      "done": [], "size": 1, "count": 10**9},
@@ -225,7 +225,7 @@ def test_hostile_frames_of_learners_are_refused(server: StoreServer, frame: byte
 @pytest.mark.parametrize("head", REQUESTS, ids=named)
 def test_hostile_requests_of_learners_are_refused(server: StoreServer, head: dict[str, object]) -> None:
     good = StoreClient(*server.address, 5, SECRET)
-    good.call({"do": "set", "key": "text"}, b"letters")
+    good.call({"do": "set", "key": "text"}, b"characters")
     good.call({"do": "membership", "act": "enter", "group": "known", "rank": 0, "size": 2, "lease": 60})
     with pytest.raises(ConnectionError, match="is gone"):
         StoreClient(*server.address, 5, SECRET).call(head)
@@ -277,7 +277,7 @@ def begin_stream(line: socket.socket) -> None:
     assert NUMBER.unpack(exactly(line, NUMBER.size)) == (0,)
 
 
-LETTERS = {
+MALFORMED = {
     "no type": b'{"tag": "t", "type": "torch.object", "numel": 1, "numbers": []}',
     "negative": b'{"tag": "t", "type": "torch.float32", "numel": -1, "numbers": []}',
     "endless": b'{"tag": "t", "type": "torch.float32", "numel": 1e99, "numbers": []}',
@@ -290,7 +290,7 @@ LETTERS = {
 }
 
 
-@pytest.mark.parametrize("head", LETTERS.values(), ids=LETTERS)
+@pytest.mark.parametrize("head", MALFORMED.values(), ids=MALFORMED)
 def test_hostile_messages_break_their_own_connection_only(server: StoreServer, head: bytes) -> None:
     with Offices(server) as both:
         with dial(both.second._listener.address, SECRET, "mail to 1", 0, 5) as line:
@@ -359,7 +359,7 @@ def test_an_inherited_secret_can_be_read_again_and_is_not_passed_on() -> None:
         os.set_inheritable(file.fileno(), True)
         assert from_descriptor(file.fileno()) == from_descriptor(file.fileno()) == secret
         assert not os.get_inheritable(file.fileno())
-        assert os.fstat(file.fileno()).st_nlink == 0, "nobody finds it by a name"
+        assert os.fstat(file.fileno()).st_nlink == 0, "no process finds it by name"
     assert len(draw()) == 64
     assert draw() != secret
 
