@@ -27,7 +27,7 @@ CHUNK_FRAMES = 30
 
 
 def main() -> None:
-    """One line of words a recording."""
+    """Print one line of words per recording."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("export", type=Path)
     parser.add_argument("recordings", nargs="+", type=Path)
@@ -67,7 +67,7 @@ def whole(network: Any, feats: np.ndarray) -> np.ndarray:
 
 
 def chunks(network: Any, feats: np.ndarray, facts: Mapping[str, Any]) -> np.ndarray:
-    """Scores (U, L) of a stream; the network's states go out of one chunk and into the next."""
+    """Scores (U, L) of a stream; each chunk passes the network's states to the next."""
     stack = int(facts["subsampling_factor"])
     state = {i.name: i.shape for i in network.get_inputs() if i.name in ("h", "c")}
     h, c = (np.zeros((state[name][0], 1, state[name][2]), np.float32) for name in ("h", "c"))
@@ -82,7 +82,7 @@ def chunks(network: Any, feats: np.ndarray, facts: Mapping[str, Any]) -> np.ndar
 
 
 def words(scores: np.ndarray, export: Path, facts: Mapping[str, Any]) -> list[str]:
-    """By the graph where there is one, else the best token of each frame, repeats and blanks left out."""
+    """Decode with the graph if there is one, else take the best token of each frame without repeats and blanks."""
     if not (export / "graph.fst").is_file():
         tokens = table(export / "tokens.txt")
         best = scores.argmax(1)

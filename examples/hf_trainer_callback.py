@@ -23,7 +23,7 @@ from murmur.worlds.process.launch.environment import Place
 
 
 class Murmur(TrainerCallback):
-    """From the first step to the last one the optimizer's steps are the strategy's."""
+    """Replaces the optimizer's steps by the strategy's, from the first step to the last."""
 
     def __init__(self, strategy: Strategy, place: Place | None) -> None:
         self.strategy, self.place = strategy, place
@@ -39,7 +39,7 @@ class Murmur(TrainerCallback):
 
 
 class Regression(nn.Module):
-    """A model in the Trainer's manner: it gives its loss."""
+    """A model in the Trainer's form, which returns its loss."""
 
     def __init__(self) -> None:
         super().__init__()

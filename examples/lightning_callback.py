@@ -22,7 +22,7 @@ from murmur.worlds.process.launch.environment import Place
 
 
 class Murmur(lightning.Callback):
-    """From the first step to the last one the optimizer's steps are the strategy's."""
+    """Replaces the optimizer's steps by the strategy's, from the first step to the last."""
 
     def __init__(self, strategy: Strategy, place: Place | None) -> None:
         self.strategy, self.place = strategy, place

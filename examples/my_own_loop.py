@@ -1,4 +1,4 @@
-"""A training loop of your own with any strategy: what differs from plain PyTorch stands behind `# <-`.
+"""A training loop of your own with any strategy: `# <-` marks the differences from plain PyTorch.
 
     python examples/my_own_loop.py                                 one learner: the plain loop
     murmur launch --learners 2 examples/my_own_loop.py             two on this host
@@ -41,7 +41,7 @@ def main() -> None:
             for rows in torch.randperm(len(x)).split(BATCH):
                 nn.functional.cross_entropy(model(x[rows]), arm[rows]).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                me.step(samples=len(rows))  # <- in the place of optimizer.step() and zero_grad()
+                me.step(samples=len(rows))  # <- in place of optimizer.step() and zero_grad()
     model.eval()
     x, arm = spiral(1000, seed=2)
     right = float((model(x).argmax(1) == arm).float().mean())

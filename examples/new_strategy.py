@@ -1,4 +1,4 @@
-"""A strategy of your own: seen on sixteen simulated learners first, then run on processes.
+"""A strategy of your own, first on sixteen simulated learners, then on processes.
 
     python examples/new_strategy.py                                        simulated, on a modelled cluster
     murmur train examples/new_strategy.py --learners 2 --out runs/elastic  the same text on two processes
@@ -45,7 +45,7 @@ class Elastic:
 
 
 def experiment() -> Experiment:
-    """What `murmur train` runs."""
+    """The experiment for `murmur train`."""
     return Experiment(ToyTask(samples=16, per_epoch=400), Elastic(), Budget(epochs=4), SGD(0.1))
 
 

@@ -1,7 +1,7 @@
-"""Thousands of cases in processes of their own: a crash, a hang or a flood of memory costs one case and is counted.
+"""Thousands of cases in separate processes: a crash, a hang or excessive memory costs one case and is counted.
 
     python tests/fuzz/campaign.py --count 600                     # of every target, from seed 0
-    python tests/fuzz/campaign.py --first 600 --count 600         # goes on where that ended
+    python tests/fuzz/campaign.py --first 600 --count 600         # continues after these
     python tests/fuzz/campaign.py --target arpa --first 1234 --count 1 --keep case   # one case again, and its files
 
 Ends with one line a target and status 1 if there was a fault.
@@ -24,13 +24,13 @@ from threading import Thread
 from typing import IO
 
 TESTS = Path(__file__).resolve().parents[1]
-SILENT_SECONDS = 60.0  # a worker that says nothing for so long hangs in native code, where no alarm reaches it
+SILENT_SECONDS = 60.0  # a worker silent for this long hangs in native code, where no alarm works
 START_SECONDS = 300.0
 
 
 @dataclass
 class Tally:
-    """What came of the cases of all targets.
+    """Results of the cases of all targets.
 
     Attributes:
         counts: {(target, kind of verdict): cases}.
@@ -43,7 +43,7 @@ class Tally:
     done: set[tuple[str, int]] = field(default_factory=set)
 
     def add(self, target: str, seed: int, kind: str, what: str) -> None:
-        """Take in a verdict."""
+        """Add a verdict."""
         self.done.add((target, seed))
         if kind == "fault":
             self.faults[target, seed] = what
@@ -51,7 +51,7 @@ class Tally:
             self.counts[target, kind] += 1
 
     def lines(self) -> list[str]:
-        """The counts, a line a target."""
+        """The counts, one line per target."""
         names = sorted({target for target, _ in self.counts})
         rows = [(n, *(self.counts[n, kind] for kind in ("read", "refused", "fault"))) for n in names]
         rows.append(("all", *(sum(row[i] for row in rows) for i in (1, 2, 3))))
@@ -59,7 +59,7 @@ class Tally:
 
 
 def run(wanted: Sequence[tuple[str, Sequence[int]]], keep: Path | None = None) -> Tally:
-    """Try seeds of targets, in as many processes, one after another, as it takes."""
+    """Try seeds of targets, in as many successive processes as needed."""
     tally, left = Tally(), [(name, list(seeds)) for name, seeds in wanted]
     while any(seeds for _, seeds in left):
         before = sum(len(seeds) for _, seeds in left)
@@ -71,7 +71,7 @@ def run(wanted: Sequence[tuple[str, Sequence[int]]], keep: Path | None = None) -
 
 
 def _one_process(groups: Sequence[tuple[str, Sequence[int]]], tally: Tally, keep: Path | None) -> str:
-    """Try cases until the process ends or has to be ended; what it said on its way."""
+    """Try cases until the process ends or must be ended; return its output."""
     words = [w for name, seeds in groups for w in ("--", name, *_ranges(seeds))][1:]
     kept = [] if keep is None else ["--keep", str(keep)]
     paths = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -100,14 +100,14 @@ def _one_process(groups: Sequence[tuple[str, Sequence[int]]], tally: Tally, keep
 
 
 def _pass_on(output: IO[str], lines: SimpleQueue[str | None]) -> None:
-    """Every line as it comes, then None."""
+    """Every line on arrival, then None."""
     for line in output:
         lines.put(line)
     lines.put(None)
 
 
 def _follow(worker: subprocess.Popen[str], lines: SimpleQueue[str | None], tally: Tally) -> tuple[str, int] | None:
-    """Take verdicts in until the worker ends or falls silent; the case it was at, if it did not come back from it."""
+    """Read verdicts until the worker ends or falls silent; return the case that it did not finish, if any."""
     under_way, patience = None, START_SECONDS
     while True:
         try:
@@ -127,7 +127,7 @@ def _follow(worker: subprocess.Popen[str], lines: SimpleQueue[str | None], tally
 
 
 def _ranges(seeds: Sequence[int]) -> list[str]:
-    """Words that name these seeds, runs of neighbours in one."""
+    """Command-line words for these seeds, with adjacent ones as ranges."""
     words, first = [], 0
     for at in range(1, len(seeds) + 1):
         if at == len(seeds) or seeds[at] != seeds[at - 1] + 1:

@@ -1,4 +1,4 @@
-"""What a fuzzed reader has to do: read, or refuse with an error of a kind that was promised and that says where."""
+"""Contract of a fuzzed reader: read the files, or refuse them with an error of a promised kind that names the place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Files = dict[str, bytes]
 
 
 class Hang(BaseException):
-    """A case that takes longer than its deadline."""
+    """The case exceeded its deadline."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a case ended: "read", "refused" or "fault", and the error."""
+    """The end of a case: "read", "refused" or "fault", and the error."""
 
     kind: str
     what: str = ""
@@ -58,7 +58,7 @@ def files_of(folder: Path) -> Files:
 
 
 def valid_files(target: Target) -> Files:
-    """What `make` writes."""
+    """The files that `make` writes, by name."""
     with tempfile.TemporaryDirectory() as scratch:
         target.make(Path(scratch))
         return files_of(Path(scratch))
@@ -75,7 +75,7 @@ def mutant(target: Target, valid: Mapping[str, bytes], seed: int) -> Files:
             continue
         try:
             files[name] = change.file(name, files[name])
-        except Exception:  # mutated before, and no longer what its name says: its parser may raise anything
+        except Exception:  # already mutated to another kind than its name says, so its parser may raise anything
             files[name] = files[name][: change.place(len(files[name]))]
     if target.settle is not None and random.random() < 0.7:
         target.settle(files)
@@ -91,7 +91,7 @@ def write(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def judge(target: Target, files: Mapping[str, bytes]) -> Verdict:
-    """Let the reader read the files."""
+    """Call the reader on the files."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     write(files, folder)
     signal.signal(signal.SIGPROF, _too_long)
@@ -109,7 +109,7 @@ def judge(target: Target, files: Mapping[str, bytes]) -> Verdict:
 
 
 def limit_memory() -> None:
-    """From now on this process cannot take much more memory than it has."""
+    """Limit the further memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

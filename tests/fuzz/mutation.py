@@ -1,4 +1,4 @@
-"""Structure-aware mutation: valid files made wrong the way real ones are, and the way an enemy would make them.
+"""Structure-aware mutation: valid files damaged in realistic ways, and in hostile ways.
 
 All choices come from one generator, so that a seed names a case for ever.
 """
@@ -33,13 +33,13 @@ Operation = Callable[["Mutator", bytes], bytes]
 
 
 class Mutator:
-    """Mutates the bytes of a file by what its name says it is."""
+    """Mutates the bytes of a file according to the kind that its name says."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
 
     def file(self, name: str, data: bytes) -> bytes:
-        """A mutant; most often of the file's structure, else of its bytes."""
+        """A mutant, usually of the file's structure, else of its bytes."""
         chance = self.random.random()
         if chance < 0.25:
             return self.some(BYTES)(self, data)
@@ -52,11 +52,11 @@ class Mutator:
         return self.some(LINES)(self, data)
 
     def some(self, choices: Any) -> Any:
-        """One of a sequence."""
+        """One element of a sequence."""
         return choices[self.random.randrange(len(choices))]
 
     def place(self, length: int) -> int:
-        """A position in something of that length."""
+        """A position in a sequence of this length."""
         return self.random.randrange(length + 1)
 
     def structured(self, name: str, data: bytes) -> bytes:
@@ -108,7 +108,7 @@ class Mutator:
         return [*tree[:at], self.value(tree[at]), *tree[at + 1 :]]
 
     def array(self, values: np.ndarray) -> np.ndarray:
-        """An array of another shape, type or content; now and then one that only a pickle can hold."""
+        """An array of another shape, type or content; sometimes one that only a pickle can hold."""
         chance = self.random.random()
         if chance < 0.05:
             return np.array([{"a": 1}], dtype=object)
@@ -133,7 +133,7 @@ class Mutator:
         return changed
 
     def array_file(self, data: bytes) -> bytes:
-        """An .npy file of a mutated array, or with a header that says something else."""
+        """An .npy file of a mutated array, or with another header."""
         if self.random.random() < 0.3:
             return self.number(data[:128]) + data[128:]
         out = io.BytesIO()
@@ -158,7 +158,7 @@ class Mutator:
         return out.getvalue()
 
     def _header(self, content: bytes) -> bytes:
-        """A JSON text that stands as bytes in an array."""
+        """A JSON text stored as bytes in an array."""
         head = _dumped(self.value(json.loads(np.load(io.BytesIO(content)).tobytes())))
         out = io.BytesIO()
         np.save(out, np.frombuffer(head, np.uint8))
@@ -219,7 +219,7 @@ def _lines(change: Callable[[Mutator, list[bytes]], None]) -> Operation:
 
 
 def _fields(change: Callable[[Mutator, list[bytes]], None]) -> Operation:
-    """Changes the fields of one line, which the separators among them stay part of."""
+    """Change the fields of one line; the separators between them are fields too."""
 
     def operation(me: Mutator, data: bytes) -> bytes:
         lines = data.split(b"\n")

@@ -34,7 +34,7 @@ DIGEST = "0" * 16
 
 
 def model() -> nn.Module:
-    """A small one with weights and buffers."""
+    """A small checkpoint with weights and buffers."""
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
@@ -54,7 +54,7 @@ def _read_checkpoints(folder: Path) -> None:
 
 
 def _sign(files: Files) -> None:
-    """Give every pair the digests of what it holds now."""
+    """Update the digests of every pair to its present content."""
     for name in sorted(files):
         tensors = f"{name.removesuffix('.json')}.safetensors"
         if name.endswith(".json") and tensors in files:
@@ -64,7 +64,7 @@ def _sign(files: Files) -> None:
                 facts.pop("facts_digest", None)
                 files[name] = json.dumps(facts).encode()
             except (ValueError, TypeError, AttributeError, RecursionError):
-                continue  # no longer an object: there is nothing to sign
+                continue  # no longer an object, so there is nothing to sign
 
 
 def _digest(data: bytes) -> str:
@@ -152,13 +152,13 @@ def _write_settings(folder: Path) -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    """What a shell could have handed over: text without zero bytes."""
+    """Text that a shell could have passed, without zero bytes."""
     raw = path.read_bytes() if path.is_file() else b""
     return [line.replace("\0", "") for line in raw.decode("utf-8", "surrogateescape").split("\n")]
 
 
 def _each(attempts: list[Callable[[], object]]) -> None:
-    """Make all attempts; every one may be refused by a ValueError that says something."""
+    """Make all attempts; each may be refused by a ValueError with a message."""
     for attempt in attempts:
         try:
             attempt()
@@ -227,7 +227,7 @@ REQUESTS = (
 
 
 class Answers(StoreServer):
-    """A server without its door."""
+    """A server without its authenticated listener."""
 
     def __init__(self) -> None:
         self._values, self._changed = {"a": b"abc", "n": b"1"}, Condition()
@@ -244,7 +244,7 @@ def _write_frames(folder: Path) -> None:
 
 
 def _sent(data: bytes, receive: Callable[[socket.socket], object]) -> object:
-    """What comes of bytes on a connection that then closes."""
+    """The result of bytes on a connection that then closes."""
     here, there = socket.socketpair()
     with here, there:
         here.settimeout(5)

@@ -1,4 +1,4 @@
-"""Readers of speech data and of what is made of it. Behind most stand native libraries, which must not abort."""
+"""Readers of speech data and of derived files. Most use native libraries, which must not abort."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _sound(path: Path, seed: int = 0) -> None:
 
 
 def _utterances(corpus: Corpus) -> None:
-    """Features of everything a corpus names; what cannot be read is an error of the corpus."""
+    """Features of all utterances of a corpus; unreadable ones are errors of the corpus."""
     for utterance in corpus.utterances:
         source = utterance.features or utterance.audio
         try:
@@ -197,7 +197,7 @@ def _read_shards(folder: Path) -> None:
 
 
 def _folder_of(corpus: Corpus, cache: Path) -> Path:
-    """Where `prepare` would put the store of a corpus: what it makes in an empty cache tells."""
+    """The folder in which `prepare` puts the store of a corpus, found by a run with an empty cache."""
     scratch = cache / "scratch"
     try:
         return cache / prepare(corpus, FRONT, scratch).folder.name
@@ -212,8 +212,8 @@ def _write_frames(folder: Path) -> None:
 
 
 def _sign_frames(files: Files) -> None:
-    """Sizes and checksums of the files as they are now."""
-    for name in sorted(files, reverse=True):  # manifest.json first, which the shards' own line stands in
+    """Update the sizes and checksums of the files."""
+    for name in sorted(files, reverse=True):  # manifest.json first, which holds the shards' own line
         if name.endswith(".json"):
             try:
                 content = json.loads(files[name])
@@ -223,7 +223,7 @@ def _sign_frames(files: Files) -> None:
                             shard["files"][file] = [len(files[file]), hashlib.sha256(files[file]).hexdigest()]
                 files[name] = json.dumps(content).encode()
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                continue  # no longer what it was: there is nothing to sign
+                continue  # no longer of its kind, so there is nothing to sign
 
 
 def _read_frames(folder: Path) -> None:
@@ -276,7 +276,7 @@ def _sign_graph(files: Files) -> None:
         content["sha256"] = hashlib.sha256(files["g/graph.fst"]).hexdigest()
         files["g/graph.json"] = json.dumps(content).encode()
     except (ValueError, TypeError, KeyError, RecursionError):
-        return  # no longer what it was: there is nothing to sign
+        return  # no longer of its kind, so there is nothing to sign
 
 
 def _read_graph(folder: Path) -> None:

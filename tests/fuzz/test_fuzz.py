@@ -1,4 +1,4 @@
-"""Some hundred hostile files for every reader, and those that once were its undoing; `make fuzz` tries thousands."""
+"""A few hundred hostile files for every reader, and earlier failures; `make fuzz` tries thousands."""
 
 from __future__ import annotations
 

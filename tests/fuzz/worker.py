@@ -1,8 +1,8 @@
-"""One process that tries cases: prints "begin SEED" and then the verdict, so that whoever reads knows what killed it.
+"""One process that tries cases: prints "begin SEED" and then the verdict, so that the reader knows which case killed it.
 
     python -m fuzz.worker TARGET SEED [SEED ...]
 
-Files of the last case are left in the folder named by --keep, where that is given.
+Files of the last case are left in the folder named by --keep, if given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPEECH = ("lhotse", "kaldifst", "kaldi_hmm_gmm", "kaldilm", "soundfile")
 
 
 def targets() -> Mapping[str, Target]:
-    """All targets whose libraries are here."""
+    """All targets whose libraries are installed."""
     modules = ["fuzz.targets_core"]
     if all(find_spec(name) for name in SPEECH):
         modules.append("fuzz.targets_speech")
@@ -43,12 +43,12 @@ def seeds_of(words: Sequence[str]) -> list[int]:
 
 
 def main() -> None:
-    """Try the cases named on the command line; groups of a target and its seeds are parted by "--"."""
+    """Try the cases on the command line; "--" separates groups of a target and its seeds."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     faulthandler.enable()
     verdicts = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # native libraries print where they like
+    os.dup2(2, 1)  # native libraries print to both
     keep = sys.argv[1] == "--keep" and Path(sys.argv[2])
     words = sys.argv[3 if keep else 1 :]
     known, limited = targets(), False

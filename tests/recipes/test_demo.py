@@ -1,4 +1,4 @@
-"""The demo ends with the same figures however often it is killed, and leaves no process behind."""
+"""The demo ends with the same figures after any number of kills, and leaves no process."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ sys.exit(Demo(Path(sys.argv[1]), settings=tuple(sys.argv[2:])).run())
 
 
 def start(out: Path, settings: list[str] = TINY) -> subprocess.Popen[bytes]:
-    """The demo in a process group of its own, its output in a file beside `out`."""
+    """The demo in a separate process group, with its output in a file beside `out`."""
     log = out.with_suffix(".log").open("ab")
     command = [sys.executable, "-c", PROGRAM, str(out), *settings]
     return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
 
 def members(group: int) -> list[int]:
-    """Processes of a group that run, zombies left out."""
+    """Running processes of a group, without zombies."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -68,7 +68,7 @@ def members(group: int) -> list[int]:
 
 
 def gone(group: int, seconds: float) -> list[int]:
-    """Members that are left after so many seconds at most."""
+    """Members left after at most this many seconds."""
     deadline = time.monotonic() + seconds
     while members(group) and time.monotonic() < deadline:
         time.sleep(0.05)

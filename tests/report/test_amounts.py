@@ -1,4 +1,4 @@
-"""Runs that had different amounts of training: told in words beside the verdict, in the table and in the legends."""
+"""Runs with different amounts of training: reported beside the verdict, in the table and in the legends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page as people meet it: contrast, width, keyboard, switches, without script. The last four need Chromium."""
+"""The page in use: contrast, width, keyboard, switches, without script. The last four need Chromium."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def themes(page: str) -> dict[str, dict[str, str]]:
-    """Colours that the page's style declares, by theme."""
+    """Colours declared by the page's style, by theme."""
     found = re.findall(r"color-scheme: (light|dark); (--[^}]*?);? }", page)
     return {name: dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", declared)) for name, declared in found}
 

@@ -1,4 +1,4 @@
-"""Folders of comparisons: the table is cells.jsonl, the curves are those of the runs, contradictions are named."""
+"""Folders of comparisons: the table shows cells.jsonl, the curves are those of the runs, contradictions are named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_grid(folder: Path) -> Path:
     empty = {"wer": None, "heldout": None, "sent_bytes": None, "staleness": None}
     lines = [
         cell("same", seconds=1.0),
-        cell("same", seconds=seconds),  # of two lines with one digest the later one counts
+        cell("same", seconds=seconds),  # the later of two lines with one digest counts
         cell("other", kind="processes", **empty),
         cell("gone", wer={"percent": 4.0, "low": None, "high": None}),
         cell("broken", status="failed", error="status 75", seconds=None),

@@ -1,4 +1,4 @@
-"""Runs that are cut off, empty, or full of numbers that are none, give a page that is whole."""
+"""Runs that are cut off, empty, or full of non-finite numbers give a complete page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRANGE = [None, True, "", "text", -1.0, 1e308, 10**400, float("nan"), float("in
 
 
 class Balanced(HTMLParser):
-    """Fails where tags do not nest."""
+    """Fails if tags do not nest."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Balanced(HTMLParser):
 
 
 def sound(text: str) -> None:
-    """The page nests, its data is JSON, and it shows no number that is none."""
+    """Check that the page nests, its data is JSON, and it shows no non-finite number."""
     Balanced(text)
     assert "<h1>" in text
     if 'id="curves"' in text:

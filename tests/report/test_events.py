@@ -1,4 +1,4 @@
-"""Event files hold the records, as TensorBoard's own reader finds them."""
+"""Event files hold the records, according to TensorBoard's own reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of runs that want to be HTML stay words."""
+"""Text of runs that looks like HTML stays text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTILE = [
 
 
 class Tags(HTMLParser):
-    """How often each tag and attribute comes, and all attributes that run code."""
+    """Counts of each tag and attribute, and all attributes that run code."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Tags(HTMLParser):
 
 
 def run_of(folder: Path, word: str) -> Path:
-    """A run in which everything that is a text is `word`."""
+    """A run with `word` as every text."""
     folder.mkdir(parents=True)
     step = {"kind": "step", "learner": 0, "samples": 1.0, "seconds": 1.0, "rate": 0.1, "loss": 1.0, "staleness": 0}
     mark = {"kind": "evaluation", "samples": 2.0, "seconds": 2.0, "epoch": 0.5, "figures": {"loss": 1.0, word: 2.0}}
@@ -71,7 +71,7 @@ def test_nothing_in_a_report_becomes_markup(word: str, tmp_path: Path) -> None:
     plain = write_report([run_of(tmp_path / "plain" / "runs", "a b c")], tmp_path / "plain.html").read_text()
     page = write_report([run_of(tmp_path / name, word)], tmp_path / "hostile.html").read_text()
     expected, found = Tags(plain).tags, Tags(page).tags
-    for tags in (expected, found):  # how many words and steps of a drawing a name has differs
+    for tags in (expected, found):  # the number of words and drawing steps differs by name
         for tag in ("li", "span", "small", "text", "use", "path", "g"):
             del tags[tag]
     assert found == expected
@@ -95,7 +95,7 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
 
 
 def test_names_made_of_two_folders_end_no_script(tmp_path: Path) -> None:
-    """A slash cannot be in a folder's name, but it is in names of runs that need their parents' too."""
+    """A slash cannot occur in a folder's name, but in names of runs that include their parents' names."""
     end = "script><img src=x onerror=alert(1)>"
     runs = [run_of(tmp_path / f"{parent}<" / end, "word") for parent in "ab"]
     page = write_report(runs, tmp_path / "page.html").read_text()

@@ -1,4 +1,4 @@
-"""Texts of the page in Chromium: words in one piece, no label over another or cut off, no tick's text twice."""
+"""Texts of the page in Chromium: unbroken words, no label over another or cut off, no repeated tick text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANGES = (
     (99_995.0, 100_005.0), (-2.5e6, 2.5e6), (0.0, 1e-3), (0.99991, 0.99999), (7.0, 7.0), (-5e-4, 0.0), (0.0, 8e13),
 )  # fmt: skip
 
-# Texts that reach over others or over the edge of their picture; boxes are a pixel smaller than what they hold.
+# Texts that cover others or the edge of their picture; boxes are a pixel smaller than their content.
 CROSSED = """
   const crossed = (texts, edge) => {
     const found = [];
@@ -43,7 +43,7 @@ CROSSED = """
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of many numbers of learners, of names long and short."""
+    """Runs with many numbers of learners, with long and short names."""
     folder = tmp_path_factory.mktemp("page")
     names = [f"{learners}-learners{'-of-a-run-with-a-long-name' * (learners % 4)}" for learners in LEARNERS]
     runs = [
@@ -78,7 +78,7 @@ def ranges(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without_script(report: Path, tmp_path: Path) -> Path:
-    """The page with its curves as pictures, as it is printed."""
+    """The page with its curves as pictures, as in print."""
     silent = tmp_path / "silent.html"
     silent.write_text(re.sub(r"<script>.*?</script>", "", report.read_text(), flags=re.DOTALL))
     return silent
@@ -86,7 +86,7 @@ def without_script(report: Path, tmp_path: Path) -> Path:
 
 @browser
 def test_words_stay_in_one_piece(report: Path, tmp_path: Path) -> None:
-    """At widths of a telephone, with wider and narrower letters than those of this machine's fonts.
+    """At widths of a telephone, with wider and narrower letters than this machine's fonts.
 
     Words end at spaces and at characters behind which a line may end; those nearly as wide as the screen do break.
     """
@@ -149,7 +149,7 @@ def test_no_text_of_a_picture_is_covered_or_cut_off(
 def test_no_text_of_a_live_curve_is_covered_cut_off_or_repeated(
     which: str, width: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Every text that a curve's canvas is given, at the place where it is drawn."""
+    """Every text drawn on a curve's canvas, with its place."""
     script = (
         CROSSED
         + """

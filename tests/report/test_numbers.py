@@ -1,4 +1,4 @@
-"""Numbers in the page are those of the records: every one is found again by a slow second way."""
+"""Numbers in the page equal those of the records, computed again in a second, slow way."""
 
 from __future__ import annotations
 

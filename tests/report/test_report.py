@@ -1,4 +1,4 @@
-"""Run folders, whole and damaged, become one page that stands on its own."""
+"""Run folders, whole and damaged, become one self-contained page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = {"kind": "step", "figures": {}, "loss": 1.0, "staleness": 0, "epoch": 0.0
 
 
 def record_lines(learners: int, steps: int, last_logprob: float = -1.0) -> list[str]:
-    """Steps of all learners, each of 0.2 s compute and 0.1 s waiting, and an evaluation every four steps."""
+    """Steps of all learners, each with 0.2 s of compute and 0.1 s of waiting, and an evaluation every four steps."""
     lines = []
     for step in range(steps):
         for learner in range(learners):
@@ -37,7 +37,7 @@ def record_lines(learners: int, steps: int, last_logprob: float = -1.0) -> list[
 
 
 def make_run(folder: Path, learners: int = 1, wer: float | None = 2.0, steps: int = 12) -> Path:
-    """A run folder as training leaves it; without `wer` an unfinished one."""
+    """A run folder as written by training; without `wer`, an unfinished one."""
     folder.mkdir(parents=True)
     strategy = {"type": "murmur.strategies.kavg.KAVG", "K": 4}
     facts = {"learners": learners, "command": ["murmur", "train", "<x>"], "commit": "abc", "python": "3.11"}
@@ -204,7 +204,7 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
 
 
 def make_simulated(folder: Path, tested: bool = False) -> Path:
-    """A run of murmur simulate: an hour of virtual time, no score where nothing was tested."""
+    """A run of murmur simulate: an hour of virtual time, without a score."""
     run = make_run(folder, learners=2, wer=2.0 if tested else None)
     facts = json.loads((run / "run.json").read_text())
     kill = {"type": "murmur.worlds.virtual.cluster.Kill", "learner": 1, "at_seconds": 30.0}

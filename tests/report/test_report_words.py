@@ -153,7 +153,7 @@ def test_pairs_decide_where_there_are_any(more: list[int], verdict: str, tmp_pat
         folder = write_run(tmp_path / name, [], 1)
         told = [vars(u) | {"utterance": u.name} for u in utterances(errors)]
         (folder / "recognised.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
-        low = percent - 3 if verdict[0] == "W" else percent - 0.1  # intervals that would say the opposite
+        low = percent - 3 if verdict[0] == "W" else percent - 0.1  # intervals with the opposite result
         score = {"test": {"test wer": percent, "test low": low, "test high": percent + percent - low}}
         (folder / "score.json").write_text(json.dumps(score))
         runs.append(read_run(folder))

@@ -1,4 +1,4 @@
-"""Records of stragglers become a table of who was slow, how much and for how long."""
+"""Records of stragglers become a table of slow learners, with factors and durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that commands print: no line is wider than the terminal, and no word is broken."""
+"""Tables printed by commands: no line is wider than the terminal, and no word is broken."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def print_demo() -> None:
     Console().print(demo.table(runs))
 
 
-CASES: list[tuple[Callable[[], None], tuple[str, ...]]] = [  # and texts of which no word may be missing
+CASES: list[tuple[Callable[[], None], tuple[str, ...]]] = [  # and texts whose words must all appear
     (print_marks, tuple(f"{each}: evaluation points" for each in STRATEGIES)),
     (print_learners, tuple(f"{each}: learners" for each in STRATEGIES)),
     (print_speeds, (*STRATEGIES, "idle: mean over the learners (range)")),
@@ -170,17 +170,17 @@ CASES: list[tuple[Callable[[], None], tuple[str, ...]]] = [  # and texts of whic
 
 
 def cells(printed: str) -> list[str]:
-    """Text of every cell, a line at a time; titles and captions are cells as wide as the table."""
+    """Text of every cell, line by line; titles and captions are cells as wide as the table."""
     return [cell.strip() for line in printed.splitlines() for cell in re.split(r"[│┃━┡╇┩┏┳┓└┴┘─┼├┤]+", line)]
 
 
 def split(text: str) -> set[str]:
-    """Words, and parts of words that end behind a parenthesis or a comma."""
+    """Words, and parts of words that end after a parenthesis or a comma."""
     return {part for word in text.split() for part in re.findall(r"[^(,]*[(,]*", word) if part}
 
 
 def broken(wide: str, narrow: str) -> list[str]:
-    """Words of a narrow print that are no words of the wide one, unless the break is behind `(` or a comma."""
+    """Words of a narrow print that do not occur in the wide one, except for breaks after `(` or a comma."""
     words = {word for cell in cells(wide) for word in cell.split()}
     parts = {
         word[start:end]

@@ -1,4 +1,4 @@
-"""What `murmur watch` tells of runs that go, end, are cut off, and of learners that are slow, lost and back."""
+"""`murmur watch` on runs that go, end or are cut off, and on learners that are slow, lost and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START = 1_700_000_000.0
 
 
 class Run:
-    """A run folder that a test fills, with files as old as it says."""
+    """A run folder that a test fills, with files of a chosen age."""
 
     def __init__(self, folder: Path, epochs: float = 4.0) -> None:
         folder.mkdir()
@@ -125,7 +125,7 @@ def test_runs_start_go_are_cut_off_and_end(tmp_path: Path) -> None:
     note()
     assert "%WER 1.5" in run.text()
     run.wall += 10
-    run.write("run.json", json.dumps(run.facts))  # launched again: the score is that of the launch before
+    run.write("run.json", json.dumps(run.facts))  # launched again, so the score is that of the previous launch
     note()
     assert states == ["starting", "going", "cut off", "testing", "finished", "testing"]
 
@@ -252,7 +252,7 @@ def test_records_keep_what_frames_need() -> None:
 def test_an_interrupt_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path / "run")
     run.both(1, 3)
-    os.utime(run.folder / "records.jsonl")  # just now: the run is going
+    os.utime(run.folder / "records.jsonl")  # just now, so the run is going
 
     def interrupt(_: float) -> None:
         raise Stopped(signal.SIGINT)

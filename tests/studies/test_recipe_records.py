@@ -1,4 +1,4 @@
-"""Records of finished runs: every error rate once, no place of this machine."""
+"""Records of finished runs: every error rate once, no path of this machine."""
 
 import json
 

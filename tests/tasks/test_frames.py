@@ -1,4 +1,4 @@
-"""Training on prepared corpora: from `murmur prepare` to frame accuracy; every frame consumed once, whoever trains."""
+"""Training on prepared corpora, from `murmur prepare` to frame accuracy; every frame is consumed once."""
 
 import json
 from collections import Counter
@@ -72,7 +72,7 @@ def test_a_network_learns_what_the_frames_show(task):
 
 @dataclass(frozen=True)
 class Logged(FramesTask):
-    """Writes down every frame whose gradient was taken."""
+    """Records every frame of a computed gradient."""
 
     log: Counter = field(default_factory=Counter, repr=False)
     breaks_at: int | None = field(default=None, repr=False)
@@ -111,7 +111,7 @@ def test_every_frame_is_consumed_once_per_epoch_by_any_number_of_learners(task, 
 
 
 def test_every_frame_is_consumed_once_when_the_number_of_learners_changes(task, tmp_path):
-    """Three learners take an epoch and are stopped in the next, two go on, then four: checkpoints are every half."""
+    """Three learners train an epoch and are stopped in the next, then two, then four; checkpoints every half epoch."""
     own = logged(task)
     per_epoch = own.per_epoch
     half, stops = Experiment(own, KAVG(1), Budget(epochs=3), evaluate_every_epochs=0.5), []

@@ -1,4 +1,4 @@
-"""Layer by layer pre-training as a task: any strategy, and the network that starts from the stack."""
+"""Layer-by-layer pre-training as a task, with any strategy, and the network that starts from the stack."""
 
 from __future__ import annotations
 

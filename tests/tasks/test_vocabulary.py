@@ -1,4 +1,4 @@
-"""Pronunciations of a user's own words, and what is said where there is none."""
+"""Pronunciations of the user's words, and the message if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora and Kaldi data directories: order, normal form, refusals, the counting of losses."""
+"""Corpora and Kaldi data directories: order, normal form, refusals, counts of losses."""
 
 import unicodedata
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The embedded corpus: repeatable bytes, disjoint voices, the conditions that it promises."""
+"""The embedded corpus: repeatable bytes, disjoint voices, the documented conditions."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_the_bytes_repeat_whatever_the_number_of_processes(made, tmp_path, monke
     assert files == sorted(path.relative_to(again) for path in again.rglob("*") if path.is_file())
     assert len(files) == 13 + 3 * 4 + 2
     assert all((made / file).read_bytes() == (again / file).read_bytes() for file in files)
-    monkeypatch.setattr(digits, "render", None)  # what is there is found, not made
+    monkeypatch.setattr(digits, "render", None)  # existing files are found, not made
     assert make_digits(tmp_path, SMALL) == again
 
 

@@ -1,4 +1,4 @@
-"""Files that would once have ended the process, hung it, or raised something that names no file."""
+"""Files that once ended or hung the process, or raised an error without a file name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published corpora from real recordings laid out as the originals give the sets that were made by other hands."""
+"""Published corpora, laid out like the originals from real recordings, give the same sets as independent code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded corp
 
 
 def same(name: str, original: Path, out: Path, folder: str, splits: dict[str, str]) -> None:
-    """The corpus read from `original` has the texts and speakers that `folder` has, {split here: split there}."""
+    """Check that `original` has the texts and speakers of `folder`, {split here: split there}."""
     corpus = CORPORA[name]
     write_set(out, name, corpus, corpus.read(original, tuple(part.name for part in corpus.parts), 2))
     for here, there in splits.items():
@@ -58,7 +58,7 @@ def test_an4(tmp_path: Path) -> None:
 
 
 def name_of(entry: str) -> str:
-    """fash-an251-fash-b for an4_clstk/fash/an251-fash-b."""
+    """Name of an utterance, such as fash-an251-fash-b for an4_clstk/fash/an251-fash-b."""
     return "-".join(entry.split("/")[1:])
 
 

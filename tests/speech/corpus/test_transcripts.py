@@ -1,4 +1,4 @@
-"""Rules for transcripts: what they say, what is left of hostile ones, and that a second time changes nothing."""
+"""Rules for transcripts: their output, also for hostile text, and that applying them twice changes nothing."""
 
 import unicodedata
 

@@ -1,4 +1,4 @@
-"""Words of CTC paths in time, against the greedy text and a frame-by-frame reading."""
+"""Words of CTC paths with times, against the greedy text and a frame-by-frame reading."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_a_killed_process_is_reported_with_its_utterance(folder):
 
 
 def informative(folder, utterances, seed):
-    """Scores that favour the states of a hypothesis decoded from noise, so that it is known what should be found."""
+    """Scores that favour the states of a hypothesis decoded from noise, so that the right result is known."""
     graph = load_graph(folder)
     decoder = Decoder(graph, OPTIONS)
     scores, references = {}, {}
@@ -150,7 +150,7 @@ def test_tuning_needs_settings_and_matching_utterances(folder):
 
 
 def test_what_was_decoded_is_kept_and_not_decoded_again(folder, tmp_path):
-    """Cut off between two utterances, with a line that was not written to its end; then with other scores."""
+    """Decoding cut off between two utterances, with an incomplete line; then with other scores."""
     scores = random_scores(folder, utterances=6)
     whole = decode_set(folder, scores, OPTIONS)
     with pytest.raises(KeyboardInterrupt):

@@ -22,7 +22,7 @@ WIDE = DecodeOptions(acoustic_scale=1.0, beam=1e4, max_active=1_000_000, lattice
 
 
 def context_tree(lang):
-    """State 0 of every phone asks for its left neighbour, state 2 of speech for its right one."""
+    """Questions about the left neighbour in state 0 of every phone, and about the right one in state 2 of speech."""
     nodes, roots, pdfs = [], {}, itertools.count()
 
     def leaf():
@@ -85,7 +85,7 @@ def test_insertion_penalties_are_paid_once_a_word(penalty):
         found = changed.decode(scores_TP)
         assert found.cost == pytest.approx(min(paid.values()), abs=0.05)
         assert paid[found.words] == pytest.approx(found.cost, abs=0.05)
-        # the graph that was given is as it was
+        # the given graph is unchanged
         assert Decoder(graph, WIDE).decode(scores_TP).cost == plain.decode(scores_TP).cost
         assert plain.decode(scores_TP).cost == pytest.approx(min(costs.values()), abs=0.05)
         different += found.words != plain.decode(scores_TP).words

@@ -79,7 +79,7 @@ def test_words_that_sherpa_drops_are_counted():
     assert words_dropped_by_sherpa(fst) == 2
     lang, transitions, _ = small_system()
     graph = build_hclg(lang, transitions, loop_grammar(lang))
-    # NO and KNOW sound alike: which one it was is known only at the disambiguation symbol, now an epsilon
+    # NO and KNOW sound alike: only the disambiguation symbol, now an epsilon, separates them
     assert graph.facts.dropped_by_sherpa == words_dropped_by_sherpa(graph.fst) > 0
     distinct = make_lang([("YES", ("y",)), ("NO", ("n", "o"))])
     transitions = make_transitions(distinct, monophone_tree(distinct))
@@ -229,7 +229,7 @@ def fails(_grammar):
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_a_large_graph_is_built_in_a_process_of_its_own(tmp_path, monkeypatch):
-    """With the same bits; what it raises is raised, and nothing else is left in the folder."""
+    """The same bits; errors are raised again, and no other file is left in the folder."""
     monkeypatch.setattr(graph_build, "LARGE_STATES", 0)
     lang, transitions, grammar = small_system()
     here, apart = tmp_path / "here", tmp_path / "apart"

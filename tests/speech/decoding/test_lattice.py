@@ -23,7 +23,7 @@ from murmur.speech.lexicon.lexicon import make_lang
 
 
 class Text:
-    """What `Lattice.of` reads of a lattice: its start and its text."""
+    """Reference for `Lattice.of`: the start of a lattice and its text."""
 
     def __init__(self, arcs, finals):
         self.arcs, self.finals, self.start = arcs, finals, 0
@@ -128,7 +128,7 @@ def test_lattices_of_the_decoder(decoder, seed):
 
 
 def _reading(lattice):
-    """Which arcs read a frame, in the order of `Lattice`."""
+    """True for each arc that reads a frame, in the order of `Lattice`."""
     from murmur.speech.decoding.lattice import _arcs, _sorted
 
     table, _, _ = _arcs(lattice)

@@ -1,4 +1,4 @@
-"""Exported networks of random weights: onnxruntime computes what torch does, whole, in batches and chunk by chunk."""
+"""Exported networks of random weights: onnxruntime equals torch on whole utterances, batches and chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of graphs in time, against the spelling of the frames that they are given, wherever the graph says them."""
+"""Words of graphs with times, against the spelling of their frames, wherever the graph emits them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def search_of(graph, separator, wide=1000.0):
 
 @pytest.fixture(scope="module", params=[None, "_"])
 def searches(request):
-    """The search of a graph, and of the same with its words moved."""
+    """The search of a graph, and of the same graph with its words moved."""
     entries = [(word, tuple(way)) for word, ways in SPELLINGS.items() for way in ways]
     lang = make_lang(entries)
     graph = build_ctc_graph(lang, TOKENS, loop_grammar(lang), request.param)
@@ -65,5 +65,5 @@ def test_a_word_has_the_frames_that_spell_it_wherever_the_graph_says_it(searches
         assert all(a.end <= b.first for a, b in itertools.pairwise(heard))
         found.append([(word.first, word.end) for word in heard])
         told.append([word.word for word in heard])
-    if told[0] == told[1]:  # of homophones either may be said
+    if told[0] == told[1]:  # either of two homophones may be the result
         assert found[0] == found[1]

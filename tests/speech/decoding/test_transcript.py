@@ -1,4 +1,4 @@
-"""Transcripts in every format are read back as what was written, whatever the file and its words are called."""
+"""Transcripts in every format are read back unchanged, for any names of files and words."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ WORDS = st.lists(st.sampled_from("abc"), max_size=4)
 
 
 def fewest_edits(reference, hypothesis):
-    """Every edit script is a set of kept or changed pairs growing in both; the rest is inserted or deleted."""
+    """Try all edit scripts: each is a set of kept or changed pairs growing in both; the rest is inserted or deleted."""
     best = len(reference) + len(hypothesis)
     for pairs in range(1, min(len(reference), len(hypothesis)) + 1):
         for left in itertools.combinations(range(len(reference)), pairs):

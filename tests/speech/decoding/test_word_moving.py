@@ -1,4 +1,4 @@
-"""Words of decoding graphs moved to where sherpa-onnx reads them: every path keeps its input, words and weight."""
+"""Words of decoding graphs moved to arcs that sherpa-onnx reads: every path keeps its input, words and weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from murmur.speech.language_model.grammar import loop_grammar, ngram_grammar
 from murmur.speech.language_model.kneser_ney import KneserNey
 from murmur.speech.lexicon.lexicon import make_lang
 
-LONGEST = 7  # arcs of a path that is looked at
+LONGEST = 7  # arcs of the longest path examined
 
 
 def paths(fst, read_all):
@@ -81,7 +81,7 @@ def graphs(draw):
 def test_every_path_keeps_its_frames_words_and_weight(fst):
     try:
         moved = move_words(fst)
-    except ValueError:  # some path has no frame for a word: only then may it be refused
+    except ValueError:  # allowed only if some path has no frame for a word
         every = paths(fst, True)
         sounds = [[label for label in frames if label > 1] for frames, _ in every]
         assert not every or any(len(words) >= len(set(s)) for s, (_, words) in zip(sounds, every, strict=True))
@@ -111,12 +111,12 @@ def hclg():
 
 def loop():
     lang = make_lang(HOMOPHONES)
-    probs = {"TO": 0.3, "TOO": 0.2, "TUNA": 0.1, "A": 0.25, "AH": 0.15}  # homophones alike in cost would be a toss-up
+    probs = {"TO": 0.3, "TOO": 0.2, "TUNA": 0.1, "A": 0.25, "AH": 0.15}  # homophones of equal cost would be ambiguous
     return build_hclg(lang, make_transitions(lang, monophone_tree(lang)), loop_grammar(lang, probs))
 
 
 def read_by_sherpa(fst, scores_TL):
-    """Words of the best path as sherpa-onnx picks them from its arcs."""
+    """Words of the best path as sherpa-onnx reads them from its arcs."""
     import kaldi_decoder
 
     search = kaldi_decoder.FasterDecoder(fst, kaldi_decoder.FasterDecoderOptions(beam=1000.0, max_active=100000))

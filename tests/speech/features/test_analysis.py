@@ -1,4 +1,4 @@
-"""Analysis against kaldi-native-fbank, deltas against their sum, damaged input by name."""
+"""Analysis against kaldi-native-fbank, deltas against their sum, named errors of damaged input."""
 
 import kaldi_native_fbank as knf
 import numpy as np

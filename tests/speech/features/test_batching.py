@@ -56,7 +56,7 @@ def test_padding_is_zero_and_lengths_are_told():
 
 
 def numbered(frames):
-    """Frames that say where they stand: [frame, utterance], targets 1000 utterance + frame."""
+    """Frames that encode their place: [frame, utterance], targets 1000 utterance + frame."""
     feats = {f"u{i}": np.stack([np.arange(n), np.full(n, i)], 1).astype(np.float32) for i, n in enumerate(frames)}
     return FramesInMemory(feats, {f"u{i}": 1000 * i + np.arange(n) for i, n in enumerate(frames)})
 
@@ -91,7 +91,7 @@ def test_a_part_of_the_chunks_belongs_to_one_learner_for_all_epochs():
     assert sum(len(first) for first, _ in seen.values()) == table.chunks
     assert {len(first) for first, _ in seen.values()} == {61, 62}
     neighbours = [sorted(u for u, _ in first) for first, _ in seen.values()]
-    assert all(own[0] < 5 and own[-1] > 31 for own in neighbours)  # dealt out, not cut off
+    assert all(own[0] < 5 and own[-1] > 31 for own in neighbours)  # assigned at random, not cut off
 
 
 def test_chunks_are_even_and_their_order_is_seeded():

@@ -25,7 +25,7 @@ CLASSES = {name: RNG.integers(0, 9, len(feats)) for name, feats in FEATS.items()
 
 @pytest.fixture
 def kaldi(tmp_path):
-    """A data directory as Kaldi leaves it: feats.scp into an archive, alignments in gzipped archives."""
+    """A data directory as Kaldi writes it: feats.scp into an archive, alignments in gzipped archives."""
     root = tmp_path / "kaldi"
     root.mkdir()
     with kio.FloatMatrixWriter(f"ark,scp:{root}/raw.ark,{root}/feats.scp") as writer:
@@ -41,7 +41,7 @@ def kaldi(tmp_path):
 
 @pytest.fixture
 def shar(tmp_path):
-    """Two Shar shards with features and a class a frame."""
+    """Two Shar shards with features and one class per frame."""
     folder = tmp_path / "shar"
     folder.mkdir()
     with SharWriter(folder, fields={"features": "numpy", "targets": "numpy"}, shard_size=4) as writer:

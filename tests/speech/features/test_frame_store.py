@@ -1,4 +1,4 @@
-"""Prepared corpora: what comes out is what went in, to the precision promised; damage is found, named, mended alone."""
+"""Prepared corpora: values are stored to the promised precision; damage is found, named and repaired alone."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ def drawn(number: int, frames: int) -> AlignedFrames:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Utterances [first, last); every hundredth and one is a problem."""
+    """Utterances [first, last); some of them are problems."""
 
     first: int
     last: int

@@ -1,4 +1,4 @@
-"""Noise on the fly: the ratio asked for, the same bits whenever a minibatch is made, clean where none is drawn."""
+"""Noise on the fly: the requested ratio, the same bits for every making of a minibatch, clean without a draw."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_what_is_drawn_is_within_its_limits_and_as_frequent_as_asked():
     rng = np.random.default_rng(0)
     drawn = [source.draw(rng) for _ in range(2000)]
     noisy = [added for added in drawn if added is not None]
-    assert 500 < len(noisy) < 700  # 600 wanted, deviation 20
+    assert 500 < len(noisy) < 700  # 600 expected, deviation 20
     assert {added.recording for added in noisy} == {None}
     for least, greatest, found in ((3, 9, [a.snr_db for a in noisy]), (0.5, 1, [a.slope for a in noisy])):
         assert least <= min(found) < least + 0.1 * (greatest - least)
@@ -63,7 +63,7 @@ def test_silence_stays_silence(tmp_path):
 
 @pytest.fixture
 def recordings(tmp_path):
-    """A long and a short noise, one of them in a folder of its own, beside a file that is no sound."""
+    """A long and a short noise, one of them in a subfolder, beside a file that is not audio."""
     folder = tmp_path / "noise"
     (folder / "short").mkdir(parents=True)
     soundfile.write(folder / "long.wav", sound(9000, 1), RATE, "FLOAT")
@@ -125,7 +125,7 @@ def noisy(corpus: SpeedChunks, **of: object) -> SpeedChunks:
 
 
 def test_noise_comes_into_the_audio_before_the_analysis(corpus):
-    """A chunk of a whole utterance, its noise added by hand."""
+    """A chunk of a whole utterance with noise added by hand."""
     chunk = Chunk(1, 0, int(corpus.lengths[1]))
     source, there = noisy(corpus, share=1.0, snr_db=(0.0, 5.0)).draw(chunk, np.random.default_rng(4))
     assert there == chunk

@@ -1,4 +1,4 @@
-"""The computed order: one to one, the same everywhere, no order that a statistic could tell from a drawn one."""
+"""The computed order: one to one, the same on all machines, statistically equal to a random one."""
 
 import tracemalloc
 
@@ -34,7 +34,7 @@ def test_names_tell_orders_apart_and_equal_names_give_the_same_numbers():
 
 
 def test_it_looks_like_a_draw():
-    """Chi-square of who stands where, of who follows whom, and the correlation of place and value."""
+    """Chi-square of values by place, of successors, and the correlation of place and value."""
     size, draws = 12, 6000
     orders = np.stack([Permutation(size, (1, epoch))(range(size)) for epoch in range(draws)])
     wanted = draws / size

@@ -1,4 +1,4 @@
-"""Feature stores: the same numbers whatever the number of processes, found again, mended after damage."""
+"""Feature stores: the same numbers for any number of processes, found again, repaired after damage."""
 
 import json
 

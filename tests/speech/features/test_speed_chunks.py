@@ -1,4 +1,4 @@
-"""Chunks at speeds drawn on the fly are those of whole copies, made beforehand."""
+"""Chunks at speeds drawn on the fly equal those of whole copies made beforehand."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ CLOSE = 2e-4  # natural logs; the filters of a stretch and of the whole differ b
 
 
 def recorded(folder: Path, rate: int, samples: int) -> Audio:
-    """A segment of `samples`, with other sound before and behind it."""
+    """A segment of `samples`, with other sound before and after it."""
     path = folder / f"{rate}-{samples}.flac"
     sound = np.random.default_rng(samples).uniform(-0.5, 0.5, samples + 900)
     soundfile.write(path, sound, rate)
@@ -57,7 +57,7 @@ def corpus(tmp_path):
 
 
 def at(corpus: SpeedChunks, speed: float) -> FramesInMemory:
-    """The whole corpus at one speed, as stored copies are made."""
+    """The whole corpus at one speed, made like stored copies."""
     copies = []
     for u, name in enumerate(corpus.stored.names):
         raw = whole_copy(corpus.audio[u], LogMel(rate_hz=8000, bins=8, speed=speed))
@@ -98,7 +98,7 @@ def test_minibatches_draw_all_speeds_and_keep_the_rest(corpus):
             source, there = corpus.draw(chunk, rng)
             assert int((batch.targets[row] >= 0).sum()) == there.last - there.first
             drawn.add(getattr(source, "front", corpus.front).speed)
-            if source is corpus.stored:  # bit by bit what is stored
+            if source is corpus.stored:  # bit-identical to the stored frames
                 assert there == chunk
                 width = min(batch.feats.shape[1], plain.feats.shape[1])
                 assert (batch.feats[row, :width] == plain.feats[row, :width]).all()

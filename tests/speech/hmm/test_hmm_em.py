@@ -19,7 +19,7 @@ def random_mixtures(random, sizes=(2, 1, 3), dim=3):
 
 
 def density(x, mean, variance):
-    """The density of one diagonal Gaussian, number by number."""
+    """The density of one diagonal Gaussian, computed value by value."""
     out = 1.0
     for value, m, v in zip(x, mean, variance, strict=True):
         out *= np.exp(-((value - m) ** 2) / (2 * v)) / np.sqrt(2 * np.pi * v)

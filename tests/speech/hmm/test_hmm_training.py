@@ -47,7 +47,7 @@ def same_model(a, b):
 
 
 def share_of_right_starts(corpus, trained, tolerance_frames=2):
-    """How many true phone starts have a phone start near them, with the same phone."""
+    """Number of true phone starts with a start of the same phone near them."""
     right = total = 0
     for u, tids in trained.tids.items():
         found = [t.first_frame for t in phone_times(trained.model, tids) if t.phone != "SIL"]

@@ -80,7 +80,7 @@ def test_gaps_between_pdfs_are_refused():
 
 
 def gaussian_log_likelihood(frames):
-    """Summed over frames one by one, under the Gaussian with their own mean and variance."""
+    """Log-likelihood summed over frames one by one, under the Gaussian with their own mean and variance."""
     if not len(frames):
         return 0.0
     mean, variance = np.mean(frames, 0), np.maximum(np.var(frames, 0), 0.01)

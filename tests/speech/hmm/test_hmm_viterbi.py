@@ -39,7 +39,7 @@ def monophones():
 
 
 def phone_strings(words):
-    """All (phones, log probability) of a text: pronunciations, each way with or without silence."""
+    """All (phones, log probability) of a text: pronunciations, each with or without silences."""
     silent = {(): math.log(0.7), (1,): math.log(0.3)}
     prons = [[p.phones for p in LANG.prons if p.word == w] for w in words]
     for chosen in itertools.product(*prons):
@@ -174,7 +174,7 @@ def test_wrong_columns_and_values_are_refused_before_the_library_reads_them():
 
 
 def split_everywhere():
-    """A triphone tree that asks each speech state whether "a" stands on the left."""
+    """A triphone tree that asks in each speech state if "a" is on the left."""
     nodes, roots, pdf = [], {}, 0
     for key in monophone_tree(LANG).roots:
         roots[key] = len(nodes)

@@ -1,4 +1,4 @@
-"""Grammars against the list of their sentences, and what is refused."""
+"""Grammars against the list of their sentences, and refused grammars."""
 
 import math
 import re
@@ -159,7 +159,7 @@ def test_lists_stay_small(tmp_path):
 
 
 def test_ambiguous_loops_are_told_apart(tmp_path):
-    """Different loop probabilities over the same words: no deterministic acceptor of finite size exists."""
+    """Different loop probabilities over the same words, for which no finite deterministic acceptor exists."""
     path = jsgf(tmp_path, "public <r> = (a | b)* x | (a | b | c)* y;")
     found = read_grammar(path)
     assert any(arc.word == BACKOFF for arc in found.arcs)
@@ -172,7 +172,7 @@ def test_ambiguous_loops_are_told_apart(tmp_path):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_marks_change_no_sentence(seed):
-    """The way that tells arcs apart by #0, on automata that have no need of it too."""
+    """The method that separates arcs by #0, also on automata that do not need it."""
     random = Random(seed)
     states = random.randint(2, 5)
     arcs = tuple(
@@ -192,7 +192,7 @@ def test_marks_change_no_sentence(seed):
 
 
 def paths(acceptor, longest):
-    """Bellman-Ford over (state, words said)."""
+    """Bellman-Ford over (state, words so far)."""
     best = {(0, ()): 0.0}
     while True:
         after = dict(best)

@@ -17,7 +17,7 @@ SENTENCES = st.lists(st.lists(st.sampled_from("abcd"), max_size=6).map(" ".join)
 
 
 class DictKneserNey:
-    """Equation 26 of Chen & Goodman word for word, over dictionaries; the second implementation."""
+    """Equation 26 of Chen & Goodman, implemented literally over dictionaries."""
 
     def __init__(self, sentences, order, cutoffs, discounts):
         padded = [["<s>", *s.split(), "</s>"] for s in sentences]
@@ -165,7 +165,7 @@ def test_discounts_follow_the_counts_of_counts():
 
 
 def test_lower_orders_count_contexts_not_occurrences():
-    """FRANCISCO is frequent but always behind SAN: alone it must be rarer than a word seen behind many others."""
+    """FRANCISCO is frequent but always after SAN: alone it must be rarer than a word seen after many others."""
     sentences = ["SAN FRANCISCO"] * 20 + [f"{w} TEA" for w in "ABCDEFGH"]
     model = KneserNey(2).train(sentences).model
     prob = model.orders[0].log10_prob

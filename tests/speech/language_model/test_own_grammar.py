@@ -1,4 +1,4 @@
-"""Decoding with grammars of one's own, against enumeration of their sentences and exact search in each."""
+"""Decoding with the user's grammars, against enumeration of their sentences and exact search in each."""
 
 import math
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_ctc_search_finds_the_best_sentence(tmp_path, seed, separator):
 
 
 def silence(random, transitions):
-    """Scores of 60 frames in which nothing is said."""
+    """Scores of 60 frames without speech."""
     scores_TP = random.normal(size=(60, transitions.library.num_pdfs)).astype(np.float32)
     scores_TP[:, sorted(set(transitions.pdf_of[1:][transitions.phone_of[1:] == 1]))] += 40
     return scores_TP
@@ -100,7 +100,7 @@ def silence(random, transitions):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_grammar_of_one_sentence_gives_that_sentence(tmp_path, seed):
-    """Whatever is heard: a search that a narrow beam lets end elsewhere is repeated with a wider one."""
+    """For any speech, a search that ends outside a final state by a narrow beam is repeated with a wider one."""
     lang = make_lang([*LEXICON, *((f"w{n}", ("o", "t", "n")) for n in range(50))])
     transitions = make_transitions(lang, monophone_tree(lang))
     graph = build_hclg(lang, transitions, acceptor_grammar(lang, grammar_of(tmp_path, "public <r> = a c w7 b;")))

@@ -1,4 +1,4 @@
-"""Guessed pronunciations: the map to CMUdict's phones, stress, what is refused, spelling, completed lexicons."""
+"""Guessed pronunciations: the map to CMUdict's phones, stress, refusals, spelling, completed lexicons."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def parameters(model):
 
 
 def test_published_models_have_their_numbers_of_parameters():
-    """IBM's BLSTM as counted in its papers, Kaldi's LSTM of 4 x 800 with projections counted by hand, a sigmoid DNN."""
+    """Sizes: IBM's BLSTM as in its papers, Kaldi's LSTM of 4 x 800 with projections counted by hand, a sigmoid DNN."""
     with torch.device("meta"):
         assert parameters(Blstm(hidden=512, layers=6, bottleneck=256).build(260, 32_000)) == 43_154_944
         lstm = Lstm(hidden=800, layers=4, projection=256).build(40, 5000)
@@ -101,7 +101,7 @@ def test_recomputing_activations_changes_no_bit(config):
 
 @pytest.mark.parametrize("config", [c for c in SMALL if not getattr(c, "projection", None)], ids=named)
 def test_bfloat16_is_near_float32(config):
-    """Under autocast on a CPU; gradients arrive in float32."""
+    """Check a model under autocast on a CPU; gradients arrive in float32."""
     torch.manual_seed(0)
     model, feats = replace(config, dropout=0.0).build(5, 4), torch.randn(3, 20, 5)
     exact = model(feats)
@@ -215,7 +215,7 @@ def test_frame_loss_passes_over_context():
     "config", [Tdnn(16, ((-1, 0, 1), (0,)), 0.0), Blstm(12, 1), Lstm(12, 1), Dnn(24, 2, 1)], ids=named
 )
 def test_chunk_training_learns_what_the_context_shows(config):
-    """The target of frame t is the class of frame t - 1: only a model that sees context can tell."""
+    """Targets of frame t are the class of frame t - 1, so that only a model with context can learn them."""
     rng = np.random.default_rng(0)
     classes = {f"u{i}": rng.integers(3, size=60) for i in range(12)}
     feats = {name: np.eye(3, dtype=np.float32)[c] for name, c in classes.items()}

@@ -41,7 +41,7 @@ def energy(rbm: Rbm, v: Tensor, h: Tensor) -> Tensor:
 
 
 def log_partition(rbm: Rbm) -> Tensor:
-    """log Z: the sum over all states; for Gaussian units the integral over v is done by hand."""
+    """log Z: the sum over all states; for Gaussian units the integral over v is computed analytically."""
     h = all_states(H)
     if rbm.units == "bernoulli":
         return torch.logsumexp(-energy(rbm, all_states(V), h).flatten(), 0)

@@ -1,4 +1,4 @@
-"""`murmur compare` from the command line to its files: every figure is traced to the records of a run."""
+"""`murmur compare` from the command line to its files: every figure is checked against the records of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GRID = [
 
 
 class InThisProcess:
-    """Takes the place of a child process: the same command, in this one, which has imported everything already."""
+    """Replaces a child process: runs the same command in this one, which has imported everything already."""
 
     started: list[list[str]]
 

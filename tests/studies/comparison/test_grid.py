@@ -1,4 +1,4 @@
-"""The grid of a comparison: which cells, what they are, and what their digests look at."""
+"""The grid of a comparison: its cells, their content, and the inputs of their digests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_one_learner_is_run_once_a_kind_and_seed_and_cells_that_do_not_apply_are
     first = [(c.kind, c.strategy, c.learners) for c in cells if c.seed == 0]
     assert first == [
         ("processes", ALONE, 1),
-        ("processes", "BMUF(8)", 1),  # with one learner it is no plain loop
+        ("processes", "BMUF(8)", 1),  # with one learner it is not the plain loop
         ("processes", "KAVG(8)", 2),
         ("processes", "BMUF(8)", 2),
         ("virtual", ALONE, 1),

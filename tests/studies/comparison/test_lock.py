@@ -1,4 +1,4 @@
-"""What a folder of a comparison bears: one comparison at a time, rows of several programs, damage that is named."""
+"""Folders of comparisons: one comparison at a time, rows of several programs, named damage."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_run_that_has_just_begun_is_told_what_came_before() -> None:
 
 
 def test_who_asks_a_comparison_to_stop_stops_its_run(tmp_path: Path) -> None:
-    """As a scheduler does, to the process that it knows alone."""
+    """Signal the one process that a scheduler knows."""
     out = tmp_path / "grid"
     words = [*GRID[:4], "--learners", "1", "--threads", "1", "--set", "budget.epochs=1000", "--out", str(out)]
     with subprocess.Popen([sys.executable, "-m", "murmur", *words], stderr=subprocess.PIPE, text=True) as program:
@@ -69,7 +69,7 @@ def test_who_asks_a_comparison_to_stop_stops_its_run(tmp_path: Path) -> None:
         finally:
             program.kill()
         assert "run the same command to continue" in program.stderr.read()
-    with runs.locked(out):  # nothing is at work there any more
+    with runs.locked(out):  # no process works there any more
         pass
     assert Rows(out / "cells.jsonl").read() == {}
     assert list(out.glob("runs/*/checkpoints/*"))

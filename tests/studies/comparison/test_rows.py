@@ -1,4 +1,4 @@
-"""Rows on disk: what was written is read, whatever cut the file off; damage elsewhere is named."""
+"""Rows on disk: written rows are read back after any cut of the file; other damage is named."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_digests_look_at_content_not_at_order() -> None:
 
 @dataclass
 class Same:
-    """Words of runs that all made the same errors."""
+    """Words of runs with identical errors."""
 
     speakers: dict[str, str] = field(default_factory=dict)
 

@@ -26,7 +26,7 @@ PRIOR = 4.0
 
 
 def row_of(cell: StudyCell, value: float = 1.0, seconds: float = 100.0, **more: object) -> Row:
-    """A row as a run would leave it."""
+    """A row as a run would write it."""
     described = {k: getattr(cell, k) for k in ("strategy", "learners", "seed", "frames", "budget", "slow")}
     plain = {
         "digest": cell.digest,
@@ -82,7 +82,7 @@ def test_digests_look_at_everything_but_decoding() -> None:
 
 @given(st.integers(min(rings.EXPONENTS) - 1, max(rings.EXPONENTS)), st.sampled_from(sorted(rings.STRATEGIES.values())))
 def test_bisection_finds_the_largest_minibatch_that_trains(limit: int, strategy: str) -> None:
-    """Against looking at all of them, where training ends at one size."""
+    """A search over all sizes, if training ends at one size."""
 
     def go(cell: StudyCell) -> Row:
         batch = cell.learners * cell.frames

@@ -29,7 +29,7 @@ LEARNERS, MINIBATCHES = 2, 16
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> CtcTask:
-    """Words of phones, one of them with two pronunciations, so that both recursions of the criterion are in use."""
+    """Words of phones, one of them with two pronunciations, so that both recursions of the criterion are used."""
     root = make_set(tmp_path_factory.mktemp("set"), {"train": 24, "dev": 4, "test": 4})
     with (root / "lexicon.txt").open("a") as lexicon:
         lexicon.write("BOB B A B\n")
@@ -91,7 +91,7 @@ def test_processes(task: CtcTask, name: str, pool: Pool) -> None:
     assert torch.equal(*learners)
     if Facts.of(MADE[name]).lock_step:
         wanted = fit(experiment(task, name), VirtualWorld(2))
-        # Adam divides by the root of tiny numbers at first, so rounding shows more than elsewhere.
+        # Adam divides by the root of tiny numbers at first, so rounding errors are larger than elsewhere.
         assert np.abs((learners[0] - wanted).numpy()).max() < 2e-2
     assert 0 < dev_loss(task, learners[0]) < 0.9
 

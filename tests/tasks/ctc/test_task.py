@@ -142,7 +142,7 @@ def test_too_many_short_utterances_are_an_error_and_short_ones_of_dev_count_in_n
 
 
 def shuffled(split: SplitData) -> SplitData:
-    """The same split with every transcript given to another utterance."""
+    """The same split with transcripts exchanged between utterances."""
     order = np.random.default_rng(0).permutation(len(split.names))
     other = {name: split.names[i] for name, i in zip(split.names, order, strict=True)}
     return replace(split, targets={name: split.targets[other[name]] for name in split.names})

@@ -1,4 +1,4 @@
-"""Training data of the hybrid task: what a plain loop would make, the same bytes by any number of processes."""
+"""Training data of the hybrid task: equal to those of a plain loop, with the same bytes for any number of processes."""
 
 import pickle
 from dataclasses import replace
@@ -31,7 +31,7 @@ SPEEDS = (1.0, 0.8, 1.1)
 
 
 def spoken(folder: Path, count: int) -> Corpus:
-    """Random sounds of 0.4 to 1 s at 8 kHz, of three speakers that take turns."""
+    """Random sounds of 0.4 to 1 s at 8 kHz, of three speakers in turn."""
     folder.mkdir()
     rng, found = np.random.default_rng(count), []
     for i in range(count):
@@ -53,7 +53,7 @@ def half(tmp_path, monkeypatch):
 
 @pytest.fixture
 def targets(half):
-    """Pdfs of all utterances but one, as many as there are frames at speed 1."""
+    """Pdfs of all utterances but one, one per frame at speed 1."""
     rng = np.random.default_rng(1)
     found = {
         part: {u.id: rng.integers(5, size=len(half.network_features(corpus)[u.id])) for u in corpus.utterances}
@@ -92,7 +92,7 @@ def test_any_number_of_processes_makes_the_same_bytes(half, targets, monkeypatch
 
     monkeypatch.setattr(processes, "run_in_workers", lambda jobs, number: began.append(number) or run(jobs, number))
     monkeypatch.setattr(hybrid_data, "cores_here", lambda: 2)
-    monkeypatch.setattr(hybrid_data, "make", at_once)  # the features have been made here: to save time
+    monkeypatch.setattr(hybrid_data, "make", at_once)  # the features were made here, to save time
     together = HybridData.prepare(replace(half, cache=tmp_path / "other"), targets).train.folder
     assert began == [2]
     assert len(list(alone.glob("*.feats.npy"))) == 9
@@ -138,7 +138,7 @@ def on_the_fly(half):
 
 
 def batches(data: HybridData, numbers: range, ahead: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Minibatches as a learner gets them, so many made in the background."""
+    """Minibatches as a learner gets them, with this many made in the background."""
     table = ChunkTable(data.train.lengths, 20, 7, 9, 4)
     make = partial(table.batch, corpus=data.train, change=SpecAugment(noise=0.1), versions=data.versions)
     loader = Prefetch(make, ahead, HostLane())

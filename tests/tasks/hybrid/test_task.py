@@ -1,4 +1,4 @@
-"""The hybrid task: pure minibatches, stages that survive kills, figures, tuning that never sees test."""
+"""The hybrid task: pure minibatches, stages that survive kills, figures, tuning without test."""
 
 import logging
 import pickle
@@ -34,7 +34,7 @@ SMALL = EmConfig(gaussians=40, passes=6, grow_passes=4, align_passes=(2, 3, 4, 5
 
 
 def make_set(root: Path) -> Path:
-    """Words of phones that are three short plateaus in 13 values each, with silence before, between and after."""
+    """Words of phones that are three short plateaus in 13 values each, with silence around and between them."""
     rng = np.random.default_rng(3)
     plateaus = {phone: rng.standard_normal((3, 13)) for phone in "ABNO"}
     quiet, feats = rng.standard_normal(13) * 0.2, {}
@@ -139,7 +139,7 @@ def test_tuning_takes_the_insertion_penalty_with_the_fewest_errors(task, caplog)
     caplog.set_level(logging.INFO)
     system = task._gaussians(task.hmms.trained[-1])
     graph = task._decoder.graph(system.model, *task._decoder.words(system.model.lang, "loop"))
-    for penalties, best in (((500.0, 0.0), 0.0), ((0.0, 0.01), 0.0)):  # no words at 500; of equals the first
+    for penalties, best in (((500.0, 0.0), 0.0), ((0.0, 0.01), 0.0)):  # no words at 500; among equals, the first
         tried = replace(system, search=replace(system.search, insertion_penalties=penalties))
         assert task._decoder.tune(tried, graph, task.material.dev).insertion_penalty == best
     assert "insertion penalty 500, beam 13" in caplog.text

@@ -106,7 +106,7 @@ def test_a_lost_store_ends_the_launch_with_the_status_of_a_loss() -> None:
 import os, pathlib, signal, time
 parent = os.getppid()
 for pid in map(int, pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
-    if b"keyvalue" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+    if b"store.server" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
         os.kill(pid, signal.SIGKILL)
 time.sleep(60)
 """
