@@ -33,7 +33,7 @@ class Target:
         read: reads them; what it returns does not matter.
         settle: puts right what a checksum would give away at once, so that the reader behind the checksum is reached;
             changes the files in place.
-        errors: what it may raise.
+        errors: types that it may raise.
         says_where: an error must name a file of the folder.
     """
 

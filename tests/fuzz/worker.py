@@ -1,4 +1,4 @@
-"""One process that tries cases: prints "begin SEED" and then the verdict, so that the reader knows which case killed it.
+"""One process that tries cases: prints "begin SEED" and then the verdict, so that a killing case is known.
 
     python -m fuzz.worker TARGET SEED [SEED ...]
 

@@ -100,7 +100,7 @@ def silence(random, transitions):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_grammar_of_one_sentence_gives_that_sentence(tmp_path, seed):
-    """For any speech, a search that ends outside a final state by a narrow beam is repeated with a wider one."""
+    """A search that ends outside a final state by a narrow beam is repeated with a wider one."""
     lang = make_lang([*LEXICON, *((f"w{n}", ("o", "t", "n")) for n in range(50))])
     transitions = make_transitions(lang, monophone_tree(lang))
     graph = build_hclg(lang, transitions, acceptor_grammar(lang, grammar_of(tmp_path, "public <r> = a c w7 b;")))
