@@ -72,5 +72,5 @@ def test_an_unknown_cluster_is_answered_with_the_nearest() -> None:
 def test_jitter_makes_times_random() -> None:
     assert compute_times(0.5, 0.0, ["1=3x"], 2) == ConstantSeconds(0.5, {1: 3.0})
     assert compute_times(0.5, 0.2, ["1=3x"], 2) == LognormalSeconds(0.5, 0.2, factors={1: 3.0})
-    with pytest.raises(ValueError, match=r"Constant.seconds must be positive and finite, got -0.5"):
+    with pytest.raises(ValueError, match=r"ConstantSeconds.seconds must be positive and finite, got -0.5"):
         compute_times(-0.5, 0.0, [], 2)

@@ -49,7 +49,7 @@ def test_the_experiments_own_cluster_stays_where_nothing_else_is_said() -> None:
 def test_what_cannot_be_is_refused_with_field_and_value() -> None:
     with pytest.raises(ValueError, match=r"Cluster.learners=64 do not fit into Cluster.nodes=2 x .*=8 slots"):
         Scenario(64, "v100-ethernet", nodes=2, step_seconds=1.0).cluster(TOY)
-    with pytest.raises(ValueError, match=r"Constant.seconds must be positive and finite, got -1"):
+    with pytest.raises(ValueError, match=r"ConstantSeconds.seconds must be positive and finite, got -1"):
         Scenario(step_seconds=-1.0).cluster(TOY)
     with pytest.raises(ValueError, match=r"Cluster.lease_seconds must be positive and finite, got 0"):
         Scenario(step_seconds=1.0, lease_seconds=0.0).cluster(TOY)

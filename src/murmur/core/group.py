@@ -61,7 +61,9 @@ def check_alike(xs: list[Tensor], group: str) -> list[Tensor]:
     """
     if len({(tuple(x.shape), x.dtype) for x in xs}) > 1:
         given = ", ".join(f"learner {rank}: {tuple(x.shape)} {x.dtype}" for rank, x in enumerate(xs))
-        raise WorldMismatch(f"the members of {group} gave vectors that differ ({given}): do all train the same model?")
+        raise WorldMismatch(
+            f"the members of {group} passed vectors that differ ({given}): do all train the same model?"
+        )
     return xs
 
 

@@ -194,7 +194,7 @@ def test_posting_copies_and_counts() -> None:
 @needs_mpi
 @pytest.mark.processes
 @pytest.mark.timeout(150)
-def test_every_promise_of_a_world_and_strangers_loops() -> None:
+def test_every_promise_of_a_world_and_user_loops() -> None:
     done = mpiexec(4, TESTS / "mpi_driver.py", "joined", "conformance")
     assert "joined: good\nconformance: good" in done.stdout, done.stdout + done.stderr
     assert done.returncode != 0  # the conformance checks have failed runs in it, which abort the launch at its end

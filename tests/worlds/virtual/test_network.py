@@ -337,14 +337,17 @@ def test_recorded_times_are_replayed(tmp_path: Path) -> None:
         (lambda: Cluster(2, reduce_bytes_per_second=0.0), "Cluster.reduce_bytes_per_second must be positive, got 0"),
         (lambda: Cluster(2, copy_bytes_per_second=-5.0), "Cluster.copy_bytes_per_second must be positive, got -5"),
         (lambda: Cluster(2, allreduce="star"), "Cluster.allreduce must be one of ring, tree, hierarchical, got 'star'"),
-        (lambda: ConstantSeconds(0.1, {3: 0.0}), r"Constant.factors\[3\] must be positive and finite, got 0"),
+        (lambda: ConstantSeconds(0.1, {3: 0.0}), r"ConstantSeconds.factors\[3\] must be positive and finite, got 0"),
         (
             lambda: LognormalSeconds(0.1, 0.1, 0, {3: -1.0}),
-            r"Lognormal.factors\[3\] must be positive and finite, got -1",
+            r"LognormalSeconds.factors\[3\] must be positive and finite, got -1",
         ),
-        (lambda: RecordedSeconds(((1.0, -1.0),)), r"Recorded.seconds\[0\]\[1\] must be positive and finite, got -1"),
-        (lambda: RecordedSeconds(()), "Recorded.seconds needs at least one time"),
-        (lambda: RecordedSeconds(((1.0,),), {0: 0.0}), r"Recorded.factors\[0\] must be positive"),
+        (
+            lambda: RecordedSeconds(((1.0, -1.0),)),
+            r"RecordedSeconds.seconds\[0\]\[1\] must be positive and finite, got -1",
+        ),
+        (lambda: RecordedSeconds(()), "RecordedSeconds.seconds needs at least one time"),
+        (lambda: RecordedSeconds(((1.0,),), {0: 0.0}), r"RecordedSeconds.factors\[0\] must be positive"),
         (lambda: Link(-1.0), "Link.latency_seconds must be finite and not negative, got -1"),
     ],
 )

@@ -155,7 +155,7 @@ def test_ring_allreduce_by_its_closed_form(learners: int, size: float, latency: 
 def test_impossible_clusters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Link.bytes_per_second must be positive and finite, got 0"):
         Link(bytes_per_second=0)
-    with pytest.raises(ValueError, match=r"Constant.seconds must be positive and finite, got -1"):
+    with pytest.raises(ValueError, match=r"ConstantSeconds.seconds must be positive and finite, got -1"):
         ConstantSeconds(-1)
     with pytest.raises(ValueError, match=r"learner 4 is named"):
         Cluster(4, links={4: Link()})

@@ -277,7 +277,9 @@ class TorchGroup(Group):
         self._wait(self._group.allgather([all_], [mine]), verb)
         if any(not torch.equal(other[:2], mine[:2]) for other in all_):
             given = ", ".join(f"learner {m}: {int(n[0])}" for m, n in zip(self.members, all_, strict=True))
-            raise WorldMismatch(f"the members of {self.name} gave vectors that differ ({given} elements): same model?")
+            raise WorldMismatch(
+                f"the members of {self.name} passed vectors that differ ({given} elements): same model?"
+            )
         return [tuple(other[2:].tolist()) for other in all_]
 
     def _wait(self, work: Work, verb: str) -> None:

@@ -26,9 +26,9 @@ class ConstantSeconds:
     factors: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _positive("Constant.seconds", self.seconds)
+        _positive("ConstantSeconds.seconds", self.seconds)
         for learner, factor in self.factors.items():
-            _positive(f"Constant.factors[{learner}]", factor)
+            _positive(f"ConstantSeconds.factors[{learner}]", factor)
 
     def __call__(self, learner: int, step: int) -> float:  # noqa: ARG002 - constant
         return self.seconds * self.factors.get(learner, 1.0)
@@ -51,11 +51,11 @@ class LognormalSeconds:
     factors: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _positive("Lognormal.seconds", self.seconds)
+        _positive("LognormalSeconds.seconds", self.seconds)
         if not 0 <= self.sigma < 10:
-            raise ValueError(f"Lognormal.sigma must lie in [0, 10), got {self.sigma}")
+            raise ValueError(f"LognormalSeconds.sigma must lie in [0, 10), got {self.sigma}")
         for learner, factor in self.factors.items():
-            _positive(f"Lognormal.factors[{learner}]", factor)
+            _positive(f"LognormalSeconds.factors[{learner}]", factor)
 
     def __call__(self, learner: int, step: int) -> float:
         block, place = divmod(step, BLOCK)
@@ -76,12 +76,14 @@ class RecordedSeconds:
 
     def __post_init__(self) -> None:
         if not self.seconds or not all(self.seconds):
-            raise ValueError(f"Recorded.seconds needs at least one time for every learner, got {self.seconds!r:.60}")
+            raise ValueError(
+                f"RecordedSeconds.seconds needs at least one time for every learner, got {self.seconds!r:.60}"
+            )
         for learner, row in enumerate(self.seconds):
             for step, seconds in enumerate(row):
-                _positive(f"Recorded.seconds[{learner}][{step}]", seconds)
+                _positive(f"RecordedSeconds.seconds[{learner}][{step}]", seconds)
         for learner, factor in self.factors.items():
-            _positive(f"Recorded.factors[{learner}]", factor)
+            _positive(f"RecordedSeconds.factors[{learner}]", factor)
 
     @classmethod
     def read(cls, trace: Path, factors: Mapping[int, float] | None = None) -> RecordedSeconds:

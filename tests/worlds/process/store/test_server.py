@@ -78,7 +78,7 @@ def test_what_is_missing_is_named(server: StoreServer) -> None:
         store_of(server).wait(["never"], timedelta(seconds=0.05))
 
 
-def test_strangers_do_no_harm(server: StoreServer) -> None:
+def test_unauthenticated_callers_do_no_harm(server: StoreServer) -> None:
     for garbage in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, b"\x02\x00\x00\x00\x00\x00\x00\x00[]"):
         with socket.create_connection(server.address) as line:
             line.sendall(garbage)

@@ -20,7 +20,7 @@ from murmur.worlds.process.store.server import PURPOSE, StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore
 from murmur.worlds.process.transport import handshake
 from murmur.worlds.process.transport.handshake import ANSWER, GREETING, SPOKEN, Refused
-from murmur.worlds.process.transport.listener import MOST_STRANGERS, Listener, dial, listen
+from murmur.worlds.process.transport.listener import MOST_HANDSHAKES, Listener, dial, listen
 from murmur.worlds.process.transport.mail import Mail
 from murmur.worlds.process.transport.stream import NUMBER, OPENING
 from murmur.worlds.process.transport.wire_format import (
@@ -122,7 +122,7 @@ def test_two_greetings_get_two_nonces(server: StoreServer) -> None:
 @pytest.mark.parametrize("dripping", [b"", SPOKEN[:3]])
 def test_a_silent_caller_is_dropped(dripping: bytes) -> None:
     let_in: list[int] = []
-    listener = Listener(listen(), SECRET, "test", lambda line, number: let_in.append(number), stranger_seconds=0.3)
+    listener = Listener(listen(), SECRET, "test", lambda line, number: let_in.append(number), handshake_seconds=0.3)
     with socket.create_connection(listener.address) as line:
         began = time.monotonic()
         line.sendall(dripping)
@@ -133,7 +133,7 @@ def test_a_silent_caller_is_dropped(dripping: bytes) -> None:
 
 
 def test_a_slow_caller_is_dropped() -> None:
-    listener = Listener(listen(), SECRET, "test", lambda line, number: None, stranger_seconds=0.4)
+    listener = Listener(listen(), SECRET, "test", lambda line, number: None, handshake_seconds=0.4)
     greeting = GREETING.pack(SPOKEN, 0, bytes(32))
     with socket.create_connection(listener.address) as line:
         sent = 0
@@ -146,14 +146,14 @@ def test_a_slow_caller_is_dropped() -> None:
     listener.close()
 
 
-def test_silent_strangers_keep_no_learner_out(server: StoreServer) -> None:
+def test_silent_callers_keep_no_learner_out(server: StoreServer) -> None:
     with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection(server.address)) for _ in range(MOST_STRANGERS + 50)]
+        silent = [stack.enter_context(socket.create_connection(server.address)) for _ in range(MOST_HANDSHAKES + 50)]
         began = time.monotonic()
         assert StoreClient(*server.address, 60, SECRET).call({"do": "size"})[0] == {"total": 0}
         assert time.monotonic() - began < 30
         assert hung_up(silent[0], 2), "the first had to make room"
-        assert eventually(lambda: len(server._listener._strangers) <= MOST_STRANGERS)
+        assert eventually(lambda: len(server._listener._in_handshake) <= MOST_HANDSHAKES)
 
 
 def test_a_listener_survives_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def test_hostile_messages_break_their_own_connection_only(server: StoreServer, h
             begin_stream(line)
             line.sendall(struct.pack("<I", len(head)) + head)
             assert hung_up(line)
-        with pytest.raises(PeerLost, match="the line from learner 0 closed"):
+        with pytest.raises(PeerLost, match="the connection from learner 0 closed"):
             both.second.box.take(0, "t", 5, lost)
         both.first.post(torch.ones(1), 1, "good")
         assert both.second.box.wait("good", 5) is not None

@@ -73,7 +73,7 @@ def test_messages_wait_for_a_listener_that_closes(store: NetStore, monkeypatch: 
     def dial(*where: Any) -> socket.socket:
         calls.append(where)
         if len(calls) <= 3:
-            raise HungUp("too many strangers")
+            raise HungUp("too many callers")
         return really(*where)
 
     monkeypatch.setattr(mail_module, "dial", dial)

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 from murmur.worlds.process.transport.handshake import call_in, let_in
 
-STRANGER_SECONDS = 5.0  # time for a caller to complete the handshake
-MOST_STRANGERS = 128  # callers in the handshake; the oldest one is dropped to make room
+HANDSHAKE_SECONDS = 5.0  # time for a caller to complete the handshake
+MOST_HANDSHAKES = 128  # callers in the handshake; the oldest one is dropped to make room
 RETRY_SECONDS = 0.05
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PASSING = (*OUT_OF_DESCRIPTORS, errno.ECONNABORTED, errno.EPROTO)  # errors that do not concern the listener itself
@@ -34,7 +34,7 @@ class Listener:
         secret: Secret of the run.
         purpose: Purpose of the connections, the same for all callers.
         serve: Handles a caller and closes the connection.
-        stranger_seconds: Time for a caller to complete the handshake.
+        handshake_seconds: Time for a caller to complete the handshake.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Listener:
         secret: bytes,
         purpose: str,
         serve: Callable[[socket.socket, int], None],
-        stranger_seconds: float = STRANGER_SECONDS,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> None:
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._listener, self._secret, self._purpose, self._serve = listener, secret, purpose, serve
-        self._stranger_seconds = stranger_seconds
-        self._strangers: dict[socket.socket, None] = {}  # in order of arrival
+        self._handshake_seconds = handshake_seconds
+        self._in_handshake: dict[socket.socket, None] = {}  # in order of arrival
         self._arrivals: WeakKeyDictionary[socket.socket, int] = WeakKeyDictionary()
         self._arrived = 0
         self._lock = Lock()
@@ -72,12 +72,12 @@ class Listener:
             except OSError as error:
                 if error.errno not in PASSING:
                     return  # closed
-                self._make_room(1 if error.errno in OUT_OF_DESCRIPTORS else MOST_STRANGERS)
+                self._make_room(1 if error.errno in OUT_OF_DESCRIPTORS else MOST_HANDSHAKES)
                 time.sleep(RETRY_SECONDS)
                 continue
-            self._make_room(MOST_STRANGERS)
+            self._make_room(MOST_HANDSHAKES)
             with self._lock:
-                self._strangers[line] = None
+                self._in_handshake[line] = None
                 self._arrived += 1
                 self._arrivals[line] = self._arrived
             Thread(target=self._meet, args=(line,), name=f"line: {self._purpose}", daemon=True).start()
@@ -85,21 +85,21 @@ class Listener:
     def _make_room(self, most: int) -> None:
         """Drop the oldest callers in the handshake until fewer than `most` are left."""
         with self._lock:
-            for line in list(self._strangers)[: max(0, len(self._strangers) - most + 1)]:
-                del self._strangers[line]
+            for line in list(self._in_handshake)[: max(0, len(self._in_handshake) - most + 1)]:
+                del self._in_handshake[line]
                 with contextlib.suppress(OSError):  # it has already gone
                     line.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _meet(self, line: socket.socket) -> None:
         try:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            number = let_in(line, self._secret, self._purpose, time.monotonic() + self._stranger_seconds)
+            number = let_in(line, self._secret, self._purpose, time.monotonic() + self._handshake_seconds)
         except (OSError, EOFError, ValueError):
             line.close()  # without an explanation to an unauthenticated caller
             return
         finally:
             with self._lock:
-                self._strangers.pop(line, None)
+                self._in_handshake.pop(line, None)
         line.settimeout(None)
         self._serve(line, number)
 

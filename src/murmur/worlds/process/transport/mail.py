@@ -240,7 +240,7 @@ class Mail:
             if is_latest:
                 del self._incoming[source]
         if is_latest and not self._closing:  # otherwise a restarted learner would count as lost
-            self.box.lose(source, PeerLost(f"the line from learner {source} closed: {error}", source))
+            self.box.lose(source, PeerLost(f"the connection from learner {source} closed: {error}", source))
 
     def _latest(self, source: int) -> socket.socket | None:
         with self._lock:

@@ -47,7 +47,7 @@ def parse_head(raw: bytes | bytearray) -> Head:
     try:
         head = json.loads(raw)
     except RecursionError as error:
-        raise ValueError("a header of too many brackets") from error
+        raise ValueError("a header with too many nested brackets") from error
     if not isinstance(head, dict):
         raise ValueError("a frame without a header")
     return head
@@ -107,5 +107,5 @@ def seconds(head: Head, name: str) -> float:
 
 def _whole(found: object, name: str, least: int, most: int) -> int:
     if not isinstance(found, int) or not least <= found <= most:
-        raise ValueError(f"{name} is {found!r}, not a whole number from {least} to {most}")
+        raise ValueError(f"{name} is {found!r}, not an integer from {least} to {most}")
     return found
