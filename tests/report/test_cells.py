@@ -70,7 +70,7 @@ def test_what_is_wrong_with_a_comparison_is_named(tmp_path: Path) -> None:
     assert f"{grid}/cells.jsonl: 1 damaged line(s) left out, the first is 6" in page
     assert "broken failed: status 75" in page
     assert f"{grid}/runs/gone is missing" in page
-    assert f"{grid}/runs/other: cells.jsonl tells other seconds than records.jsonl" in page
+    assert f"{grid}/runs/other: cells.jsonl and records.jsonl differ in seconds" in page
     assert f"{grid}/runs/same: cells.jsonl" not in page
 
 

@@ -71,7 +71,7 @@ def test_no_learner_and_one(learners: int, tmp_path: Path) -> None:
     made = write_report([write_run(tmp_path / "run", rows, learners)], tmp_path / "r.html").read_text()
     sound(made)
     assert ("no evaluation yet" in made) == (learners == 0)
-    assert "Who averages with whom" not in made
+    assert "Averaging pairs" not in made
 
 
 def test_a_learner_whose_losses_were_no_numbers(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_learner_whose_losses_were_no_numbers(tmp_path: Path) -> None:
     steps = [row for row in rows if row["kind"] == "step"]
     made = write_report([write_run(tmp_path / "run", [*steps, *marks], 1)], tmp_path / "r.html").read_text()
     sound(made)
-    assert "<dt>losses that were no number</dt><dd>30</dd>" in made
+    assert "<dt>losses that were not finite</dt><dd>30</dd>" in made
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

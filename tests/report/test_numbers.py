@@ -87,7 +87,7 @@ def test_points_of_curves_are_records(made: tuple[dict[str, list[dict]], str]) -
 def test_figures_of_learners_are_sums_of_records(made: tuple[dict[str, list[dict]], str]) -> None:
     rows, page = made
     told = tables(page)
-    names, *lines = told["Numbers of What each learner's time went into"]
+    names, *lines = told["Numbers of Time of each learner by activity"]
     shown = {line[0]: line[1:] for line in lines}
     assert names[1:] == [f"{kind}, s" for kind in KINDS]
     for name, records in rows.items():

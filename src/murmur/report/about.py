@@ -108,7 +108,7 @@ def about(run: Run) -> About:
         "simulated": _cluster(run),
         "steps of learners": _steps(records.steps_of),
         "minibatches skipped": sum(records.skipped.values()) or "",
-        "losses that were no number": records.not_finite or "",
+        "losses that were not finite": records.not_finite or "",
         "weights replaced": sum(records.replaced.values()) or "",
         "commit": facts.get("commit"),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),

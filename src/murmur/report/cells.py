@@ -53,7 +53,7 @@ def read_grid(folder: Path) -> ComparedCells:
         problems.append(f"{folder / 'cells.jsonl'}: {len(damaged)} damaged line(s) left out, the first is {damaged[0]}")
     finished = [cell for cell in cells.values() if cell["status"] == "finished"]
     failed = tuple(
-        f"{cell['name']} failed: {cell.get('error') or 'no reason was kept'}"
+        f"{cell['name']} failed: {cell.get('error') or 'no reason was recorded'}"
         for cell in cells.values()
         if cell["status"] != "finished"
     )

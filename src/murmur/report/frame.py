@@ -70,7 +70,7 @@ def progress(run: Watched) -> RenderableType:
     virtual = " (virtual)" if "simulated" in run.facts else ""
     words = f"epoch {run.epoch:.2f}  {duration(run.records.last_seconds)} of training{virtual}"
     if done is None:
-        return Text(f"{words}; run.json tells no budget")
+        return Text(f"{words}; run.json has no budget")
     if run.state == "going" and run.seconds_to_go is not None:
         words += f"  {duration(run.seconds_to_go)} to go"
     row = Table.grid(padding=(0, 1), expand=False)

@@ -110,7 +110,7 @@ def spent(runs: Sequence[Run]) -> Figure | None:
     names = [f"{short(run.name)}: {learner}" if len(runs) > 1 else f"learner {learner}" for run, learner in rows]
     parts = {kind: [run.records.seconds_of[learner][kind] for run, learner in rows] for kind in KINDS}
     virtual = " (virtual seconds)" if any(run.simulated for run in runs) else ""
-    return bars(f"What each learner's time went into{virtual}", names, parts, KIND_COLOURS)
+    return bars(f"Time of each learner by activity{virtual}", names, parts, KIND_COLOURS)
 
 
 def timelines(runs: Sequence[Run]) -> list[Figure]:
@@ -148,7 +148,7 @@ def timeline(run: Run) -> Figure | None:
         for learner in shown
     )
     note = "Height: share of the time between two steps. Nothing is filled where a learner recorded nothing."
-    title = f"{run.name}: who did what when"
+    title = f"{run.name}: timeline of the learners"
     return Figure(title, drawn(title, words, draw, 1.1 + BAR_INCHES * len(shown)), words, note)
 
 
@@ -217,7 +217,7 @@ def graph(name: str, nodes: int) -> Figure:
     if later:
         strong = f"Strong: pairs that average in the first round. Thin: in any of the first {ROUNDS}."
     note = f"{strong}{disagreement(mixing, nodes)}"
-    title = f"Who averages with whom: {name}, {nodes} learners"
+    title = f"Averaging pairs: {name}, {nodes} learners"
     return Figure(title, drawn(title, words, draw, 3.0), words, note)
 
 

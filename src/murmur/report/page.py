@@ -241,7 +241,7 @@ def problems_of(grids: Sequence[ComparedCells], runs: Sequence[Run]) -> list[str
     """Gaps in comparisons, and their contradictions to the records."""
     found = [problem for grid in grids for problem in (*grid.problems, *grid.failed)]
     return found + [
-        f"{run.folder}: cells.jsonl tells other seconds than records.jsonl"
+        f"{run.folder}: cells.jsonl and records.jsonl differ in seconds"
         for run in runs
         if seconds_disagree(grids, run.folder.name, run.records.last_seconds)
     ]
@@ -249,7 +249,7 @@ def problems_of(grids: Sequence[ComparedCells], runs: Sequence[Run]) -> list[str
 
 def table_of(grid: ComparedCells) -> Mapping[str, Any]:
     """A comparison's table."""
-    note = "As cells.jsonl tells it; - is what a cell does not have."
+    note = "From cells.jsonl; - marks missing values."
     return {"title": f"Comparison {grid.folder.name}", "columns": CELL_COLUMNS, "rows": grid.rows, "note": note}
 
 

@@ -126,15 +126,15 @@ def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
     """A JSON object; empty, with a problem noted, if there is none."""
     if not path.is_file():
         if needed:
-            problems.append(f"{path} is missing: what it would tell is left out")
+            problems.append(f"{path} is missing: its content is left out")
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        problems.append(f"{path} cannot be read ({error}): what it would tell is left out")
+        problems.append(f"{path} cannot be read ({error}): its content is left out")
         return {}
     if not isinstance(found, dict):
-        problems.append(f"{path} holds a {type(found).__name__}, not an object: what it would tell is left out")
+        problems.append(f"{path} holds a {type(found).__name__}, not an object: its content is left out")
         return {}
     return found
 

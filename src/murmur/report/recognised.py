@@ -76,29 +76,29 @@ def worst(utterances: Iterable[RecognisedUtterance], audio: Mapping[str, Path]) 
     return shown
 
 
-def align(said: Sequence[str], heard: Sequence[str]) -> tuple[Pair, ...]:
+def align(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Pair, ...]:
     """An alignment with the fewest insertions, deletions and substitutions in total (Levenshtein), word by word.
 
     Only the beginning of very long utterances is aligned.
     """
-    said, heard = said[:LONGEST], heard[:LONGEST]
-    costs = [list(range(len(heard) + 1))]
-    for i, word in enumerate(said, start=1):
+    reference, hypothesis = reference[:LONGEST], hypothesis[:LONGEST]
+    costs = [list(range(len(hypothesis) + 1))]
+    for i, word in enumerate(reference, start=1):
         row = [i]
-        for j, other in enumerate(heard, start=1):
+        for j, other in enumerate(hypothesis, start=1):
             row.append(min(costs[-1][j - 1] + (word != other), costs[-1][j] + 1, row[-1] + 1))
         costs.append(row)
-    i, j, pairs = len(said), len(heard), list[Pair]()
+    i, j, pairs = len(reference), len(hypothesis), list[Pair]()
     while i or j:
-        if i and j and costs[i][j] == costs[i - 1][j - 1] + (said[i - 1] != heard[j - 1]):
+        if i and j and costs[i][j] == costs[i - 1][j - 1] + (reference[i - 1] != hypothesis[j - 1]):
             i, j = i - 1, j - 1
-            pairs.append(Pair(said[i], heard[j], "" if said[i] == heard[j] else "sub"))
+            pairs.append(Pair(reference[i], hypothesis[j], "" if reference[i] == hypothesis[j] else "sub"))
         elif i and costs[i][j] == costs[i - 1][j] + 1:
             i -= 1
-            pairs.append(Pair(said[i], "", "del"))
+            pairs.append(Pair(reference[i], "", "del"))
         else:
             j -= 1
-            pairs.append(Pair("", heard[j], "ins"))
+            pairs.append(Pair("", hypothesis[j], "ins"))
     return tuple(reversed(pairs))
 
 

@@ -46,13 +46,13 @@ def confusions(references: Mapping[str, str], hypotheses: Mapping[str, str], uni
     check_same_utterances(references, hypotheses)
     counts = Confusions(Counter(), Counter(), Counter())
     for name in sorted(references):
-        for said, heard in aligned_pairs(references[name], hypotheses[name], unit):
-            if said is None and heard is not None:
-                counts.inserted[heard] += 1
-            elif heard is None and said is not None:
-                counts.deleted[said] += 1
-            elif said is not None and heard is not None and said != heard:
-                counts.substituted[said, heard] += 1
+        for reference, hypothesis in aligned_pairs(references[name], hypotheses[name], unit):
+            if reference is None and hypothesis is not None:
+                counts.inserted[hypothesis] += 1
+            elif hypothesis is None and reference is not None:
+                counts.deleted[reference] += 1
+            elif reference is not None and hypothesis is not None and reference != hypothesis:
+                counts.substituted[reference, hypothesis] += 1
     return counts
 
 
@@ -82,9 +82,9 @@ def _table(title: str, counts: Mapping[tuple[str, str], int] | Mapping[str, int]
 
 def _aligned_lines(pairs: list[Pair]) -> list[str]:
     rows: list[list[str]] = [["ref"], ["hyp"], ["   "]]
-    for said, heard in pairs:
-        mark = "I" if said is None else "D" if heard is None else "" if said == heard else "S"
-        cells = (said or _NOTHING, heard or _NOTHING, mark)
+    for reference, hypothesis in pairs:
+        code = "I" if reference is None else "D" if hypothesis is None else "" if reference == hypothesis else "S"
+        cells = (reference or _NOTHING, hypothesis or _NOTHING, code)
         width = max(map(len, cells))
         for row, cell in zip(rows, cells, strict=True):
             row.append(cell.ljust(width))

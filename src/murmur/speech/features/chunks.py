@@ -167,8 +167,8 @@ class ChunkTable:
         `change` is applied to each chunk's features, e.g. a `SpecAugment`, with a generator named by (seed, n).
         `versions`, with another generator, draws a source for each chunk in place of `corpus`.
         """
-        rng, drawing = (np.random.default_rng([self.seed, n, purpose]) for purpose in (1, 2))
-        drawn = [(corpus, chunk) if versions is None else versions.draw(chunk, drawing) for chunk in self[n]]
+        rng, draws = (np.random.default_rng([self.seed, n, purpose]) for purpose in (1, 2))
+        drawn = [(corpus, chunk) if versions is None else versions.draw(chunk, draws) for chunk in self[n]]
         chunks = [chunk for _, chunk in drawn]
         width = self.left_frames + max(chunk.last - chunk.first for chunk in chunks) + self.right_frames
         feats = np.empty((len(chunks), width, corpus.dims), np.float32)
