@@ -40,7 +40,7 @@ def warnings(ranked: Sequence[Run]) -> list[str]:
     found = shares(ranked)
     if not found:
         return []
-    told = [_told(run, found[run.name]) for run in ranked if run.name in found]
+    told = [_described(run, found[run.name]) for run in ranked if run.name in found]
     more = f" and {len(told) - MOST_NAMED} more runs" if len(told) > MOST_NAMED else ""
     return [
         f"Not at equal samples: {', '.join(told[:MOST_NAMED])}{more}. A difference between these runs may come from"
@@ -61,6 +61,6 @@ def with_shares(
     return (*columns[:place], COLUMN, *columns[place:]), wider
 
 
-def _told(run: Run, share: float) -> str:
+def _described(run: Run, share: float) -> str:
     less = f" ({percent(share)} of the most)" if differs(share) else ""
     return f"{run.name} trained on {run.records.last_samples:,.0f}{less}"

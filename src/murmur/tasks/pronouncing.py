@@ -72,14 +72,14 @@ def completed_lexicon(path: Path, texts: Iterable[str], guess: Guess, cache: Pat
     if absent == "refuse":
         refuse_to_make(f"the completed lexicon {folder.name}", cache)
     found = completed_base(words, base, guesser(guess, base))
-    tell(found, folder)
+    log_words(found, folder)
     if not found.entries:
         raise CorpusError(f"no word of the transcripts has a pronunciation: {found.reasons()}")
     found.write(folder)
     return folder / LEXICON
 
 
-def tell(found: Completed, folder: Path) -> None:
+def log_words(found: Completed, folder: Path) -> None:
     """Log the guessed words and the refused ones."""
     guessed = sorted({origin.word for origin in found.guessed}, key=str.encode)
     if guessed:

@@ -78,7 +78,7 @@ class Vocabulary:
         self._check_phones(found, phones)
         if found.refused:
             raise SettingError(self._without(found, guess, phones))
-        _tell(found)
+        _log_origins(found)
         return found.entries
 
     def spelled(self, words: Sequence[str], units: ctc.Units) -> list[Entry]:
@@ -103,7 +103,7 @@ class Vocabulary:
                 f"{_listed(refused)}; leave them out, or spell them with units seen in training"
             )
         found = Completed(tuple(origins), refused)
-        _tell(found)
+        _log_origins(found)
         return found.entries
 
     def _guess(self, base: Sequence[Entry], phones: Collection[str]) -> Guess:
@@ -203,7 +203,7 @@ def _listed(words: Collection[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _tell(found: Completed) -> None:
+def _log_origins(found: Completed) -> None:
     """Log the words that were not in the lexicons under the same spelling, with their pronunciations."""
     for how, title in (("seen as", "found in another case"), ("guessed", "guessed"), ("spelled", "spelled")):
         alike = [origin for origin in found.guessed if origin.how.startswith(how)]

@@ -104,7 +104,7 @@ def load(root: Path, how: Reading) -> Data:
         refuse_to_make(f"features of {', '.join(lacking)}", how.cache)
     held = [_split(prepare(part, front, how.cache, cores_here(), progress=True), label, how) for part in parts]
     for name, part in zip(PARTS, held, strict=True):
-        _tell(name, part.problems)
+        _log_problems(name, part.problems)
     train.without(held[0].problems)  # raises an error if too many are lost
     aligned = replace(held[0], names=tuple(name for name in held[0].names if name in held[0].targets))
     return Data(units, aligned, held[1], held[2], isinstance(front, LogMel), lexicon)
@@ -179,7 +179,7 @@ def _split(store: FeatureStore, label: Callable[[str], LabelGraph], how: Reading
     return SplitData(tuple(texts), feats, texts, targets, store.corpus.speakers, tuple(problems))
 
 
-def _tell(part: str, problems: tuple[Problem, ...]) -> None:
+def _log_problems(part: str, problems: tuple[Problem, ...]) -> None:
     for problem in problems[:NAMED]:
         log.warning("%s, left out of the criterion: %s", part, problem)
     if len(problems) > NAMED:

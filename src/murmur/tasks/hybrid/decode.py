@@ -132,13 +132,13 @@ class DecodeHalf:
         for penalty in search.insertion_penalties:
             _, trials = tune_acoustic_scale(development, search.scales, replace(first, insertion_penalty=penalty))
             found.append(middle_of_best(trials))
-            self._tell(system, trials)
+            self._log_trials(system, trials)
         best = min(found, key=lambda trial: trial.rate.errors)
         if len(search.scales) > 2 and best.options.acoustic_scale in (min(search.scales), max(search.scales)):
             log.warning("%s: scale %g is at the edge of the tried range", system.name, best.options.acoustic_scale)
         if len(search.beams) > 1:
             best, trials = tune_beam(development, search.beams, best.options, TOLERANCE_PERCENT)
-            self._tell(system, trials)
+            self._log_trials(system, trials)
         return best.options
 
     def graph(self, model: HmmGmm, lang: Lang, grammar: Grammar) -> Path:
@@ -189,7 +189,7 @@ class DecodeHalf:
         found = recognised(part.texts, decoded.texts, part.speakers)
         return DecodingResult(system.name, name, total, spread, options, decoded.real_time_factor(), found)
 
-    def _tell(self, system: System, trials: Iterable[Trial]) -> None:
+    def _log_trials(self, system: System, trials: Iterable[Trial]) -> None:
         for trial in trials:
             log.info("%s, dev: %s", system.name, trial)
 

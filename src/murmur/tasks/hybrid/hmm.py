@@ -156,7 +156,7 @@ class HmmHalf:
                 previous = done[-1]
 
                 def make(previous=previous, config=config, train=train) -> Trained:
-                    return train(previous.model, self.train_feats, self.train_texts, config, self.jobs, tell)
+                    return train(previous.model, self.train_feats, self.train_texts, config, self.jobs, log_pass)
 
                 done.append(self._stage(name, self._key(name, previous.key), make))
         return tuple(done)
@@ -195,7 +195,9 @@ class HmmHalf:
         return stored_alignment(stage.model, self.cache / f"{stage.name}-{key}-alignment.npz", make)
 
     def _monophone(self) -> Trained:
-        return train_monophone(self.lang, self.train_feats, self.train_texts, self.stages.monophone, self.jobs, tell)
+        return train_monophone(
+            self.lang, self.train_feats, self.train_texts, self.stages.monophone, self.jobs, log_pass
+        )
 
     def _cepstra(self, part: Corpus) -> Front:
         if _brings_features(part):
@@ -243,7 +245,7 @@ def stored_alignment(model: HmmGmm, path: Path, make: Callable[[], Mapping[str, 
     return tids
 
 
-def tell(report: PassReport) -> None:
+def log_pass(report: PassReport) -> None:
     """Log one line per pass."""
     log.info(
         "%s %d/%d: %.3f nats per frame, %d Gaussians, %d frames, %d utterances left out",
