@@ -81,10 +81,10 @@ def test_report_commands_run(command: str, tmp_path: Path) -> None:
     if find_spec("matplotlib") is None:
         pytest.skip("the extra viz is not installed")
     words = shlex.split(command)
-    mark = {"kind": "evaluation", "samples": 1.0, "seconds": 1.0, "epoch": 1.0, "figures": {"loss": 1.0}}
+    evaluation = {"kind": "evaluation", "samples": 1.0, "seconds": 1.0, "epoch": 1.0, "figures": {"loss": 1.0}}
     for folder in words[2 : words.index("--out")]:
         (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "records.jsonl").write_text(json.dumps(mark) + "\n")
+        (tmp_path / folder / "records.jsonl").write_text(json.dumps(evaluation) + "\n")
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "<h1>" in (tmp_path / out_of(command)).read_text()

@@ -84,9 +84,9 @@ def learnt(strategy: str, learners: int, kind: str) -> TableLine:
     )
 
 
-def print_marks() -> None:
+def print_evaluations() -> None:
     for each in STRATEGIES:
-        Console().print(tables.marks_table(account(each)))
+        Console().print(tables.evaluations_table(account(each)))
 
 
 def print_learners() -> None:
@@ -157,7 +157,7 @@ def print_demo() -> None:
 
 
 CASES: list[tuple[Callable[[], None], tuple[str, ...]]] = [  # and texts whose words must all appear
-    (print_marks, tuple(f"{each}: evaluation points" for each in STRATEGIES)),
+    (print_evaluations, tuple(f"{each}: evaluation points" for each in STRATEGIES)),
     (print_learners, tuple(f"{each}: learners" for each in STRATEGIES)),
     (print_speeds, (*STRATEGIES, "idle: mean over the learners (range)")),
     (print_comparison, (*STRATEGIES, "experiments/a_long_name_of_an_experiment.py, seeds 0, 1, 2: how fast")),

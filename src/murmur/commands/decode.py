@@ -51,7 +51,7 @@ from murmur.tasks.prepare_data import check_data
 from murmur.tasks.vocabulary import Vocabulary
 
 app = typer.Typer(add_completion=False)
-KEPT = ".decoded"  # folder of the results so far
+PARTIAL = ".decoded"  # folder of the results so far
 
 Source = Annotated[
     str, typer.Argument(metavar="EXPERIMENT", help="Experiment that trained the model: a file or a recipe.")
@@ -120,7 +120,7 @@ def decode(
     request = replace(request, weights=told)
     facts = decode_ctc(task, network, request) if isinstance(task, CtcTask) else decode_hybrid(task, network, request)
     write_whole(out / "summary.json", json.dumps({"model": str(stem), "weights": told, **facts}, indent=1).encode())
-    shutil.rmtree(out / KEPT, ignore_errors=True)
+    shutil.rmtree(out / PARTIAL, ignore_errors=True)
 
 
 def trained_task(folder: Path, source: str, settings: Sequence[str], jobs: int | None) -> HybridTask | CtcTask:
@@ -187,7 +187,7 @@ def load(task: Task, stem: Path, weights: Choice | None) -> tuple[nn.Module, str
 
 def decode_hybrid(task: HybridTask, network: nn.Module, request: DecodeRequest) -> dict[str, Any]:
     """Decode with HCLG."""
-    search = HybridSearch(task, network, request.search.grammar, request.out / KEPT)
+    search = HybridSearch(task, network, request.search.grammar, request.out / PARTIAL)
     changes = settings_of_search(task, network, search, request.search)
     options = replace(search.widest, **options_of({**request.of_run, **changes}))
     options = to_the_end(options, request.search.grammar)
@@ -212,7 +212,7 @@ def decode_ctc(task: CtcTask, network: nn.Module, request: DecodeRequest) -> dic
         write_texts(texts, request.out)
         phones = task.data.units.kind == "phone"  # no words to compare
         return {"search": "best path", "wer": None if phones else told(split.texts, texts, request.weights)}
-    search = replace(search, kept=request.out / KEPT)
+    search = replace(search, kept=request.out / PARTIAL)
     changes = settings_of_search(task, network, search, request.search)
     options = replace(task.decoding.first, **options_of({**request.of_run, **changes}))
     options = to_the_end(options, request.search.grammar)

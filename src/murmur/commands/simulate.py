@@ -31,7 +31,7 @@ from murmur.simulation.account import Account
 from murmur.simulation.picture import draw_accounts
 from murmur.simulation.run import Failure, side_by_side
 from murmur.simulation.scenario import KIND, LEARNERS, Scenario, Simulation
-from murmur.simulation.tables import cards_table, learners_table, marks_table, speed_table, traffic_table
+from murmur.simulation.tables import cards_table, evaluations_table, learners_table, speed_table, traffic_table
 from murmur.worlds.process.launch.environment import threads_per_learner
 
 app = typer.Typer(add_completion=False)
@@ -245,7 +245,7 @@ def show(accounts: Sequence[Account], out: Path) -> None:
     console = Console()
     for account in accounts:
         if account.marks:
-            console.print(marks_table(account))
+            console.print(evaluations_table(account))
     if len(accounts) == 1:
         console.print(learners_table(accounts[0]))
         console.print(cards_table(accounts[0]))

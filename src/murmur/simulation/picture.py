@@ -26,9 +26,9 @@ def draw_accounts(accounts: Accounts, path: Path, title: str) -> None:
     import matplotlib.figure  # noqa: PLC0415 - an optional dependency
 
     panels: list[Draw] = [staleness, idle, carried]
-    if any(marks_of(account, "distance")[0] for account in accounts.values()):
+    if any(evaluations_of(account, "distance")[0] for account in accounts.values()):
         panels.insert(0, distance)
-    if any(marks_of(account, "loss")[0] for account in accounts.values()):
+    if any(evaluations_of(account, "loss")[0] for account in accounts.values()):
         panels.insert(0, loss)
     rows = (len(panels) + 1) // 2
     figure = matplotlib.figure.Figure(figsize=(10, 3.2 * rows + 0.8), layout="constrained")
@@ -45,11 +45,11 @@ def draw_accounts(accounts: Accounts, path: Path, title: str) -> None:
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
-def marks_of(account: Account, what: str) -> tuple[list[float], list[float]]:
+def evaluations_of(account: Account, what: str) -> tuple[list[float], list[float]]:
     """Virtual seconds and held-out "loss", or consensus "distance", of the evaluation points that have it."""
     pairs = [
-        (mark.seconds, mark.consensus_distance if what == "distance" else mark.figures.get("loss"))
-        for mark in account.marks
+        (point.seconds, point.consensus_distance if what == "distance" else point.figures.get("loss"))
+        for point in account.marks
     ]
     known = [(seconds, value) for seconds, value in pairs if value is not None]
     return [seconds for seconds, _ in known], [value for _, value in known]
@@ -96,7 +96,7 @@ def _against_time(axes: Axes, accounts: Accounts, what: str) -> None:
     longest = max(account.seconds for account in accounts.values())
     unit, seconds = next((u, s) for u, s in UNITS if longest >= s or s == 1.0)
     for index, (name, account) in enumerate(accounts.items()):
-        x, y = marks_of(account, what)
+        x, y = evaluations_of(account, what)
         marker = "o" if len(x) <= 60 else ""
         axes.plot([at / seconds for at in x], y, label=name, **_style(index), marker=marker, markersize=3)
     axes.set(xlabel=f"virtual {unit}", xlim=(0, None))

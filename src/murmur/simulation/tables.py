@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from murmur.report.terminal_table import TerminalTable
 from murmur.simulation.account import Account
 
-MOST_MARKS = 20
+MOST_ROWS = 20
 
 
-def marks_table(account: Account) -> TerminalTable:
+def evaluations_table(account: Account) -> TerminalTable:
     """Held-out figures against virtual hours; with very many evaluation points, every n-th and the last one."""
-    names = list(dict.fromkeys(name for mark in account.marks for name in mark.figures))
+    names = list(dict.fromkeys(name for point in account.marks for name in point.figures))
     heads = ("virtual h", "epoch", *names, "consensus distance")
     table = TerminalTable(heads, title=f"{account.strategy}: evaluation points")
-    every = -(-len(account.marks) // MOST_MARKS)
-    for place, mark in enumerate(account.marks):
+    every = -(-len(account.marks) // MOST_ROWS)
+    for place, point in enumerate(account.marks):
         if place % every == 0 or place == len(account.marks) - 1:
-            figures = [f"{mark.figures[name]:.5g}" if name in mark.figures else "" for name in names]
-            distance = "" if mark.consensus_distance is None else f"{mark.consensus_distance:.4g}"
-            table.add_row(f"{mark.seconds / 3600:.4g}", f"{mark.epoch:.2f}", *figures, distance)
+            figures = [f"{point.figures[name]:.5g}" if name in point.figures else "" for name in names]
+            distance = "" if point.consensus_distance is None else f"{point.consensus_distance:.4g}"
+            table.add_row(f"{point.seconds / 3600:.4g}", f"{point.epoch:.2f}", *figures, distance)
     return table
 
 
@@ -58,8 +58,8 @@ def learners_table(account: Account) -> TerminalTable:
     """Table of what each learner computed and sent; with very many learners, the least and the most idle ones."""
     table = TerminalTable(("learner", "computing, s", "idle, %", "sent, GB"), title=f"{account.strategy}: learners")
     order = sorted(range(account.learners), key=lambda i: (account.idle[i], i))
-    shown = order if len(order) <= MOST_MARKS else [*order[: MOST_MARKS // 2], *order[-MOST_MARKS // 2 :]]
-    for learner in shown if len(order) > MOST_MARKS else sorted(shown):
+    shown = order if len(order) <= MOST_ROWS else [*order[: MOST_ROWS // 2], *order[-MOST_ROWS // 2 :]]
+    for learner in shown if len(order) > MOST_ROWS else sorted(shown):
         table.add_row(
             f"{learner}{' (killed)' if learner in account.killed else ''}",
             f"{account.compute_seconds[learner]:.4g}",
@@ -72,7 +72,7 @@ def learners_table(account: Account) -> TerminalTable:
 def cards_table(account: Account) -> TerminalTable:
     """Table of the bytes sent through the card of each node; with very many nodes, the busiest ones."""
     table = TerminalTable(("node", "card sent, GB", "in use, %"), title=f"{account.strategy}: links between nodes")
-    order = sorted(range(len(account.card_bytes)), key=lambda n: (-account.card_bytes[n], n))[:MOST_MARKS]
+    order = sorted(range(len(account.card_bytes)), key=lambda n: (-account.card_bytes[n], n))[:MOST_ROWS]
     for node in sorted(order):
         table.add_row(str(node), f"{account.card_bytes[node] / 1e9:.4g}", f"{100 * account.card_use[node]:.1f}")
     return table
