@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from measure import bar, close
+from murmur.core.facts import FactsOfInner
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import randomized_ring
@@ -117,11 +118,15 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Counted:
+class Counted(FactsOfInner):
     """A strategy without lock-step, with a counter of averages that is visible from outside."""
 
     strategy: Strategy
     me: list[Learner] = field(default_factory=list, repr=False)
+
+    @property
+    def inner(self) -> Strategy:
+        return self.strategy
 
     async def __call__(self, me: Learner) -> None:
         self.me.append(me)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from measure import bar, close
+from murmur.core.facts import FactsOfInner
 from murmur.core.learner import Learner, Strategy
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
@@ -69,12 +70,16 @@ CASES = [
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(FactsOfInner):
     """A strategy whose learner is sampled ten times a second: [time, averages so far, some of its weights]."""
 
     strategy: Strategy
     began: Path = field(repr=False)  # a file that appears when training begins
     seen: list[tuple[float, int, list[float]]] = field(default_factory=list, repr=False)
+
+    @property
+    def inner(self) -> Strategy:
+        return self.strategy
 
     async def __call__(self, me: Learner) -> None:
         self.began.touch()

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # package -> other packages of murmur; its 
     },
     "user_loop": {"core", "elastic", "engine", "worlds"},
     "simulation": {"core", "engine", "execution", "report", "run", "run.folder", "worlds.virtual"},
-    "testing": {"core", "strategies", "worlds.virtual"},
+    "testing": {"core", "engine", "worlds.virtual"},
 }
 ANYTHING = {"studies", "commands", "cli", "__init__", "__main__"}  # commands use studies, never the other way round
 NOT_IN_STRATEGIES = {"time", "os", "threading", "torch.distributed", "socket", "subprocess", "multiprocessing"}

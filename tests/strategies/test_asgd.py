@@ -82,3 +82,11 @@ def test_without_its_server_the_run_ends_with_an_error() -> None:
     experiment = Experiment(Quadratic(), ASGD(), Budget(minibatches=200), SGD(0.05))
     with pytest.raises(PeerLost, match="learner 0 was killed"):
         fit(experiment, VirtualWorld(cluster))
+
+
+def test_a_server_without_workers_ends() -> None:
+    """It waited without end: the gradients that are left can come from no other learner."""
+    cluster = Cluster(learners=2, compute=ConstantSeconds(0.1), faults=(Kill(1, 0.55),))
+    experiment = Experiment(Quadratic(), ASGD(), Budget(minibatches=61), SGD(0.1))
+    with pytest.raises(PeerLost, match="all other learners are lost"):
+        Trainer(experiment, VirtualWorld(cluster)).fit()

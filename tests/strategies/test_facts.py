@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmur.core.facts import Facts, vectors_of
+from murmur.core.facts import Facts, FactsOfInner, vectors_of
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import exponential, pairwise, randomized_ring, ring
 from murmur.engine.budget import Budget
@@ -50,11 +50,15 @@ TASK = ToyTask(samples=4, hidden=64)
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(FactsOfInner):
     """Strategy that records the weights with which every learner ends."""
 
     strategy: Strategy
     ends: list[Tensor] = field(default_factory=list, repr=False)
+
+    @property
+    def inner(self) -> Strategy:
+        return self.strategy
 
     async def __call__(self, me: Learner) -> None:
         await self.strategy(me)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from murmur.core.group import Group, Message
+from murmur.core.group import Group, Message, PeerLost
 from murmur.core.mean_gradient import Draw, MeanGradients
 from murmur.core.pairwise import PairwiseAverager
 from murmur.core.pending_gradient import PendingGradient
@@ -23,6 +23,7 @@ from murmur.core.world import Seat
 
 __all__ = ["Draw", "Gradient", "Learner", "Progress", "Source", "Strategy"]
 T = TypeVar("T")
+ALONE_SECONDS = 60.0  # for which a server without workers waits; one that is started again needs less
 
 
 class Learner:
@@ -187,14 +188,25 @@ class Learner:
             pass
 
     async def messages(self, tag: str) -> AsyncIterator[Message]:
-        """Yield vectors posted here under a tag, in order of arrival, until the budget is spent, as a server does."""
+        """Yield the vectors posted to this learner under a tag, in order of arrival, until the budget is used up.
+
+        This is the work of a server.
+
+        Raises:
+            PeerLost: No other learner has been there for `ALONE_SECONDS`.
+        """
         self.seat.begin()
+        last_seen = self.seat.now
         while (
             message := await self.group.poll(tag, self.averager.poll_seconds)
         ) is not None or not self.group.membership.spent:
             await self.source.boundary(self)
             if message is not None:
                 yield message
+            if len(self.view) > 1 or self.group.size == 1:
+                last_seen = self.seat.now
+            elif self.seat.now - last_seen > ALONE_SECONDS:
+                raise PeerLost(f"all other learners are lost, and none has come back within {ALONE_SECONDS:.0f} s")
         self.averager.done()
 
     def credit(self, claim: range, loss: float) -> None:
@@ -261,9 +273,9 @@ class Learner:
         """Start an activity beside the gradients. If it fails, the learner's next gradient raises."""
         return self.seat.spawn(activity, what)
 
-    async def evaluate(self) -> Mapping[str, float]:
-        """Return held-out figures of this learner's weights."""
-        return self.source.evaluate(self.weights.snapshot())
+    def evaluate(self, w: Tensor | None = None) -> Mapping[str, float]:
+        """Return held-out figures of the weights w (P,); of this learner's weights by default."""
+        return self.source.evaluate(self.weights.snapshot() if w is None else w)
 
     async def draw(self, before_backward: Callable[[float], None] | None) -> Gradient | None:
         """Compute the gradient of this learner's minibatch of the turn; None if it has none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from murmur.core.source import Gradient, Source
+from murmur.core.source import Gradient, Gradients
 from murmur.core.weights import Weights
 
 
@@ -24,7 +24,7 @@ class PendingGradient:
     """
 
     def __init__(
-        self, source: Source, n: int, weights: Weights, before_backward: Callable[[float], None] | None
+        self, source: Gradients, n: int, weights: Weights, before_backward: Callable[[float], None] | None
     ) -> None:
         self.source, self.n, self.before_backward = source, n, before_backward
         self.version = 0

@@ -59,12 +59,43 @@ class Gradient:
     broken: bool = False
 
 
-class Source(Protocol):
-    """Supplier of a learner's gradients and taker of its steps, implemented by the engine and by user loops."""
+class Gradients(Protocol):
+    """Supplier of a learner's gradients."""
+
+    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
+        """Compute the gradient of minibatch n; first call `before_backward` with the number of samples."""
+
+    def nothing(self) -> Gradient:
+        """Return the gradient of no samples: zeros."""
+
+    @property
+    def preparation(self) -> Preparation:
+        """Preparation of a claim before it is due. This learner computes the first minibatch of the claim."""
+
+    def evaluate(self, w: Tensor) -> Mapping[str, float]:
+        """Return held-out figures of the weights w (P,)."""
+
+
+class LocalOptimizer(Protocol):
+    """Taker of a learner's steps."""
 
     times: float  # factor on the learning rates that the strategy sets, in addition to the schedule
 
+    def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
+        """Take one step of the local optimizer with g, inside the model."""
+
+    def restart(self) -> None:
+        """Reset the local optimizer (momentum, second moments, step counts) but not its settings."""
+
+
+class Minibatches(Protocol):
+    """The minibatches of a run, and the turns in which learners compute them."""
+
     assignment: Assignment  # of minibatches to learners, in lock-step
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Number of the first minibatch of this run, and one past the last."""
 
     def next_index(self, steps: int) -> int | None:
         """Return the number of this learner's next minibatch after `steps` gradients; None when the budget is spent."""
@@ -75,31 +106,9 @@ class Source(Protocol):
     def reached(self, steps: int) -> int:
         """Return the minibatches completed once every learner has taken `steps` gradients."""
 
-    @property
-    def span(self) -> tuple[int, int]:
-        """Number of the first minibatch of this run, and one past the last."""
 
-    def claimed(self, claim: range, steps: int) -> None:
-        """Record that minibatches at these positions are claimed for the `steps`-th gradient of this (super-)learner.
-
-        At least so many minibatches have been handed out to all learners by now.
-        """
-
-    @property
-    def preparation(self) -> Preparation:
-        """Preparation of a claim before it is due. This learner computes the first minibatch of the claim."""
-
-    def heard(self, loss: float) -> None:
-        """Record that the next step uses another learner's gradient, with this loss per sample."""
-
-    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
-        """Compute the gradient of minibatch n; first call `before_backward` with the number of samples."""
-
-    def nothing(self) -> Gradient:
-        """Return the gradient of no samples: zeros."""
-
-    def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
-        """Take one step of the local optimizer with g, inside the model."""
+class RunProgress(Protocol):
+    """The progress of a run, as this learner knows it."""
 
     def progress(self) -> Progress:
         """Return the progress of the run."""
@@ -107,11 +116,18 @@ class Source(Protocol):
     def progress_at(self, minibatches: int) -> Progress:
         """Return the progress of the run after so many minibatches of all learners."""
 
-    def restart(self) -> None:
-        """Reset the local optimizer (momentum, second moments, step counts) but not its settings."""
+    def claimed(self, claim: range, steps: int) -> None:
+        """Record that minibatches at these positions are claimed for the `steps`-th gradient of this (super-)learner.
 
-    def evaluate(self, w: Tensor) -> Mapping[str, float]:
-        """Return held-out figures of the weights w (P,)."""
+        At least so many minibatches have been handed out to all learners by now.
+        """
+
+    def heard(self, loss: float) -> None:
+        """Record that the next step uses another learner's gradient, with this loss per sample."""
 
     async def boundary(self, me: Any) -> None:
         """Evaluate and save checkpoints between gradients; in lock-step, right after an average."""
+
+
+class Source(Gradients, LocalOptimizer, Minibatches, RunProgress, Protocol):
+    """All that stands behind a learner, implemented by the engine and by user loops."""

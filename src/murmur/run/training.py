@@ -417,9 +417,3 @@ def commit() -> str | None:
         return text
     ref = head.parent / text[5:]
     return ref.read_text().strip() if ref.is_file() else None
-
-
-def read_score(out: Path) -> dict[str, Any]:
-    """What `report` kept."""
-    found: dict[str, Any] = json.loads((out / "score.json").read_text())
-    return found

@@ -120,13 +120,13 @@ class ParameterAveraging:
         """Return the shrink of a new model, as computed by the first live learner."""
         factor = 1.0
         if me.leads and not math.isnan(me.progress.rate):  # nan before the first step
-            factor = self.shrink(me.progress.rate, lambda: me.source.evaluate(mean))
+            factor = self.shrink(me.progress.rate, lambda: me.evaluate(mean))
         return float(await me.group.broadcast(torch.tensor([factor], dtype=torch.float64), me.group.live[0]))
 
     async def finish(self, me: Learner, newest_first: list[Tensor]) -> None:
         """End all learners with the first one's combination of the newest models."""
         w = me.weights.snapshot()
-        final = self.combine(newest_first, lambda w: me.source.evaluate(w)["loss"]) if newest_first else w
+        final = self.combine(newest_first, lambda w: me.evaluate(w)["loss"]) if newest_first else w
         me.weights.set_(await me.group.broadcast(final, me.group.live[0]))
 
     def vectors_sent(self, learners: int, samples: float) -> float:

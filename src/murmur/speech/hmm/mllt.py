@@ -55,13 +55,6 @@ def mllt_stats(block: Block, model: HmmGmm) -> MlltStats:
     return MlltStats(float(len(feats_ND)), scatter.view(dim, dim, dim).numpy())
 
 
-def objective(transform_DD: FloatArray, stats: MlltStats) -> float:
-    """Q(A), in nats."""
-    _, log_det = np.linalg.slogdet(transform_DD)
-    quadratic = np.einsum("ij,ijk,ik->", transform_DD, stats.scatter, transform_DD)
-    return float(stats.frames * log_det - 0.5 * quadratic)
-
-
 def estimate_mllt(stats: MlltStats) -> FloatArray:
     """(D, D) the transform A, from the identity by sweeps over its rows; each row update maximises Q exactly.
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from murmur.core.facts import FactsOfInner
 from murmur.core.learner import Learner, Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair
@@ -45,11 +46,15 @@ def test_it_learns_where_the_inputs_are_badly_scaled() -> None:
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(FactsOfInner):
     """A strategy, and the weights of every learner after each step."""
 
     strategy: SyncSGD
     seen: dict[int, list[Tensor]]
+
+    @property
+    def inner(self) -> Strategy:
+        return self.strategy
 
     async def __call__(self, me: Learner) -> None:
         own = self.seen.setdefault(me.group.rank, [])
