@@ -1,4 +1,4 @@
-"""Where a run comes from: files found again wherever the caller stands, and code of others never run unasked."""
+"""Origin of a run: its files are found from any folder, and untrusted code never runs without consent."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def go_through(strategy: str, ways: Sequence[signal.Signals], seed: int, out: Pa
 
 
 def learn(place: Place, strategy: str, out: Path, resume: bool) -> None:
-    """What a learner's process does once Python has started."""
+    """Act as a learner's process once Python has started."""
     sys.exit(run_learner(RunRequest(toy.__file__, SETTINGS, strategy, 2, out, resume, threads=1), place))
 
 

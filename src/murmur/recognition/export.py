@@ -51,9 +51,9 @@ SPACE = "\u2581"  # what sherpa-onnx writes as a space
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for: the folder, whole utterances or chunks, whose statistics.
+    """Settings of an export: the folder, whole utterances or chunks, and the source of the normalisation statistics.
 
-    `force`: an export that is in the folder may be replaced.
+    `force` allows an export in the folder to be replaced.
     """
 
     out: Path
@@ -64,9 +64,9 @@ class Wish:
 
 @dataclass(frozen=True, eq=False)
 class ExportedSearch:
-    """What stands beside the network: the graph and its words, or neither; the names of the output columns.
+    """Files beside the network: the names of the output columns, and the graph with its words, if there is one.
 
-    `times` is what makes words with times of them, as plain values.
+    `times` holds plain values from which words get their times.
     """
 
     tokens: Sequence[str]
@@ -230,7 +230,7 @@ def check_place(out: Path, force: bool) -> None:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether this program has written the folder."""
+    """True if this program has written the folder."""
     mark = folder / METADATA
     return mark.is_file() and f'"{MARK}"' in mark.read_text(encoding="utf-8", errors="replace")
 

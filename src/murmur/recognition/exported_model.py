@@ -73,7 +73,7 @@ def exported_transcriber(folder: Path, given: Mapping[str, float | None], longes
 
 
 def looks_exported(folder: Path) -> bool:
-    """Whether a folder is an export, or one that has lost its metadata."""
+    """True if a folder is an export, possibly without its metadata."""
     return is_export(folder) or all((folder / name).is_file() for name in vouched(graph=False))
 
 

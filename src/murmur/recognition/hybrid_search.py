@@ -75,7 +75,7 @@ class HybridSearch:
 
     @property
     def timer(self) -> WordTimer:
-        """What finds words in time."""
+        """Finder of the words' times."""
         lang, _ = self.words
         return WordTimer.of(lang, self.stage.model.transitions)
 

@@ -1,4 +1,4 @@
-"""What a run left of its experiment and of its tuning: run.json and score.json."""
+"""Records of a run's experiment and tuning: run.json and score.json."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def scales_of(folder: Path) -> Mapping[str, float]:
 
 
 def figures_on_test(folder: Path) -> Mapping[str, float]:
-    """What a run found on test, from its score.json; nothing where it was not tested."""
+    """Figures of a run on test, from its score.json; empty if it was not tested."""
     found = recorded(folder, "score.json").get("test")
     return {str(name): float(x) for name, x in found.items() if is_number(x)} if isinstance(found, dict) else {}
 

@@ -61,10 +61,10 @@ class TrainedRun:
 
     @cached_property
     def front(self) -> LogMel:
-        """What turns audio into the network's features.
+        """Front end that turns audio into the network's features.
 
         Raises:
-            SettingError: the network was trained on features that its corpus brought along.
+            SettingError: the network was trained on features that came with its corpus.
         """
         if self.train.utterances[0].features is not None:
             raise SettingError(
@@ -76,7 +76,7 @@ class TrainedRun:
 
     @property
     def cmvn(self) -> Scope:
-        """Whose statistics normalised the features in training."""
+        """Scope of the statistics that normalised the features in training."""
         return self.task.front.cmvn if isinstance(self.task, HybridTask) else self.task.cmvn
 
     @property
@@ -108,10 +108,10 @@ class TrainedRun:
         return log_probs_UC
 
     def search(self, grammar: str | Vocabulary | None) -> HybridSearch | CtcSearch | None:
-        """How words are found; None for the best path of CTC.
+        """Search with a grammar; None for the best path of CTC.
 
         Raises:
-            SettingError: a graph of words for a network that writes phones without a lexicon.
+            SettingError: the grammar needs a graph of words, but the network writes phones and has no lexicon.
         """
         if isinstance(self.task, HybridTask):
             return HybridSearch(self.task, self.network, grammar)
@@ -193,7 +193,7 @@ def open_run(
 
 
 def _ctc_scales(folder: Path) -> dict[str, float]:
-    """What a CTC run with a graph tuned on dev, from its score.json."""
+    """Settings that a CTC run with a graph tuned on dev, from its score.json."""
     figures = figures_on_test(folder)
     names = {"acoustic_scale": "acoustic scale", "insertion_penalty": "insertion penalty"}
     return {field: figures[name] for field, name in names.items() if name in figures}

@@ -39,7 +39,7 @@ class Acoustics(Protocol):
 
     @property
     def cmvn(self) -> Scope:
-        """Whose statistics normalise them."""
+        """Scope of the statistics that normalise the features."""
 
     @property
     def stack(self) -> int:
@@ -65,7 +65,7 @@ class Transcriber:
 
     @property
     def front(self) -> LogMel:
-        """What makes its features."""
+        """Front end of the network."""
         return self.network.front
 
     def __call__(self, recording: Recording, source: str) -> Transcript:
@@ -116,7 +116,7 @@ def transcriber(
 
 
 def spans_in(search: HybridSearch | CtcSearch, graph: DecodingGraph) -> Spans:
-    """Where the words of a path through the graph of a search lie."""
+    """Rule that finds the spans of words on a path through the graph of a search."""
     if isinstance(search, HybridSearch):
         return PhoneSpans(search.timer)
     return UnitSpans(graph.columns, search.spellings, search.separator)

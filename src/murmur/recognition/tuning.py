@@ -31,12 +31,12 @@ RETRIES = 3  # of a beam of 13: 130, 1300, 13000
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What a command line says about the search.
+    """Search options of a command line.
 
     Attributes:
-        grammar: a name, or words of a user's own; None for the run's grammar.
-        dev: development data on which scale and word cost are tuned; None to take the run's.
-        given: settings by their names in DecodeOptions; None for those that are not given.
+        grammar: Name of a grammar, or the user's own vocabulary; None for the run's grammar.
+        dev: Development data for tuning scale and word cost; None keeps the run's values.
+        given: Values by their names in DecodeOptions; None for those that are not given.
     """
 
     grammar: str | Vocabulary | None

@@ -27,11 +27,11 @@ CONNECT_SECONDS = 10.0
 
 
 def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = False) -> tuple[RunRequest, Place]:
-    """What a learner that is added to a run runs, and its place there; `trust` runs any file that run.json names.
+    """Request and place of a learner that joins a run under way; `trust` runs any file that run.json names.
 
     Raises:
-        SettingError: the run is none that learners can be added to.
-        ConnectionError: it has ended.
+        SettingError: learners cannot be added to this run.
+        ConnectionError: the run has ended.
     """
     files = [run / name for name in ("run.json", LAUNCH)]
     missing = [str(file) for file in files if not file.is_file()]

@@ -36,7 +36,7 @@ class Channel(Protocol):
         """Learner 0 says something to all others."""
 
     def hear(self) -> str:
-        """What learner 0 says, once it does."""
+        """Wait for learner 0's text and return it."""
 
     def begun(self) -> Path | None:
         """The folder in which an earlier start of this same launch has begun; None if there was none."""

@@ -36,17 +36,17 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """What the first minibatches showed.
+    """Measurements on the first minibatches.
 
     Attributes:
-        loss: mean per sample of minibatch 0 at the initial weights.
-        gradient_norm: of its gradient.
-        samples: in minibatch 0.
-        shapes: what minibatch 0 is made of.
-        step_seconds: median time of a step, data included, of minibatches whose shapes the libraries have seen.
-        fastest_seconds: the fastest of them.
-        steps: how many were timed.
-        optimizer_bytes: state of the optimizer.
+        loss: Mean loss per sample of minibatch 0 at the initial weights.
+        gradient_norm: Norm of the gradient of minibatch 0.
+        samples: Number of samples in minibatch 0.
+        shapes: Names, shapes and types of the parts of minibatch 0.
+        step_seconds: Median time of a step, data included, over minibatches whose shapes the libraries have seen.
+        fastest_seconds: Time of the fastest of these steps.
+        steps: Number of timed steps.
+        optimizer_bytes: Size of the optimizer's state.
     """
 
     loss: float
@@ -96,7 +96,7 @@ def dry_run(request: RunRequest, prepared_only: bool) -> int:
 
 
 def experiment_lines(experiment: Experiment, learners: int) -> list[str]:
-    """What is known of an experiment without its data."""
+    """Describe an experiment in lines that need no data."""
     shown = {name: in_short(describe(getattr(experiment, name))) for name in ("strategy", "optimizer", "schedule")}
     budget = {name: value for name, value in vars(experiment.budget).items() if value is not None}
     told = ", ".join(f"{value:g} {name}" for name, value in budget.items()) or "1 epoch"
@@ -105,7 +105,7 @@ def experiment_lines(experiment: Experiment, learners: int) -> list[str]:
 
 
 def busy_line() -> str:
-    """How busy this machine is, and what that means for seconds that are measured on it."""
+    """Load of this machine, and its effect on the measured times."""
     load, cores = os.getloadavg()[0], cores_here()
     if load < IDLE_LOAD * cores:
         return f"this machine was idle (load average {load:.1f}, {cores} cores)"

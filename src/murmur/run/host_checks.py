@@ -1,4 +1,4 @@
-"""What one host can tell about itself: versions against pins, imports, cores, memory, disk, GPU."""
+"""Checks of one host: versions against pins, imports, cores, memory, disk, GPU."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def check_versions(pins: Mapping[str, str], installed: Mapping[str, str], where:
 
 
 def check_imports(installed: Mapping[str, str]) -> HostFinding:
-    """Whether the OpenFst libraries import together, in a process that can be given up."""
+    """Import the OpenFst libraries together, in a process with a time limit."""
     if any(name not in installed for name in OPENFST):
         return HostFinding("warn", "imports", "not tried: the OpenFst libraries are not all installed")
     program = "; ".join(f"import {name}" for name in IMPORTS)
@@ -124,7 +124,7 @@ def check_imports(installed: Mapping[str, str]) -> HostFinding:
 
 
 def check_cores(cores: int, threads: int, learners: int) -> HostFinding:
-    """Whether the learners of this host have a core each, and the library's threads fit them."""
+    """Check that each learner of this host has a core; the finding also names PyTorch's threads."""
     found = f"{cores} cores, {learners} learners here, PyTorch takes {threads} threads in this process"
     if learners > cores:
         return HostFinding("warn", "cores", found, f"start at most {cores} learners here: more slow each other down")
@@ -159,7 +159,7 @@ def check_disk(folder: Path) -> HostFinding:
 
 
 def check_gpu() -> HostFinding:
-    """What PyTorch sees of accelerators."""
+    """Accelerators that PyTorch sees."""
     if not torch.cuda.is_available():
         return HostFinding("ok", "GPU", "none seen by PyTorch: learners train on the processor")
     names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]

@@ -1,4 +1,4 @@
-"""What learners find out together: the store, the time of a round, the bandwidth, equal experiments and versions."""
+"""Checks that the learners run together: store, time of a round, bandwidth, equal experiments and versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW_ROUND_SECONDS, SLOW_BYTES_PER_SECOND = 0.01, 50e6
 
 @dataclass(frozen=True)
 class Learned:
-    """What one learner tells the others."""
+    """Facts that one learner sends to the others."""
 
     host: str
     python: str
@@ -50,12 +50,16 @@ async def examine(seat: Seat, mine: Learned) -> list[HostFinding]:
 
 
 def learned(told: dict[str, Any]) -> Learned:
-    """What a learner told, from its JSON."""
+    """Read the facts of a learner from its JSON."""
     return Learned(**{**told, "findings": tuple(HostFinding(**each) for each in told["findings"])})
 
 
 async def gather(group: Group, mine: dict[str, Any]) -> list[dict[str, Any]]:
-    """What every member gives, as JSON within a vector, in order of rank."""
+    """Gather one JSON object from every member, in order of rank; each travels as a vector.
+
+    Raises:
+        ValueError: the object is longer than the vector.
+    """
     raw = json.dumps(mine).encode()
     if len(raw) > TEXT_BYTES:
         raise ValueError(f"a learner tells {len(raw)} bytes about itself, {TEXT_BYTES} are foreseen")
@@ -99,7 +103,7 @@ async def bandwidth(group: Group) -> HostFinding:
 
 
 def compare_learners(told: Sequence[Learned]) -> list[HostFinding]:
-    """Whether all learners run the same Python, PyTorch and experiment."""
+    """Check that all learners run the same Python, PyTorch and experiment."""
     return [
         _same(told, "Python", lambda t: t.python, "install the same Python on every host"),
         _same(told, "PyTorch", lambda t: t.torch, "install the same PyTorch on every host (constraints.txt)"),

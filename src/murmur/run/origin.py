@@ -1,8 +1,8 @@
-"""Where a run comes from: the experiment that it trained, whether this user wrote that down, the files that it needs.
+"""Origin of a run: its experiment, proof that this user started it, and the files that it needs.
 
-A run folder may come from anybody, and an experiment that is a Python file is code. So run.json names the file with a
-signature: an HMAC of its absolute path under a key that only this user's account on this machine can read. Without a
-valid one, commands that use a model do not run the file unless the caller says so.
+A run folder may come from an untrusted source, and an experiment that is a Python file is code. So run.json names the
+file with a signature: an HMAC of its absolute path under a key that only this user's account on this machine can read.
+Without a valid signature, commands that use a model do not run the file unless the caller trusts it explicitly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PURPOSE = b"murmur experiment file\0"
 
 
 def described_origin(source: str, task: object, out: Path) -> dict[str, Any]:
-    """What run.json says of an experiment's file and of the paths in its task, absolute and seen from the run."""
+    """Entries of run.json on the experiment's file and the paths in its task, absolute and relative to the run."""
     facts: dict[str, Any] = {"paths": {name: _places(path, out) for name, path in paths_of(task)}}
     if not _is_file(source):
         return facts
@@ -57,7 +57,7 @@ def source_of(folder: Path, run: Mapping[str, Any], trust: bool) -> str:
 
 
 def is_of(run: Mapping[str, Any], source: str) -> bool:
-    """Whether a run is of an experiment, a recipe's name or a file."""
+    """True if a run is of the experiment `source`, which is a recipe's name or a file."""
     if run.get("source") == source:
         return True
     return _is_file(source) and run.get("source_file") == str(Path(source).absolute())
@@ -118,7 +118,7 @@ def _places(path: Path, out: Path) -> dict[str, str]:
 
 
 def _exists(path: Path) -> bool:
-    """Whether a file or folder is there; a model is named without its suffix."""
+    """True if a file or folder exists; a model is named without its suffix."""
     return path.exists() or path.with_name(f"{path.name}.safetensors").exists()
 
 

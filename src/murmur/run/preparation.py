@@ -1,4 +1,4 @@
-"""What a command says before it prepares data: what is missing, how long that takes, and whether there is room."""
+"""Forecast of a command that prepares data: missing parts, time, and disk space."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MB = 1e6
 
 
 def to_prepare(task: object) -> list[Unmade]:
-    """What a task has still to make, as far as it can tell; there is room for it.
+    """Return the data that a task has still to prepare, as far as it can tell, and check that the disk has room.
 
     Raises:
-        SettingError: its folder cannot be written, or the disk is too full.
+        SettingError: the folder is not writable, or the disk is too full.
         CorpusError: the data cannot be used.
     """
     found = list(task.unprepared()) if isinstance(task, Preparable) else []

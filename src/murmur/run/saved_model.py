@@ -62,7 +62,7 @@ def _of_run(folder: Path) -> Path:
 
 
 def told_choice(stem: Path, choice: Choice | None, facts: Mapping[str, Any]) -> str:
-    """Which model of a run is used, and by which rule, for the lines of its figures."""
+    """Name of the model in use and the rule that chose it, for the lines of its figures."""
     names = {file: name for name, file in FILES.items()}
     figures = facts.get("figures")
     loss = figures.get("loss") if isinstance(figures, dict) else None
@@ -75,13 +75,13 @@ def told_choice(stem: Path, choice: Choice | None, facts: Mapping[str, Any]) -> 
 
 
 def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, Path]:
-    """Which model of a finished run stands for it; "lowest" is the one of the lowest held-out loss, ties to the last.
+    """Choose the model that represents a finished run, and return its name and path.
 
     Args:
-        out: the run's folder.
-        choice: "last", "best", "averaged" or "lowest".
-        digest: of the run's experiment; models of another one, left by an earlier run, are passed over. None: all
-            count.
+        out: The run's folder.
+        choice: "last", "best", "averaged", or "lowest" for the lowest held-out loss, where ties go to the last.
+        digest: Digest of the run's experiment; models of another experiment, left by an earlier run, are ignored.
+            None considers all models.
 
     Raises:
         SettingError: the run has no such model.
@@ -102,7 +102,7 @@ def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, P
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """What a JSON file beside a model says."""
+    """Read the JSON object in a file beside a model."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -173,7 +173,7 @@ def _put_named(model: nn.Module, named: Mapping[str, Tensor], stem: Path) -> Non
 
 
 def _left_out(name: str, model: nn.Module) -> bool:
-    """Whether a tensor of a file is one that the model does without."""
+    """True if a tensor of a file is one that the model does not need."""
     own = {n.partition(".")[0] for n, _ in model.named_children()}
     return name.partition(".")[0] in set(getattr(model, "starts_without", ())) - own
 

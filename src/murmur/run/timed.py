@@ -1,4 +1,4 @@
-"""What a command says of work that takes a while: a spinner while it runs (on a terminal), its seconds when done."""
+"""Progress display of slow work: a spinner while it runs (on a terminal), and the time it took."""
 
 from __future__ import annotations
 

@@ -56,24 +56,24 @@ WHOLE = ("model.safetensors", "model.json", "score.json")  # what a run that has
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What the command line asks for.
+    """A training run as the command line requests it.
 
     Attributes:
-        source: experiment file or recipe.
-        settings: "name=value" overrides.
-        strategy: a strategy's text, or None for the experiment's own.
-        learners: processes to start on this host.
-        out: folder for everything the run leaves; `LATEST`: a new one.
-        resume: continue from the newest checkpoint in `out`.
-        restarts: how often each learner may be started again.
-        threads: compute threads a learner; None shares the cores out.
-        init: a run's folder or a model's file whose weights training starts from; None starts from random ones.
-        tested: which of the run's models test.
-        world: what moves vectors between learners.
-        secret_file: a file of the user's own with the secret that the learners of this run share.
-        lease_seconds: silence after which a learner counts as lost, at least; None leaves it to the world.
-        start_seconds: how long learners wait for one another at start; None leaves it to the world.
-        force: a run that is in `out` is removed when this one begins.
+        source: Experiment file or recipe.
+        settings: Overrides of the form "name=value".
+        strategy: Strategy as text, or None for the experiment's own.
+        learners: Number of processes to start on this host.
+        out: Folder for all files of the run; `LATEST` makes a new one.
+        resume: Continue from the newest checkpoint in `out`.
+        restarts: Number of times that each learner may be started again.
+        threads: Compute threads per learner; None divides the cores among the learners.
+        init: Run folder or model file that provides the initial weights; None initialises them at random.
+        tested: Choice of the run's model to test.
+        world: Library that moves vectors between learners.
+        secret_file: User's file with the secret that the learners of this run share.
+        lease_seconds: Shortest silence after which a learner counts as lost; None uses the world's default.
+        start_seconds: Time that learners wait for one another at the start; None uses the world's default.
+        force: Remove a run that is in `out` when this one begins.
     """
 
     source: str
@@ -111,7 +111,7 @@ class RunRequest:
         return replace(experiment, task=Initialised(experiment.task, stem, content))
 
     def command_line(self, place: Place, resume: bool) -> list[str]:  # noqa: ARG002 - all learners are started alike
-        """How one learner of this request is started."""
+        """Command line that starts one learner of this request."""
         words = [sys.executable, "-m", "murmur", "train", self.source, "--out", str(self.out)]
         for setting in self.settings:
             words += ["--set", setting]
@@ -180,7 +180,7 @@ def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int
 
 
 def missing_from(out: Path) -> Callable[[], str]:
-    """What says, later, which files of a whole run have not been written in a folder since now; nothing if all have."""
+    """Return a function that names the files of a complete run not written since now; "" once all are written."""
 
     def stamp(name: str) -> tuple[int, int] | None:
         try:

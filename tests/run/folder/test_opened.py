@@ -17,7 +17,7 @@ FACTS = {"experiment": {"strategy": {"type": "murmur.strategies.kavg.KAVG", "K":
 
 
 def leave_run(folder: Path) -> None:
-    """What a finished run leaves."""
+    """Write the files of a finished run."""
     with opened(folder, "toy", resume=False, force=False) as run:
         run.begin()
         (folder / "run.json").write_text(json.dumps({**FACTS, "started": "2026-01-02T03:04:05+00:00"}))

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, what of it is work that must not be lost, and how it is told."""
+"""Contents of a run's folder: its files, the work among them that must not be lost, and a one-line description."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORK = ("score.json", "simulated.json", *(f"{name}.safetensors" for name in MODE
 
 
 def holds_work(folder: Path) -> bool:
-    """Whether a run has left anything there that took time: a record, a checkpoint, a model, a score."""
+    """True if the folder holds results that took time: a record, a checkpoint, a model or a score."""
     records = folder / "records.jsonl"
     if records.is_file() and records.stat().st_size > 0:
         return True

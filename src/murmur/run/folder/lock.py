@@ -100,7 +100,7 @@ def beside(folder: Path) -> Path:
 
 
 def held(path: Path) -> Held:
-    """Whether any process holds a lock; "unknown" where there is no lock file or no support for locks."""
+    """Return the state of a lock; "unknown" without a lock file or without support for locks."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -170,7 +170,7 @@ def _share(descriptor: int) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the locked file still lies at its path; a run that never began removes its folder."""
+    """True if the locked file is still at its path; a run that never began removes its folder."""
     try:
         there = path.stat()
     except FileNotFoundError:

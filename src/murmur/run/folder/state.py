@@ -1,4 +1,4 @@
-"""How a run stands: its lock says whether a process works on it, ended.json how the last launch ended."""
+"""State of a run, from its lock (held while a process works on it) and ended.json (the end of its last launch)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Ending:
     """The final record of a launch.
 
     Attributes:
-        state: how it ended.
-        status: exit status.
-        why: in words.
-        at: date and time, UTC.
+        state: Kind of ending.
+        status: Exit status.
+        why: Reason, as text.
+        at: Date and time of the end, in UTC.
     """
 
     state: How
@@ -50,7 +50,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class RunState:
-    """How a run stands, and why, in words."""
+    """State of a run, with the reason as text."""
 
     name: Name
     why: str = ""
