@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := speech,synth,viz
-.PHONY: demo test cluster-check fuzz check bench soak peers results dist wheel-check docs clean
+.PHONY: demo test test-all matrix cluster-check fuzz check bench soak peers results dist wheel-check docs clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
 .venv/installed: pyproject.toml constraints.txt
@@ -19,7 +19,15 @@ demo: .venv/installed
 	$(BIN)/murmur demo
 
 test: .venv/installed-dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
+
+# With the long campaigns too; an hour and more.
+test-all: .venv/installed-dev
+	$(BIN)/pytest -n 2 -m "not gpu and not cluster"
+
+# The tests of the core on other versions of Python and PyTorch, each in an environment of its own; several GB.
+matrix:
+	$(PYTHON) tests/packaging/matrix.py
 
 # Runs under a real Slurm of four nodes on this host, and figures in results/bench; as root, with Slurm and munge installed.
 cluster-check: .venv/installed-dev
@@ -71,4 +79,4 @@ wheel-check: dist
 	$(PYTHON) tests/packaging/wheel_check.py dist/*.whl
 
 clean:
-	rm -rf .venv .venv-dist .venv-peers site runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-matrix .venv-dist .venv-peers site runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
