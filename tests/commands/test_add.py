@@ -33,5 +33,5 @@ def test_damaged_runs_are_told(run: bytes, launch: bytes, says: str, tmp_path: P
 
 
 def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="is no run of several learners"):
+    with pytest.raises(SettingError, match="is not a run of several learners"):
         one_more(tmp_path, tmp_path / "secret", None)

@@ -47,7 +47,7 @@ def test_what_is_not_prepared_is_told_first_and_made_only_where_wanted(tmp_path:
     assert not (tmp_path / "run").exists()
     code, said = run(*look, "--no-prepare")  # now that all is there, it tells all
     assert code == 0, said
-    assert "prepared: all that training needs is there" in said
+    assert "prepared: all data for training exists" in said
     assert "first minibatch:" in said
     assert "not prepared" not in said
 

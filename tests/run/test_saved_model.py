@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_named(run: Path) -> None:
         read_into(replace(TOY, hidden=17).model(), run / "model")
     with pytest.raises(SettingError, match=r"has no tensor 'inner.weight', which the model needs"):
         read_into(OddToy(hidden=16).model(), run / "model")
-    with pytest.raises(SettingError, match=r"holds tensor '3.weight', which the model has not"):
+    with pytest.raises(SettingError, match=r"holds tensor '3.weight', which the model does not have"):
         read_into(nn.Sequential(nn.Linear(64, 16)), run / "model")
 
 

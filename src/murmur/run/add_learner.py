@@ -1,7 +1,7 @@
-"""One more learner for a run that is under way.
+"""Adds a learner to a run that is under way.
 
-A run whose learners share a secret file leaves word of where they meet (launch.json, without the secret). A learner
-that is added takes the next number that nobody has had, and comes late like one that was lost and started again.
+A run whose learners share a secret file writes its meeting point to launch.json, without the secret. An added learner
+takes the next unused number, and joins late like a lost learner that was started again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = Fa
     files = [run / name for name in ("run.json", LAUNCH)]
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
-        raise SettingError(f"{run} is no run of several learners that has begun: {', '.join(missing)} is missing")
+        raise SettingError(f"{run} is not a run of several learners that has begun: {', '.join(missing)} is missing")
     facts = _fields(files[0], source=str, settings=list, strategy=str | None, learners=int, init=str | None)
     launch = _fields(files[1], store=str, learners=int, host=str, port=int, generation=int, lease_seconds=float | None)
     if launch["store"] == "torchrun":
@@ -68,10 +68,10 @@ def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = Fa
 
 
 def _fields(path: Path, **kinds: type | UnionType) -> dict[str, Any]:
-    """Fields of a JSON object, each of its kind.
+    """Read fields of a JSON object, each of a given type.
 
     Raises:
-        SettingError: one is missing or of another kind, or the file holds no object.
+        SettingError: a field is missing or of another type, or the file does not hold an object.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

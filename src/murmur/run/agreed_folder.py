@@ -1,7 +1,7 @@
-"""One folder for learners that another program started: learner 0 chooses, checks and locks it, and tells the others.
+"""Agreement on one folder for learners that another program started: learner 0 chooses, checks and locks it.
 
-torchrun, srun and mpiexec start all learners alike, so no process before them could see to the folder. Learner 0 says
-the folder, or why it refuses, in the store of the launch (or by MPI); the others wait for that.
+torchrun, srun and mpiexec start all learners alike, so no earlier process can prepare the folder. Learner 0 sends the
+folder, or its reason to refuse, through the store of the launch (or by MPI); the others wait for that message.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from murmur.worlds.process.launch.environment import Place, check_meeting_point
 from murmur.worlds.process.store.torch_store import connect
 
 POLL_SECONDS = 0.05
-FAREWELL_SECONDS = 5.0  # for the others to read why the run is refused, before the store ends with learner 0
-FOLDER, BEGUN, HEARD = "murmur/folder", "murmur/begun", "murmur/heard"
+REFUSAL_SECONDS = 5.0  # for the others to read the refusal, before the store ends with learner 0
+FOLDER, BEGUN, RECEIVED = "murmur/folder", "murmur/begun", "murmur/received"
 
 
 class Channel(Protocol):
-    """From learner 0 to the others."""
+    """Channel from learner 0 to the other learners."""
 
-    def tell(self, text: str) -> None:
-        """Learner 0 says something to all others."""
+    def send(self, text: str) -> None:
+        """Send a text from learner 0 to all others."""
 
-    def hear(self) -> str:
+    def receive(self) -> str:
         """Wait for learner 0's text and return it."""
 
     def begun(self) -> Path | None:
-        """The folder in which an earlier start of this same launch has begun; None if there was none."""
+        """Folder in which an earlier start of the same launch has begun; None if there was none."""
 
     def begin(self, out: Path) -> None:
-        """The run has begun: a restart of this launch continues it."""
+        """Record that the run has begun, so that a restart of this launch continues it."""
 
 
 class StoreChannel:
-    """By the store of a launch.
+    """Channel through the store of a launch.
 
     Args:
-        place: of this learner.
-        start_seconds: how long it tries to reach the store.
+        place: Place of this learner.
+        start_seconds: Time limit for a connection to the store.
 
     Attributes:
-        store: this learner's connection to it.
+        store: Connection of this learner to the store.
 
     Raises:
-        ConnectionError: there is no store.
+        ConnectionError: the store cannot be reached.
     """
 
     def __init__(self, place: Place, start_seconds: float) -> None:
@@ -64,55 +64,55 @@ class StoreChannel:
         self._place = place
         self.store: Store = connect(place, start_seconds)
         self.store.set_timeout(timedelta(seconds=start_seconds))
-        # torchrun's store outlives its restarts, whose keys have a prefix each.
-        self._kept = self.store.underlying_store if isinstance(self.store, PrefixStore) else self.store
+        # torchrun's store stays up across its restarts; each restart's keys have a prefix of their own.
+        self._lasting = self.store.underlying_store if isinstance(self.store, PrefixStore) else self.store
 
-    def tell(self, text: str) -> None:
-        """Leave it in the store; a refusal waits until the others have read it."""
+    def send(self, text: str) -> None:
+        """Put the text into the store; after a refusal, wait until the others have read it."""
         self.store.set(FOLDER, text)
-        deadline = time.monotonic() + FAREWELL_SECONDS
+        deadline = time.monotonic() + REFUSAL_SECONDS
         while "refused" in json.loads(text) and time.monotonic() < deadline:
-            if int(self.store.add(HEARD, 0)) >= self._place.size - 1:
+            if int(self.store.add(RECEIVED, 0)) >= self._place.size - 1:
                 return
             time.sleep(POLL_SECONDS)
 
-    def hear(self) -> str:
-        """Wait for it, however long learner 0 needs to check: if it ends, so does the store."""
+    def receive(self) -> str:
+        """Wait for the text without a time limit: if learner 0 ends, so does the store."""
         while not self.store.check([FOLDER]):
             time.sleep(POLL_SECONDS)
         text = self.store.get(FOLDER).decode()
-        self.store.add(HEARD, 1)
+        self.store.add(RECEIVED, 1)
         return text
 
     def begun(self) -> Path | None:
-        """As an earlier start of this launch left it in the store."""
-        return Path(self._kept.get(BEGUN).decode()) if self._kept.check([BEGUN]) else None
+        """Folder that an earlier start of this launch put into the store; None if there was none."""
+        return Path(self._lasting.get(BEGUN).decode()) if self._lasting.check([BEGUN]) else None
 
     def begin(self, out: Path) -> None:
-        """Leave it in the store."""
-        self._kept.set(BEGUN, str(out))
+        """Put the folder into the store."""
+        self._lasting.set(BEGUN, str(out))
 
 
 class MpiChannel:
-    """By MPI, whose launches are never restarted."""
+    """Channel by MPI, whose launches are never restarted."""
 
     def __init__(self, world: MpiWorld) -> None:
         self._world = world
 
-    def tell(self, text: str) -> None:
-        """A broadcast."""
+    def send(self, text: str) -> None:
+        """Broadcast the text."""
         self._world.from_first(text)
 
-    def hear(self) -> str:
-        """A broadcast."""
+    def receive(self) -> str:
+        """Receive the broadcast text."""
         return self._world.from_first("")
 
     def begun(self) -> Path | None:
-        """There is no earlier start."""
+        """None: there is no earlier start."""
         return None
 
     def begin(self, out: Path) -> None:
-        """There will be no other start."""
+        """Do nothing: there is no later start."""
 
 
 @contextmanager
@@ -121,12 +121,12 @@ def opened_for_all(
     wanted: tuple[Path, str, bool, bool],
     check: Callable[[OpenedRun], None],
 ) -> Iterator[OpenedRun]:
-    """The folder of a run, which learner 0 opens and tells to the others, or why it cannot be used.
+    """Open the folder of a run at learner 0, and send it, or the reason for a refusal, to the others.
 
     Args:
-        channel: to the others.
-        wanted: folder, name, resume and force, as of `opened`.
-        check: what else has to hold before the run may begin.
+        channel: Channel to the others.
+        wanted: Arguments folder, name, resume and force of `opened`.
+        check: Further check before the run may begin.
 
     Raises:
         SettingError: the folder holds a run, or another process works in it.
@@ -139,36 +139,36 @@ def opened_for_all(
             run = stack.enter_context(opened(*wanted))
             check(run)
         except Exception as error:
-            channel.tell(json.dumps({"refused": str(error)}))
+            channel.send(json.dumps({"refused": str(error)}))
             raise
-        channel.tell(json.dumps({"out": str(run.out), "resume": run.resume}))
+        channel.send(json.dumps({"out": str(run.out), "resume": run.resume}))
         yield run
 
 
 def folder_of_first(channel: Channel) -> tuple[Path, bool]:
-    """The folder that learner 0 has opened, and whether the run in it is continued.
+    """Return the folder that learner 0 has opened, and True if the run in it is resumed.
 
     Raises:
         SettingError: learner 0 has refused.
     """
-    told = json.loads(channel.hear())
-    if "refused" in told:
-        raise SettingError(f"learner 0 refuses to begin: {told['refused']}")
-    return Path(told["out"]), bool(told["resume"])
+    answer = json.loads(channel.receive())
+    if "refused" in answer:
+        raise SettingError(f"learner 0 refuses to begin: {answer['refused']}")
+    return Path(answer["out"]), bool(answer["resume"])
 
 
 class FolderMember:
-    """A learner other than learner 0: holds the folder's lock too, and records the end if learner 0 cannot."""
+    """Learner other than learner 0: holds the folder's lock too, and records the end if learner 0 cannot."""
 
     def __init__(self, out: Path) -> None:
         self._out, self._lock = out, list[FolderLock]()
 
     def begin(self) -> None:
-        """All have met, so that learner 0 holds the lock."""
+        """Join the lock; all learners have met, so learner 0 already holds it."""
         self._lock.append(FolderLock.join(self._out / LOCK))
 
     def end(self, status: int) -> int:
-        """Write the final record where there is none; of a good end, only if the run is whole. Returns the status."""
+        """Write the final record if there is none (for status 0, only if the run is complete); return the status."""
         if self._lock and read_ending(self._out) is None and (status != 0 or self._is_whole()):
             write_ending(self._out, Ending.of(status))
         for lock in self._lock:

@@ -1,4 +1,4 @@
-"""Explanations of a class's fields, read from the section `Attributes:` of its docstring."""
+"""Reads explanations of a class's fields from the section `Attributes:` of its docstring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ENTRY = re.compile(r"(\w+(?:, \w+)*): *(.*)")
 
 
 def attribute_lines(cls: type) -> dict[str, str]:
-    """Field names with their explanations, each on one line; a class has those of its base classes too."""
+    """Field names with their explanations, each on one line; those of base classes included."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= _section(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
@@ -17,7 +17,7 @@ def attribute_lines(cls: type) -> dict[str, str]:
 
 
 def first_line(cls: type) -> str:
-    """The first line of a class's docstring; empty if it has none of its own, or the one that dataclasses make."""
+    """First line of a class's docstring; empty if the class has none of its own, or only the one of `dataclass`."""
     line = inspect.cleandoc(cls.__dict__.get("__doc__") or "").partition("\n")[0]
     return "" if line.startswith(f"{cls.__name__}(") else line
 
@@ -25,7 +25,7 @@ def first_line(cls: type) -> str:
 def _section(doc: str) -> dict[str, str]:
     found: dict[str, str] = {}
     names: list[str] = []
-    margin = None  # indentation of the entries; what is indented more continues one
+    margin = None  # indentation of the entries; a line with more indentation continues an entry
     _, _, section = f"\n{doc}".partition("\nAttributes:\n")
     for line in section.splitlines():
         if not (text := line.strip()):

@@ -1,4 +1,4 @@
-"""From a Python file and a command line to an Experiment: names are checked, values are typed, nothing is ignored."""
+"""Builds an Experiment from a Python file and a command line: checks names, converts values, ignores nothing."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ VALUES: Mapping[str, Any] = {
 }
 
 
-# What Python raises on a text that is no literal: besides the usual, a list as a key, and too many brackets or signs.
+# Errors of Python on a text that is not a literal; some need a list as a key, or too many brackets or signs.
 UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
-MOST_SHOWN = 200  # letters of a text in a message
+MOST_SHOWN = 200  # characters of a text in a message
 
 
 class UnknownField(SettingError):
-    """A setting names a field that is not there."""
+    """A setting names a field that does not exist."""
 
 
 def load(source: str) -> Experiment:
-    """The experiment that a file, or a recipe of this package, describes with its function `experiment()`.
+    """Return the experiment that `experiment()` of a file, or of a recipe of this package, makes.
 
     Raises:
         SettingError: there is no such file or recipe, or it has no such function.
@@ -73,7 +73,7 @@ def _module(source: str) -> ModuleType:
             raise SettingError(f"{error.filename or source}, line {error.lineno}: {error.msg}") from error
         except ValueError as error:
             if "null bytes" not in str(error):
-                raise  # the file's own
+                raise  # raised by the file's own code
             raise SettingError(f"{source} cannot be read as a Python file: {error}") from error
         except MemoryError as error:
             raise SettingError(f"{source} cannot be read as a Python file: too many brackets or signs") from error
@@ -93,13 +93,13 @@ def recipe_names() -> list[str]:
 def configure(
     experiment: Experiment, settings: Sequence[str] = (), strategy: str | None = None, source: str = "EXPERIMENT"
 ) -> Experiment:
-    """An experiment with settings such as "budget.epochs=2" and a strategy such as "KAVG(K=8)" put in.
+    """Return an experiment changed by settings such as "budget.epochs=2" and a strategy such as "KAVG(K=8)".
 
     Args:
-        experiment: what is changed.
-        settings: names and values, as for --set.
-        strategy: takes the place of the experiment's own.
-        source: file or recipe of the experiment; a message about an unknown name tells how to list those it has.
+        experiment: Experiment to start from.
+        settings: Names and values, as for --set.
+        strategy: Strategy that replaces the experiment's own.
+        source: File or recipe of the experiment, for the hint in messages about unknown names.
 
     Raises:
         SettingError: an unknown name (the nearest valid one is given) or a value of the wrong type.
@@ -111,9 +111,9 @@ def configure(
         name, equals, value = setting.partition("=")
         if not equals:
             raise SettingError(f"--set needs name=value, got {setting!r}")
-        waiting.pop(name.strip(), None)  # the last one counts, in its place
+        waiting.pop(name.strip(), None)  # the last one counts, at its own position
         waiting[name.strip()] = value.strip()
-    while waiting:  # two that are valid only together may come in any order
+    while waiting:  # settings that are valid only together may come in any order
         refused: dict[str, SettingError] = {}
         for name, value in waiting.items():
             try:
@@ -129,7 +129,7 @@ def configure(
 
 
 def resolved(source: str, settings: Sequence[str], jobs: int | None = None) -> Experiment:
-    """The experiment of a command line; `jobs` sets task.jobs.
+    """Return the experiment of a command line; `jobs` sets task.jobs.
 
     Raises:
         SettingError: an unknown name, or a value that does not fit.
@@ -143,13 +143,13 @@ def _strategy(text: str) -> Strategy:
     if isinstance(made, type) and made.__name__ in strategies.ALL:
         made = made()
     if type(made).__name__ not in strategies.ALL:
-        raise SettingError(f"strategy: {text!r} is no strategy; there are {', '.join(strategies.ALL)}")
+        raise SettingError(f"strategy: {text!r} is not a strategy; there are {', '.join(strategies.ALL)}")
     strategy: Strategy = made
     return strategy
 
 
 def settable(owner: Any) -> dict[str, Any]:
-    """Fields of a value that a setting can name, with their types; a value that is no dataclass has none."""
+    """Fields of a value that a setting can name, with their types; empty unless the value is a dataclass."""
     if not is_dataclass(owner):
         return {}
     types = get_type_hints(type(owner))
@@ -162,7 +162,7 @@ def _put(owner: Any, path: list[str], value: str, full: str) -> Any:
         where = type(owner).__name__
         raise UnknownField(f"{full}: {where} has no field {path[0]!r}{nearest(path[0], list(known))}")
     new = _put(getattr(owner, path[0]), path[1:], value, full) if len(path) > 1 else typed(value, known[path[0]], full)
-    # A budget is given in one unit: the new one takes the place of the old.
+    # A budget has one unit: the new one replaces the old.
     anew = isinstance(owner, Budget) and new is not None
     try:
         return Budget(**{path[0]: new}) if anew else replace(owner, **{path[0]: new})
@@ -171,7 +171,7 @@ def _put(owner: Any, path: list[str], value: str, full: str) -> Any:
 
 
 def typed(text: str, wanted: Any, name: str) -> Any:
-    """A command line's text as a value of the annotated type.
+    """Convert a command line's text to a value of the annotated type.
 
     Raises:
         SettingError: it cannot be read as that type.
@@ -188,7 +188,7 @@ def typed(text: str, wanted: Any, name: str) -> Any:
             value = _literal(text)
             if isinstance(value, bool) == (option is bool) and isinstance(value, (int, option)):
                 if option is float and abs(value) > sys.float_info.max and isinstance(value, int):
-                    raise SettingError(f"{name}: a whole number of {len(text)} letters is beyond all measure")
+                    raise SettingError(f"{name}: an integer of {len(text)} characters is too large")
                 return option(value)
     if any(get_origin(o) is Literal for o in options):
         choices = [str(c) for o in options for c in get_args(o)]
@@ -199,7 +199,7 @@ def typed(text: str, wanted: Any, name: str) -> Any:
 
 
 def _classes(wanted: Any) -> dict[str, Any]:
-    """Dataclasses of an annotated type, with those of their fields: their names may stand in a setting's value."""
+    """Dataclasses of an annotated type and of their fields, by name; a setting's value may call them."""
     waiting, found = [wanted], dict[str, Any]()
     while waiting:
         option = waiting.pop()
@@ -223,7 +223,7 @@ def _literal(text: str) -> Any:
 
 
 def _evaluate(text: str, name: str, names: Mapping[str, Any]) -> Any:
-    """A literal, or a call such as KAVG(K=8) of a known name with literal arguments; never anything else."""
+    """Evaluate a literal, or a call such as KAVG(K=8) of a known name with literal arguments; refuse all else."""
     try:
         tree = ast.parse(text, mode="eval").body
     except UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""`murmur train --dry-run`: what training would do, seen on its first minibatches; nothing is trained."""
+"""`murmur train --dry-run`: a preview of training from its first minibatches; nothing is saved."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from murmur.run.training import RunRequest, share_threads
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.world import device_of
 
-TIMED = 6  # minibatches whose steps are timed, after a pass over the same ones that warms up
-MOST_SECONDS = 20.0  # of a pass; with long steps fewer minibatches are looked at
-IDLE_LOAD = 0.25  # a core, below which a machine counts as idle
+TIMED = 6  # minibatches to time, after a warm-up pass over the same ones
+MOST_SECONDS = 20.0  # for a pass; with long steps it covers fewer minibatches
+IDLE_LOAD = 0.25  # per core; a machine below this load counts as idle
 MB = 1e6
 
 
@@ -60,16 +60,16 @@ class FirstSteps:
 
 
 def dry_run(request: RunRequest, prepared_only: bool) -> int:
-    """Show an experiment: what is not prepared, parameters, first minibatch, loss, gradient, memory, steps, time.
+    """Show an experiment: unprepared data, parameters, first minibatch, loss, gradient, memory, steps, time.
 
-    Data that is not prepared yet is prepared, as for training, unless `prepared_only`: then only what is known without
-    it is shown. Nothing is written to `request.out`.
+    Unprepared data is prepared, as for training. With `prepared_only` it is not: only the facts that do not need it
+    are shown. Nothing is written to `request.out`.
 
     Returns:
         The exit status: 1 if the loss or the gradient is not a finite number.
 
     Raises:
-        SettingError: names or values that do not fit.
+        SettingError: a name is unknown, or a value does not fit.
     """
     console = Console()
     torch.set_num_threads(share_threads(request))
@@ -78,7 +78,7 @@ def dry_run(request: RunRequest, prepared_only: bool) -> int:
     for line in [*experiment_lines(experiment, request.learners), *preparation_lines(missing)]:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if missing and prepared_only:
-        console.print("the model, the first minibatch and the time of a step are known once all is prepared")
+        console.print("the model, the first minibatch and the time of a step need the prepared data")
         return 0
     busy = busy_line()
     with console.status("preparing the data"):
@@ -110,13 +110,13 @@ def busy_line() -> str:
     if load < IDLE_LOAD * cores:
         return f"this machine was idle (load average {load:.1f}, {cores} cores)"
     return (
-        f"this machine was busy (load average {load:.1f}, {cores} cores): the seconds above are those of a machine"
-        " that does other work too; on an idle one the fastest step comes nearest"
+        f"this machine was busy (load average {load:.1f}, {cores} cores): other work slowed the steps above; the"
+        " fastest one is the best estimate for an idle machine"
     )
 
 
 def parameter_table(model: nn.Module) -> TerminalTable:
-    """Every parameter with its shape and size; frozen ones are marked."""
+    """Table of all parameters with shapes and sizes; frozen parameters are marked."""
     heads = ("parameter", "shape", "type", "numbers")
     table = TerminalTable(heads, title=f"model: {type(model).__name__}", right=("numbers",))
     for name, tensor in model.named_parameters():
@@ -129,7 +129,7 @@ def parameter_table(model: nn.Module) -> TerminalTable:
 
 
 def first_steps(experiment: Experiment, model: nn.Module, device: str) -> FirstSteps:
-    """Train a few minibatches as one learner would, on a model that is thrown away: a pass to warm up, one to time."""
+    """Train a throw-away model on a few minibatches, as one learner would: one warm-up pass, one timed pass."""
     optimizer = experiment.optimizer(model)
     model.train()
     loss, norm, samples, shapes = math.nan, math.nan, math.nan, tuple[str, ...]()
@@ -166,7 +166,7 @@ def _backward(experiment: Experiment, model: nn.Module, minibatch: Any, n: int) 
 
 
 def first_lines(first: FirstSteps) -> list[str]:
-    """Minibatch 0, its loss and gradient."""
+    """Lines about minibatch 0, its loss and its gradient."""
     shapes = "; ".join(first.shapes)
     return [
         f"first minibatch: {first.samples:g} samples: {shapes}",
@@ -175,7 +175,7 @@ def first_lines(first: FirstSteps) -> list[str]:
 
 
 def plan_lines(experiment: Experiment, learners: int, first: FirstSteps) -> list[str]:
-    """Steps, budget and time of the whole run."""
+    """Lines about the steps, budget and time of the whole run."""
     task, total = experiment.task, experiment.budget.total(experiment.task)
     steps = math.ceil(total / learners)
     seconds = steps * first.step_seconds
@@ -184,26 +184,26 @@ def plan_lines(experiment: Experiment, learners: int, first: FirstSteps) -> list
         f"budget: {total} minibatches = {total / task.per_epoch:.2f} epochs; {steps} steps for each of {learners} "
         f"learner{'s' if learners > 1 else ''}",
         f"time: {first.step_seconds:.4f} s a step (median of {first.steps}, fastest {first.fastest_seconds:.4f}; one"
-        f" learner, nothing exchanged), so {duration(seconds)} of gradients",
+        f" learner, no communication), so {duration(seconds)} of gradients",
     ]
 
 
 def memory_line(model: nn.Module, first: FirstSteps) -> str:
-    """Memory of one learner: what is known to the byte, and the most that these steps took."""
+    """Line about the memory of one learner: exact sizes of its vectors, and the peak during these steps."""
     weights = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
     gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     known = f"weights {weights / MB:.1f}, gradients {gradients / MB:.1f}, optimizer {first.optimizer_bytes / MB:.1f} MB"
     if next(model.parameters()).is_cuda:
-        most = f"{torch.cuda.max_memory_allocated() / MB:.0f} MB of the GPU at the most"
+        most = f"{torch.cuda.max_memory_allocated() / MB:.0f} MB of the GPU at most"
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        most = f"this process took {peak / MB:.0f} MB at the most, data and libraries included"
+        most = f"this process took at most {peak / MB:.0f} MB, data and libraries included"
     return f"memory of a learner: {known}; {most}"
 
 
 def shapes_of(value: Any, name: str = "") -> list[str]:
-    """Names, shapes and types of what a minibatch is made of."""
+    """Names, shapes and types of the parts of a minibatch."""
     title = f"{name} " if name else ""
     if isinstance(value, Tensor | np.ndarray):
         kind = str(value.dtype).removeprefix("torch.")

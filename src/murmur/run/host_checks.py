@@ -18,7 +18,7 @@ import torch
 from murmur.execution.cores import cores_here
 
 Level = Literal["ok", "warn", "bad"]
-# One OpenFst generation: a mix of newer and older ones dead-locks on import, in silence.
+# Libraries of one OpenFst generation: a mix of newer and older ones deadlocks silently on import.
 OPENFST = ("kaldi-hmm-gmm", "kaldifst", "kaldi-decoder", "kaldilm")
 IMPORTS = ("torch", "kaldifst", "kaldilm", "kaldi_decoder", "kaldi_hmm_gmm")
 IMPORT_SECONDS = 60.0
@@ -30,7 +30,7 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class HostFinding:
-    """One line of the doctor: how it is, what was looked at, what was found, and what to do about it."""
+    """One line of `murmur doctor`: level, subject, result and remedy."""
 
     level: Level
     what: str
@@ -43,7 +43,7 @@ class HostFinding:
 
 
 def check_host(folder: Path, learners: int) -> list[HostFinding]:
-    """Everything that needs no other process but one for the imports."""
+    """Run all checks of this host that need no other learner."""
     pins, where = read_pins()
     installed = installed_versions({*CORE, *SPEECH, *pins})
     return [
@@ -57,7 +57,7 @@ def check_host(folder: Path, learners: int) -> list[HostFinding]:
 
 
 def read_pins() -> tuple[dict[str, str], str]:
-    """Exact versions that work together: constraints.txt of a checkout, else what the installed package demands."""
+    """Versions that work together, and their source: constraints.txt of a checkout, else the package's requirements."""
     file = Path(__file__).resolve().parents[3] / "constraints.txt"
     if file.is_file():
         return parse_pins(file.read_text(encoding="utf-8").splitlines()), "constraints.txt"
@@ -65,11 +65,11 @@ def read_pins() -> tuple[dict[str, str], str]:
         lines = requires("murmur") or []
     except PackageNotFoundError:
         lines = []
-    return parse_pins(lines), "the package's own demands"
+    return parse_pins(lines), "the package's requirements"
 
 
 def parse_pins(lines: Iterable[str]) -> dict[str, str]:
-    """{package: version} of lines such as `kaldifst==1.7.17`."""
+    """Parse lines such as `kaldifst==1.7.17` to {package: version}."""
     matches = (re.match(r"\s*([A-Za-z0-9_.-]+)\s*==\s*([^\s;#]+)", line) for line in lines)
     return {m[1].lower(): m[2] for m in matches if m is not None}
 
@@ -86,7 +86,7 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def check_versions(pins: Mapping[str, str], installed: Mapping[str, str], where: str) -> list[HostFinding]:
-    """Core and speech libraries against their pins; the OpenFst set must match exactly."""
+    """Compare core and speech libraries with their pins; the OpenFst set must match exactly."""
     found = []
     for name, kind in ((n, k) for k, names in (("core", CORE), ("speech", SPEECH)) for n in names):
         wanted, have = pins.get(name), installed.get(name)
@@ -94,7 +94,7 @@ def check_versions(pins: Mapping[str, str], installed: Mapping[str, str], where:
             found.append(HostFinding("bad", name, "not installed", f"pip install -c constraints.txt {name}"))
         elif have is not None and wanted is not None and have != wanted:
             level: Level = "bad" if name in OPENFST else "warn"
-            why = "other generations of OpenFst dead-lock on import: " if name in OPENFST else ""
+            why = "other generations of OpenFst deadlock on import: " if name in OPENFST else ""
             remedy = f"{why}pip install {name}=={wanted}"
             found.append(HostFinding(level, name, f"{have}, {where} has {wanted}", remedy))
     missing = [name for name in SPEECH if name not in installed]
@@ -103,7 +103,7 @@ def check_versions(pins: Mapping[str, str], installed: Mapping[str, str], where:
         found.append(HostFinding("warn", "speech libraries", f"without {', '.join(missing)}", remedy))
     present = len([name for name in (*CORE, *SPEECH) if name in installed])
     if not found:
-        found.append(HostFinding("ok", "versions", f"{present} libraries are as {where} has them"))
+        found.append(HostFinding("ok", "versions", f"{present} libraries match {where}"))
     return found
 
 
@@ -116,7 +116,7 @@ def check_imports(installed: Mapping[str, str]) -> HostFinding:
     try:
         done = subprocess.run([sys.executable, "-c", program], timeout=IMPORT_SECONDS, capture_output=True, check=False)
     except subprocess.TimeoutExpired:
-        return HostFinding("bad", "imports", f"{', '.join(IMPORTS)} dead-lock when imported together", remedy)
+        return HostFinding("bad", "imports", f"{', '.join(IMPORTS)} deadlock when imported together", remedy)
     if done.returncode != 0:
         reason = (done.stderr.decode(errors="replace").strip() or f"status {done.returncode}").splitlines()[-1]
         return HostFinding("bad", "imports", reason, remedy)
@@ -125,27 +125,29 @@ def check_imports(installed: Mapping[str, str]) -> HostFinding:
 
 def check_cores(cores: int, threads: int, learners: int) -> HostFinding:
     """Check that each learner of this host has a core; the finding also names PyTorch's threads."""
-    found = f"{cores} cores, {learners} learners here, PyTorch takes {threads} threads in this process"
+    found = f"{cores} cores, {learners} learners here, PyTorch uses {threads} threads in this process"
     if learners > cores:
         return HostFinding("warn", "cores", found, f"start at most {cores} learners here: more slow each other down")
     return HostFinding("ok", "cores", found)
 
 
 def check_memory() -> HostFinding:
-    """Memory that is free for learners."""
+    """Check the free memory of this host."""
     info = Path("/proc/meminfo")
     if not info.is_file():
-        return HostFinding("warn", "memory", "this system does not say how much is free")
+        return HostFinding("warn", "memory", "this system does not report its free memory")
     rows = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
     free, total = (int(rows[name].split()[0]) * 1024 / GB for name in ("MemAvailable", "MemTotal"))
     found = f"{free:.1f} of {total:.1f} GB free"
     if free < LOW_MEMORY_GB:
-        return HostFinding("warn", "memory", found, "a learner with a corpus needs 1-3 GB: start fewer, or end others")
+        return HostFinding(
+            "warn", "memory", found, "a learner with a corpus needs 1-3 GB: start fewer, or end other programs"
+        )
     return HostFinding("ok", "memory", found)
 
 
 def check_disk(folder: Path) -> HostFinding:
-    """Room where runs will be written, and whether writing is allowed there."""
+    """Check the free space and the write permission of the folder for runs."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free / GB
     found = f"{free:.1f} GB free in {there}"
@@ -159,7 +161,7 @@ def check_disk(folder: Path) -> HostFinding:
 
 
 def check_gpu() -> HostFinding:
-    """Accelerators that PyTorch sees."""
+    """List the GPUs that PyTorch sees."""
     if not torch.cuda.is_available():
         return HostFinding("ok", "GPU", "none seen by PyTorch: learners train on the processor")
     names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]

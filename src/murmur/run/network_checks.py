@@ -19,7 +19,7 @@ from murmur.run.host_checks import HostFinding
 ROUNDS = 50
 VECTOR_BYTES = 8 << 20
 TRANSFERS = 5
-TEXT_BYTES = 1 << 14  # room for what a learner says about itself
+TEXT_BYTES = 1 << 14  # size of the vector that carries the facts of a learner
 SLOW_ROUND_SECONDS, SLOW_BYTES_PER_SECOND = 0.01, 50e6
 
 
@@ -62,7 +62,7 @@ async def gather(group: Group, mine: dict[str, Any]) -> list[dict[str, Any]]:
     """
     raw = json.dumps(mine).encode()
     if len(raw) > TEXT_BYTES:
-        raise ValueError(f"a learner tells {len(raw)} bytes about itself, {TEXT_BYTES} are foreseen")
+        raise ValueError(f"the facts of a learner take {len(raw)} bytes, the limit is {TEXT_BYTES}")
     vector = torch.zeros(TEXT_BYTES)
     vector[: len(raw)] = torch.tensor(list(raw), dtype=torch.float32)
     told = []
@@ -73,7 +73,7 @@ async def gather(group: Group, mine: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def latency(group: Group) -> HostFinding:
-    """Median time of a mean of one number over all learners."""
+    """Measure the median time of a mean of one number over all learners."""
     seconds = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()
@@ -88,7 +88,7 @@ async def latency(group: Group) -> HostFinding:
 
 
 async def bandwidth(group: Group) -> HostFinding:
-    """Bytes of a vector that all learners average, per second, median of some."""
+    """Measure the bandwidth of a mean over all learners: bytes of the vector per second, median of a few means."""
     vector = torch.zeros(VECTOR_BYTES // 4)
     seconds = []
     for _ in range(TRANSFERS):
@@ -120,5 +120,5 @@ def _same(told: Sequence[Learned], what: str, of: Callable[[Learned], str], reme
 
 
 def host_name() -> str:
-    """This host's name, as learners show it."""
+    """Name of this host."""
     return socket.gethostname()

@@ -34,11 +34,11 @@ def described_origin(source: str, task: object, out: Path) -> dict[str, Any]:
 
 
 def source_of(folder: Path, run: Mapping[str, Any], trust: bool) -> str:
-    """The experiment that run.json names: a recipe, or a file that may be run.
+    """Return the experiment that run.json names: a recipe, or a file that may be run.
 
     Raises:
-        SettingError: it names none, the file is not there, or this user has not written on this machine that the run
-            is of that file.
+        SettingError: run.json names none, the file does not exist, or its signature is not from this user on this
+            machine.
     """
     source = run.get("source")
     if not isinstance(source, str):
@@ -52,7 +52,7 @@ def source_of(folder: Path, run: Mapping[str, Any], trust: bool) -> str:
         return str(file)
     raise SettingError(
         f"{folder / 'run.json'} names {file}, a program that would be run, and it was not written by you on this"
-        " machine: read the file, then give --trust, or name an experiment of your own with --experiment"
+        " machine: read the file, then give --trust, or name your own experiment with --experiment"
     )
 
 
@@ -64,15 +64,15 @@ def is_of(run: Mapping[str, Any], source: str) -> bool:
 
 
 def located(folder: Path, run: Mapping[str, Any], given: Sequence[str] = ()) -> list[str]:
-    """Settings that name the files of a run where they are now, seen from the run or at their absolute place.
+    """Return settings with the present paths of a run's files: relative to the run, or else absolute.
 
     Args:
-        folder: of the run.
-        run: run.json.
-        given: settings of the caller, which need not be found.
+        folder: Folder of the run.
+        run: Content of run.json.
+        given: Settings of the caller; the paths that they set are not looked up.
 
     Raises:
-        SettingError: some are at neither place; names them.
+        SettingError: some files are at neither path; names them.
     """
     paths, named = run.get("paths"), {setting.partition("=")[0].strip() for setting in given}
     found, missing = [], []
@@ -86,12 +86,12 @@ def located(folder: Path, run: Mapping[str, Any], given: Sequence[str] = ()) -> 
         else:
             found.append(f"{name}={there}")
     if missing:
-        raise SettingError(f"{folder} needs what is not there: {'; '.join(missing)}")
+        raise SettingError(f"{folder} needs files that do not exist: {'; '.join(missing)}")
     return found
 
 
 def paths_of(task: object) -> Iterator[tuple[str, Path]]:
-    """Name and path of the fields of a task that hold paths of files that exist; those inside its corpus left out."""
+    """Yield name and path of a task's fields that hold existing paths, except paths inside its corpus."""
     task = task.task if isinstance(task, Initialised) else task
     corpus = getattr(task, "corpus", None)
     for name, path in _paths(task, "task"):
@@ -132,7 +132,7 @@ def _is_own(file: str, signature: object) -> bool:
 
 
 def _signature(file: str, make: bool) -> str | None:
-    """The signature of a file's path; None where this user has no key, and none can be made or is wanted."""
+    """Signature of a file's path; None if this user has no key and `make` is false or fails."""
     key = _key()
     if key is None and make:
         key = _new_key()
@@ -140,7 +140,7 @@ def _signature(file: str, make: bool) -> str | None:
 
 
 def _key() -> bytes | None:
-    """This user's key, of a file that no other user can read or write."""
+    """This user's key, from a file that no other user can read or write; None if there is no such file."""
     path = Path.home() / KEY
     try:
         with path.open("rb") as file:
@@ -148,7 +148,7 @@ def _key() -> bytes | None:
             if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 return None
             found = file.read()
-    except OSError:  # there is none, or it is not this user's
+    except OSError:  # no file, or no permission to read it
         return None
     return found if len(found) == KEY_BYTES else None
 
@@ -164,6 +164,6 @@ def _new_key() -> bytes | None:
             os.link(beside, path)
         finally:
             beside.unlink()
-    except OSError:  # another process was faster; or no home that can be written: the run is then used with --trust
+    except OSError:  # another process was faster, or the home is not writable: the run then needs --trust
         return _key()
     return key

@@ -31,10 +31,10 @@ def to_prepare(task: object) -> list[Unmade]:
 
 
 def tell_preparation(task: object) -> None:
-    """Say on standard error what is not prepared and how long that takes; nothing where all is there.
+    """Print the unprepared data and the time it takes to standard error; print nothing if all data is prepared.
 
     Raises:
-        SettingError: there is no room for it.
+        SettingError: the folder is not writable, or the disk is too full.
         CorpusError: the data cannot be used.
     """
     missing = to_prepare(task)
@@ -43,9 +43,9 @@ def tell_preparation(task: object) -> None:
 
 
 def preparation_lines(missing: Sequence[Unmade]) -> list[str]:
-    """A line each, and one about all; one line where nothing is missing."""
+    """One line for each missing part, and one for the total; a single line if nothing is missing."""
     if not missing:
-        return ["prepared: all that training needs is there"]
+        return ["prepared: all data for training exists"]
     lines = [f"not prepared: {each.what}: about {duration(max(1.0, each.seconds))}" for each in missing]
     size = sum(each.size_bytes for each in missing) / MB
     where = ", ".join(dict.fromkeys(str(each.folder) for each in missing))

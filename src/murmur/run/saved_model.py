@@ -1,4 +1,4 @@
-"""Trained models on disk: which of a run's to take, and its weights put into a model, every name and shape checked."""
+"""Trained models on disk: chooses one of a run, checks every name and shape, and loads its weights into a model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FILES = {"last": "model", "best": "best", "averaged": "averaged"}
 
 
 def find_model(path: Path, choice: Choice | None = None) -> Path:
-    """The file, without its suffix, of a trained model: `path` itself, or one of the models in a run's folder.
+    """Return a trained model's file without its suffix: `path` itself, or one of the models in a run's folder.
 
     Args:
-        path: a file or a folder.
-        choice: which model of a folder; None: the one that was tested, and of a run without score.json the one of the
-            lowest held-out loss.
+        path: A file or a folder.
+        choice: Model to take from a folder. None takes the tested model, or, in a run without score.json, the model
+            with the lowest held-out loss.
 
     Raises:
-        SettingError: there is none.
+        SettingError: there is no such model.
     """
     if choice is not None and not path.is_dir():
         raise SettingError(f"--weights {choice} chooses among the models of a run's folder, and {path} is a file")
@@ -46,10 +46,10 @@ def find_model(path: Path, choice: Choice | None = None) -> Path:
 
 
 def _of_run(folder: Path) -> Path:
-    """The model of a run that was tested, else the one of the lowest held-out loss, else any that is there."""
+    """Tested model of a run, else the one with the lowest held-out loss, else any that exists."""
     there = [name for name in ("best", "model", "averaged") if (folder / f"{name}.safetensors").is_file()]
     if (folder / "score.json").is_file():
-        named = _object(folder / "score.json").get("model", {"name": "last"})  # records of old say nothing
+        named = _object(folder / "score.json").get("model", {"name": "last"})  # old records name no model
         if not isinstance(named, dict) or str(named.get("name")) not in FILES:
             raise SettingError(f"{folder / 'score.json'}: the tested model is {named!r}; there are {', '.join(FILES)}")
         if FILES[str(named["name"])] in there:
@@ -113,17 +113,17 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
-    """Put a trained model's weights into `model`.
+    """Load a trained model's weights into `model`.
 
-    Reads what training writes (vectors, with names in the JSON beside), and any .safetensors file of named tensors. A
-    model may name modules (`starts_without`) that a file may hold beyond its own, as a pre-trained stack does.
+    Reads the files of training (vectors, with names in a JSON file beside them), and any .safetensors file of named
+    tensors. `starts_without` of a model names modules that the file may hold in addition, as a pre-trained stack does.
 
     Returns:
-        What stands beside the model: figures, minibatches; nothing for a stranger's file.
+        The facts in the JSON file: figures, minibatches; empty for a file of another program.
 
     Raises:
         SettingError: a tensor is missing, superfluous or of another shape; names it.
-        DamagedCheckpoint: the file is not what was written.
+        DamagedCheckpoint: the file is not as it was written.
     """
     if not stem.with_suffix(".json").is_file():
         try:
@@ -146,7 +146,7 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
             vector = torch.cat([pieces[n] for n in given]) if given else vector
         if vector.numel() != wanted.numel:
             raise SettingError(
-                f"{stem}: its {part} are {vector.numel()} numbers, the model has {wanted.numel}: it is of"
+                f"{stem}: its {part} are {vector.numel()} numbers, the model has {wanted.numel}: the file is from"
                 " another experiment"
             )
         wanted.scatter(vector.to(wanted.device))
@@ -154,7 +154,7 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
 
 
 def _cut(vector: Tensor, tensors: Any, part: str, stem: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
-    """The pieces of a vector and their shapes, by the names that stand beside it."""
+    """Cut a vector into named tensors; returns the pieces and their shapes."""
     try:
         shapes = {str(name): [int(n) for n in shape] for name, shape in tensors[part]}
         cut = torch.split(vector, [math.prod(shape) for shape in shapes.values()])
@@ -189,17 +189,19 @@ def _compare(given: Mapping[str, list[int]], wanted: Mapping[str, list[int]], st
             )
     for name in given:
         if name not in wanted:
-            raise SettingError(f"{stem} holds tensor {name!r}, which the model has not{nearest(name, list(wanted))}")
+            raise SettingError(
+                f"{stem} holds tensor {name!r}, which the model does not have{nearest(name, list(wanted))}"
+            )
 
 
 @dataclass(frozen=True)
 class Initialised:
-    """A task whose model starts from a trained one; all else is the task's.
+    """Task whose model starts from a trained one; the rest is delegated to the task.
 
     Attributes:
-        task: what to learn.
-        stem: file of the trained model, without suffix.
-        content: digest of that file, so that learners which read different ones do not start.
+        task: Task to learn.
+        stem: File of the trained model, without suffix.
+        content: Digest of that file; learners that read different files do not start.
     """
 
     task: Task
@@ -208,49 +210,49 @@ class Initialised:
 
     @property
     def per_epoch(self) -> int:
-        """As the task says."""
+        """Minibatches per epoch of the task."""
         return self.task.per_epoch
 
     @property
     def samples_per_epoch(self) -> float:
-        """As the task says."""
+        """Samples per epoch of the task."""
         return self.task.samples_per_epoch
 
     def check(self) -> None:
-        """As the task does, where it offers that."""
+        """Run the task's check, if it has one."""
         if isinstance(self.task, Checkable):
             self.task.check()
 
     def unprepared(self) -> Sequence[Unmade]:
-        """As the task says, where it offers that."""
+        """Unprepared data of the task; empty if the task does not report it."""
         return self.task.unprepared() if isinstance(self.task, Preparable) else ()
 
     def prepare(self) -> object:
-        """As the task does."""
+        """Prepare the task's data."""
         return self.task.prepare()
 
     def model(self) -> nn.Module:
-        """The task's model with the trained weights in it."""
+        """Build the task's model and load the trained weights into it."""
         model = self.task.model()
         read_into(model, self.stem)
         return model
 
     def minibatch(self, n: int) -> Any:
-        """As the task does."""
+        """Minibatch n of the task."""
         return self.task.minibatch(n)
 
     def loss(self, model: nn.Module, minibatch: Any) -> Loss:
-        """As the task does."""
+        """Loss of the task."""
         return self.task.loss(model, minibatch)
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        """As the task does."""
+        """Figures of the task on held-out data."""
         return self.task.evaluate(model)
 
     def test(self, model: nn.Module) -> Score:
-        """As the task does."""
+        """Test the model with the task."""
         return self.task.test(model)
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
-        """As the task does."""
+        """Test the model with the task; parts of the work are saved in the folder `kept`."""
         return test_in(self.task, model, kept)

@@ -19,10 +19,10 @@ class Setting:
     """One name that `--set` takes.
 
     Attributes:
-        name: dotted name, such as task.front.bins.
-        type: type of its values; a union's types stand with | between them.
-        default: its value in the experiment, written as `--set` reads it.
-        explanation: one line from the class that has the field.
+        name: Dotted name, such as task.front.bins.
+        type: Type of its values; the types of a union are separated by |.
+        default: Value in the experiment, in the notation of `--set`.
+        explanation: One line from the class that has the field.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Setting:
 
 
 def settings_of(experiment: Experiment) -> list[Setting]:
-    """Every setting, in the order of the fields; the fields of a value follow the value."""
+    """List every setting, in the order of the fields; the fields of a value follow the value."""
     return list(_below(experiment, ""))
 
 
@@ -40,7 +40,7 @@ def _below(owner: Any, prefix: str) -> Iterator[Setting]:
     lines = attribute_lines(type(owner))
     for name, wanted in settable(owner).items():
         value, full = getattr(owner, name), f"{prefix}{name}"
-        if not (is_dataclass(value) and isinstance(wanted, type)):  # only its fields change if it has one class
+        if not (is_dataclass(value) and isinstance(wanted, type)):  # a value of one class changes only in its fields
             explanation = lines.get(name) or first_line(type(owner))
             yield Setting(full, _type_name(wanted, type(owner), name), written(value), explanation)
         if is_dataclass(value):
@@ -48,7 +48,7 @@ def _below(owner: Any, prefix: str) -> Iterator[Setting]:
 
 
 def written(value: Any) -> str:
-    """A value as `--set` reads it: plain text for text and paths, calls without what is a class's default."""
+    """Format a value in the notation of `--set`: plain text for strings and paths, calls without default values."""
     return str(value) if isinstance(value, str | Path) else _expression(value)
 
 
@@ -84,5 +84,5 @@ def _type_name(wanted: Any, owner: type, name: str) -> str:
     if origin is tuple:
         inner = ("..." if option is ... else _type_name(option, owner, name) for option in get_args(wanted))
         return f"tuple[{', '.join(inner)}]"
-    # The type of a function is known by the name that the class gives it, such as Schedule.
+    # A function type is shown by its name in the class's annotations, such as Schedule.
     return next(str(own[name]) for own in map(inspect.get_annotations, owner.__mro__) if name in own)

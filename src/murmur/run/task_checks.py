@@ -1,4 +1,4 @@
-"""Checks before work: trained models, and what a task says of its own paths and names. They take milliseconds."""
+"""Quick checks before slow work: trained models, and the paths and names of a task. They take milliseconds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from murmur.run.saved_model import FILES, Choice, find_model
 
 
 def model_to_read(path: Path, choice: Choice | None = None) -> Path:
-    """The file, without suffix, of a trained model whose header is whole.
+    """Return a trained model's file without its suffix, after a check of its header.
 
     Raises:
-        SettingError: there is none, or it is damaged.
+        SettingError: there is no such model, or its file is damaged.
     """
     stem = find_model(path, choice)
     file = stem.with_suffix(".safetensors")
@@ -28,20 +28,20 @@ def model_to_read(path: Path, choice: Choice | None = None) -> Path:
 
 
 def task_to_do(task: object) -> None:
-    """Check the paths and names of a task, where it offers that.
+    """Check the paths and names of a task, if the task supports it.
 
     Raises:
-        SettingError, CorpusError: something is not there; names the setting.
+        SettingError, CorpusError: a path or name does not exist; names the setting.
     """
     if isinstance(task, Checkable):
         task.check()
 
 
 def tested_model(experiment: Experiment, choice: Choice | None) -> None:
-    """Check that a run of this experiment will have the model that is to be tested.
+    """Check that a run of this experiment will have the model to test.
 
     Raises:
-        SettingError: it keeps no marks to average.
+        SettingError: the experiment saves no evaluation points to average.
     """
     if choice == "averaged" and experiment.averaged_checkpoints == 0:
         known = ", ".join(name for name in ("lowest", *FILES) if name != "averaged")

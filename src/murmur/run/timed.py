@@ -11,7 +11,7 @@ from rich.console import Console
 
 @contextmanager
 def timed(what: str) -> Iterator[None]:
-    """Show `what` until the block ends, then how long it took; on standard error, so that results can be piped."""
+    """Show `what` until the block ends, then its duration; on standard error, so that results can be piped."""
     console = Console(stderr=True)
     begin = time.monotonic()
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""One learner of a launch, and the launch itself: what `murmur train` does behind its options."""
+"""Implementation of `murmur train`: one learner of a launch, and the launch itself."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from murmur.worlds.process.world import START_SECONDS, ProcessWorld, device_of
 
 log = logging.getLogger(__name__)
 LAUNCH, RECOGNISED = "launch.json", "recognised.jsonl"
-DECODED = "decoded"  # folder of what a test has decoded so far
-WHOLE = ("model.safetensors", "model.json", "score.json")  # what a run that has come to its end has written
+DECODED = "decoded"  # folder with the results of an unfinished test
+WHOLE = ("model.safetensors", "model.json", "score.json")  # files of a complete run
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class RunRequest:
 
     @property
     def name(self) -> str:
-        """The experiment's name, for folders."""
+        """Name of the experiment, for folders."""
         return Path(self.source).stem
 
     def experiment(self) -> Experiment:
-        """The resolved experiment.
+        """Return the experiment with all settings applied.
 
         Raises:
-            SettingError: a name or value that does not fit, or no model where `init` points.
+            SettingError: a name is unknown, a value does not fit, or there is no model at `init`.
         """
         experiment = configure(load(self.source), self.settings, self.strategy, self.source)
         if self.init is None:
@@ -131,13 +131,13 @@ class RunRequest:
 
 
 def train(request: RunRequest) -> int:
-    """Train here: as one learner of a launch that is under way, as the only one, or by launching several.
+    """Train as one learner of a launch that is under way, as the only learner, or by launching several learners.
 
     Returns:
         The exit status.
 
     Raises:
-        Stopped: a signal came; the learners have saved what they had, and ended.
+        Stopped: a signal arrived; the learners have saved their state and ended.
     """
     if request.world == "mpi":
         return run_in_mpi(request)
@@ -145,7 +145,7 @@ def train(request: RunRequest) -> int:
     secret = draw() if request.secret_file is None else from_file(request.secret_file)
     if place is not None:
         place = place if request.secret_file is None else replace(place, secret=secret)
-        if place.store == "murmur":  # the launcher has checked the folder, and this process has inherited its lock
+        if place.store == "murmur":  # the launcher has checked the folder; this process has inherited its lock
             return run_learner(request, place)
         return run_beside_others(request, place)
     experiment = request.experiment()
@@ -161,7 +161,7 @@ def train(request: RunRequest) -> int:
 
 
 def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int) -> int:
-    """Start the learners on this host, and wait for their end; they inherit the folder's lock."""
+    """Start the learners on this host and wait for their end; they inherit the folder's lock."""
     started = Launch(
         request.command_line,
         request.learners,
@@ -194,11 +194,11 @@ def missing_from(out: Path) -> Callable[[], str]:
 
 
 def check_model(request: RunRequest, experiment: Experiment) -> None:
-    """See that the models to start from fit, before any learner begins: each would find the same.
+    """Check the initial weights once, before any learner begins.
 
     Raises:
         SettingError, DamagedCheckpoint: the model of `init` does not fit; names the tensor.
-        ValueError: the checkpoint is of another model.
+        ValueError: the checkpoint belongs to another model.
     """
     newest = Checkpoints(request.out / "checkpoints").newest(0)[0] if request.resume else None
     if request.init is not None or newest is not None:
@@ -208,7 +208,7 @@ def check_model(request: RunRequest, experiment: Experiment) -> None:
 
 
 def share_threads(request: RunRequest) -> int:
-    """Compute threads of each learner; warns where learners outnumber cores."""
+    """Return the compute threads of each learner; logs a warning if all threads outnumber the cores."""
     cores = cores_here()
     threads = request.threads or threads_per_learner(cores, request.learners)
     if threads * request.learners > cores:
@@ -222,11 +222,11 @@ def share_threads(request: RunRequest) -> int:
 
 
 def run_in_mpi(request: RunRequest) -> int:
-    """Be one of the learners that an MPI launcher has started.
+    """Run one of the learners that an MPI launcher has started.
 
     Raises:
-        SettingError: this process was started alone, or as one of another number than was asked for, or was given a
-            secret.
+        SettingError: the launcher started a single process, or another number of learners than requested, or a secret
+            file was given.
     """
     if request.secret_file is not None:
         raise SettingError("MPI carries a secret of its own to the learners: leave --secret-file out with --world mpi")
@@ -241,7 +241,7 @@ def run_in_mpi(request: RunRequest) -> int:
 
 
 def run_beside_others(request: RunRequest, place: Place, world: MpiWorld | None = None) -> int:
-    """Be one of the learners that another program has started; learner 0 sees to the folder, the others ask for it."""
+    """Run one of the learners that another program has started; learner 0 opens the folder for all of them."""
     try:
         channel = StoreChannel(place, request.start_seconds or START_SECONDS) if world is None else MpiChannel(world)
         out, resume = folder_of_first(channel) if place.rank > 0 else (request.out, request.resume)
@@ -273,27 +273,27 @@ def run_beside_others(request: RunRequest, place: Place, world: MpiWorld | None 
 def run_learner(
     request: RunRequest, place: Place, world: World | None = None, begins: Callable[[Seat], None] = lambda _: None
 ) -> int:
-    """Be one learner of a world (None: on torch.distributed); learner 0 also tests the model and writes score.json.
+    """Run one learner of a world (None: torch.distributed); learner 0 also tests the model and writes score.json.
 
-    `begins` is called when all learners have met, before anything is written.
+    `begins` is called after all learners have met, before any file is written.
 
     Raises:
-        Stopped: a signal came before training or behind it, and this is the only learner; of several, each ends with
-            the status that its launcher waits for.
+        Stopped: a signal arrived before or after training, and this is the only learner. One of several learners
+            returns the status that its launcher waits for instead.
     """
     try:
         return _learn_and_test(request, place, world, begins)
     except Stopped as stopped:
         if place.size == 1:
             raise
-        log.info("learner %d: stopped by %s while it did not train", place.rank, stopped.name)
+        log.info("learner %d: stopped by %s before or after training", place.rank, stopped.name)
         return STOPPED_STATUS
 
 
 def _learn_and_test(request: RunRequest, place: Place, world: World | None, begins: Callable[[Seat], None]) -> int:
     torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
     if world is None:
-        check_meeting_point(place)  # before anything that takes time
+        check_meeting_point(place)  # before any slow work
     experiment = request.experiment()
     world = torch_world(request, place) if world is None else world
 
@@ -308,8 +308,8 @@ def _learn_and_test(request: RunRequest, place: Place, world: World | None, begi
     try:
         with StopWhenPolled() as asked:
             outcome = Trainer(experiment, world, request.out, observers, request.resume, asked).fit()
-    except StoppedGracefully as halted:
-        log.info("learner %d: %s; go on with --resume --out %s", place.rank, halted, request.out)
+    except StoppedGracefully as stopped:
+        log.info("learner %d: %s; go on with --resume --out %s", place.rank, stopped, request.out)
         return STOPPED_STATUS
     except (PeerLost, ConnectionError) as error:
         log.error("learner %d: %s", place.rank, error)
@@ -317,16 +317,16 @@ def _learn_and_test(request: RunRequest, place: Place, world: World | None, begi
     except (WorldMismatch, IncompleteRun, FloatingPointError, SettingError, ValueError, OSError) as error:
         log.error("learner %d: %s", place.rank, error)
         return 1
-    asked.stop()  # it came behind the last boundary: all but the test is done
+    asked.stop()  # a request after the last boundary: only the test is left
     if outcome.leads:
         report(request, experiment, outcome.model)
     return 0
 
 
 def torch_world(request: RunRequest, place: Place, store: Store | None = None) -> ProcessWorld:
-    """The world of processes on torch.distributed; a learner that no launcher has started needs no store.
+    """Make the world of processes on torch.distributed; a learner without a launcher needs no store server.
 
-    `store`: an open connection to the store of the launch; None makes one.
+    `store` is an open connection to the store of the launch; None makes one.
     """
     return ProcessWorld(
         place,
@@ -338,12 +338,12 @@ def torch_world(request: RunRequest, place: Place, store: Store | None = None) -
 
 
 def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> None:
-    """Test the model that stands for the run, chosen by held-out loss alone; print its lines and keep its figures."""
+    """Test the model that represents the run, chosen by held-out loss alone; print its lines and save its figures."""
     name, stem = choose(request.out, request.tested, experiment.digest())
     facts = read_into(model, stem)
     figures = facts["figures"]
-    marks = f" (mean of {len(facts['marks'])} marks)" if "marks" in facts else ""
-    log.info("testing the %s model%s, held-out loss %.5g", name, marks, figures.get("loss", math.nan))
+    averaged = f" (mean of {len(facts['marks'])} evaluation points)" if "marks" in facts else ""
+    log.info("testing the %s model%s, held-out loss %.5g", name, averaged, figures.get("loss", math.nan))
     began = time.monotonic()
     score = test_in(experiment.task, model, request.out / DECODED)
     seconds = time.monotonic() - began
@@ -351,7 +351,7 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
     shown = [*score.lines[: score.others], *(f"{line}; {told}" for line in score.lines[score.others :])]
     for line in shown:
         print(line, flush=True)
-    kept = {
+    saved = {
         "test": dict(score.figures),
         "heldout": figures,
         "model": {"name": name, "minibatches": facts["minibatches"], "marks": facts.get("marks")},
@@ -361,14 +361,14 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
     if score.recognised:
         lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
         write_whole(request.out / RECOGNISED, "".join(lines).encode())
-    write_whole(request.out / "score.json", json.dumps(kept, indent=1).encode())  # the last: with it a run is whole
+    write_whole(request.out / "score.json", json.dumps(saved, indent=1).encode())  # written last: it completes the run
     shutil.rmtree(request.out / DECODED, ignore_errors=True)
 
 
 def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:
-    """run.json: all that is needed to run the same thing again; written before the first step.
+    """Write run.json, which holds all that is needed to repeat the run, before the first step.
 
-    `simulated`: the virtual cluster of a run that is not a real one.
+    `simulated` describes the virtual cluster of a simulated run.
     """
     facts = {
         "command": ["murmur", *sys.argv[1:]],
@@ -390,14 +390,14 @@ def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[st
 
 
 def write_launch(request: RunRequest, place: Place) -> None:
-    """launch.json: where the learners of this run meet, for one that is added later; never the secret."""
+    """Write launch.json: the meeting point of this run's learners, for a learner added later; never the secret."""
     facts = {"host": place.host, "port": place.port, "generation": place.generation, "learners": place.size}
     facts |= {"store": place.store, "lease_seconds": request.lease_seconds}
     write_whole(request.out / LAUNCH, json.dumps(facts, indent=1).encode())
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Versions of packages; "source" for one that runs from its source folder without being installed."""
+    """Versions of packages; "source" for one that is not installed but runs from its source folder."""
     found = {}
     for name in names:
         try:
@@ -408,7 +408,7 @@ def versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this package runs from; None for an installed package."""
+    """Commit of the checkout that this package runs from; None for an installed package."""
     head = Path(__file__).resolve().parents[3] / ".git" / "HEAD"
     if not head.is_file():
         return None

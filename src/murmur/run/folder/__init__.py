@@ -1,1 +1,1 @@
-"""The folder of a run: what it holds, which process may write in it, and how the run in it stands."""
+"""Folder of a run: its contents, the lock for its writers, and the state of the run."""

@@ -40,17 +40,17 @@ def holds_work(folder: Path) -> bool:
 
 
 def refuse_work(folder: Path, ways: str) -> None:
-    """End where a folder holds a run; `ways` says how to go on.
+    """Refuse a folder that holds a run; `ways` names the alternatives.
 
     Raises:
-        SettingError: it does; says what is there.
+        SettingError: the folder holds a run; describes it.
     """
     if holds_work(folder):
         raise SettingError(f"{folder} holds a run already: {told(folder)}. {ways}")
 
 
 def told(folder: Path) -> str:
-    """Strategy, learners, state and date of a run, in one line."""
+    """Describe a run in one line: source, strategy, learners, state and date."""
     facts = read_facts(folder)
     experiment = facts.get("experiment")
     strategy = written(experiment["strategy"]) if isinstance(experiment, Mapping) and "strategy" in experiment else None
@@ -63,7 +63,7 @@ def told(folder: Path) -> str:
 
 
 def read_facts(folder: Path) -> Mapping[str, Any]:
-    """run.json; empty where there is none that can be read."""
+    """Read run.json; empty if there is none or it cannot be read."""
     try:
         found = json.loads((folder / RUN).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -72,7 +72,7 @@ def read_facts(folder: Path) -> Mapping[str, Any]:
 
 
 def written(value: Any) -> str:
-    """A described value as one would write it, such as KAVG(K=4)."""
+    """Format a described value as Python code, such as KAVG(K=4)."""
     if not isinstance(value, Mapping) or "type" not in value:
         return str(value).rpartition(".")[2] if str(value).startswith("murmur.") else str(value)
     fields = ", ".join(f"{name}={written(x)}" for name, x in value.items() if name != "type")
@@ -80,7 +80,7 @@ def written(value: Any) -> str:
 
 
 def remove_run(folder: Path) -> None:
-    """Delete the files that a run wrote; files that it did not write, and the lock, stay."""
+    """Delete the files that a run wrote; keep other files and the lock."""
     for path in _written(folder):
         path.unlink(missing_ok=True)
     for pattern in FOLDERS:
@@ -90,7 +90,7 @@ def remove_run(folder: Path) -> None:
 
 
 def remove_unused(folder: Path, lock: str) -> None:
-    """Delete a new folder in which nothing but the lock was written."""
+    """Delete a new folder that contains nothing but the lock."""
     if {path.name for path in folder.iterdir()} <= {lock}:
         shutil.rmtree(folder)
 
@@ -98,6 +98,6 @@ def remove_unused(folder: Path, lock: str) -> None:
 def _written(folder: Path) -> Iterator[Path]:
     for name in FILES:
         yield folder / name
-        yield from folder.glob(f".{name}.[0-9]*")  # begun by a process that was killed
+        yield from folder.glob(f".{name}.[0-9]*")  # left unfinished by a killed process
     for pattern in PATTERNS:
         yield from (path for path in folder.glob(pattern) if path.is_file())

@@ -1,10 +1,10 @@
 """A lock on a folder, held by all processes of a run until the last of them ends.
 
 The lock is an advisory `flock` on the file `.lock`. The first process of a run takes it exclusively, which fails while
-any other process holds it, writes its name into the file, and then shares it: children inherit the open file, and
-learners that were started elsewhere join. The system releases the lock when the last of these processes ends, however
-that happens. On NFS the lock holds between hosts where the server supports locks (a mount without `nolock` or
-`local_lock`); where a file system supports none, this is said once and the run goes on without.
+any other process holds it. It writes its name into the file and then shares the lock: children inherit the open file,
+and learners that were started elsewhere join. The system releases the lock when the last of these processes ends, even
+by a kill. On NFS the lock holds between hosts if the server supports locks (a mount without `nolock` or `local_lock`).
+On a file system without locks, the run logs one warning and continues without a lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from murmur.core.errors import SettingError
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
-TRY_SECONDS = 1.0  # a reader that looks whether a lock is held takes it for a moment
+TRY_SECONDS = 1.0  # a reader that tests the lock holds it for a moment
 PAUSE_SECONDS = 0.02
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
 Held = Literal["held", "free", "unknown"]
@@ -37,7 +37,7 @@ Held = Literal["held", "free", "unknown"]
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that took a lock first."""
+    """Process that took a lock first."""
 
     pid: int
     host: str
@@ -49,24 +49,24 @@ class Holder:
 
 
 class FolderLock:
-    """A lock that this process, and every child that inherits `descriptor`, holds until it ends or closes it."""
+    """Lock held by this process and every child that inherits `descriptor`, until each ends or closes it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
 
     @classmethod
     def take(cls, path: Path) -> Self:
-        """Take the lock for a new run; no other process may hold it.
+        """Take the lock for a new run.
 
         Raises:
-            SettingError: another process holds it; names the process.
+            SettingError: another process holds the lock; names the process.
             OSError: the file cannot be made.
         """
         return cls(path, _attempts(path, _take))
 
     @classmethod
     def join(cls, path: Path) -> Self:
-        """Hold the lock together with the processes of a run that has begun.
+        """Share the lock with the processes of a run that has begun.
 
         Raises:
             SettingError: another run is taking it.
@@ -75,16 +75,16 @@ class FolderLock:
         return cls(path, _attempts(path, _share))
 
     def close(self) -> None:
-        """Let go of it here; children that inherited it still hold it."""
+        """Release the lock in this process; children that inherited it still hold it."""
         os.close(self.descriptor)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[FolderLock]:
-    """The lock of a file, taken for a block.
+    """Hold the lock of a file for a block.
 
     Raises:
-        SettingError: another process holds it; names the process.
+        SettingError: another process holds the lock; names the process.
     """
     lock = FolderLock.take(path)
     try:
@@ -94,7 +94,7 @@ def locked(path: Path) -> Iterator[FolderLock]:
 
 
 def beside(folder: Path) -> Path:
-    """The lock file of a folder that is replaced as a whole, and cannot hold the file itself."""
+    """Path of the lock file of a folder that is replaced as a whole, and so cannot contain it."""
     folder = folder.absolute()
     return folder.with_name(f".{folder.name}{LOCK}")
 
@@ -106,7 +106,7 @@ def held(path: Path) -> Held:
     except OSError:
         return "unknown"
     try:
-        for _ in range(3):  # another reader may be looking at this moment
+        for _ in range(3):  # another reader may be testing the lock
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -121,7 +121,7 @@ def held(path: Path) -> Held:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """The process that took a lock first, as the file names it; None where it names none."""
+    """Read from the file which process took the lock first; None if the file names none."""
     try:
         found = json.loads(path.read_bytes())
         return Holder(int(found["pid"]), str(found["host"]), str(found["command"]), str(found["since"]))
@@ -144,14 +144,14 @@ def _attempts(path: Path, lock: Callable[[int], None]) -> int:
                 who = holder_of(path)
                 raise SettingError(
                     f"{path.parent} is in use by {who or 'another process'}"
-                    f" (lock file {path.name}; learners of that run may outlive the process): wait for its end, end it,"
+                    f" (lock file {path.name}; learners of that run may still be running): wait for its end, end it,"
                     " or give another folder"
                 ) from None
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 os.close(descriptor)
                 raise
-            log.warning("%s cannot be locked (%s): see to it that no other run writes there", path.parent, error)
+            log.warning("%s cannot be locked (%s): make sure that no other run writes there", path.parent, error)
             return descriptor
         os.close(descriptor)
         time.sleep(PAUSE_SECONDS)
@@ -162,7 +162,7 @@ def _take(descriptor: int) -> None:
     here = Holder(os.getpid(), socket.gethostname(), shlex.join(["murmur", *sys.argv[1:]]), _now())
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(asdict(here)).encode(), 0)
-    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # not atomic: another process may be faster, which is told
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # not atomic: if another process is faster, this raises
 
 
 def _share(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""A run folder that this process may write in: chosen, checked and locked before anything is written."""
+"""Opens a run folder: chooses, checks and locks it before any file is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from murmur.run.folder.lock import LOCK, FolderLock
 from murmur.run.folder.state import ENDED, Ending, write_ending
 
 log = logging.getLogger(__name__)
-LATEST = Path("runs/latest")  # a link to the newest run that was given no folder
+LATEST = Path("runs/latest")  # a link to the newest run without a folder of its own choice
 WAYS = (
     "Continue it with --resume, keep it and give another --out, or replace it with --force (which removes the files of"
     " that run and nothing else)"
@@ -26,13 +26,14 @@ WAYS = (
 
 @dataclass
 class OpenedRun:
-    """A folder for one launch.
+    """Folder of one launch, open for writing.
 
     Attributes:
-        out: the folder; never the link.
-        lock: held while the launch lives.
-        resume: the run in it is continued.
-        latest: a link that points to the folder once the run has begun; None leaves links alone.
+        out: The folder itself, never the link.
+        lock: Lock on the folder, held until the launch ends.
+        resume: Continue the run in the folder.
+        latest: Link to set to the folder once the run has begun; None changes no link.
+        begun: The run has begun.
     """
 
     out: Path
@@ -42,7 +43,7 @@ class OpenedRun:
     begun: bool = field(default=False, init=False)
 
     def begin(self) -> None:
-        """Everything has been checked: take away what the run before left, unless it is continued."""
+        """Remove the files of the previous run, unless it is continued, and set the link; all checks have passed."""
         if self.resume:
             (self.out / ENDED).unlink(missing_ok=True)
         else:
@@ -52,7 +53,7 @@ class OpenedRun:
             point(self.latest, self.out)
 
     def end(self, status: int, why: str = "") -> int:
-        """Write the final record, if the run has begun; returns the status."""
+        """Write the final record, if the run has begun; return the status."""
         if self.begun:
             write_ending(self.out, Ending.of(status, why))
         return status
@@ -60,14 +61,14 @@ class OpenedRun:
 
 @contextmanager
 def opened(out: Path, name: str, resume: bool, force: bool, ways: str = WAYS) -> Iterator[OpenedRun]:
-    """The folder of a run, checked and locked. `LATEST` stands for a new folder, or to resume, for the newest one.
+    """Check and lock the folder of a run. `LATEST` is a new folder, or with `resume` the newest one.
 
     Args:
-        out: the folder.
-        name: of the experiment, for a new folder's name.
-        resume: a run in the folder is continued.
-        force: a run in the folder is removed when the new one begins.
-        ways: how to go on where the folder holds a run.
+        out: Folder of the run.
+        name: Name of the experiment, for the name of a new folder.
+        resume: Continue a run in the folder.
+        force: Remove a run in the folder when the new one begins.
+        ways: Alternatives for the message about a folder that holds a run.
 
     Raises:
         SettingError: the folder holds a run, or another process works in it.
@@ -82,7 +83,7 @@ def opened(out: Path, name: str, resume: bool, force: bool, ways: str = WAYS) ->
     run = OpenedRun(folder, lock, resume, LATEST if out == LATEST else None)
     try:
         if not resume and not force:
-            refuse_work(folder, ways)  # another run may have ended there in between
+            refuse_work(folder, ways)  # another run may have ended there before the lock was taken
         yield run
     except Stopped as stopped:
         run.end(STOPPED_STATUS, f"stopped by {stopped.name}")
@@ -97,7 +98,7 @@ def opened(out: Path, name: str, resume: bool, force: bool, ways: str = WAYS) ->
 
 
 def chosen_folder(out: Path, name: str, resume: bool) -> Path:
-    """The folder that `out` stands for: of `LATEST` a new one, to which the link then points."""
+    """Return the folder for `out`; `LATEST` makes a new folder and sets the link to it."""
     if out != LATEST or (resume and (out.exists() or out.is_symlink())):
         return _target(out)
     folder = _new(out, name)
@@ -106,9 +107,9 @@ def chosen_folder(out: Path, name: str, resume: bool) -> Path:
 
 
 def point(link: Path, folder: Path) -> None:
-    """Let a link point to a folder; what is there and is no link stays, which is said."""
+    """Set a link to a folder; an existing file or folder in its place stays, with a warning."""
     if link.exists() and not link.is_symlink():
-        log.warning("%s is no link but a folder of an earlier version: it stays; this run is in %s", link, folder)
+        log.warning("%s is a folder of an earlier version, not a link: it stays; this run is in %s", link, folder)
         return
     target = Path(os.path.relpath(folder, link.parent))
     if link.is_symlink() and link.readlink() == target:
@@ -120,12 +121,12 @@ def point(link: Path, folder: Path) -> None:
 
 
 def _target(out: Path) -> Path:
-    """The folder that a link points to, so that a run stays where it is when the link moves on."""
+    """Resolve a link, so that a run stays in its folder when the link changes."""
     if not out.is_symlink():
         return out
     target = out.parent / out.readlink()
     if not target.is_dir():
-        raise SettingError(f"{out} is a link to {target}, which is no folder: name the run's folder with --out")
+        raise SettingError(f"{out} is a link to {target}, which is not a folder: name the run's folder with --out")
     return target
 
 

@@ -22,7 +22,7 @@ NAMES = ("finished", "stopped", "failed")
 
 @dataclass(frozen=True)
 class Ending:
-    """The final record of a launch.
+    """Final record of a launch.
 
     Attributes:
         state: Kind of ending.
@@ -38,10 +38,10 @@ class Ending:
 
     @classmethod
     def of(cls, status: int, why: str = "") -> Ending:
-        """The ending that an exit status stands for."""
+        """Return the ending for an exit status."""
         states: dict[int, tuple[How, str]] = {
-            0: ("finished", "the run has come to its end"),
-            STOPPED_STATUS: ("stopped", "asked to stop, and saved"),
+            0: ("finished", "the run is complete"),
+            STOPPED_STATUS: ("stopped", "stopped on request, and saved"),
             PEER_LOST_STATUS: ("failed", "a learner was lost"),
         }
         state, words = states.get(status, ("failed", f"ended with status {status}"))
@@ -60,10 +60,10 @@ class RunState:
 
 
 def state_of(folder: Path) -> RunState:
-    """The state of the run in a folder.
+    """Return the state of the run in a folder.
 
-    "unknown" for one without a lock, as older versions left them, and for one whose lock seems free but was taken on
-    another host: the file system may not pass locks on.
+    It is "unknown" for a run of an older version, which has no lock, and for a run whose lock seems free but was taken
+    on another host: the file system may not share locks between hosts.
     """
     ending, lock = read_ending(folder), held(folder / LOCK)
     if ending is not None and ending.state == "finished":
@@ -74,12 +74,12 @@ def state_of(folder: Path) -> RunState:
         return RunState(ending.state, f"{ending.why}, {ending.at}")
     holder = holder_of(folder / LOCK)
     if lock == "free" and (holder is None or holder.host == socket.gethostname()):
-        return RunState("killed", "no process works on it, and it did not say that it ends")
+        return RunState("killed", "no process works on it, and it has no final record")
     return RunState("unknown")
 
 
 def read_ending(folder: Path) -> Ending | None:
-    """The final record; None where there is none that can be read."""
+    """Read the final record; None if there is none or it cannot be read."""
     try:
         found = json.loads((folder / ENDED).read_bytes())
         state = found["state"]
@@ -91,7 +91,7 @@ def read_ending(folder: Path) -> Ending | None:
 
 
 def write_ending(folder: Path, ending: Ending) -> None:
-    """Write the final record; the whole file or none."""
+    """Write the final record atomically."""
     new = folder / f".{ENDED}.{os.getpid()}"
     new.write_text(json.dumps(asdict(ending), indent=1), encoding="utf-8")
     new.replace(folder / ENDED)
