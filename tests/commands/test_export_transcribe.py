@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from murmur.engine.experiment import differences
 from murmur.recognition.export import digest_of
-from murmur.recognition.run_records import OF_NO_MATTER
+from murmur.recognition.run_records import IRRELEVANT
 from murmur.speech.features.shards import sha256_of
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
@@ -279,7 +279,7 @@ def test_export_is_whole_or_not_at_all(hybrid, tmp_path, monkeypatch):
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     code, _, said = run("export", hybrid, "--out", tmp_path / "mine")
     assert code == 1
-    assert "holds something that is no export" in said
+    assert "holds files that are not an export" in said
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
 
 
@@ -396,7 +396,7 @@ def test_changes_of_descriptions():
     nan = float("nan")
     then = {"rate": nan, "sizes": [1, {"a": 1}, 3], "name": "x", "cache": "here", "only": 1}
     now = {"rate": nan, "sizes": [1, {"a": 1, "new": 2}, 4], "name": "y", "cache": "there"}
-    found = list(differences(then, now, "task", OF_NO_MATTER))
+    found = list(differences(then, now, "task", IRRELEVANT))
     assert found == [("task.name", "'x'", "'y'"), ("task.sizes[2]", "3", "4")]
     assert list(differences({"sizes": [1]}, {"sizes": [1, 2]}, "task")) == [("task.sizes", "(1)", "(1, 2)")]
     assert len(list(differences({"rate": nan}, {"rate": 1.0}, "task"))) == 1

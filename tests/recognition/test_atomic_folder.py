@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from murmur.recognition.atomic_folder import whole_folder
+from murmur.recognition.atomic_folder import atomic_folder
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from murmur.recognition.atomic_folder import whole_folder
-with whole_folder(Path(sys.argv[1])) as folder:
+from murmur.recognition.atomic_folder import atomic_folder
+with atomic_folder(Path(sys.argv[1])) as folder:
     (folder / "half").touch()
     print("half", flush=True)
     time.sleep(60)
@@ -26,12 +26,12 @@ with whole_folder(Path(sys.argv[1])) as folder:
 
 
 def write(out: Path, text: str) -> None:
-    with whole_folder(out) as folder:
+    with atomic_folder(out) as folder:
         (folder / "text").write_text(text)
 
 
 def fail_in(out: Path) -> None:
-    with whole_folder(out):
+    with atomic_folder(out):
         assert (out / "text").read_text() == "old"
         raise ZeroDivisionError
 
@@ -80,7 +80,7 @@ def test_of_two_writers_one_stays_whole(tmp_path, monkeypatch):
     first, release = threading.Event(), threading.Event()
 
     def slow() -> None:
-        with whole_folder(tmp_path / "out") as folder:
+        with atomic_folder(tmp_path / "out") as folder:
             (folder / "text").write_text("slow")
             first.set()
             release.wait(20)

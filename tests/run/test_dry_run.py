@@ -38,7 +38,7 @@ def test_what_is_not_prepared_is_told_first_and_made_only_where_wanted(tmp_path:
     assert any(line.startswith("not prepared: features of train, dev") for line in lines)
     assert any(line.startswith("not prepared: monophone system, 6 passes over") for line in lines)
     assert any(line.startswith("to prepare: about ") for line in lines)
-    assert "are known once all is prepared" in said
+    assert "need the prepared data" in said
     assert not (tmp_path / "cache").exists()
 
     code, said = run(*look)

@@ -1,1 +1,1 @@
-"""Trained models at work: decoding, transcription, export."""
+"""Use of trained models: decoding, transcription, export."""

@@ -1,4 +1,4 @@
-"""A folder that appears whole: written beside its place and then put there; the one before it stays until then."""
+"""Writes a folder atomically: under a temporary name beside its place, then renamed; the old one stays until then."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
-    """An empty folder to write in; at the end of the block it takes the place of `out`, after an error it is removed.
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """Provide an empty folder that replaces `out` at the end of the block, or is removed after an error.
 
-    Of two programs with one `out` the later one's stays. What programs of this host left when they were killed is
-    taken away, and a folder that such a program had just moved aside is put back.
+    If two programs write the same `out`, the folder of the later one stays. Temporary folders of killed programs of
+    this host are removed. A folder that such a program had moved aside without a replacement is moved back.
 
     Raises:
-        OSError: the folder cannot be made, or not be put there.
+        OSError: the folder cannot be made, or cannot replace `out`.
     """
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -41,13 +41,13 @@ def _put(new: Path, out: Path, aside: Path) -> None:
             try:
                 out.rename(aside)
             except FileNotFoundError:
-                continue  # another program has just moved it
+                continue  # another program has moved it
         try:
             new.rename(out)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            continue  # another program was faster; of two the later one stays
+            continue  # another program was faster; the later folder stays
         return
 
 
@@ -60,7 +60,7 @@ def _tidy(out: Path) -> None:
         stem = f".{out.name}.{what}-{socket.gethostname()}-"
         for left in sorted(path for path in out.parent.iterdir() if path.name.startswith(stem)):
             pid = left.name.removeprefix(stem)
-            if not pid.isdigit() or (int(pid) != os.getpid() and _lives(int(pid))):
+            if not pid.isdigit() or (int(pid) != os.getpid() and _is_running(int(pid))):
                 continue
             if what == "old" and not out.exists():
                 left.rename(out)
@@ -68,11 +68,11 @@ def _tidy(out: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it is another user's
+        pass  # a process of another user
     return True

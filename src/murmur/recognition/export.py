@@ -1,4 +1,4 @@
-"""The folder that `murmur export` writes: network, graph, symbol tables, metadata; whole or not at all."""
+"""Writes the folder of `murmur export` atomically: network, graph, symbol tables, metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from murmur.core.errors import SettingError
-from murmur.recognition.atomic_folder import whole_folder
+from murmur.recognition.atomic_folder import atomic_folder
 from murmur.recognition.hybrid_search import HybridSearch
 from murmur.recognition.trained_run import TrainedRun, graph_folder
 from murmur.recognition.transcriber import spans_in
@@ -46,7 +46,7 @@ Kind = Literal["whole", "stream"]
 Cmvn = Literal["closest", "utterance", "global"]
 MARK = "murmur-export"
 METADATA, TIMES = "metadata.json", "times.json"
-SPACE = "\u2581"  # what sherpa-onnx writes as a space
+SPACE = "\u2581"  # sherpa-onnx prints it as a space
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class ExportedSearch:
 def export_run(
     run: TrainedRun, wish: Wish, found_by: HybridSearch | CtcSearch | None, options: DecodeOptions
 ) -> list[str]:
-    """Write the folder; returns lines that say what is in it.
+    """Write the folder and return lines that describe it.
 
     Raises:
-        ExportError: this network cannot be written in that form, or onnxruntime computes something else.
-        SettingError: the folder holds something that is no export.
+        ExportError: this network cannot be written in that form, or onnxruntime computes different scores.
+        SettingError: the folder holds files that are not an export, or an export that may not be replaced.
     """
     check_place(wish.out, wish.force)
     front = run.front
@@ -92,7 +92,7 @@ def export_run(
     if why_not:  # before a graph is built
         raise ExportError(why_not)
     search = _search(run, found_by, options)
-    # Without a graph nothing is weighed against the scores: they stay log posteriors.
+    # Without a graph there are no other scores to balance: the scores stay log posteriors.
     scale = options.acoustic_scale if search.graph is not None else 1.0
     scores = ScoreNetwork(Readout(run.log_prior, search.columns, scale), outputs_of(run.network))
     form: dict[Kind, type[WholeUtterances] | type[StreamedChunks]] = {
@@ -102,7 +102,7 @@ def export_run(
     module = form[wish.kind](cmvn, run.network, scores)
     facts = _facts(run, wish, front, normalised_by)
     facts |= {"acoustic_scale": f"{scale:g}", "vocab_size": str(scores.width), "graph": _of(search)}
-    with whole_folder(wish.out) as folder:
+    with atomic_folder(wish.out) as folder:
         worst = write_onnx(module, front.bins, facts, folder / "model.onnx")
         lines = _write_tables(folder, search)
         _write_metadata(folder, facts, search, options, worst)
@@ -112,9 +112,12 @@ def export_run(
 
 
 def normaliser(run: TrainedRun, wish: Wish) -> tuple[nn.Module, str]:
-    """The normalisation that goes into the graph, and what it is, in words.
+    """Return the normalisation module for the export, and its description.
 
-    Statistics of a speaker are not there when a single utterance is recognised: it is taken for a speaker of its own.
+    A single utterance comes without statistics of its speaker, so it is normalised as if it had its own speaker.
+
+    Raises:
+        ExportError: a normalisation is requested, but the network was trained without one.
     """
     if run.cmvn == "none":
         if wish.cmvn != "closest":
@@ -128,7 +131,7 @@ def normaliser(run: TrainedRun, wish: Wish) -> tuple[nn.Module, str]:
 
 
 def token_names(units: Units) -> list[str]:
-    """Names of the columns as sherpa-onnx joins them to text: a word's first unit, and a space, begin with U+2581."""
+    """Names of the columns as sherpa-onnx joins them to text: a word's first unit and a space begin with U+2581."""
     if units.kind in ("word", "phone"):
         return ["<blk>", *(SPACE + symbol for symbol in units.symbols)]
     return ["<blk>", *(SPACE if symbol == " " else symbol for symbol in units.symbols)]
@@ -156,7 +159,7 @@ def _of(search: ExportedSearch) -> str:
 
 
 def _facts(run: TrainedRun, wish: Wish, front: LogMel, normalised_by: str) -> dict[str, str]:
-    """Metadata of the ONNX file, all strings; the names that sherpa-onnx has are its own."""
+    """Metadata of the ONNX file, all strings; keys that sherpa-onnx reads have its names."""
     return {
         "model_author": "murmur",
         "version": version("murmur"),
@@ -178,19 +181,19 @@ def _facts(run: TrainedRun, wish: Wish, front: LogMel, normalised_by: str) -> di
 
 
 def _write_tables(folder: Path, search: ExportedSearch) -> list[str]:
-    """tokens.txt, times.json, and graph.fst with words.txt and graph.json."""
+    """Write tokens.txt, times.json, and graph.fst with words.txt and graph.json; return lines that describe them."""
     write_symbols({name: label for label, name in enumerate(search.tokens)}, folder / "tokens.txt")
     (folder / TIMES).write_text(json.dumps(search.times, ensure_ascii=False), encoding="utf-8")
     if search.graph is None or search.moved is None:
         return [f"{len(search.tokens)} tokens, no graph: greedy decoding"]
     fst, moved = search.moved.fst, search.moved
-    labels = np.arange(len(search.graph.columns), dtype=np.int32)  # the network has put its columns in their order
+    labels = np.arange(len(search.graph.columns), dtype=np.int32)  # the network has already reordered its columns
     facts = replace(search.graph.facts, states=fst.num_states, dropped_by_sherpa=0)
     write_graph(DecodingGraph(fst, search.graph.words, labels, len(labels), facts), folder, MARK)
     return [
         f"{len(search.tokens)} columns, {len(search.graph.words)} words, a graph of {fst.num_states} states",
-        f"{moved.unread} words sat where sherpa-onnx does not look: {moved.backwards} moved to the frame before, "
-        f"{moved.forwards} to the frame behind",
+        f"{moved.unread} words were on arcs that sherpa-onnx does not read: {moved.backwards} moved to the frame"
+        f" before, {moved.forwards} to the frame after",
     ]
 
 
@@ -214,15 +217,15 @@ def _write_metadata(
 
 
 def check_place(out: Path, force: bool) -> None:
-    """Only an earlier export may be replaced, and only if that is asked for.
+    """Check that the folder is new or empty, or with `force` holds an earlier export.
 
     Raises:
-        SettingError: the folder holds an export or something else; says what.
+        SettingError: the folder holds an export or other files; describes them.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not is_export(out):
-        raise SettingError(f"{out} holds something that is no export: name another folder")
+        raise SettingError(f"{out} holds files that are not an export: name another folder")
     if not force:
         facts = read_object(out / METADATA, "export again to another folder")
         told = ", ".join(str(facts[name]) for name in ("comment", "kind", "graph") if name in facts)
@@ -241,6 +244,6 @@ def vouched(graph: bool) -> Sequence[str]:
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Digest of metadata, without the digest that stands in them."""
+    """Digest of metadata, without their own entry `digest`."""
     rest = {name: value for name, value in content.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

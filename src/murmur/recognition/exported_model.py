@@ -1,4 +1,4 @@
-"""An exported folder as something that transcribes: nothing of the run, its corpus or its cache is needed."""
+"""Transcribes with an exported folder; the run, its corpus and its cache are not needed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from murmur.speech.features.shards import sha256_of
 
 @dataclass(frozen=True, eq=False)
 class ExportedModel:
-    """A network in onnxruntime; normalisation, prior and acoustic scale are inside.
+    """Network in onnxruntime, which includes normalisation, prior and acoustic scale.
 
     Attributes:
-        runner: the session.
-        front: what makes its features.
-        stack: input frames per output frame.
-        cmvn: nothing is left to be normalised outside.
+        runner: Session of onnxruntime.
+        front: Front end that computes the network's features.
+        stack: Input frames per output frame.
+        cmvn: Always "none", since the network normalises its input.
     """
 
     runner: Any
@@ -52,11 +52,11 @@ class ExportedModel:
 
 
 def exported_transcriber(folder: Path, given: Mapping[str, float | None], longest_seconds: float) -> Transcriber:
-    """The transcriber of an exported folder; `given`: beams, None for those of the export.
+    """Make the transcriber of an exported folder; a None in `given` keeps the export's beam setting.
 
     Raises:
         SettingError: the folder is damaged, or of another version.
-        ExportError: onnxruntime is not installed, or does not take the network.
+        ExportError: onnxruntime is not installed, or cannot load the network.
     """
     try:
         facts = _facts(folder)
@@ -64,12 +64,14 @@ def exported_transcriber(folder: Path, given: Mapping[str, float | None], longes
         # Scale and penalty are inside the export.
         options = replace(DecodeOptions(**search), acoustic_scale=1.0, insertion_penalty=0.0, retries=facts["retries"])
         times = json.loads((folder / TIMES).read_text(encoding="utf-8"))
-        listen = _listener(folder, times, options)
+        recogniser = _recogniser(folder, times, options)
         front, stack = _front(facts), int(facts["subsampling_factor"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise SettingError(f"the export in {folder} is incomplete or damaged ({reason}): export it again") from error
-    return Transcriber(ExportedModel(session(folder / "model.onnx", threads=0), front, stack), listen, longest_seconds)
+    return Transcriber(
+        ExportedModel(session(folder / "model.onnx", threads=0), front, stack), recogniser, longest_seconds
+    )
 
 
 def looks_exported(folder: Path) -> bool:
@@ -78,7 +80,11 @@ def looks_exported(folder: Path) -> bool:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """metadata.json, and every file what was written there."""
+    """Read metadata.json and verify the digests of all files.
+
+    Raises:
+        ValueError: a file was changed after the export.
+    """
     facts: dict[str, Any] = json.loads((folder / METADATA).read_text(encoding="utf-8"))
     if facts["digest"] != digest_of(facts):
         raise ValueError(f"{METADATA} is not what was written there")
@@ -88,7 +94,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _listener(folder: Path, times: Mapping[str, Any], options: DecodeOptions) -> Recogniser:
+def _recogniser(folder: Path, times: Mapping[str, Any], options: DecodeOptions) -> Recogniser:
     if "units" in times:
         return CtcBestPath(Units(times["units"], tuple(times["symbols"])))
     return GraphSearch(Decoder(StoredGraph.of(folder).read(), options), spans_of(times))

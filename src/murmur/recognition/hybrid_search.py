@@ -1,4 +1,4 @@
-"""Decoding of any speech with the network of a hybrid experiment: its graph, its scores, the times of its words."""
+"""Decodes any speech with the network of a hybrid experiment: graph, scores, and times of words."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ FRAME_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class HybridSearch:
-    """A network on the states of a hybrid task.
+    """Search with a network over the states of a hybrid task.
 
     Attributes:
-        task: the task it was trained for.
-        network: feats_NTF to logits_NTC.
-        grammar: another than the task's, by its name or a user's own; None for that one.
-        kept: folder where results are kept while they are made; None keeps none.
+        task: Task of the network's training.
+        network: Network that maps feats_NTF to logits_NTC.
+        grammar: Name of another grammar, or the user's own vocabulary; None for the task's grammar.
+        kept: Folder that saves results as they are made; None saves nothing.
     """
 
     task: HybridTask
@@ -47,7 +47,7 @@ class HybridSearch:
 
     @cached_property
     def stage(self) -> Stage:
-        """The Gaussian system whose states the network knows."""
+        """Gaussian system with the states of the network."""
         return self.task.hmms.trained[-1]
 
     @cached_property
@@ -61,16 +61,16 @@ class HybridSearch:
 
     @cached_property
     def words(self) -> tuple[Lang, Grammar]:
-        """The vocabulary of decoding and its grammar.
+        """Vocabulary of decoding and its grammar.
 
         Raises:
-            ValueError: there is no such grammar, or words cannot be pronounced.
+            ValueError: there is no such grammar, or some words have no pronunciation.
         """
         return self.half.words(self.stage.model.lang, self.grammar or self.task.decoding.network.grammar)
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the decoding graph, built if it is not there."""
+        """Folder of the decoding graph, which is built if it is missing."""
         return self.half.graph(self.stage.model, *self.words)
 
     @property
@@ -81,11 +81,11 @@ class HybridSearch:
 
     @property
     def widest(self) -> DecodeOptions:
-        """The widest search that the experiment tries."""
+        """Settings of the widest search that the experiment tries."""
         return first_options(self.task.decoding.network)
 
     def decode(self, corpus: Corpus, options: DecodeOptions) -> Decoded:
-        """The best hypothesis of each utterance, with a progress bar.
+        """Find the best hypothesis of each utterance, with a progress bar.
 
         Raises:
             ValueError: there is no such grammar, or features do not fit the network.
@@ -106,7 +106,7 @@ class HybridSearch:
             )
 
     def tune(self, dev: Corpus) -> DecodeOptions:
-        """The settings with the fewest errors on these utterances, of those that the experiment tries."""
+        """Return the settings with the fewest errors on these utterances, of those that the experiment tries."""
         with timed("decoding graph"):
             graph = self.folder
         with timed(f"trying scales on {len(dev.texts)} utterances"):
@@ -123,14 +123,14 @@ class HybridSearch:
 
 
 def several(search: Search) -> Search:
-    """The search with scales and word costs to choose from, where the experiment fixes them for its own grammar."""
+    """Return the search with several scales and word costs, even if the experiment fixes them for its own grammar."""
     scales = search.scales if len(search.scales) > 1 else Decoding().network.scales
     penalties = search.insertion_penalties if len(search.insertion_penalties) > 1 else (0.0, 1.0, -1.0)
     return replace(search, scales=scales, insertion_penalties=penalties)
 
 
 def word_lines(search: HybridSearch, found: Mapping[str, Hypothesis]) -> list[str]:
-    """CTM lines of hypotheses; a partial one, whose last word may be cut, has its words only in the text."""
+    """CTM lines of complete hypotheses; a partial one, whose last word may be cut, appears only in the text."""
     lines, timer = [], search.timer
     for utterance, hypothesis in found.items():
         if not hypothesis.complete:

@@ -17,14 +17,14 @@ from murmur.run.origin import is_of, located
 from murmur.speech.corpus.file_errors import read_object
 
 SETTINGS = ("acoustic_scale", "insertion_penalty", "beam", "max_active")
-OF_NO_MATTER = ("cache", "jobs")  # where things lie and how many processes work
+IRRELEVANT = ("cache", "jobs")  # settings without effect on results
 
 
 def task_of(folder: Path, source: str, settings: Sequence[str], jobs: int | None = None) -> Task:
-    """The task of a run's experiment, with the run's settings and then these.
+    """Return the task of a run's experiment, with the run's settings and then `settings`.
 
-    Paths are those of the run's files where they are now. Where the experiment says something else today than when the
-    run began, that is told on standard error: a model goes with the front end that it was trained with.
+    Paths are the present ones of the run's files. Changes of the experiment since the run began are reported on
+    standard error, because a model needs the front end of its training.
     """
     trained = settings_of(folder, source)
     run = recorded(folder, "run.json")
@@ -39,14 +39,14 @@ def task_of(folder: Path, source: str, settings: Sequence[str], jobs: int | None
 def _differences(then: object, source: str, trained: Sequence[str]) -> list[str]:
     try:
         now = describe(resolved(source, trained).task)
-    except SettingError as error:  # other settings may mend that
+    except SettingError as error:  # further settings may correct this
         return [f"the run's settings are not valid by themselves any more: {error}"]
-    found = differences(then, now, "task", OF_NO_MATTER)
+    found = differences(then, now, "task", IRRELEVANT)
     return [f"{name} was {was} and is {value} now" for name, was, value in found]
 
 
 def settings_of(folder: Path, source: str) -> list[str]:
-    """The settings that a run was trained with; none where there is no record, or it is of another experiment."""
+    """Settings of a run's training; empty if there is no record, or if it is of another experiment."""
     run = recorded(folder, "run.json")
     found = run.get("settings", []) if is_of(run, source) else []
     return [str(s) for s in found if str(s).startswith("task.")] if isinstance(found, list) else []
@@ -67,10 +67,10 @@ def figures_on_test(folder: Path) -> Mapping[str, float]:
 
 
 def recorded(folder: Path, name: str) -> dict[str, Any]:
-    """A record that a run left; empty where there is none.
+    """Read a record of a run; empty if there is none.
 
     Raises:
-        CorpusError: it is damaged.
+        CorpusError: the record is damaged.
     """
     path = folder / name
-    return read_object(path, "restore it, or move it away and say by options what it said") if path.is_file() else {}
+    return read_object(path, "restore it, or move it away and give its settings as options") if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""A run's folder as something that recognises speech: its network, front end, normalisation, prior and graphs."""
+"""Recognises speech with a run's folder: network, front end, normalisation, prior and graphs."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from murmur.tasks.vocabulary import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A trained network and the task that it was trained for.
+    """Trained network with the task of its training.
 
     Attributes:
-        task: hybrid or CTC.
-        network: in evaluation mode.
-        folder: of the run.
-        name: of the experiment.
-        weights: which model of the run the network is, in words.
+        task: Task of the training, hybrid or CTC.
+        network: Network in evaluation mode.
+        folder: Folder of the run.
+        name: Name of the experiment.
+        weights: Description of the chosen model of the run.
     """
 
     task: HybridTask | CtcTask
@@ -55,7 +55,7 @@ class TrainedRun:
 
     @cached_property
     def train(self) -> Corpus:
-        """The training utterances."""
+        """Training utterances."""
         task = self.task
         return task.material.train if isinstance(task, HybridTask) else splits(task.root)[0]
 
@@ -68,8 +68,8 @@ class TrainedRun:
         """
         if self.train.utterances[0].features is not None:
             raise SettingError(
-                f"{self.folder} was trained on features that came with the corpus: nobody here knows how to make them "
-                "from audio; train on audio"
+                f"{self.folder} was trained on features that came with the corpus, which cannot be computed from audio:"
+                " train on audio"
             )
         bins = self.task.front.bins if isinstance(self.task, HybridTask) else BINS
         return LogMel(rate_hz=sample_rate_hz(self.train), bins=bins)
@@ -123,17 +123,17 @@ class TrainedRun:
         return replace(self.task.search, decoding=replace(self.task.decoding, grammar=name))
 
     def searched(self, request: SearchRequest) -> tuple[HybridSearch | CtcSearch | None, DecodeOptions]:
-        """The search that a command line asks for, and its settings, tuned if that is asked for.
+        """Return the search of a command line and its settings, tuned if the command line requests it.
 
         Raises:
-            ValueError: words cannot be pronounced, or there is no acoustic scale.
+            ValueError: some words have no pronunciation, or there is no acoustic scale.
         """
         search = self.search(request.grammar)
         options = self.options(settings_of_search(self.task, self.network, search, request))
         return search, to_the_end(options, request.grammar)
 
     def options(self, given: Mapping[str, float | int | None]) -> DecodeOptions:
-        """Search settings: as given, else as the run tuned them on dev, else the experiment's first.
+        """Return search settings: those given, else those that the run tuned on dev, else the experiment's first.
 
         Raises:
             SettingError: a hybrid system without an acoustic scale.
@@ -155,7 +155,7 @@ class TrainedRun:
 
 
 def graph_folder(search: HybridSearch | CtcSearch) -> Path:
-    """The folder of the decoding graph, built if it is not there."""
+    """Folder of the decoding graph, which is built if it is missing."""
     with timed("decoding graph"):
         return search.folder
 
@@ -168,12 +168,12 @@ def open_run(
     trust: bool = False,
     choice: Choice | None = None,
 ) -> TrainedRun:
-    """The run behind a folder or one of its .safetensors files; all names are checked before the model is loaded.
+    """Open the run of a folder or of one of its .safetensors files; checks all names before it loads the model.
 
-    `choice`: which model of the run. `trust`: a Python file that run.json names may be run whoever wrote it.
+    `choice` selects a model of the run. `trust` allows any Python file that run.json names to be run.
 
     Raises:
-        SettingError: there is no model, no record of its experiment, no such grammar, or it recognises no speech.
+        SettingError: there is no model, no record of its experiment, no such grammar, or the task is not recognition.
     """
     stem = model_to_read(model, choice)
     folder = stem.parent

@@ -1,4 +1,4 @@
-"""From a recording to words with times and confidences, by a trained network."""
+"""Transcribes a recording with a trained network: words with times and confidences."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from murmur.tasks.ctc.task import CtcTask
 
 
 class Acoustics(Protocol):
-    """A network that gives scores to features."""
+    """Network that computes scores from features."""
 
     @property
     def front(self) -> LogMel:
-        """What makes its features."""
+        """Front end that computes the network's features."""
 
     @property
     def cmvn(self) -> Scope:
@@ -51,16 +51,16 @@ class Acoustics(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Transcriber:
-    """A network with its search.
+    """Network with its search.
 
     Attributes:
-        network: what gives scores.
-        listen: what finds words in its scores.
-        longest_seconds: longer recordings are cut at silences.
+        network: Network that computes scores.
+        recogniser: Search that finds words in the scores.
+        longest_seconds: Limit above which a recording is cut at silences.
     """
 
     network: Acoustics
-    listen: Recogniser
+    recogniser: Recogniser
     longest_seconds: float = 30.0
 
     @property
@@ -69,7 +69,7 @@ class Transcriber:
         return self.network.front
 
     def __call__(self, recording: Recording, source: str) -> Transcript:
-        """The words of a recording at the rate of the front end."""
+        """Transcribe a recording that has the sample rate of the front end."""
         rate_hz, front = recording.rate_hz, self.front
         window = front.frame_length_seconds * rate_hz
         pieces = cut_at_silences(recording.samples, rate_hz, self.longest_seconds)
@@ -78,15 +78,15 @@ class Transcriber:
         words: list[Word] = []
         partial = False
         for (first, _), feats_TF in zip(long_enough, feats, strict=True):
-            heard, complete = self.listen(self.network.scores(feats_TF))
+            recognised, complete = self.recogniser(self.network.scores(feats_TF))
             partial = partial or not complete
-            words += [self._word(h, first / rate_hz, recording.seconds) for h in heard]
+            words += [self._word(each, first / rate_hz, recording.seconds) for each in recognised]
         spans = tuple((first / rate_hz, end / rate_hz) for first, end in pieces)
         short = not long_enough
         return Transcript(source, recording.seconds, tuple(words), spans, partial, recording.changes, short)
 
     def _normal(self, feats: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """By each piece's own statistics, or by those of the recording where training had those of speakers."""
+        """Normalise by each piece's own statistics, or by the recording's if training used those of speakers."""
         if self.network.cmvn == "none" or not feats:
             return list(feats)
         if self.network.cmvn == "speaker":
@@ -94,16 +94,16 @@ class Transcriber:
             return [normalise(feats_TF, *pair) for feats_TF in feats]
         return [normalise(feats_TF, *statistics([feats_TF])) for feats_TF in feats]
 
-    def _word(self, heard: RecognisedWord, begin_seconds: float, seconds: float) -> Word:
+    def _word(self, found: RecognisedWord, begin_seconds: float, seconds: float) -> Word:
         frame_seconds = self.front.frame_shift_seconds * self.network.stack
-        start, end = (min(begin_seconds + frame * frame_seconds, seconds) for frame in (heard.first, heard.end))
-        return Word(heard.word, start, end, heard.confidence)
+        start, end = (min(begin_seconds + frame * frame_seconds, seconds) for frame in (found.first, found.end))
+        return Word(found.word, start, end, found.confidence)
 
 
 def transcriber(
     run: TrainedRun, search: HybridSearch | CtcSearch | None, options: DecodeOptions, longest_seconds: float
 ) -> Transcriber:
-    """The transcriber of a run, its graph built where it is missing.
+    """Make the transcriber of a run; builds its graph if it is missing.
 
     Raises:
         ValueError: there is no such grammar.

@@ -1,4 +1,4 @@
-"""Search settings for a grammar of a user's own: tuned on a development set, or those of the run."""
+"""Search settings for a user's own grammar: tuned on a development set, or taken from the run."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ class SearchRequest:
 
     @property
     def changes(self) -> dict[str, float]:
-        """The settings that are given."""
+        """Settings with a value on the command line."""
         return {name: value for name, value in self.given.items() if value is not None}
 
     @property
     def named(self) -> str | None:
-        """The grammar by its name or file; None for the run's own."""
+        """Name or file of the grammar; None for the run's own."""
         return str(self.grammar.source) if isinstance(self.grammar, Vocabulary) else self.grammar
 
     def is_best_path(self, task: HybridTask | CtcTask) -> bool:
-        """True if a network of this task is read off without a graph."""
+        """True if a network of this task is decoded without a graph."""
         return isinstance(task, CtcTask) and (self.grammar or task.decoding.grammar) == GREEDY
 
 
 def check_request(task: HybridTask | CtcTask, request: SearchRequest) -> None:
-    """Check the grammar, and that tuning is possible where it is asked for.
+    """Check the grammar and, if tuning is requested, that it is possible.
 
     Raises:
         SettingError, CorpusError: there is no such grammar or data, or there is nothing to tune.
@@ -84,7 +84,7 @@ def settings_of_search(
     search: HybridSearch | CtcSearch | None,
     request: SearchRequest,
 ) -> dict[str, float]:
-    """The search settings that replace the run's: those given, and what tuning finds.
+    """Return the search settings that replace the run's: those of the command line and those found by tuning.
 
     Raises:
         SettingError: no word of the development data is in the vocabulary.
@@ -106,18 +106,18 @@ def settings_of_search(
 
 
 def to_the_end(options: DecodeOptions, grammar: str | Vocabulary | None) -> DecodeOptions:
-    """The settings with which a search for sentences of a user's grammar ends in one, however far the speech is off."""
+    """Settings with enough retries that a search in a user's grammar of sentences ends in a complete sentence."""
     own = isinstance(grammar, Vocabulary) and grammar.kind == "grammar"
     return replace(options, retries=RETRIES) if own else options
 
 
 def corpus_of(task: HybridTask, data: str) -> Corpus:
-    """A part of the set, or other data."""
+    """Corpus of a part of the set, or of other data."""
     return getattr(task.material, data) if data in PARTS else read_corpus(data)
 
 
 def split_of(task: CtcTask, data: str) -> SplitData:
-    """A part of the set, or other data."""
+    """Data of a part of the set, or other data."""
     return getattr(task.data, data) if data in PARTS else task.read(read_corpus(data))
 
 
@@ -136,7 +136,7 @@ def _tuned(task: HybridTask | CtcTask, network: nn.Module, search: HybridSearch 
 
 
 def _check_texts(texts: Mapping[str, str], words: Sequence[str], dev: str) -> None:
-    """Say how much of the development set is outside the vocabulary, and refuse a set that is all outside."""
+    """Log how many words of the development set are outside the vocabulary; refuse a set with none inside."""
     counts = Counter(word for text in texts.values() for word in text.split())
     known = set(words)
     missing = Counter({word: count for word, count in counts.items() if word not in known})
@@ -154,10 +154,10 @@ def _check_texts(texts: Mapping[str, str], words: Sequence[str], dev: str) -> No
 
 
 def check_grammar(task: HybridTask | CtcTask, grammar: str | Vocabulary | None) -> None:
-    """Check that there is such a grammar, and that the file of one's own can be read.
+    """Check that the grammar exists, and that the file of a user's own grammar is readable.
 
     Raises:
-        ValueError: names what is missing or wrong.
+        ValueError: the grammar is missing or wrong; names the problem.
     """
     if isinstance(grammar, Vocabulary):
         _ = grammar.content

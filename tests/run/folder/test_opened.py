@@ -95,7 +95,7 @@ def test_the_default_folder_is_new_every_time_and_latest_points_to_it(
         assert run.out == places[-1]  # not the link, which may move on while this run goes
     (LATEST / "records.jsonl").unlink()
     places[-1].rename("runs/moved")
-    with pytest.raises(SettingError, match="no folder: name the run's folder"), opened(LATEST, "t", True, False):
+    with pytest.raises(SettingError, match="not a folder: name the run's folder"), opened(LATEST, "t", True, False):
         pass
     assert sorted(path.name for path in Path("runs").iterdir()) == sorted(
         ["latest", "moved", *(place.name for place in places[:-1])]
