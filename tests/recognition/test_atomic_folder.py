@@ -1,4 +1,4 @@
-"""Folders that appear whole: whatever kills or outruns their writer, the old one or the new one is there."""
+"""Atomic folders: the old or the new folder exists, even if its writer is killed or another program is faster."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_of_two_writers_one_stays_whole(tmp_path, monkeypatch):
     assert first.wait(20)
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)  # another program
-    monkeypatch.setattr("murmur.recognition.atomic_folder._lives", lambda _: True)
+    monkeypatch.setattr("murmur.recognition.atomic_folder._is_running", lambda _: True)
     write(tmp_path / "out", "fast")
     monkeypatch.undo()
     assert (tmp_path / "out" / "text").read_text() == "fast"

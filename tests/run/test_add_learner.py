@@ -1,4 +1,4 @@
-"""Real processes: a learner is added to a run that is under way."""
+"""Processes: a learner is added to a run that is under way."""
 
 from __future__ import annotations
 

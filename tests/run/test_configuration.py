@@ -66,7 +66,9 @@ def test_files(tmp_path: Path) -> None:
         load("nowhere.py")
     with pytest.raises(SettingError, match="did you mean 'toy'"):
         load("toyy")
-    with pytest.raises(SettingError, match=r"neither a .py file nor a recipe"):  # a module beside recipes, but none
+    with pytest.raises(
+        SettingError, match=r"neither a .py file nor a recipe"
+    ):  # a module beside the recipes that is not one
         load("hybrid_hmm")
 
 
@@ -120,7 +122,7 @@ def test_a_setting_that_nothing_makes_valid_is_the_one_that_is_named() -> None:
 
 @dataclass(frozen=True)
 class Chain:
-    """A value that may hold another of its class."""
+    """Value that may hold another value of its class."""
 
     length: int = 1
     rest: Chain | None = None

@@ -1,4 +1,4 @@
-"""`murmur train --dry-run`: what is not prepared is told first; seconds a step are those after warming up."""
+"""`murmur train --dry-run`: lists unprepared data first, and times steps after a warm-up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_is_not_prepared_is_told_first_and_made_only_where_wanted(tmp_path:
     assert code == 0, said
     assert said.index("to prepare: about") < said.index("first minibatch:")
     assert not (tmp_path / "run").exists()
-    code, said = run(*look, "--no-prepare")  # now that all is there, it tells all
+    code, said = run(*look, "--no-prepare")  # all data is prepared now, so all lines appear
     assert code == 0, said
     assert "prepared: all data for training exists" in said
     assert "first minibatch:" in said
@@ -86,7 +86,7 @@ def test_estimates_grow_with_the_work(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Cold(toy.ToyTask):
-    """A task whose minibatches take 1.9 s on a clock of its own when they are seen first, and 0.13 s later."""
+    """Task whose minibatches take 1.9 s on its own clock the first time, and 0.13 s later."""
 
     def minibatch(self, n: int) -> tuple[Tensor, Tensor]:
         CLOCK.now += 0.13 if n in CLOCK.seen else 1.9

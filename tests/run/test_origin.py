@@ -31,7 +31,7 @@ class Task:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a set, a cache and more, as the current one; a home of its own."""
+    """Make a working folder with a data set, a cache and more, and a separate home."""
     home, project = tmp_path / "home", tmp_path / "project"
     for folder in (home, project / "set", project / "cache", project / "old", project / "lm", project / "runs" / "a"):
         folder.mkdir(parents=True)
@@ -48,7 +48,7 @@ def test_paths_are_found_from_anywhere_and_after_a_move(project: Path, monkeypat
         "task.model": Path("old/model"),
         "task.cache": Path("cache"),
         "task.inner.grammar": Path("lm/small.arpa"),
-    }  # not the lexicon, which is the set's own
+    }  # without the lexicon, which is part of the set
     run = json.loads(json.dumps(described_origin("toy", Task(), Path("runs/a"))))
     monkeypatch.chdir("/")
     expected = {"corpus": "set", "model": "old/model", "cache": "cache", "inner.grammar": "lm/small.arpa"}

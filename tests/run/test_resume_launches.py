@@ -1,4 +1,4 @@
-"""Launches of `murmur train` that are killed or asked to stop at random moments, and go on."""
+"""Launches of `murmur train` that are killed or stopped at random moments, and resumed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def records(out: Path) -> int:
 
 
 def cut(process: subprocess.Popen[str], out: Path, after: int, how: signal.Signals) -> None:
-    """Send a signal once so many records have been written."""
+    """Send a signal after `after` records have been written."""
     deadline = time.monotonic() + 120
     while records(out) < after and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -55,7 +55,7 @@ def cut(process: subprocess.Popen[str], out: Path, after: int, how: signal.Signa
 
 
 def go_through(strategy: str, ways: Sequence[signal.Signals], seed: int, out: Path, pool: Pool) -> None:
-    """A run that is cut off in these ways ends with the bits of one that is not."""
+    """Check that a run interrupted in these ways ends with the same bits as an uninterrupted one."""
     draw = random.Random(seed)
     wanted = pool.call(fit_in_process, 2, configure(toy.experiment(), SETTINGS, strategy))[0]
     for number, how in enumerate(ways):
@@ -79,10 +79,10 @@ def learn(place: Place, strategy: str, out: Path, resume: bool) -> None:
 
 
 def launch_forked(strategy: str, out: Path, resume: bool, pool: Pool) -> list[Any]:
-    """Two learners without a launcher, forked from a process that has imported everything."""
+    """Fork two learners, without a launcher, from a process that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["murmur.run.training", "murmur.recipes.toy"])
-    pool.jobs += 1  # the store is the pool's
+    pool.jobs += 1  # the pool provides the store
     places = [Place(rank, 2, rank, "127.0.0.1", pool.port, pool.jobs) for rank in range(2)]
     learners = [context.Process(target=learn, args=(p, strategy, out, resume), daemon=True) for p in places]
     for learner in learners:
@@ -93,7 +93,7 @@ def launch_forked(strategy: str, out: Path, resume: bool, pool: Pool) -> list[An
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("which", range(2))
 def test_killed_at_random_times_a_run_ends_with_the_same_bits(which: int, tmp_path: Path, pool: Pool) -> None:
-    """First all learners die, then all are asked to stop; the third launch comes to the end."""
+    """All learners are killed, then all are asked to stop; the third launch finishes the run."""
     seed = int.from_bytes(os.urandom(4), "big")
     draw, strategy = random.Random(seed), IN_STEP[(seed + which) % len(IN_STEP)]
     wanted = pool.call(fit_in_process, 2, configure(toy.experiment(), SETTINGS, strategy))[0]
@@ -105,7 +105,7 @@ def test_killed_at_random_times_a_run_ends_with_the_same_bits(which: int, tmp_pa
             while records(tmp_path) < after and all(learner.exitcode is None for learner in learners):
                 time.sleep(0.002)
             for learner in learners:
-                with suppress(ProcessLookupError):  # it has come to its end
+                with suppress(ProcessLookupError):  # the process has already ended
                     os.kill(learner.pid, ends)
         for learner in learners:
             learner.join(60)
@@ -126,7 +126,7 @@ def test_many_kills(strategy: str, seed: int, tmp_path: Path, pool: Pool) -> Non
 
 @pytest.mark.timeout(120)
 def test_a_second_request_ends_at_once(tmp_path: Path) -> None:
-    """While the first one cannot be met: learners do not come to a boundary."""
+    """The first request is still pending, because no learner arrives at a boundary."""
     waits = "import signal, time; from murmur.worlds.process.launch.signals import StopSignals\n"
     waits += "with StopSignals() as asked:\n    print('ready', flush=True); time.sleep(60); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, text=True)
@@ -134,10 +134,10 @@ def test_a_second_request_ends_at_once(tmp_path: Path) -> None:
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)  # the same request, which came twice
+    process.send_signal(signal.SIGTERM)  # a repetition of the same request
     time.sleep(2.0)
     assert process.poll() is None
-    process.send_signal(signal.SIGUSR1)  # only asks
+    process.send_signal(signal.SIGUSR1)  # only a request
     time.sleep(0.1)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)

@@ -146,7 +146,7 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
             vector = torch.cat([pieces[n] for n in given]) if given else vector
         if vector.numel() != wanted.numel:
             raise SettingError(
-                f"{stem}: its {part} are {vector.numel()} numbers, the model has {wanted.numel}: the file is from"
+                f"{stem}: its {part} are {vector.numel()} numbers, the model has {wanted.numel}: it is of"
                 " another experiment"
             )
         wanted.scatter(vector.to(wanted.device))

@@ -1,4 +1,4 @@
-"""A folder's lock: one run at a time, held by children and other learners too, its holder named."""
+"""Lock of a folder: admits one run at a time, is held by children and other learners too, and names its holder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sys.stdin.read()
 
 
 def other(path: Path, how: str = "take") -> subprocess.Popen[str]:
-    """A process that holds a lock until its standard input ends."""
+    """Start a process that holds a lock until its standard input ends."""
     command = [sys.executable, "-c", HOLDS, str(path), how]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -58,7 +58,7 @@ def test_the_holder_is_named(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_held_until_the_last_learner_ends(tmp_path: Path) -> None:
-    """The process that took it is gone, by kill -9; a learner elsewhere has joined."""
+    """The process that took the lock is killed with SIGKILL; a learner elsewhere has joined."""
     path = tmp_path / LOCK
     first = other(path)
     learner = other(path, "join")
@@ -81,7 +81,7 @@ def test_a_child_that_inherits_the_file_holds_the_lock(tmp_path: Path) -> None:
 
 
 def test_of_many_processes_one_gets_it(tmp_path: Path) -> None:
-    """While readers look at the lock, too."""
+    """Readers test the lock at the same time."""
     program = HOLDS.replace("lock =", "from murmur.core.errors import SettingError\ntry:\n  lock =")
     program = program.replace('print("holds"', 'print("holds"').replace(
         "sys.stdin.read()\n", "except SettingError: print('refused', flush=True)\nsys.stdin.read()\n"

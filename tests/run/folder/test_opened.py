@@ -1,4 +1,4 @@
-"""Folders of runs: new ones by date, old ones never overwritten unasked, files of others left alone."""
+"""Folders of runs: new ones are named by date, old ones are replaced only on request, foreign files stay."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_force_removes_what_the_run_wrote_and_nothing_else(tmp_path: Path) -> No
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     with opened(tmp_path, "toy", resume=False, force=True) as run:
-        assert holds_work(tmp_path)  # until everything is checked
+        assert holds_work(tmp_path)  # until all checks have passed
         run.begin()
     assert files(tmp_path) == own | {LOCK}
     remove_run(tmp_path)
@@ -69,7 +69,7 @@ def test_a_run_that_never_began_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_work_may_be_used(tmp_path: Path) -> None:
-    """A run that failed before its first minibatch, or files of the user's own."""
+    """The folder holds a run that failed before its first minibatch, or the user's own files."""
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "records.jsonl").write_text("")
@@ -92,7 +92,7 @@ def test_the_default_folder_is_new_every_time_and_latest_points_to_it(
     assert len(set(places)) == 3
     assert all(place.name[:2] == "20" and "-toy" in place.name for place in places)
     with opened(LATEST, "toy", resume=True, force=False) as run:
-        assert run.out == places[-1]  # not the link, which may move on while this run goes
+        assert run.out == places[-1]  # not the link, which may change during this run
     (LATEST / "records.jsonl").unlink()
     places[-1].rename("runs/moved")
     with pytest.raises(SettingError, match="not a folder: name the run's folder"), opened(LATEST, "t", True, False):
@@ -132,7 +132,7 @@ def test_how_a_run_stands(tmp_path: Path) -> None:
     with opened(tmp_path, "toy", resume=False, force=False) as run:
         run.begin()
         assert state_of(tmp_path).name == "running"
-    assert state_of(tmp_path).name == "killed"  # no word of an end
+    assert state_of(tmp_path).name == "killed"  # no final record
     for status, name in ((79, "stopped"), (75, "failed"), (1, "failed"), (0, "finished")):
         with opened(tmp_path, "toy", resume=True, force=False) as run:
             run.begin()

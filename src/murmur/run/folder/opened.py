@@ -17,7 +17,7 @@ from murmur.run.folder.lock import LOCK, FolderLock
 from murmur.run.folder.state import ENDED, Ending, write_ending
 
 log = logging.getLogger(__name__)
-LATEST = Path("runs/latest")  # a link to the newest run without a folder of its own choice
+LATEST = Path("runs/latest")  # a link to the newest run that was started without --out
 WAYS = (
     "Continue it with --resume, keep it and give another --out, or replace it with --force (which removes the files of"
     " that run and nothing else)"
