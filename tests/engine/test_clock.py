@@ -1,4 +1,4 @@
-"""Where a learner's seconds went, as its records say, does not depend on how often the run is evaluated."""
+"""The recorded split of a learner's seconds does not depend on how often the run is evaluated."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_the_same_run_but_for_rounding(strategy: Strategy) -> None:
 
 
 def test_learners_that_die_and_come_back() -> None:
-    """What a killed learner had under way is computed for nobody; the run is that of gradients computed alone."""
+    """A killed learner's pending work is not computed; the run equals that of gradients computed alone."""
     cluster = replace(CLUSTER, faults=(Kill(2, 0.45), Rejoin(2, 1.0), Kill(0, 0.7)))
     counted = Counted([])
     alone, by_themselves = trained(experiment(ADPSGD()), None, cluster)

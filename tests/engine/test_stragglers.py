@@ -1,4 +1,4 @@
-"""Who is slow, on figures drawn from known distributions."""
+"""Detection of slow learners on figures drawn from known distributions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exact(learner: int, compute: float, data: float = 0.0, link: LinkEstimate | 
 
 
 def watch(rounds: Sequence[Sequence[Window]]) -> list[tuple[int, Straggler]]:
-    """What is found in rounds of windows of all learners, and in which round."""
+    """Findings in rounds of windows of all learners, each with its round."""
     stragglers = Stragglers()
     found = []
     for number, round_ in enumerate(rounds):

@@ -1,4 +1,4 @@
-"""How much training: counted in minibatches of all learners together, so that their number may change."""
+"""Length of training, counted in minibatches of all learners together, so that their number may change."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ class TrainingClock:
         return spent
 
     def moment(self) -> Moment:
-        """Where something begins that may be left out."""
+        """Start of a stretch that may be left out."""
         return Moment(self._seat.now, self._seat.trace.totals())
 
     def leave_out(self, since: Moment) -> None:
-        """What passed since a moment was evaluation, whatever else it was noted as."""
+        """Count the time since a moment as evaluation, whatever else it was recorded as."""
         now = self._seat.now
         self._off += now - since.seconds
         self._seat.trace.add(EVALUATION, since.seconds, now, "evaluation")

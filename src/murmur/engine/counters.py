@@ -1,4 +1,4 @@
-"""What a learner counts, and when there are too many numbers that are none.
+"""Counters of a learner, and the limit on non-finite losses and gradients.
 
 A minibatch whose loss or gradient is not finite is skipped: one such minibatch is an accident of the data, many in a
 row are a model that has diverged.
@@ -23,7 +23,7 @@ ADVICE = "training has diverged. Lower the learning rate, warm it up, or bound g
 
 @dataclass
 class Counters:
-    """Where a learner stands; a checkpoint keeps it all.
+    """Progress counters of a learner; a checkpoint saves all of them.
 
     Attributes:
         most_in_a_row: so many minibatches skipped one after the other end the run.
@@ -65,7 +65,7 @@ class Counters:
         self.good_since += 1
 
     def diverges(self, heldout: float, lowest: float) -> bool:
-        """Whether losses say that training has diverged: worse than at the beginning, and held out worse than before.
+        """True if training has diverged: loss worse than at the beginning, and held-out loss worse than before.
 
         Args:
             heldout: the held-out loss now.

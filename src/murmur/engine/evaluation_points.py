@@ -1,6 +1,6 @@
-"""What happens at the marks of a run: the consensus is evaluated and a checkpoint is written.
+"""Evaluation points of a run: the consensus is evaluated and a checkpoint is written.
 
-Lock-step strategies pass a mark where nothing local is un-averaged, all learners after the same number of gradients.
+Lock-step strategies pass one right after an average, all learners after the same number of gradients.
 The seconds so spent are kept off the time axis.
 """
 
@@ -198,7 +198,7 @@ class EvaluationPoints:
         write_pair(out / "averaged", tensors, {"minibatches": done, "marks": marks, **self.facts(figures)})
 
     def facts(self, figures: Mapping[str, float]) -> dict[str, Any]:
-        """What stands beside a consensus model."""
+        """Facts saved beside a consensus model."""
         shapes = layout_of(self.source.model)
         return {"experiment": self.source.experiment.digest(), "figures": dict(figures), "tensors": shapes}
 

@@ -17,7 +17,7 @@ from murmur.engine.task import Task
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to learn, how, for how long.
+    """Task, strategy and budget of a training run.
 
     Attributes:
         task: the model and its data.

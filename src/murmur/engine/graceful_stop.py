@@ -56,7 +56,7 @@ class GracefulStop:
             raise StoppedGracefully(done)
 
     async def _agree(self, me: Learner, beside: Group) -> bool:
-        """Whether all stop here: the same answer on every learner."""
+        """True if all learners stop here; the answer is the same on every learner."""
         now, regrouped = me.seat.now, me.group.regrouped
         if len(me.group.live) == 1:
             return self.asked()

@@ -1,6 +1,6 @@
-"""How learners' figures come together without a collective, and what is said of those that are slow.
+"""Collects learners' figures without a collective, and reports slow learners.
 
-Every few seconds each learner posts a letter of a few numbers to the one that leads, which judges them as they come.
+Every few seconds each learner sends a message of a few numbers to the leader, which judges them on arrival.
 """
 
 from __future__ import annotations

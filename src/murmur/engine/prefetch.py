@@ -22,7 +22,7 @@ REMEMBERED = 8  # seconds of so many minibatches tell how long one takes
 
 
 class Lane(Protocol):
-    """How a minibatch comes to the learner's device."""
+    """Transfer of minibatches to the learner's device."""
 
     def send(self, minibatch: Any) -> Any:
         """Begin; called by whoever made the minibatch, in its thread."""
@@ -130,7 +130,7 @@ class Prefetch:
 
     @property
     def seconds(self) -> float:
-        """What a minibatch takes to make, the most of the latest few; 0 before the first, and with none ahead."""
+        """Longest time to make one of the latest few minibatches; 0 before the first, and with none ahead."""
         return max(self._seconds) if self.ahead else 0.0
 
     def close(self) -> None:

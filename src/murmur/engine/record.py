@@ -1,4 +1,4 @@
-"""What a run leaves behind while it trains: one JSON line a record, a Chrome trace, one line of progress."""
+"""Output of a run while it trains: one JSON line per record, a Chrome trace, one line of progress."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Schedule = Callable[[Progress], float]
 
 
 def listens(schedule: Schedule) -> bool:
-    """Whether a schedule follows the held-out losses; all learners are then told them at every mark."""
+    """True if a schedule follows the held-out losses; all learners then get them at every evaluation point."""
     return bool(getattr(schedule, "listens", False))
 
 

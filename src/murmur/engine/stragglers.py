@@ -1,4 +1,4 @@
-"""Who is slow: learners judged against the others by what a step costs them, before any of them waits for another.
+"""Detects slow learners: compares the cost of a step between learners, before any of them waits for another.
 
 A learner is a straggler when a step takes it clearly longer than the median of the others, by more than the spread of
 the others and the noise of its own figures explain, in several windows in a row. Nothing here looks at a clock.
@@ -50,7 +50,7 @@ class LinkEstimate:
 
 @dataclass(frozen=True)
 class Window:
-    """What the steps of one learner cost it in a stretch of a few seconds.
+    """Cost of one learner's steps over a few seconds.
 
     Attributes:
         learner: whose.
@@ -78,7 +78,7 @@ class Window:
 
     @classmethod
     def from_note(cls, learner: int, note: Sequence[float]) -> Window:
-        """What `note` has made numbers of."""
+        """Decode the numbers made by `note`."""
         compute, compute_error, data, data_error, byte_seconds, sending_seconds = note
         link = LinkEstimate(byte_seconds, sending_seconds)
         return cls(learner, Estimate(compute, compute_error), Estimate(data, data_error), link)
@@ -105,7 +105,7 @@ class Straggler:
 
 
 def slowness(window: Window, others: Sequence[Window], factor: float = FACTOR) -> tuple[Cause, float] | None:
-    """What makes a learner slower than the others, and how many times; None if it keeps up.
+    """Cause and factor of a learner's slowness relative to the others; None if it keeps up.
 
     Args:
         window: of the learner.

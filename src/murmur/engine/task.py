@@ -1,4 +1,4 @@
-"""What the engine knows of a problem: a model, numbered minibatches, a loss, held-out figures.
+"""The engine's interface to a problem: a model, numbered minibatches, a loss, held-out figures.
 
 A minibatch is one integer. `minibatch(n)` is a pure function of the task and n, so that the order of the data, exact
 resume, handing work out on request and a changing number of learners all follow from counting.
@@ -41,7 +41,7 @@ class Recognised:
 
 @dataclass(frozen=True)
 class Score:
-    """What a trained model reaches on unseen data.
+    """Results of a trained model on unseen data.
 
     Attributes:
         figures: for programs.
@@ -88,7 +88,7 @@ class Task(Protocol):
 
 @runtime_checkable
 class Checkable(Protocol):
-    """What a task may offer beside `Task`: a check of its paths and names before anything is made."""
+    """Optional addition to `Task`: a check of its paths and names before anything is made."""
 
     def check(self) -> None:
         """Find missing files, unknown names and missing libraries; takes well under a second, and writes nothing.
@@ -117,15 +117,15 @@ class Unmade:
 
 @runtime_checkable
 class Preparable(Protocol):
-    """What a task may offer beside `Task`: an estimate of what `prepare` would do."""
+    """Optional addition to `Task`: an estimate of what `prepare` would do."""
 
     def unprepared(self) -> Sequence[Unmade]:
-        """What is not prepared yet, in the order in which it would be made; looks, and makes nothing itself."""
+        """List what is not prepared yet, in the order in which it would be made, without making anything."""
 
 
 @runtime_checkable
 class ResumableTest(Protocol):
-    """What a task may offer beside `Task`: a test that goes on where it was cut off."""
+    """Optional addition to `Task`: a test that goes on where it was cut off."""
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
         """`Task.test`, parts of whose work are kept in a folder as they are done; None keeps nothing."""
@@ -138,7 +138,7 @@ def test_in(task: Task, model: nn.Module, kept: Path | None) -> Score:
 
 @runtime_checkable
 class Stackable(Protocol):
-    """What a task may offer beside `Task`: gradients of many learners by one call (torch.func.vmap over their weights).
+    """Optional addition to `Task`: gradients of many learners by one call (torch.func.vmap over their weights).
 
     Its models draw no random numbers and have no running statistics: torch could not keep those of learners apart.
     """
@@ -147,4 +147,4 @@ class Stackable(Protocol):
         """A minibatch as tensors, and its samples; minibatches whose tensors have equal shapes are stacked."""
 
     def total(self, model: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """What `loss` calls `Loss.total`, by tensor operations alone: no number may be read out of a tensor."""
+        """Return the `Loss.total` of `loss`, by tensor operations alone: no number may be read out of a tensor."""

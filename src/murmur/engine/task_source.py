@@ -245,7 +245,7 @@ class TaskSource:
         return self.progress_at(self._claimed or self.reached(self._turn))
 
     def progress_at(self, minibatches: int) -> Progress:
-        """Where the run stands after so many minibatches of all learners together."""
+        """Progress of the run after a number of minibatches of all learners together."""
         epoch = minibatches / self.task.per_epoch
         return Progress(
             minibatches=minibatches,

@@ -34,7 +34,7 @@ from murmur.engine.task_source import TaskSource
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training gave: the consensus model, its held-out figures (where `leads`), minibatches done.
+    """Result of training: the consensus model, its held-out figures (where `leads`), minibatches done.
 
     `leads` is true on one learner: the first, or the first of those that lived to the end. `halted`: it was asked to
     stop, and has saved.
@@ -241,7 +241,7 @@ class Trainer:
 
 
 async def inherits(seat: Seat) -> bool:
-    """Whether the end of the run falls to this learner: who led was lost behind the last mean."""
+    """True if this learner ends the run because the leader was lost after the last mean."""
     pause = 0.0
     while seat.group.tolerates_loss and seat.group.count(ENDED) == 0:
         if seat.group.membership.view(fresh=True).live[:1] == (seat.group.rank,):

@@ -1,4 +1,4 @@
-"""Where a run without lock-step goes on: every minibatch is in the model once."""
+"""A resumed run without lock-step has every minibatch in the model once."""
 
 from __future__ import annotations
 

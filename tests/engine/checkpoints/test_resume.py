@@ -57,7 +57,7 @@ NESTED: list[Strategy] = [
 
 
 class CutOff(Exception):
-    """What ends a run in the middle."""
+    """Exception that ends a run in the middle."""
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def read_pair(stem: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _learners_of(facts: Mapping[str, Any], folder: Path) -> tuple[set[int], int]:
-    """Whose parts a checkpoint consists of, and how many learners there were."""
+    """Learners whose parts make up a checkpoint, and the number of learners."""
     named, world = facts.get("learners"), facts.get("world")
     if not isinstance(named, list) or not all(isinstance(r, int) for r in named):
         raise DamagedCheckpoint(f"{folder}: its learners are {named!r}, not their numbers")
@@ -186,7 +186,7 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Ten
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """What one learner goes on from.
+    """State from which one learner resumes.
 
     Attributes:
         tensors, facts: its own, or those of the learner whose part it takes.
@@ -275,7 +275,7 @@ class Checkpoints:
                 whole += self._complete(done)
 
     def _complete(self, minibatches: int) -> bool:
-        """Whether all parts have been written; tensors are not read."""
+        """True if all parts have been written; tensors are not read."""
         folder = self._at(minibatches)
         there = sorted(int(file.stem.removeprefix("learner-")) for file in folder.glob("learner-*.json"))
         try:

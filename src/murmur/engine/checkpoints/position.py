@@ -1,4 +1,4 @@
-"""Where a run without lock-step stands, put together from what its learners knew when each saved its part.
+"""Position of a run without lock-step, combined from what its learners knew when each saved its part.
 
 A mark is a number of minibatches that have been handed out. A learner saves at its first claim beyond it, the others
 at other moments; so a minibatch before the mark may be in nobody's weights yet, and one behind it in somebody's.
@@ -21,7 +21,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Position:
-    """Where a launch goes on.
+    """Position from which a launch resumes.
 
     Attributes:
         done: minibatches that are behind.
@@ -37,13 +37,13 @@ class Position:
 
     @classmethod
     def read(cls, described: Mapping[str, Any]) -> Position:
-        """What `described` gave."""
+        """Read the result of `described`."""
         return cls(described["done"], {int(p): int(n) for p, n in described["moved"]})
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What one learner knew of claims when it saved; all are positions.
+    """Claims known to one learner when it saved; all are positions.
 
     Attributes:
         unfinished: handed out, and not done as far as it knew; before the mark.
@@ -61,12 +61,12 @@ class Claims:
 
     @classmethod
     def read(cls, described: Mapping[str, Any]) -> Claims:
-        """What `described` gave."""
+        """Read the result of `described`."""
         return cls(described["unfinished"], described["done"], {int(p): int(n) for p, n in described["moved"]})
 
 
 def go_on(mark: int, known: Iterable[Claims]) -> Position:
-    """Where a launch goes on from a checkpoint whose learners knew this."""
+    """Position from which a launch resumes, given what the checkpoint's learners knew."""
     known = list(known)
     done = set(chain.from_iterable(claims.done for claims in known))
     unfinished = set(chain.from_iterable(claims.unfinished for claims in known))
@@ -104,7 +104,7 @@ class Log:
         return self._doing
 
     def save(self, mark: int) -> list[int]:
-        """What a part of a checkpoint at a mark says of steps: those behind the mark, and the latest ones.
+        """Steps saved in a checkpoint part at an evaluation point: those beyond it, and the latest ones.
 
         The latest are those since the last time but one: others may not have heard of them.
         """

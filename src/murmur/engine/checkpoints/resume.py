@@ -1,4 +1,4 @@
-"""How a launch goes on from the newest checkpoint that all its learners can read."""
+"""Resumes a launch from the newest checkpoint that all its learners can read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NONE = -1.0
 
 @dataclass(frozen=True)
 class Resume:
-    """What a learner goes on from.
+    """State from which a learner resumes.
 
     Attributes:
         mark: minibatches that had been handed out when the checkpoint was made.

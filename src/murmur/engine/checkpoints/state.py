@@ -1,4 +1,4 @@
-"""What a learner's part of a checkpoint holds: everything that the next bit of its run depends on.
+"""Contents of a learner's part of a checkpoint: everything that the rest of its run depends on.
 
 Its weights, buffers, optimizer (with the estimates of natural gradient) and the strategy's own vectors are tensors;
 what a schedule listens to, counters and the place in the data are facts. Random numbers are named by minibatches, so
@@ -43,14 +43,14 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
 
 
 def savers(me: Learner) -> list[int]:
-    """Who has a part in a checkpoint: in step everybody alive, else those that run the strategy."""
+    """Learners with a part in a checkpoint: in lock-step all that are alive, else those that run the strategy."""
     if not me.lock_step:
         return [me.keepers[r] for r in me.view]
     return [learner for r in me.group.live for learner in me.members(r)]
 
 
 def claims_of(me: Learner, source: TaskSource, mark: int) -> Claims:
-    """What a learner knows of claims; in step nobody claims, and only what was moved is to be told."""
+    """Claims known to a learner; in lock-step there are none, and only moved minibatches are reported."""
     if me.lock_step:
         return Claims(moved=source.assignment.to_come(me.steps))
     holders = me.averager.holders
@@ -94,5 +94,5 @@ def check_weights(part: CheckpointPart, numel: int) -> None:
 
 
 def position_of(part: CheckpointPart) -> Position:
-    """Where a launch goes on from a checkpoint."""
+    """Position from which a launch resumes a checkpoint."""
     return go_on(part.facts["minibatches"], [Claims.read(facts["claims"]) for facts in part.all_facts])

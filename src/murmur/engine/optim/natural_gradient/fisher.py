@@ -31,12 +31,12 @@ FIRST_UPDATES = 10  # calls that all update, before the period counts
 
 @dataclass(frozen=True)
 class FisherConfig:
-    """How both sides of every layer are estimated; the defaults are Kaldi's.
+    """Settings of the estimates for both sides of every layer; the defaults are Kaldi's.
 
     Attributes:
         alpha: smoothing with the identity; the larger, the nearer to plain gradients.
         history_samples: frames that the estimate remembers; eta = 1 - exp(-N / history_samples), at most 0.9.
-        update_period: every so manyth minibatch updates the estimate.
+        update_period: Every n-th minibatch updates the estimate.
         rank_in, rank_out: of the inputs' and the output derivatives' side, at most half their size.
     """
 

@@ -149,7 +149,7 @@ def run_back(
 
 
 def local_derivatives(gates: Tensor, c: Tensor, tanh_c: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-    """What the derivatives of cells and outputs are multiplied with, for some frames at once; frame by frame.
+    """Factors of the derivatives of cells and outputs, frame by frame, for several frames at once.
 
     Returns:
         dh/dc (N, H); f (N, H); dc/d(i, f, g) (N, 3, H) and dh/do (N, H), both in the memory of the gates.

@@ -1,4 +1,4 @@
-"""Where natural gradient enters a model: calls of linear, convolution and LSTM functions on known parameters.
+"""Applies natural gradient to a model's calls of linear, convolution and LSTM functions on known parameters.
 
 While a loss is computed and differentiated, calls of `linear`, `conv1d`, `conv2d` and `lstm` with a trainable weight
 are answered by functions that give the same values and precondition the weight's gradient where it is made. Modules

@@ -20,7 +20,7 @@ SidesOf = Callable[[Tensor], TwoSides | None]
 
 @dataclass(frozen=True)
 class LstmStack:
-    """What torch.lstm is told, with its meanings.
+    """Arguments of torch.lstm, by name.
 
     Attributes:
         weights: all layers' and directions', in torch's order.
@@ -67,7 +67,7 @@ class LstmStack:
 
 
 def _index(lengths_N: Tensor, frames: int) -> Tensor:
-    """Where each frame comes from when every sequence is reversed within its own length, (T, N, 1)."""
+    """Source index of each frame when every sequence is reversed within its own length, (T, N, 1)."""
     times = torch.arange(frames, device=lengths_N.device)[:, None]
     return torch.where(times < lengths_N, lengths_N - 1 - times, times)[..., None]
 
