@@ -28,7 +28,7 @@ class Counters:
     Attributes:
         most_in_a_row: so many minibatches skipped one after the other end the run.
         loss: mean per sample of the latest minibatch that was not skipped; nan before the first.
-        first_loss: of the first minibatch of the run.
+        first_loss: Loss of the first minibatch of the run.
         recent_loss: mean of the latest losses, the newest weighs a tenth.
         rate: learning rate of the latest step; nan before the first.
         steps: gradients drawn by this learner, in the launches before this one.

@@ -1,4 +1,4 @@
-"""A strategy's run, in a group that outlives its members where strategy and world can."""
+"""A strategy's run, in a group that tolerates lost members where strategy and world allow it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class EvaluationPoints:
         return self._conclude(me, start, done, figures)
 
     async def _tell(self, me: Learner, figures: Mapping[str, float] | None) -> None:
-        """Learner 0's held-out loss for everybody, if the schedule of the rates listens."""
+        """Learner 0's held-out loss for all learners, if the schedule of the rates listens."""
         if not listens(self.source.experiment.schedule):
             return
         loss = math.nan if figures is None else figures.get("loss", math.nan)

@@ -46,7 +46,7 @@ class GracefulStop:
         """At a boundary of learners that go in step, after `done` minibatches.
 
         Raises:
-            Halted: somebody was asked to stop; this learner has saved, as all others have.
+            Halted: a learner was asked to stop; this learner has saved, as all others have.
         """
         if self._entered:
             self._entered, self._regrouped = False, -1

@@ -135,7 +135,7 @@ def begin_trace(path: Path) -> None:
 
 
 def finish_trace(path: Path) -> None:
-    """Close the array, once everybody has written."""
+    """Close the array, once all learners have written."""
     with path.open("a") as file:
         file.write('{"ph":"M","name":"process_name","pid":0,"args":{"name":"learner 0"}}]\n')
 

@@ -52,7 +52,7 @@ def check_stackable(experiment: Experiment) -> None:
 
 
 def draw_together(drawings: Sequence[PendingGradient]) -> list[Gradient]:
-    """The gradients of drawings that have begun, in their order; those whose minibatches have equal shapes together.
+    """The pending gradients that have begun, in their order; those whose minibatches have equal shapes together.
 
     Raises:
         FloatingPointError: as for `TaskSource.draw`.

@@ -53,10 +53,10 @@ class Window:
     """Cost of one learner's steps over a few seconds.
 
     Attributes:
-        learner: whose.
-        compute: of a step, without waiting for anything.
-        data: that a step waits for its minibatch.
-        link: on which it sends.
+        learner: Number of the learner.
+        compute: Time of a step, without any waiting.
+        data: Time that a step waits for its minibatch.
+        link: Link on which it sends.
     """
 
     learner: int

@@ -197,7 +197,7 @@ class TaskSource:
         return minibatch
 
     def given(self, n: int, parts: Sequence[Tensor | None], samples: float, loss: float) -> Gradient:
-        """The gradient of minibatch n as somebody else has computed it at this learner's weights.
+        """The gradient of minibatch n as computed elsewhere at this learner's weights.
 
         Args:
             n: the minibatch.

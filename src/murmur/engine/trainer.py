@@ -193,7 +193,7 @@ class Trainer:
         if not me.lock_step:
             await me.averager.meet(ENDED)
         else:
-            await me.group.meet(ENDED)  # everybody has written
+            await me.group.meet(ENDED)  # all learners have written
         if leads:
             tell_bad_numbers(me.seat.group)
         if leads and trace is not None:

@@ -1,12 +1,12 @@
 """Position of a run without lock-step, combined from what its learners knew when each saved its part.
 
-A mark is a number of minibatches that have been handed out. A learner saves at its first claim beyond it, the others
-at other moments; so a minibatch before the mark may be in nobody's weights yet, and one behind it in somebody's.
+An evaluation point is a number of assigned minibatches. A learner saves at its first claim beyond it, the others
+at other moments; a minibatch before the point may be in no weights yet, and one beyond it in some.
 
-    again    before the mark, unfinished when somebody saved, and not in the weights of those that hold the model
-    early    behind the mark, and in those weights
+    again    before the point, unfinished when a learner saved, and not in the weights of those that hold the model
+    early    beyond the point, and in those weights
 
-A launch that goes on from there does first what is done again, then everything behind the mark but what came early.
+A launch that goes on from there does first what is done again, then everything beyond the point but what came early.
 Its positions are counted on: `Position.done` of them are behind, and `moved` says which minibatches the next ones are.
 """
 
@@ -24,7 +24,7 @@ class Position:
     """Position from which a launch resumes.
 
     Attributes:
-        done: minibatches that are behind.
+        done: Number of minibatches already done.
         moved: numbers of the minibatches at positions from `done` on, where they are not those of the positions.
     """
 
@@ -46,8 +46,8 @@ class Claims:
     """Claims known to one learner when it saved; all are positions.
 
     Attributes:
-        unfinished: handed out, and not done as far as it knew; before the mark.
-        done: by itself, behind the mark or lately, where its weights are part of the model.
+        unfinished: handed out, and not done as far as it knew; before the point.
+        done: by itself, beyond the point or lately, where its weights are part of the model.
         moved: as in `Position`, of the launch that it was part of.
     """
 

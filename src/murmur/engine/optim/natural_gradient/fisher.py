@@ -102,7 +102,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 class OnlineFisher:
-    """The estimate F_t of one side; its state lives in a mapping that somebody else keeps (an optimizer's).
+    """The estimate F_t of one side; its state lives in a mapping kept by its user (an optimizer).
 
     The state is `W` (r, D), `d` (r,) and the numbers `rho` and `t`, under names that begin with `side`.
     """
