@@ -51,6 +51,7 @@ OPTIONAL = {
 }  # extras, imported where they are used
 TORCH_PRIVATE = "core/torch_private.py"
 READS_ENVIRONMENT = {"worlds/process/launch/environment.py"}
+RELATIVE_WORDS = {"Who", "What", "Which", "How", "Where", "Whether"}  # no docstring begins with one
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 40
 
 
@@ -196,6 +197,18 @@ def pickles(path: Path) -> Iterator[str]:
 
 def test_no_grab_bags_and_no_pickles() -> None:
     assert offenders(pickles) == []
+
+
+def docstrings_in_relative_clauses(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            words = (ast.get_docstring(node) or "").split(maxsplit=1)
+            if words and words[0].strip(",:;.?'\"") in RELATIVE_WORDS:
+                yield f"line {node.body[0].lineno}: {words[0]} {words[1].splitlines()[0] if words[1:] else ''}"
+
+
+def test_docstrings_begin_with_what_the_thing_is() -> None:
+    assert offenders(docstrings_in_relative_clauses) == []
 
 
 def test_no_cycles() -> None:
