@@ -203,11 +203,11 @@ def test_ctc_sentence_may_end_by_backing_off_without_a_separator():
 
 def test_ctc_graph_refuses_unknown_tokens():
     lang = make_lang([("AB", ("a", "b"))])
-    with pytest.raises(ValueError, match=r"\['b'\], which are no tokens"):
+    with pytest.raises(ValueError, match=r"\['b'\], which are not tokens"):
         build_ctc_graph(lang, ["<blk>", "a"], loop_grammar(lang))
     with pytest.raises(ValueError, match="different names"):
         build_ctc_graph(lang, ["<blk>", "a", "b", "a"], loop_grammar(lang))
-    with pytest.raises(ValueError, match=r"\['\|'\], which are no tokens"):
+    with pytest.raises(ValueError, match=r"\['\|'\], which are not tokens"):
         build_ctc_graph(lang, ["<blk>", "a", "b"], loop_grammar(lang), separator="|")
 
 
