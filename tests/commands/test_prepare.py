@@ -28,7 +28,8 @@ from plateaus import make_set
 UTTERANCES = 12
 # Shards of two utterances, slow enough for a kill between two of them.
 SLOW = (
-    "import sys, time; from murmur.speech.features import shards; from murmur.cli import app; whole = shards.make_shard\n"
+    "import sys, time; from murmur.speech.features import shards; from murmur.cli import app\n"
+    "whole = shards.make_shard\n"
     "def slow(*rest):\n    whole(*rest)\n    time.sleep(0.4)\n"
     "shards.UTTERANCES_PER_SHARD = 2; shards.make_shard = slow; app(sys.argv[1:])"
 )
