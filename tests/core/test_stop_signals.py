@@ -186,3 +186,25 @@ def test_a_run_that_does_not_train_is_stopped_and_goes_on(
     steps = [json.loads(line) for line in records.read_text().splitlines()]
     assert sum(step["kind"] == "step" for step in steps) == 20
     assert records.read_bytes().startswith(before)
+
+
+IMPORTS = """
+import os, signal
+from murmur.core.stop_signals import Stoppable, Stopped
+
+def load():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Stopped:
+        pass  # as an extension module does whose import of another one fails
+    raise ImportError("cannot load module more than once per process")
+
+with Stoppable(lambda stopped: print("stopped by", stopped.name)):
+    load()
+"""
+
+
+@pytest.mark.processes
+def test_an_import_that_a_signal_has_broken_ends_as_a_stop() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (STOPPED_STATUS, "stopped by SIGTERM", "")

@@ -94,9 +94,10 @@ class Stoppable:
         sys.unraisablehook = self._unraisable
         if self._since is None:
             os.close(self._pipe)
-        if isinstance(error, Stopped):
+        # A library may drop a `Stopped` that falls into its import of another one; that import then fails later.
+        if isinstance(error, Stopped) or (self._since is not None and isinstance(error, ImportError)):
             traceback.clear_frames(trace)  # drops the last references to iterators, which then end their work
-            self._say(error)
+            self._say(error if isinstance(error, Stopped) else Stopped(self._number))
             raise SystemExit(STOPPED_STATUS) from None
 
     def _take(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
