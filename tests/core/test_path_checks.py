@@ -58,7 +58,7 @@ CASES = [
     (["decode", *CTC, "--model", "NOWHERE"], "nowhere is neither a .safetensors file nor a run's folder"),
     (["decode", *CTC, "--model", "DAMAGED"], "damaged.safetensors cannot be read"),
     (["decode", *CTC, "--model", "MODEL", "--out", "FILE"], "is a file, not a folder: choose another --out"),
-    (["decode", *CTC, "--model", "MODEL", "--data", "NOWHERE"], "is no folder, no manifest"),
+    (["decode", *CTC, "--model", "MODEL", "--data", "NOWHERE"], "is not a folder, a manifest"),
     (["decode", *CTC, "--model", "MODEL", "--data", "SET"], "is a set, not a data directory: name one of"),
     (["decode", *CTC, "--model", "MODEL", "--grammar", "lm.arpa"], "--grammar: there is no grammar 'lm.arpa'"),
     (["decode", *CTC, "--model", "MODEL", "--beam", "9"], "a best path has no scale"),

@@ -60,9 +60,9 @@ def test_all_stop_at_the_same_boundary(strategy: Strategy, tmp_path: Path) -> No
     wanted = fit(experiment, VirtualWorld(cluster))
     for launch, seconds in enumerate((0.3, 0.5, 0.05)):
         world = VirtualWorld(cluster)
-        with pytest.raises(StoppedGracefully, match=r"saved after \d+ minibatches") as halted:
+        with pytest.raises(StoppedGracefully, match=r"saved after \d+ minibatches") as stopped:
             Trainer(experiment, world, tmp_path, resume=launch > 0, asked=after(seconds, lambda w=world: w)).fit()  # type: ignore[misc]
-        parts = {p.name for p in (tmp_path / "checkpoints" / f"{halted.value.minibatches:010d}").glob("*.json")}
+        parts = {p.name for p in (tmp_path / "checkpoints" / f"{stopped.value.minibatches:010d}").glob("*.json")}
         assert parts == {f"learner-{r}.json" for r in range(LEARNERS)}
     outcome = Trainer(experiment, VirtualWorld(cluster), tmp_path, resume=True).fit()
     assert torch.equal(weights_of(outcome.model), wanted)

@@ -21,12 +21,13 @@ from murmur.recipes.toy import ToyTask
 from murmur.strategies.adaptive_kavg import AdaptiveKAVG
 from murmur.strategies.adaptive_rules import AdaComm, Geometric, Stages, Standing
 from murmur.strategies.kavg import KAVG
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
-from tasks import Groups, Quadratic, fit, fit_in_process, plain_loop, weights_of
+from tasks import Groups, Quadratic, fit, fit_in_process, weights_of
 
 ALPHA, BUDGET = 0.05, 300
 ADAPTIVE = [

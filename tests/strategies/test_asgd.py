@@ -15,9 +15,10 @@ from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
 from murmur.strategies import ASGD
 from murmur.strategies.asgd import by_age, undamped
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic, fit, plain_loop
+from tasks import Quadratic, fit
 
 AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)
 ALPHA = 0.1

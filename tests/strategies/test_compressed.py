@@ -20,12 +20,13 @@ from murmur.strategies.compressed import Compressed
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.sync_sgd import SyncSGD
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
-from tasks import OddToy, Quadratic, fit, fit_in_process, plain_loop
+from tasks import OddToy, Quadratic, fit, fit_in_process
 
 INNER = [SyncSGD(), KAVG(4), BMUF(4), DelayByOne(), DelayByOne(randomized_ring)]
 SHORT, LONG = Budget(minibatches=32), Budget(minibatches=192)

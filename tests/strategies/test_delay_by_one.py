@@ -19,12 +19,13 @@ from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.strategies.kavg import KAVG
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
-from tasks import Groups, OddToy, Point, Quadratic, fit, fit_in_process, plain_loop, weights_of
+from tasks import Groups, OddToy, Point, Quadratic, fit, fit_in_process, weights_of
 
 ALPHA = 0.3
 MIXINGS = [uniform, ring, randomized_ring, pairwise, exponential]

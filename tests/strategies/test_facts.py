@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from murmur.core.facts import Facts, FactsOfInner, vectors_of
-from murmur.core.learner import Learner, Strategy
+from murmur.core.facts import Facts, vectors_of
+from murmur.core.learner import Strategy
 from murmur.core.mixing import exponential, pairwise, randomized_ring, ring
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
@@ -29,10 +28,11 @@ from murmur.strategies.kavg import KAVG
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.strategies.super_learners import SuperLearners
 from murmur.strategies.sync_sgd import SyncSGD
+from murmur.testing.strategies import Observed, plain_loop
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
-from tasks import fit, plain_loop
+from tasks import fit
 
 LARGE = AdaptiveKAVG(Stages((4,)), Stages((2,)))
 STRATEGIES = [
@@ -49,35 +49,19 @@ LOOSE = [  # strategies with unbounded staleness, or with that of an inner strat
 TASK = ToyTask(samples=4, hidden=64)
 
 
-@dataclass(frozen=True)
-class Watched(FactsOfInner):
-    """Strategy that records the weights with which every learner ends."""
-
-    strategy: Strategy
-    ends: list[Tensor] = field(default_factory=list, repr=False)
-
-    @property
-    def inner(self) -> Strategy:
-        return self.strategy
-
-    async def __call__(self, me: Learner) -> None:
-        await self.strategy(me)
-        self.ends.append(me.weights.snapshot())
-
-
 @pytest.mark.parametrize("learners", [2, 5])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
     facts = Facts.of(strategy)
     sent, seen = [], list[Record]()
     for turns in (8, 8 + 80):  # whole periods of every K and of every mixing
-        watched, budget = Watched(strategy), Budget(minibatches=turns * learners)
+        observed, budget = Observed(strategy), Budget(minibatches=turns * learners)
         world = VirtualWorld(Cluster(learners=learners, compute=LognormalSeconds(sigma=0.5)))
-        run = Experiment(TASK, watched, budget, SGD(0.05), evaluate_every_epochs=1000)
+        run = Experiment(TASK, observed, budget, SGD(0.05), evaluate_every_epochs=1000)
         Trainer(run, world, observers=lambda _: (seen.append,)).fit()
         sent.append(sum(world.network.sent_bytes.values()))
-        assert all(torch.equal(w, watched.ends[0]) for w in watched.ends) == facts.ends_equal
-    vector_bytes = 4 * watched.ends[0].numel()
+        assert all(torch.equal(w, observed.ends[0]) for w in observed.ends) == facts.ends_equal
+    vector_bytes = 4 * observed.ends[0].numel()
     # Flags travel with gradients; an odd number of learners leaves a different one out of each matching.
     assert (sent[1] - sent[0]) / vector_bytes / (80 * learners) == pytest.approx(
         vectors_of(strategy, learners, TASK.samples), rel=0.02
@@ -91,14 +75,14 @@ def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> N
     facts = Facts.of(strategy)
     sent = []
     for turns in (8, 8 + 80):
-        watched, budget = Watched(strategy), Budget(minibatches=turns * learners)
+        observed, budget = Observed(strategy), Budget(minibatches=turns * learners)
         cluster = Cluster(learners=learners, compute=ConstantSeconds(0.1), link=Link(0.0, 1e12))
         world = VirtualWorld(cluster)
-        Trainer(Experiment(TASK, watched, budget, SGD(0.05), evaluate_every_epochs=1000), world).fit()
+        Trainer(Experiment(TASK, observed, budget, SGD(0.05), evaluate_every_epochs=1000), world).fit()
         sent.append(sum(world.network.sent_bytes.values()))
-        assert all(torch.equal(w, watched.ends[0]) for w in watched.ends) == facts.ends_equal
+        assert all(torch.equal(w, observed.ends[0]) for w in observed.ends) == facts.ends_equal
     gradients = 80 * learners
-    vectors = (sent[1] - sent[0]) / (4 * watched.ends[0].numel()) / gradients
+    vectors = (sent[1] - sent[0]) / (4 * observed.ends[0].numel()) / gradients
     assert vectors == pytest.approx(vectors_of(strategy, learners, TASK.samples), rel=0.03)
 
 

@@ -25,12 +25,13 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
-from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, plain_loop, weights_of
+from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, weights_of
 
 SMALL = {"ParameterAveraging": ParameterAveraging(16), "Compressed": Compressed(KAVG(4), "bfloat16")}
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}

@@ -18,10 +18,11 @@ from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, ASGD, OwnShares
 from murmur.strategies.own_shares import SharesGroup
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import fit, plain_loop
+from tasks import fit
 
 TOY = ToyTask(samples=4, hidden=16, per_epoch=30)
 

@@ -28,12 +28,13 @@ from murmur.strategies.averaging_rules import (
     shares,
 )
 from murmur.strategies.parameter_averaging import ParameterAveraging
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
-from tasks import Groups, Point, Quadratic, fit, fit_in_process, plain_loop, weights_of
+from tasks import Groups, Point, Quadratic, fit, fit_in_process, weights_of
 
 ALPHA, MOMENTUM, FRAMES = 0.02, 0.5, 8.0  # a minibatch holds 2 on average
 

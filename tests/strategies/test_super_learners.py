@@ -24,13 +24,14 @@ from murmur.engine.schedule import Cosine
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, ParameterAveraging, SuperLearners, SyncSGD
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
-from tasks import Point, Quadratic, fit, fit_in_process, plain_loop, weights_of
+from tasks import Point, Quadratic, fit, fit_in_process, weights_of
 
 ALPHA = 0.1
 

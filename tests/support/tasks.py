@@ -87,22 +87,6 @@ def fit_in_process(place: Place, experiment: Experiment, threads: int = 1) -> li
     return weights
 
 
-def plain_loop(experiment: Experiment) -> Tensor:
-    """Train as in a plain loop: one learner, no library."""
-    task = experiment.task
-    torch.manual_seed(seed_of(experiment.seed, "model"))
-    model = task.model()
-    optimizer = experiment.optimizer(model)
-    for n in range(experiment.budget.total(task)):
-        minibatch = task.minibatch(n)
-        torch.manual_seed(seed_of(experiment.seed, "minibatch", n))  # determines the dropout of minibatch n
-        optimizer.zero_grad()
-        loss = task.loss(model, minibatch)
-        (loss.total / loss.samples).backward()
-        optimizer.step()
-    return weights_of(model)
-
-
 @dataclass(frozen=True)
 class OddToy(ToyTask):
     """Toy with all difficulties of naive averaging: a frozen part, an unused one, an often absent one."""

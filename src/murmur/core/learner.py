@@ -37,7 +37,7 @@ class Learner:
         fresh_samples: Samples of the gradients drawn since the latest `gradients()` or `gradient()` began.
         outer: Vectors of the strategy that a checkpoint must hold (block momentum); empty at a first start.
         outer_then: Those vectors before an exchange that is under way; a resumed run begins the exchange anew.
-        unit: Minibatches in one gradient (the size of the node, for a super-learner).
+        unit: Minibatches in one gradient (for a super-learner, the number of its members).
         keepers: For each rank of `group`, the position in the world of the learner that keeps its checkpoints.
         follows: True if it has ended as a member of a super-learner, represented by the leader.
         latest: Positions of the minibatches of its latest claim.

@@ -65,7 +65,7 @@ class MembershipTable:
     _total: int = 0
     _returned: list[int] = field(default_factory=list)
     _open: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    _stages: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    _barriers: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     @classmethod
     def of(cls, size: int) -> MembershipTable:
@@ -77,7 +77,7 @@ class MembershipTable:
         self._give_back(rank)
         self._joined += 1
         self.view = View(self.view.number + 1, {**self.view.incarnations, rank: self._joined}, self.view.left)
-        for reached in self._stages.values():
+        for reached in self._barriers.values():
             reached.discard(rank)
         return self.view
 
@@ -92,7 +92,7 @@ class MembershipTable:
         """Remove a learner that has ended; it has left in order if it had arrived at the barrier `ENDED`."""
         if rank in self.view.incarnations:
             self._give_back(rank)
-            self._without(rank, left=int(rank in self._stages[ENDED]))
+            self._without(rank, left=int(rank in self._barriers[ENDED]))
 
     def claim(self, rank: int, first: int, total: int, size: int = 1, doing: Collection[int] = ()) -> range | None:
         """Claim the next numbers in first .. total - 1 that no learner has done or is doing, at most `size` of them.
@@ -139,8 +139,8 @@ class MembershipTable:
 
     def arrive(self, rank: int, barrier: str) -> bool:
         """Record that the learner has arrived at a barrier; return True if all live learners have."""
-        self._stages[barrier].add(rank)
-        return self._stages[barrier] >= set(self.view.incarnations)
+        self._barriers[barrier].add(rank)
+        return self._barriers[barrier] >= set(self.view.incarnations)
 
     def _give_back(self, rank: int) -> None:
         for number in self._open.pop(rank, ()):

@@ -56,9 +56,8 @@ class Opening(NamedTuple):
     saved: float
 
 
-HEADER_NUMBERS = len(
-    Opening._fields
-)  # later numbers of the header hold a new assignment: turn, minibatches done, learners
+# The numbers of a header after these hold a new assignment: turn, minibatches done, learners.
+HEADER_NUMBERS = len(Opening._fields)
 
 
 class LeaderWeights(Weights):

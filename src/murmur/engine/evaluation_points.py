@@ -87,11 +87,11 @@ class EvaluationPoints:
         # Where some learner has no minibatch left the end is near, and the end evaluates by itself.
         if self._next <= done <= self.source.total - me.seat.group.size:
             self._next = (done // self._every + 1) * self._every
-            await self.mark(me, done)
+            await self.evaluate(me, done)
         if self.halt is not None:
             await self.halt.together(me, done, self._beside(me.group))
 
-    async def mark(self, me: Learner, done: int) -> dict[str, float]:
+    async def evaluate(self, me: Learner, done: int) -> dict[str, float]:
         """Evaluate the consensus after `done` minibatches; save every learner's state, and the best model.
 
         Returns:

@@ -81,10 +81,10 @@ class GracefulStop:
             return
         group, others = me.group, len(me.view) - 1
         serves = me.averager.holders is not None and group.rank in me.averager.holders
-        if serves and group.count("halted") < others:
+        if serves and group.count("stopped") < others:
             return
         if group.count("halts", 1) == 1:
-            group.count("halted at", max(1, claimed))
+            group.count("stopped at", max(1, claimed))
         await self._stop(me)
 
     async def at_end(self, me: Learner) -> None:
@@ -93,17 +93,17 @@ class GracefulStop:
         Raises:
             Halted: others have stopped, as they and this process were asked to: what they had left is still to do.
         """
-        if self.asked() and me.group.count("halted") > 0:
+        if self.asked() and me.group.count("stopped") > 0:
             await self._stop(me)
 
     async def _stop(self, me: Learner) -> None:
         group = me.group
-        while (at := group.count("halted at")) == 0:
+        while (at := group.count("stopped at")) == 0:
             await me.seat.sleep(me.averager.poll_seconds)
         self._save(me, at)
-        group.count("halted", 1)
+        group.count("stopped", 1)
         end = me.seat.now + WAIT_SECONDS
-        while group.count("halted") < len(me.view) and me.seat.now < end:
+        while group.count("stopped") < len(me.view) and me.seat.now < end:
             await me.seat.sleep(me.averager.poll_seconds)
         me.averager.done()
         raise StoppedGracefully(at)

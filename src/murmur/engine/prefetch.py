@@ -25,7 +25,7 @@ class Lane(Protocol):
     """Transfer of minibatches to the learner's device."""
 
     def send(self, minibatch: Any) -> Any:
-        """Begin; called by whoever made the minibatch, in its thread."""
+        """Begin; called by the thread that made the minibatch."""
 
     def receive(self, sent: Any) -> Any:
         """The minibatch on the device, ready for the stream that computes; called in the learner's thread."""
@@ -98,7 +98,7 @@ class Prefetch:
         self._thread = ThreadPoolExecutor(1, "minibatches ahead") if ahead else None
 
     def get(self, n: int) -> Any:
-        """Minibatch n on the device; waits where it is not ready, and makes it here where nobody has begun it.
+        """Minibatch n on the device; waits if it is not ready, and makes it here if no thread has begun it.
 
         Raises:
             Exception: what making it raised, now and not before: it was not asked for until now.

@@ -152,7 +152,7 @@ class ProgressLine:
 
     def __call__(self, record: Record) -> None:
         if record.kind == "straggler":
-            return  # that line is written at once, by whoever has found it out
+            return  # that line is written at once, by the learner that found it
         if record.kind == "evaluation":
             figures = "  ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
             self._write(f"epoch {record.epoch:6.2f}  held-out  {figures}", final=True)

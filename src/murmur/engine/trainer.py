@@ -36,7 +36,7 @@ from murmur.engine.task_source import TaskSource
 class Outcome:
     """Result of training: the consensus model, its held-out figures (where `leads`), minibatches done.
 
-    `leads` is true on one learner: the first, or the first of those that lived to the end. `halted`: it was asked to
+    `leads` is true on one learner: the first, or the first of those that lived to the end. `stopped`: it was asked to
     stop, and has saved.
     """
 
@@ -45,7 +45,7 @@ class Outcome:
     model: nn.Module
     figures: dict[str, float]
     minibatches: int
-    halted: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Trainer:
     """Trains an experiment in a world.
 
     Attributes:
-        experiment: what to train.
-        world: where.
-        out: folder for records, trace and checkpoints; None keeps nothing.
-        observers: makes what else receives a learner's records, from its seat.
-        resume: continue from the newest whole checkpoint in `out`.
-        asked: whether this process has been asked to stop; all learners give it, or none. None: nobody will ask.
-        pace_seconds: how often learners tell the one that leads how fast they are.
+        experiment: Task, strategy, budget and settings.
+        world: World of the learners.
+        out: Folder for records, trace and checkpoints; None writes nothing.
+        observers: Makes further receivers of a learner's records, from its seat.
+        resume: Continue from the newest complete checkpoint in `out`.
+        asked: Returns True once this process was asked to stop. All learners pass it, or none does.
+        pace_seconds: Interval at which learners report their speed to the first one.
     """
 
     experiment: Experiment
@@ -84,9 +84,9 @@ class Trainer:
             IncompleteRun: the learners have not computed every minibatch of the budget once.
         """
         outcomes = self.world.run(self._train)
-        halted = [o.minibatches for o in outcomes if o.halted]
-        if halted:
-            raise StoppedGracefully(max(halted))
+        stopped = [o.minibatches for o in outcomes if o.stopped]
+        if stopped:
+            raise StoppedGracefully(max(stopped))
         return next((o for o in outcomes if o.leads), outcomes[0])
 
     async def _train(self, seat: Seat) -> Outcome:
@@ -96,30 +96,30 @@ class Trainer:
         with closing(source):
             try:
                 return await self._run(seat, source)
-            except StoppedGracefully as halted:
+            except StoppedGracefully as stopped:
                 cover.leave(seat.group)
                 seat.waits = False
                 if isinstance(seat.trace.sink, ChromeTrace):
                     seat.trace.sink.flush()
                 seat.trace.sink = None
-                return Outcome(seat.group.rank, False, source.model, {}, halted.minibatches, halted=True)
+                return Outcome(seat.group.rank, False, source.model, {}, stopped.minibatches, stopped=True)
 
     async def _run(self, seat: Seat, source: TaskSource) -> Outcome:
-        marks = EvaluationPoints(source, self.out, self.asked)
-        source.boundary_hook = marks.boundary
-        resumed = await self._resume(seat, source, marks)
+        points = EvaluationPoints(source, self.out, self.asked)
+        source.boundary_hook = points.boundary
+        resumed = await self._resume(seat, source, points)
         if resumed is None and not seat.late:
             everything = Layout.everything(source.model)
             everything.scatter(await seat.group.broadcast(everything.gather()))
         trace = await self._open(seat, source, resumed is not None)
         if source.observers and seat.works_beside and seat.group.size > 1:
-            self._watch_pace(source, marks)
+            self._watch_pace(source, points)
         me = Learner(seat, Weights(source.layout), source, Facts.of(self.experiment.strategy).lock_step)
         me.outer = {} if resumed is None else resumed.outer
-        marks.begin()
+        points.begin()
         try:
             if source.first < source.total:
-                await run_strategy(self.experiment.strategy, me, source, marks.skip_to)
+                await run_strategy(self.experiment.strategy, me, source, points.skip_to)
         except RunOver:
             cover.leave(seat.group)
             seat.waits = False
@@ -128,16 +128,16 @@ class Trainer:
         source.cover.tell(seat.group)
         await cover.check(seat, source.total - source.first, source.to_do)
         if me.follows:
-            marks.save(me, source.total)
+            points.save(me, source.total)
             me.seat.trace.sink, me.seat.waits = None, False
             if trace is not None:
                 trace.flush()
             return Outcome(seat.group.rank, False, source.model, {}, source.total)
         try:
-            outcome = await self._finish(me, source, marks)
+            outcome = await self._finish(me, source, points)
             await self._close(me, trace)
             if not outcome.leads and await inherits(me.seat):
-                outcome = self._conclude(me, source, marks, (me.weights.snapshot(), source.buffers.gather()))
+                outcome = self._conclude(me, source, points, (me.weights.snapshot(), source.buffers.gather()))
             if outcome.leads:
                 me.seat.group.count(ENDED, 1)
         except (LeftBehind, RunOver):  # the others have ended, or will, without this learner
@@ -145,25 +145,25 @@ class Trainer:
             return Outcome(seat.group.rank, False, source.model, {}, source.total)
         return outcome
 
-    def _watch_pace(self, source: TaskSource, marks: EvaluationPoints) -> None:
+    def _watch_pace(self, source: TaskSource, points: EvaluationPoints) -> None:
         """Find out who is slow, where seconds are real."""
         pace = Pace(source, self.pace_seconds)
         source.observers = (*source.observers, pace)
 
         async def boundary(me: Learner) -> None:
-            await marks.boundary(me)
+            await points.boundary(me)
             await pace.boundary(me)
 
         source.boundary_hook = boundary
 
-    async def _resume(self, seat: Seat, source: TaskSource, marks: EvaluationPoints) -> Resume | None:
+    async def _resume(self, seat: Seat, source: TaskSource, points: EvaluationPoints) -> Resume | None:
         if self.out is None:
             return None
         if seat.late:
             join_late(source, self.out)
         resumed = await resume(source, self.out) if self.resume and not seat.late else None
         if resumed is not None:
-            marks.go_on(resumed)
+            points.go_on(resumed)
         return resumed
 
     async def _open(self, seat: Seat, source: TaskSource, resumed: bool) -> ChromeTrace | None:
@@ -199,33 +199,33 @@ class Trainer:
         if leads and trace is not None:
             finish_trace(trace.path)
 
-    async def _finish(self, me: Learner, source: TaskSource, marks: EvaluationPoints) -> Outcome:
+    async def _finish(self, me: Learner, source: TaskSource, points: EvaluationPoints) -> Outcome:
         """The consensus of all learners, evaluated once more and saved."""
         if me.lock_step:
-            weights, buffers, figures = await self._average(me, source, marks)
+            weights, buffers, figures = await self._average(me, source, points)
         else:
-            weights, buffers, figures = await marks.finish(me)
+            weights, buffers, figures = await points.finish(me)
         if not figures:
             return Outcome(me.group.rank, False, source.model, {}, source.total)
-        return self._conclude(me, source, marks, (weights, buffers), figures)
+        return self._conclude(me, source, points, (weights, buffers), figures)
 
     def _conclude(
         self,
         me: Learner,
         source: TaskSource,
-        marks: EvaluationPoints,
+        points: EvaluationPoints,
         consensus: tuple[Tensor, Tensor],
         figures: dict[str, float] | None = None,
     ) -> Outcome:
         """Write the consensus; evaluated here where it is not yet."""
-        found = marks.take_over(me, consensus) if figures is None else figures
+        found = points.take_over(me, consensus) if figures is None else figures
         if self.out is not None:
-            facts = {"minibatches": source.total, **marks.facts(found)}
+            facts = {"minibatches": source.total, **points.facts(found)}
             write_pair(self.out / "model", consensus_tensors(*consensus), facts)
         return Outcome(me.group.rank, True, source.model, found, source.total)
 
     async def _average(
-        self, me: Learner, source: TaskSource, marks: EvaluationPoints
+        self, me: Learner, source: TaskSource, points: EvaluationPoints
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
         start = source.clock.moment()
         weights = await me.group.mean(me.weights.snapshot())
@@ -237,7 +237,7 @@ class Trainer:
             source.buffers.scatter(buffers)
         me.weights.set_(weights)
         source.clock.leave_out(start)
-        return weights, buffers, await marks.mark(me, source.total)
+        return weights, buffers, await points.evaluate(me, source.total)
 
 
 async def inherits(seat: Seat) -> bool:

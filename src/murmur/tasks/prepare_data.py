@@ -165,9 +165,7 @@ def check_data(source: str) -> None:
             raise SettingError(f"{source} is a set, not a data directory: name one of {', '.join(parts)}")
         check_data_dir(path)
     else:
-        raise SettingError(
-            f"{source!r} is no folder, no manifest, no .py file and no recipe: murmur prepare lists both"
-        )
+        raise SettingError(f"{source!r} is not a folder, a manifest, a .py file or a recipe")
 
 
 def front_of(corpus: Corpus, kind: Kind | None, bins: int | None) -> Front:

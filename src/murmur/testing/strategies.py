@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.facts import Facts, FactsOfInner
+from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
@@ -72,7 +73,7 @@ class Centres:
 
 @dataclass(frozen=True)
 class Observed(FactsOfInner):
-    """The strategy under check; keeps the weights with which each learner ends."""
+    """A strategy that keeps the weights with which each learner ends, and has the facts of the one inside."""
 
     strategy: Strategy
     ends: list[Tensor] = field(default_factory=list, repr=False)
@@ -122,7 +123,11 @@ def check_strategy(strategy: Strategy, sizes: Sequence[int] = SIZES) -> None:
             _run(strategy, Cluster(learners=size, compute=ConstantSeconds(0.1), faults=faults))
     if facts.bitwise_alone and min(sizes) == 1:
         alone = _run(strategy, Cluster(learners=1))
-        _expect(torch.equal(alone.weights, _plain_loop()), 1, "bitwise_alone, but one learner is not the plain loop")
+        _expect(
+            torch.equal(alone.weights, plain_loop(_experiment(strategy))),
+            1,
+            "bitwise_alone, but one learner is not the plain loop",
+        )
 
 
 def _check_end(strategy: Strategy, facts: Facts, size: int, ran: Ran) -> None:
@@ -138,22 +143,28 @@ def _check_end(strategy: Strategy, facts: Facts, size: int, ran: Ran) -> None:
 
 def _run(strategy: Strategy, cluster: Cluster) -> Ran:
     observed, records = Observed(strategy), list[Record]()
-    experiment = Experiment(Centres(), observed, Budget(minibatches=MINIBATCHES), SGD(RATE))
-    outcome = Trainer(experiment, VirtualWorld(cluster), observers=lambda _: (records.append,)).fit()
-    weights = torch.cat([p.detach().flatten() for p in outcome.model.parameters()])
-    return Ran(weights, observed.ends, records)
+    trainer = Trainer(_experiment(observed), VirtualWorld(cluster), observers=lambda _: (records.append,))
+    return Ran(Layout.trainable(trainer.fit().model).gather(), observed.ends, records)
 
 
-def _plain_loop() -> Tensor:
-    task = Centres()
+def _experiment(strategy: Strategy) -> Experiment:
+    return Experiment(Centres(), strategy, Budget(minibatches=MINIBATCHES), SGD(RATE))
+
+
+def plain_loop(experiment: Experiment) -> Tensor:
+    """Weights (P,) that a plain PyTorch loop of one learner ends with: the reference of `bitwise_alone`."""
+    task = experiment.task
+    torch.manual_seed(seed_of(experiment.seed, "model"))
     model = task.model()
-    optimizer = torch.optim.SGD(model.parameters(), RATE)
-    for n in range(MINIBATCHES):
+    optimizer = experiment.optimizer(model)
+    for n in range(experiment.budget.total(task)):
+        minibatch = task.minibatch(n)
+        torch.manual_seed(seed_of(experiment.seed, "minibatch", n))  # names the dropout of minibatch n
         optimizer.zero_grad()
-        loss = task.loss(model, task.minibatch(n))
+        loss = task.loss(model, minibatch)
         torch.autograd.backward(loss.total / loss.samples)
         optimizer.step()
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return Layout.trainable(model).gather()
 
 
 def _expect(holds: bool, size: int, complaint: str) -> None:

@@ -215,8 +215,8 @@ async def sums_run_beside(seat: Seat) -> None:
 
 async def activities_run_beside(seat: Seat) -> None:
     """Check that a background activity averages on its own group beside the learner, and returns its value."""
-    everybody = [list(range(seat.group.size))]
-    own = seat.group.split(everybody)
+    all_ranks = [list(range(seat.group.size))]
+    own = seat.group.split(all_ranks)
     if own is None:
         raise AssertionError("a member got no group")
     activity = seat.spawn(_rounds(own, 20), "averaging")

@@ -15,12 +15,13 @@ from murmur.engine.optim.optimizer import Adam
 from murmur.speech.features.augment import SpecAugment
 from murmur.strategies import ALL, KAVG, Compressed, ParameterAveraging
 from murmur.tasks.ctc.task import CtcTask
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from plateaus import make_set
 from pool import Pool
-from tasks import fit, fit_in_process, plain_loop
+from tasks import fit, fit_in_process
 
 SMALL = {"ParameterAveraging": ParameterAveraging(1000), "Compressed": Compressed(KAVG(4), "bfloat16")}
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}

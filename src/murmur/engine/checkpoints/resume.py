@@ -68,9 +68,9 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
 async def newest_of_all(
     checkpoints: Checkpoints, group: Group, source: TaskSource
 ) -> tuple[CheckpointPart | None, list[str]]:
-    """A learner's part of the newest checkpoint that is whole for all, and why newer ones are not, as far as it knows.
+    """Find this learner's part of the newest checkpoint that is complete for all, and its reasons against newer ones.
 
-    Each looks for itself; the oldest that anybody had to go back to is tried next, until all have the same.
+    Each learner proposes its newest readable one. The oldest proposal is tried next, until all learners agree.
     """
     before, passed_over = math.inf, list[str]()
     while True:
