@@ -117,7 +117,7 @@ def test_decode_other_data_with_other_settings(experiment: Path, trained: Path, 
         (["decode", "toy", "--model", "RUN"], "toy trains a ToyTask, which recognises no speech"),
         (["decode", "FILE", "--model", "nowhere"], "nowhere is neither a .safetensors file nor a run's folder"),
         (["decode", "FILE", "--model", "RUN", "--grammar", "lop"], "this set has no grammar 'lop'"),
-        (["decode", "FILE", "--model", "RUN", "--data", "nowhere"], "'nowhere' is no folder"),
+        (["decode", "FILE", "--model", "RUN", "--data", "nowhere"], "'nowhere' is not a folder"),
         (["decode", "FILE", "--model", "RUN", "--set", "task.network.hidden=16"], "has shape"),
     ],
 )

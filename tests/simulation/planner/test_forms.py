@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from murmur.core.facts import Planner
 from murmur.core.learner import Learner, Strategy
@@ -51,6 +53,23 @@ def test_closed_form_is_what_the_simulator_takes(strategy: Strategy, where: str)
     found = time_strategy(strategy, cluster, minibatches)
     form = form_of(strategy, ClusterSetting.of(cluster))
     assert form.seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
+
+
+@pytest.fixture
+def _nan_in_new_memory() -> Iterator[None]:
+    """PyTorch fills uninitialised memory with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_nan_in_new_memory")
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
+def test_no_time_depends_on_uninitialised_memory(strategy: Strategy) -> None:
+    assert torch.empty(1).isnan()
+    poisoned = time_strategy(strategy, CLUSTERS["straggler"], 160)
+    torch.use_deterministic_algorithms(False)
+    assert poisoned == time_strategy(strategy, CLUSTERS["straggler"], 160)
 
 
 @pytest.mark.parametrize("strategy", [SuperLearners(ADPSGD(), 8), SuperLearners(KAVG(4), 8)], ids=named)

@@ -30,11 +30,10 @@ from murmur.worlds.virtual.world import VirtualWorld
 
 
 class NoLayout(Layout):
-    """Layout of a vector of one element that belongs to no tensor."""
+    """Layout of a vector of one element, a zero that belongs to no model."""
 
     def __init__(self) -> None:
-        super().__init__(())
-        self.numel = 1
+        super().__init__([torch.zeros(1)])  # a tensor, so that a snapshot of a leader's weights is not left unfilled
 
 
 class NoWeights(Weights):
