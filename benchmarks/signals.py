@@ -160,13 +160,20 @@ class Bench:
             ended = run(words, self.work, fresh=False)
             assert ended.status == 0, ended.errors
 
-    def result(self, case: Case, ended: Ended) -> str:
-        """Digest of the files of a case, without values that depend on the clock and the machine."""
-        content = hashlib.sha256()
-        for pattern in case.made:
-            for path in sorted(self.out.glob(pattern)):
-                content.update(f"{path.relative_to(self.out)} {_content(path)}".encode())
-        return hashlib.sha256(ended.said.encode()).hexdigest() if not case.made else content.hexdigest()
+    def result(self, case: Case, ended: Ended) -> dict[str, str]:
+        """Digests of the files of a case, without values that depend on the clock and the machine."""
+        if not case.made:
+            return {"the printed output": hashlib.sha256(ended.said.encode()).hexdigest()}
+        paths = {path for pattern in case.made for path in self.out.glob(pattern)}
+        return {str(path.relative_to(self.out)): _content(path) for path in sorted(paths)}
+
+    def keep(self, name: str) -> Path:
+        """Keep the folder of a moment with a fault."""
+        kept = self.work / "kept" / name.replace(" ", "_")
+        shutil.rmtree(kept, ignore_errors=True)
+        if self.out.exists():
+            shutil.copytree(self.out, kept)
+        return kept
 
 
 def _content(path: Path) -> str:
@@ -291,10 +298,14 @@ def moment(bench: Bench, case: Case, trial: int, whole: Mapping[str, Any]) -> di
     slow = max(slow, slowness())
     faults = judged(first, slow)
     last = first if first.status == 0 else run(bench.words(case, go_on=True), bench.work, False)
+    result = bench.result(case, last)
+    differing = sorted(path for path, _ in result.items() ^ whole["result"].items())
     if last.status != 0:
         faults.append(f"going on ended with {last.status}: {last.errors[-300:]}")
-    elif bench.result(case, last) != whole["result"]:
-        faults.append("another result than that of an undisturbed command")
+    elif differing:
+        faults.append(f"another result than that of an undisturbed command: {', '.join(dict.fromkeys(differing))}")
+    if faults:
+        print(f"kept: {bench.keep(f'{case.name} {trial}')}")
     about = {"case": case.name, "trial": trial, "signal": signal.Signals(number).name, "fresh": fresh}
     about |= {"after": after, "status": first.status, "hit": first.hit}
     return {**about, "seconds": first.seconds, "slowness": slow, "faults": faults}
