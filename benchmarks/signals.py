@@ -179,6 +179,8 @@ class Bench:
 def _content(path: Path) -> str:
     if path.suffix == ".json":
         return json.dumps(_constant(json.loads(path.read_text())), sort_keys=True)
+    if path.suffix == ".md":  # one line says how long its runs took
+        return "".join(line for line in path.read_text().splitlines() if "processor minutes" not in line)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

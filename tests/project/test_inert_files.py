@@ -42,9 +42,9 @@ def wrong_call(node: ast.Call) -> Iterator[str]:
         yield name
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_file_is_run(path: Path) -> None:
-    assert list(offences(ast.parse(path.read_text(encoding="utf-8")))) == []
+def test_no_file_is_run() -> None:
+    read = {path.relative_to(ROOT): offences(ast.parse(path.read_text(encoding="utf-8"))) for path in FILES}
+    assert [f"{path}:{what}" for path, found in read.items() for what in found] == []
 
 
 @pytest.mark.parametrize(
