@@ -1,0 +1,238 @@
+"""Errors planted in the sources, one at a time, and the tests that find them.
+
+    python tests/mutation/campaign.py --rows runs/mutants.jsonl                  # this checkout's tests
+    python tests/mutation/campaign.py --rows runs/old.jsonl --tests OTHER/tests  # tests of another checkout
+    python tests/mutation/campaign.py --rows runs/mutants.jsonl --against runs/old.jsonl   # compare, and record
+
+A seed draws the same number of errors from each package: a comparison that is turned, a sum that becomes a difference,
+a number that is one larger, a condition that is negated, a call that is left out. The errors are drawn from this
+checkout's sources, so that two suites meet the same ones. Each error is tried on the tests that mirror its module and
+then on those that mirror its package; an error is caught when a test fails or the tests do not end in time. Rows are
+appended as they come, and a second call goes on where the first one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from measure import bar, close  # noqa: E402 - benchmarks are no package
+
+PACKAGES = ("strategies", "worlds", "engine", "elastic", "speech")
+TESTS_OF = {  # packages whose tests also exercise a package
+    "strategies": ("strategies", "testing"),
+    "worlds": ("worlds", "strategies/test_oracles.py"),
+    "engine": ("engine", "strategies/test_every_minibatch.py", "run"),
+    "elastic": ("elastic", "engine", "worlds/process"),
+    "speech": ("speech", "tasks"),
+}
+LIMIT_SECONDS = 600.0
+TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mod,
+    ast.Mod: ast.FloorDiv,
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted error.
+
+    Attributes:
+        path: module below `src/murmur`.
+        number: number of the place among the module's places.
+        what: line and text before and after.
+        source: the module's text with the error.
+    """
+
+    path: str
+    number: int
+    what: str
+    source: str
+
+    @property
+    def package(self) -> str:
+        """Package of the module."""
+        return self.path.partition("/")[0]
+
+
+def changed(node: ast.AST) -> ast.AST | None:
+    """The node with an error; None if it is no place for one."""
+    new: Any = copy.deepcopy(node)
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in TURNED:
+            new.ops = [TURNED[type(op)]()]
+        case ast.BinOp(op=op) if type(op) in SWAPPED:
+            new.op = SWAPPED[type(op)]()
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            new.value = value + 1
+        case ast.If(test=test):
+            new.test = ast.UnaryOp(ast.Not(), test)
+        case ast.BoolOp(op=op):
+            new.op = ast.Or() if isinstance(op, ast.And) else ast.And()
+        case ast.Expr(value=ast.Call() | ast.Await()):
+            new = ast.Pass()
+        case _:
+            return None
+    return ast.copy_location(new, node)
+
+
+def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int | None]]:
+    """Parent, field and index of all nodes inside functions, without annotations and raised messages."""
+
+    def below(node: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, str, int | None]]:
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list") or isinstance(node, ast.Raise | ast.JoinedStr):
+                continue
+            for index, child in enumerate(value) if isinstance(value, list) else ((None, value),):
+                if isinstance(child, ast.AST):
+                    if inside:
+                        yield node, name, index
+                    yield from below(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+    return below(tree, False)
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """All errors that can be planted in a module."""
+    text = path.read_text(encoding="utf-8")
+    for number, (parent, name, index) in enumerate(places(tree := ast.parse(text))):
+        held = getattr(parent, name)
+        node = held if index is None else held[index]
+        new = changed(node)
+        if new is None or "log." in ast.unparse(node):
+            continue
+        _put(parent, name, index, new)
+        source = ast.unparse(ast.fix_missing_locations(tree))
+        _put(parent, name, index, node)
+        before, after = ast.unparse(node).partition("\n")[0], ast.unparse(new).partition("\n")[0]
+        what = f"{node.lineno}: {before} -> {after}"  # type: ignore[attr-defined] - such nodes have a line
+        yield Mutant(path.relative_to(ROOT / "src" / "murmur").as_posix(), number, what, source)
+
+
+def _put(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> None:
+    if index is None:
+        setattr(parent, name, node)
+    else:
+        getattr(parent, name)[index] = node
+
+
+def drawn(seed: int, count: int) -> list[Mutant]:
+    """`count` errors, as many from each package; the packages alternate."""
+    draw = random.Random(seed)
+    by_package = []
+    for package in PACKAGES:
+        found = [m for path in sorted((ROOT / "src/murmur" / package).rglob("*.py")) for m in mutants_of(path)]
+        by_package.append(draw.sample(found, count // len(PACKAGES)))
+    return [mutant for group in zip(*by_package, strict=True) for mutant in group]
+
+
+def tests_for(mutant: Mutant, tests: Path) -> list[list[str]]:
+    """Paths of tests for two calls of pytest: those that mirror the module, and those that mirror its package."""
+    module = Path(mutant.path)
+    near = [tests / module.parent / f"test_{module.stem}.py"]
+    wide = [tests / name for name in TESTS_OF[mutant.package]]
+    return [[str(path) for path in paths if path.exists()] for paths in (near, wide)]
+
+
+def attempt(mutant: Mutant, tests: Path) -> dict[str, Any]:
+    """Run the tests with an error in place."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        checkout = Path(place) / "murmur"
+        for name in ("src", "benchmarks", "examples", "docs"):
+            shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(tests, checkout / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "Makefile"):
+            shutil.copy(ROOT / name, checkout / name)
+        (checkout / "src/murmur" / mutant.path).write_text(mutant.source, encoding="utf-8")
+        by = next((found for paths in tests_for(mutant, checkout / "tests") if (found := failing(checkout, paths))), "")
+    seconds = round(time.monotonic() - began, 1)
+    return {"path": mutant.path, "number": mutant.number, "what": mutant.what, "by": by, "seconds": seconds}
+
+
+def failing(checkout: Path, paths: Sequence[str]) -> str:
+    """The first test that fails, "too long" if the tests do not end, "" if all pass."""
+    if not paths:
+        return ""
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "2", "-p", "no:cacheprovider", "--tb=no", "-rfE", *paths]
+    try:
+        ended = subprocess.run(
+            command, cwd=checkout, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return "too long"
+    if ended.returncode in (0, 5):  # all passed, or there were none
+        return ""
+    lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return lines[0].split(" - ")[0].partition("tests/")[2] if lines else f"pytest ended with {ended.returncode}"
+
+
+def read(path: Path) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Rows of a file, by module and number."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {(row["path"], row["number"]): row for row in map(json.loads, lines)}
+
+
+def main() -> None:
+    """Try the errors that the file of rows lacks; then compare, if another file is given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, required=True, help="file of results, appended to")
+    parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="tests to run")
+    parser.add_argument("--against", type=Path, help="rows of another suite: what it caught, this one must catch")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=60)
+    asked = parser.parse_args()
+    known = read(asked.rows)
+    for mutant in drawn(asked.seed, asked.count):
+        if (mutant.path, mutant.number) in known:
+            continue
+        row = attempt(mutant, asked.tests.resolve())
+        print(json.dumps(row), flush=True)
+        with asked.rows.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    rows, before = read(asked.rows), read(asked.against) if asked.against else {}
+    caught = {key for key, row in rows.items() if row["by"]}
+    figures: dict[str, Any] = {"errors": len(rows), "caught": len(caught)}
+    bars = []
+    if before:
+        lost = [f"{rows[key]['path']} {rows[key]['what']}" for key in rows if before[key]["by"] and key not in caught]
+        figures |= {"caught before": sum(bool(row["by"]) for row in before.values()), "lost": lost}
+        bars.append(bar("errors caught before and not now", len(lost), 0))
+    close("mutants", figures, bars)
+
+
+if __name__ == "__main__":
+    main()
