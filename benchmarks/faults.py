@@ -6,9 +6,10 @@ Killed (SIGKILL): one, two; one stopped for a while (SIGSTOP); one cable pulled 
 one that is killed early and comes back late. If two learners form a super-learner, both are hit. For each case: whether
 the others finished, the seconds in which they made less than 90 % of their pace, minibatches left undone, held-out loss
 at the end against undisturbed runs of three seeds. SyncSGD, which does not tolerate loss, must end within seconds and
-name the lost learner. At start, a learner is killed before it reaches the store, when it does, or when all are ready:
-the others, without word from a launcher, must end within seconds and name it, or go on. torchft's LocalSGD is measured
-for comparison, on this host alone (`make peers` installs it).
+name the lost learner. At start, a learner is killed, or stopped for good, before it reaches the store, when it does, or
+when all are ready: the others, without word from a launcher, must end in time and name it, or go on. That time is 5 s
+after a kill, and 5 s after the time that learners wait for one another if it has not come or is only stopped. torchft's
+LocalSGD is measured for comparison, on this host alone (`make peers` installs it).
 
 A gradient sleeps and then takes a small real step, so that two cores can act as four hosts. Pace is the number of
 steps of all unaffected learners in a window of a second, so that a full stop of d seconds measures as about d + 0.8.
@@ -57,7 +58,11 @@ BEFORE_SECONDS, CUT_SECONDS, STOP_SECONDS, LATE_SECONDS = 5.0, 20.0, 8.0, 10.0
 START_SECONDS, PATIENCE_SECONDS = 120.0, 400.0  # in lock-step a run with a slow learner takes five minutes
 WINDOW_SECONDS, GRID_SECONDS, SLOW_PACE = 1.0, 0.05, 0.9
 SEEDS = (0, 1, 2)
-AT_START, VICTIM = "killed at start", 1
+VICTIM = 1
+AT_START: dict[str, Callable[[Troubled, int], None]] = {
+    "killed at start": Troubled.kill,
+    "stopped at start": Troubled.stop,
+}
 COMING_SECONDS, ENDING_SECONDS = 30.0, 5.0  # wait for a learner that never comes; until all have ended
 MOMENTS: dict[str, list[str]] = {
     "before it comes": [],
@@ -343,10 +348,10 @@ def start_seconds_of(folder: Path) -> float:
     return float(file.read_text()) if file.exists() else START_SECONDS
 
 
-def at_start(network: Network | None, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Kill a learner before training begins: time until the others end or go on, and naming of the lost learner.
+def at_start(network: Network | None, name: str, fault: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Lose a learner before training begins: time until the others end or go on, and naming of the lost learner.
 
-    The clock runs from the kill, or from the arrival of the last of the others at the store, if that is later.
+    The clock runs from the fault, or from the arrival of the last of the others at the store, if that is later.
     """
     found: dict[str, Any] = {}
     bars = []
@@ -356,7 +361,7 @@ def at_start(network: Network | None, name: str) -> tuple[dict[str, Any], list[d
             (folder / "start_seconds").write_text(str(COMING_SECONDS))
             with troubled(network, SIZE, words_of(name, SEEDS[0], place)) as running, closing(line_to(running)) as line:
                 until_there(running, line, keys)
-                running.kill(VICTIM)
+                AT_START[fault](running, VICTIM)
                 others = [r for r in range(SIZE) if r != VICTIM]
                 until_there(running, line, [f"{COME_KEY}/{r}" for r in others])
                 at = time.monotonic()
@@ -367,9 +372,9 @@ def at_start(network: Network | None, name: str) -> tuple[dict[str, Any], list[d
         went_on = [r for r, code in codes.items() if code == 0]
         seconds = max((float(when) - at for when, _, _ in told.values()), default=0.0)
         found[moment] = {"named": len(named), "went_on": len(went_on), "seconds": seconds}
-        what = f"{name}, {AT_START} {moment}"
+        what = f"{name}, {fault} {moment}"
         print(f"{what}: {found[moment]}", flush=True)
-        limit = ENDING_SECONDS + (0.0 if keys else COMING_SECONDS)
+        limit = ENDING_SECONDS + (0.0 if keys and fault == "killed at start" else COMING_SECONDS)
         bars += [
             bar(f"{what}: others that name it or go on", len(named) + len(went_on), SIZE - 1, at_most=False),
             bar(f"{what}: seconds until they have ended", seconds, limit),
@@ -417,7 +422,7 @@ def beside(figures: dict[str, Any], cases: Sequence[Case]) -> list[dict[str, Any
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
-    names = [*(c.name for c in CASES[1:]), AT_START]
+    names = [*(c.name for c in CASES[1:]), *AT_START]
     options.add_argument("--cases", nargs="+", choices=names, default=names)
     options.add_argument("--record", default="faults", help="name in results/bench, for a run of some of them alone")
     options.add_argument("--learner", nargs=3, metavar=("STRATEGY", "SEED", "FOLDER"), help="be one of the learners")
@@ -439,8 +444,8 @@ def main() -> None:
             judge = fails_in_seconds if name == "SyncSGD" else examine
             figures[name], more = judge(network, name, cases) if cases and name not in STARTED_ONLY else ({}, [])
             bars += more
-            if AT_START in given.cases:
-                figures[name][AT_START], more = at_start(network, name)
+            for fault in (fault for fault in AT_START if fault in given.cases):
+                figures[name][fault], more = at_start(network, name, fault)
                 bars += more
     bars += beside(figures, cases)
     close(given.record, figures, bars)
