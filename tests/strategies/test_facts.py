@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grids import thinned
 from murmur.core.facts import Facts, vectors_of
 from murmur.core.learner import Strategy
 from murmur.core.mixing import exponential, pairwise, randomized_ring, ring
@@ -49,8 +50,7 @@ LOOSE = [  # strategies with unbounded staleness, or with that of an inner strat
 TASK = ToyTask(samples=4, hidden=64)
 
 
-@pytest.mark.parametrize("learners", [2, 5])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
+@pytest.mark.parametrize(("strategy", "learners"), thinned(STRATEGIES, [5, 2]))
 def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
     facts = Facts.of(strategy)
     sent, seen = [], list[Record]()
@@ -69,8 +69,7 @@ def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
     assert max(record.staleness for record in seen if record.kind == "step") == facts.staleness
 
 
-@pytest.mark.parametrize("learners", [6, 12])
-@pytest.mark.parametrize("strategy", LOOSE, ids=named)
+@pytest.mark.parametrize(("strategy", "learners"), thinned(LOOSE, [6, 12]))
 def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> None:
     facts = Facts.of(strategy)
     sent = []

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from averaging_only import Averaging
+from grids import thinned
 from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.core.mixing import pairwise, randomized_ring, ring
@@ -40,6 +41,7 @@ IN_STEP = [pytest.param(made, id=name) for name, made in MADE.items() if Facts.o
 AT_OWN_PACE = [pytest.param(made, id=name) for name, made in MADE.items() if not Facts.of(made).lock_step]
 EXACT_ALONE = [pytest.param(made, id=name) for name, made in MADE.items() if Facts.of(made).bitwise_alone]
 TOY = ToyTask(samples=8, ragged=True, hidden=16, dropout=0.2)
+TASKS = [pytest.param(TOY, id="toy"), pytest.param(OddToy(samples=4, hidden=16), id="odd")]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -49,9 +51,10 @@ def test_same_seed_same_bits(strategy: Strategy) -> None:
     assert torch.equal(fit(experiment, VirtualWorld(cluster)), fit(experiment, VirtualWorld(cluster)))
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), Adam(0.01, weight_decay=0.1), Groups()], ids=named)
-@pytest.mark.parametrize("task", [TOY, OddToy(samples=4, hidden=16)], ids=["toy", "odd"])
-@pytest.mark.parametrize("strategy", EXACT_ALONE)
+@pytest.mark.parametrize(
+    ("strategy", "task", "optimizer"),
+    thinned(EXACT_ALONE, TASKS, [SGD(0.1, momentum=0.9), Adam(0.01, weight_decay=0.1), Groups()]),
+)
 def test_one_learner_is_the_plain_loop_to_the_bit(
     strategy: Strategy, task: ToyTask, optimizer: OptimizerFactory
 ) -> None:
@@ -68,16 +71,14 @@ def test_one_process_is_the_plain_loop_to_the_bit(strategy: Strategy, pool: Pool
     assert pool.call(fit_in_process, 1, experiment)[0] == plain_loop(experiment).tolist()
 
 
-@pytest.mark.parametrize("strategy", IN_STEP)
-@pytest.mark.parametrize("task", [TOY, OddToy(samples=4, hidden=16)], ids=["toy", "odd"])
+@pytest.mark.parametrize(("strategy", "task"), thinned(IN_STEP, TASKS))
 def test_virtual_and_threads_agree_to_the_bit(strategy: Strategy, task: ToyTask) -> None:
     experiment = Experiment(task, strategy, Budget(minibatches=61), Groups(), evaluate_every_epochs=0.3)
     assert torch.equal(fit(experiment, VirtualWorld(3)), fit(experiment, ThreadWorld(3, timeout_seconds=20)))
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", IN_STEP)
-@pytest.mark.parametrize("task", [TOY, OddToy(samples=4, hidden=16)], ids=["toy", "odd"])
+@pytest.mark.parametrize(("strategy", "task"), thinned(IN_STEP, TASKS))
 def test_processes_agree_to_rounding(strategy: Strategy, task: ToyTask, pool: Pool) -> None:
     experiment = Experiment(task, strategy, Budget(minibatches=61), Groups(), evaluate_every_epochs=0.3)
     wanted = fit(experiment, VirtualWorld(3))
@@ -86,9 +87,7 @@ def test_processes_agree_to_rounding(strategy: Strategy, task: ToyTask, pool: Po
     assert torch.allclose(learners[0], wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", IN_STEP)
-@pytest.mark.parametrize("minibatches", [401, 402, 403])
-@pytest.mark.parametrize("learners", [1, 2, 3, 4])
+@pytest.mark.parametrize(("strategy", "minibatches", "learners"), thinned(IN_STEP, [401, 402, 403], [1, 2, 3, 4]))
 @pytest.mark.timeout(30)
 def test_every_budget_ends(strategy: Strategy, minibatches: int, learners: int) -> None:
     factors = {i: 1.0 + i for i in range(learners)}
@@ -100,8 +99,7 @@ def test_every_budget_ends(strategy: Strategy, minibatches: int, learners: int) 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", IN_STEP)
-@pytest.mark.parametrize("learners", [1, 2, 3, 4])
+@pytest.mark.parametrize(("strategy", "learners"), thinned(IN_STEP, [4, 3, 2, 1]))
 @pytest.mark.timeout(60)
 def test_every_budget_ends_in_processes(strategy: Strategy, learners: int, pool: Pool) -> None:
     for minibatches in (401, 402, 403):
@@ -113,9 +111,7 @@ def test_every_budget_ends_in_processes(strategy: Strategy, learners: int, pool:
             assert torch.allclose(torch.tensor(weights, dtype=torch.float64), wanted, rtol=1e-9)
 
 
-@pytest.mark.parametrize("strategy", AT_OWN_PACE)
-@pytest.mark.parametrize("minibatches", [1, 401, 402])
-@pytest.mark.parametrize("learners", [1, 2, 3, 4])
+@pytest.mark.parametrize(("strategy", "minibatches", "learners"), thinned(AT_OWN_PACE, [1, 401, 402], [4, 3, 2, 1]))
 @pytest.mark.timeout(60)
 def test_every_budget_ends_at_every_pace(strategy: Strategy, minibatches: int, learners: int) -> None:
     experiment = Experiment(Quadratic(), strategy, Budget(minibatches=minibatches), SGD(0.1), evaluate_every_epochs=0.1)
@@ -127,8 +123,7 @@ def test_every_budget_ends_at_every_pace(strategy: Strategy, minibatches: int, l
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", AT_OWN_PACE)
-@pytest.mark.parametrize("learners", [1, 2, 3, 4])
+@pytest.mark.parametrize(("strategy", "learners"), thinned(AT_OWN_PACE, [4, 3, 2, 1]))
 @pytest.mark.timeout(60)
 def test_every_budget_ends_at_every_pace_in_processes(strategy: Strategy, learners: int, pool: Pool) -> None:
     for minibatches in (1, 402):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from grids import thinned
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
@@ -38,9 +39,7 @@ def test_sync_sgd(learners: int, minibatches: int) -> None:
     assert torch.allclose(got, w, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("learners", [1, 2, 3, 5])
-@pytest.mark.parametrize("k", [1, 4, 8])
-@pytest.mark.parametrize("minibatches", [3, 40, 43])
+@pytest.mark.parametrize(("learners", "k", "minibatches"), thinned([1, 2, 3, 5], [1, 4, 8], [3, 40, 43]))
 def test_kavg(learners: int, k: int, minibatches: int) -> None:
     task = Quadratic(ragged=True)
     consensus = torch.zeros(task.size, dtype=torch.float64)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from named import named
+
 
 def thinned(*axes: Sequence[Any]) -> list[ParameterSet]:
     """Product of axes for `parametrize`; cases beyond a pairwise choice are marked slow.
@@ -47,5 +49,5 @@ def _param(axes: Sequence[Sequence[Any]], case: tuple[int, ...], slow: bool) -> 
             marks += value.marks
         else:
             values.append(value)
-            names.append(getattr(value, "__name__", None) or str(value))
+            names.append(named(value))
     return pytest.param(*values, marks=marks, id="-".join(map(str, names)))
