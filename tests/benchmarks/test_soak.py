@@ -12,6 +12,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_learners_that_are_stopped_and_killed_bring_the_run_to_its_end() -> None:

@@ -114,6 +114,7 @@ def test_a_second_run_into_the_folder_of_a_running_one_is_refused(tmp_path: Path
     assert run("watch", tmp_path, "--once")[1].startswith("stopped")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_killed_run_is_called_that_and_goes_on(tmp_path: Path) -> None:
     first = start("train", "toy", "--out", tmp_path, "--learners", 2, *LONG)
@@ -132,6 +133,7 @@ def test_a_killed_run_is_called_that_and_goes_on(tmp_path: Path) -> None:
     assert state_of(tmp_path).name == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_learners_of_another_launcher_share_a_folder_and_are_refused_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

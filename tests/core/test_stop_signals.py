@@ -157,7 +157,11 @@ def experiment():
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("method", "call", "learners"),
-    [("prepare(self)", "prepare()", 1), ("model(self)", "model()", 2), ("test(self, model)", "test(model)", 2)],
+    [
+        ("prepare(self)", "prepare()", 1),
+        pytest.param("model(self)", "model()", 2, marks=pytest.mark.slow),
+        ("test(self, model)", "test(model)", 2),
+    ],
 )
 def test_a_run_that_does_not_train_is_stopped_and_goes_on(
     method: str, call: str, learners: int, tmp_path: Path

@@ -93,8 +93,8 @@ def test_a_job_is_requeued_when_its_time_is_up_and_goes_on(tmp_path: Path) -> No
         (75, 19, True, 0),
         (128 + signal.SIGKILL, 0, True, 0),
         (STOPPED_STATUS, 20, False, STOPPED_STATUS),
-        (128 + signal.SIGKILL, 20, False, 128 + signal.SIGKILL),
-        (1, 0, False, 1),
+        pytest.param(128 + signal.SIGKILL, 20, False, 128 + signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(1, 0, False, 1, marks=pytest.mark.slow),
     ],
 )
 def test_only_what_another_try_can_help_is_requeued(

@@ -25,7 +25,7 @@ def secret_in(folder: Path) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("strategy", ["KAVG(K=4)", "ADPSGD()"])
+@pytest.mark.parametrize("strategy", [pytest.param("KAVG(K=4)", marks=pytest.mark.slow), "ADPSGD()"])
 def test_it_takes_part_to_the_end(strategy: str, tmp_path: Path) -> None:
     secret = secret_in(tmp_path)
     run = Run(tmp_path, "--secret-file", str(secret), "--strategy", strategy, "--set", "budget.epochs=3", *BORNE)

@@ -91,7 +91,7 @@ def launch_forked(strategy: str, out: Path, resume: bool, pool: Pool) -> list[An
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("which", range(2))
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_random_times_a_run_ends_with_the_same_bits(which: int, tmp_path: Path, pool: Pool) -> None:
     """All learners are killed, then all are asked to stop; the third launch finishes the run."""
     seed = int.from_bytes(os.urandom(4), "big")

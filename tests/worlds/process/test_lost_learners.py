@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_others_go_on_without_a_killed_learner(rank: int, tmp_path: Path) -> None:
     run = Run(tmp_path, *BORNE)
     run.until(60)
@@ -47,7 +47,7 @@ def test_a_killed_learner_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fate", ["killed", "stopped"])
+@pytest.mark.parametrize("fate", [pytest.param("killed", marks=pytest.mark.slow), "stopped"])
 def test_k_step_averaging_goes_on_and_lets_a_learner_in_again(fate: str, tmp_path: Path) -> None:
     borne = BORNE if fate == "killed" else ("--lease-seconds", "5")
     run = Run(tmp_path, "--restarts", "1", "--strategy", "KAVG(K=4)", "--set", "budget.epochs=3", *borne)
