@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.seeds import seed_of
 from murmur.engine.task import Loss, Score
 from murmur.run import training
-from murmur.run.training import RunRequest, train
+from murmur.run.folder.contents import REQUEST
+from murmur.run.learner import learn
+from murmur.run.request import RunRequest
 from murmur.strategies import ADPSGD
 from murmur.worlds.process.launch.environment import Place, child_variables
 from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Unit, die_with_parent
@@ -163,7 +165,7 @@ class Forked:
 class ForkLaunch(Launch):
     """A launch whose learners are forked; each leaves its process number in `born`."""
 
-    request: RunRequest = field(kw_only=True)
+    out: Path = field(kw_only=True)
     born: Path = field(kw_only=True)
 
     def _start(self, unit: Unit, resume: bool) -> None:
@@ -171,17 +173,17 @@ class ForkLaunch(Launch):
         place = Place(unit.rank, size, unit.rank, self.host, self._port, self.generation, size)
         variables = child_variables(place, 1, self._secret_file.fileno())
 
-        def learn() -> int:
+        def learner() -> int:
             die = die_with_parent()
             if die is not None:
                 die()
             self._begin_learner()
             faulthandler.register(signal.SIGUSR2)  # prints the stacks if it hangs
             os.environ.update(variables)
-            return train(replace(self.request, resume=resume or self.request.resume))
+            return learn(self.out / REQUEST, resume)
 
         unit.code = None
-        forked = Forked(learn)
+        forked = Forked(learner)
         unit.process = forked  # type: ignore[assignment]
         note_process(self.born, unit.rank, forked.pid)
 
@@ -237,11 +239,11 @@ class Ended:
 def request_of(plan: Plan, folder: Path, resume: bool) -> RunRequest:
     """The request of the equivalent `murmur train` command."""
     return RunRequest(
-        str(Path(__file__).resolve()),
-        (f"task.folder={folder / 'log'}",),
-        plan.strategy,
-        STRATEGIES[plan.strategy],
-        folder / "out",
+        source=str(Path(__file__).resolve()),
+        settings=(f"task.folder={folder / 'log'}",),
+        strategy=plan.strategy,
+        learners=STRATEGIES[plan.strategy],
+        out=folder / "out",
         resume=resume,
         restarts=plan.restarts,
         threads=1,
@@ -250,23 +252,31 @@ def request_of(plan: Plan, folder: Path, resume: bool) -> RunRequest:
     )
 
 
+def train_words(request: RunRequest) -> list[str]:
+    """The equivalent `murmur train` command."""
+    words = [sys.executable, "-m", "murmur", "train", request.source, "--out", str(request.out), "--threads", "1"]
+    for option in ("strategy", "learners", "restarts", "lease_seconds", "start_seconds"):
+        words += [f"--{option.replace('_', '-')}", str(getattr(request, option))]
+    for setting in request.settings:
+        words += ["--set", setting]
+    return [*words, "--resume"] if request.resume else words
+
+
 def start(plan: Plan, folder: Path, resume: bool, spawn: bool) -> Forked | subprocess.Popen[bytes]:
     """Start a launch, whose output goes to a file."""
     request = request_of(plan, folder, resume)
     said = folder / ("said-resumed" if resume else "said")
     if spawn:
-        words = request.command_line(Place(0, 1, 0, "", 0), resume)
-        words += ["--learners", str(request.learners), "--restarts", str(request.restarts)]
         with said.open("wb") as log:
-            return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            return subprocess.Popen(train_words(request), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def launch() -> int:
         with said.open("wb") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        forking = partial(ForkLaunch, request=replace(request, restarts=0), born=folder / "born")
+        forking = partial(ForkLaunch, out=request.out, born=folder / "born")
         setattr(training, "Launch", forking)  # noqa: B010 - this process is one launch, and nothing else
-        return train(request)
+        return training.train(request, request.experiment())
 
     return Forked(launch)
 

@@ -8,7 +8,6 @@ within seconds, with status 79 and a line that says how to continue.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import logging
 import os
@@ -21,7 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from murmur.commands.stopped import say_stopped
-from murmur.core.errors import WRITING, DamagedCheckpoint, nearest
+from murmur.core.errors import nearest, user_message
 from murmur.core.stop_signals import Stoppable
 
 COMMANDS: Mapping[str, str] = {
@@ -46,12 +45,6 @@ COMMANDS: Mapping[str, str] = {
     "report": "Make one HTML page from the records of runs.",
     "doctor": "Check libraries, store, network between learners, cores, disk and memory.",
 }
-# Errors that a user can cause and correct. SettingError and CorpusError are ValueErrors.
-USER_ERRORS = (
-    *(ValueError, DamagedCheckpoint),
-    *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
-)
-PATH_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 SPEECH_EXTRA = "pip install -c constraints.txt 'murmur[speech,synth,viz]'"
 
 
@@ -96,17 +89,12 @@ class Commands(TyperGroup):
         """Run a command; turn a user error into one line and status 1."""
         try:
             return super().invoke(ctx)
-        except (*USER_ERRORS, OSError) as error:
-            if ctx.params.get("traceback") or not (isinstance(error, USER_ERRORS) or error.errno in PATH_ERRORS):
+        except Exception as error:
+            message = user_message(error)
+            if message is None or ctx.params.get("traceback"):
                 raise
-            typer.echo(f"murmur: {error}{_remedy(error)}", err=True)
+            typer.echo(f"murmur: {message}", err=True)
             raise typer.Exit(1) from error
-
-
-def _remedy(error: Exception) -> str:
-    """Remedy for a path that cannot be written, unless the error already names it."""
-    what = WRITING.get(error.errno or 0) if isinstance(error, OSError) else None
-    return "" if what is None or what in str(error) else f": {what}"
 
 
 def _at_home(word: str) -> str:

@@ -9,25 +9,29 @@ import pytest
 
 from murmur.run.add_learner import one_more
 from murmur.run.configuration import SettingError
+from murmur.run.request import RunRequest
 
-FACTS = {"source": "toy", "settings": [], "strategy": "KAVG(K=2)", "learners": 2, "init": None}
-LAUNCH = {"store": "murmur", "learners": 2, "host": "127.0.0.1", "port": 9, "generation": 0, "lease_seconds": None}
+FACTS = {"source": "toy", "strategy": "KAVG(K=2)"}
+REQUEST = RunRequest(source="toy", strategy="KAVG(K=2)", learners=2).to_json()
+LAUNCH = {"store": "murmur", "learners": 2, "host": "127.0.0.1", "port": 9, "generation": 0}
 
 
 @pytest.mark.parametrize(
-    ("run", "launch", "says"),
+    ("file", "text", "says"),
     [
-        (b"{", json.dumps(LAUNCH).encode(), "run.json is damaged"),
-        (b"[]", json.dumps(LAUNCH).encode(), "run.json does not say source"),
-        (json.dumps(FACTS).encode(), b"[" * 50_000, "launch.json is damaged"),
-        (json.dumps(FACTS).encode(), json.dumps({**LAUNCH, "port": "9"}).encode(), "launch.json does not say port"),
-        (json.dumps({**FACTS, "settings": 3}).encode(), json.dumps(LAUNCH).encode(), "run.json does not say settings"),
-        (json.dumps(FACTS).encode(), json.dumps({**LAUNCH, "store": "torchrun"}).encode(), "torchrun fixes"),
+        ("run.json", "{", "run.json is damaged"),
+        ("run.json", "[]", "run.json does not say source"),
+        ("request.json", "{", "request.json is damaged"),
+        ("request.json", REQUEST.replace("[]", "3"), "request.json is damaged.*'settings' must be of type"),
+        ("launch.json", "[" * 50_000, "launch.json is damaged"),
+        ("launch.json", json.dumps({**LAUNCH, "port": "9"}), "launch.json does not say port"),
+        ("launch.json", json.dumps({**LAUNCH, "store": "torchrun"}), "torchrun fixes"),
     ],
 )
-def test_damaged_runs_are_told(run: bytes, launch: bytes, says: str, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_bytes(run)
-    (tmp_path / "launch.json").write_bytes(launch)
+def test_damaged_runs_are_told(file: str, text: str, says: str, tmp_path: Path) -> None:
+    whole = {"run.json": json.dumps(FACTS), "request.json": REQUEST, "launch.json": json.dumps(LAUNCH)}
+    for name, content in {**whole, file: text}.items():
+        (tmp_path / name).write_text(content)
     with pytest.raises(SettingError, match=says):
         one_more(tmp_path, tmp_path / "secret", None)
 

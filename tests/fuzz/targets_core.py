@@ -22,6 +22,7 @@ from murmur.recipes import toy
 from murmur.report.page import page
 from murmur.report.read import read_run
 from murmur.run.configuration import configure, typed
+from murmur.run.request import RunRequest
 from murmur.run.saved_model import choose, find_model, read_into
 from murmur.simulation.parse import compute_times, faults_of, kind_of
 from murmur.worlds.process.membership.server import MembershipServer
@@ -116,6 +117,14 @@ def _read_records(folder: Path) -> None:
     run = read_run(folder)
     _ = run.learners, run.simulated, run.headline, run.heldout
     page([run], {})
+
+
+def _write_request(folder: Path) -> None:
+    RunRequest(source="toy", settings=("a=1",), init=folder / "a", out=folder, lease_seconds=2.0).write()
+
+
+def _read_request(folder: Path) -> None:
+    assert RunRequest.read(folder / "request.json").to_json()
 
 
 TRACE = [
@@ -296,6 +305,7 @@ TARGETS = {
     "checkpoints": Target(_write_checkpoints, _read_checkpoints, _sign, DAMAGE),
     "models": Target(_write_models, _read_models, _sign, DAMAGE),
     "records": Target(_write_records, _read_records),
+    "requests": Target(_write_request, _read_request),
     "traces": Target(_write_trace, _read_traces),
     "settings": Target(_write_settings, _read_settings),
     "clusters": Target(_write_cluster, _read_cluster),

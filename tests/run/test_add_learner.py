@@ -11,6 +11,7 @@ import pytest
 
 from murmur.core.errors import SettingError
 from murmur.run.add_learner import one_more
+from murmur.run.request import RunRequest
 from watched_run import BORNE, Run
 
 pytestmark = pytest.mark.processes
@@ -45,9 +46,9 @@ def test_it_needs_a_run_that_has_begun_and_can_take_it(tmp_path: Path) -> None:
     secret = secret_in(tmp_path)
     with pytest.raises(SettingError, match=r"run\.json"):
         one_more(tmp_path, secret, None)
-    facts = {"source": "toy", "settings": [], "strategy": "SyncSGD()", "learners": 2, "init": None}
-    launch = {"host": "127.0.0.1", "port": 9, "generation": 0, "learners": 2, "store": "murmur", "lease_seconds": None}
-    (tmp_path / "run.json").write_text(json.dumps(facts))
+    launch = {"host": "127.0.0.1", "port": 9, "generation": 0, "learners": 2, "store": "murmur"}
+    (tmp_path / "run.json").write_text(json.dumps({"source": "toy"}))
+    RunRequest(source="toy", strategy="SyncSGD()", learners=2, out=tmp_path).write()
     (tmp_path / "launch.json").write_text(json.dumps(launch))
     with pytest.raises(SettingError, match=r"SyncSGD\(\) accepts no new learners"):
         one_more(tmp_path, secret, None)

@@ -20,7 +20,8 @@ import torch
 from murmur.engine.checkpoints.checkpoint import read_pair
 from murmur.recipes import toy
 from murmur.run.configuration import configure
-from murmur.run.training import RunRequest, run_learner
+from murmur.run.learner import run_learner
+from murmur.run.request import RunRequest
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.launch.signals import STOPPED_STATUS
 from pool import Pool
@@ -75,13 +76,17 @@ def go_through(strategy: str, ways: Sequence[signal.Signals], seed: int, out: Pa
 
 def learn(place: Place, strategy: str, out: Path, resume: bool) -> None:
     """Act as a learner's process once Python has started."""
-    sys.exit(run_learner(RunRequest(toy.__file__, SETTINGS, strategy, 2, out, resume, threads=1), place))
+    source = str(toy.__file__)
+    request = RunRequest(
+        source=source, settings=SETTINGS, strategy=strategy, learners=2, out=out, resume=resume, threads=1
+    )
+    sys.exit(run_learner(request, request.experiment(), place))
 
 
 def launch_forked(strategy: str, out: Path, resume: bool, pool: Pool) -> list[Any]:
     """Fork two learners, without a launcher, from a process that has imported everything."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmur.run.training", "murmur.recipes.toy"])
+    context.set_forkserver_preload(["murmur.run.learner", "murmur.recipes.toy"])
     pool.jobs += 1  # the pool provides the store
     places = [Place(rank, 2, rank, "127.0.0.1", pool.port, pool.jobs) for rank in range(2)]
     learners = [context.Process(target=learn, args=(p, strategy, out, resume), daemon=True) for p in places]

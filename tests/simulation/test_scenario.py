@@ -70,7 +70,7 @@ def test_a_real_runs_trace_is_replayed(tmp_path: Path) -> None:
         compute = Scenario(2, trace=path, stragglers=("1=10x",)).cluster(TOY).compute
         assert isinstance(compute, RecordedSeconds)
         assert [compute(0, 0), compute(1, 0)] == [1.0, 20.0]
-    facts = Simulation("toy", scenario=Scenario(2, trace=tmp_path)).facts(Scenario(2, trace=tmp_path).cluster(TOY))
+    facts = Simulation("toy", scenario=Scenario(2, trace=tmp_path)).facts(Scenario(2, trace=tmp_path).cluster(TOY), TOY)
     assert facts["compute"] == {"trace": str(tmp_path), "factors": {}}
     json.dumps(facts, allow_nan=False)
 

@@ -10,7 +10,7 @@ import typer
 from murmur.commands.options import Trust
 from murmur.run.add_learner import one_more
 from murmur.run.agreed_folder import FolderMember
-from murmur.run.training import run_learner
+from murmur.run.learner import run_learner
 
 app = typer.Typer(add_completion=False)
 
@@ -38,6 +38,6 @@ def add(
 
     murmur train ctc --learners 2 --secret-file secret --out runs/two
     """
-    request, place = one_more(run, secret_file, threads, trust)
-    member = FolderMember(request.out)
-    raise typer.Exit(member.end(run_learner(request, place, begins=lambda _: member.begin())))
+    added, member = one_more(run, secret_file, threads, trust), FolderMember(run)
+    status = run_learner(added.request, added.experiment, added.place, begins=lambda _: member.begin())
+    raise typer.Exit(member.end(status))

@@ -215,15 +215,15 @@ def folders(out: Path, strategies: Sequence[str | None]) -> list[Path]:
 
 def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
     """Check all simulations before any is run, prepare the data, and measure a step if its time is unknown."""
-    first, experiment = simulations[0], simulations[0].experiment()
-    strategies = [simulation.experiment().strategy for simulation in simulations]
+    experiments = [simulation.experiment() for simulation in simulations]
+    first, experiment, strategies = simulations[0], experiments[0], [each.strategy for each in experiments]
     for place, simulation in enumerate(simulations):
         if (before := strategies.index(strategies[place])) < place:
             same = f"--strategy {simulation.strategy!r} and {simulations[before].strategy!r} are the same"
             raise SettingError(f"{same}: name it once")
     assumed = 1.0 if first.scenario.unknown_step(experiment) else first.scenario.step_seconds
-    for simulation in simulations:
-        replace(simulation.scenario, step_seconds=assumed).cluster(simulation.experiment())
+    for simulation, own in zip(simulations, experiments, strict=True):
+        replace(simulation.scenario, step_seconds=assumed).cluster(own)
     folder_to_write(first.out, "--out")
     tested_model(experiment, first.tested)
     task_to_do(experiment.task)

@@ -11,11 +11,14 @@ import typer
 from murmur.commands.options import Settings, Source, TestedWeights
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
+from murmur.engine.experiment import Experiment
 from murmur.run.dry_run import dry_run
 from murmur.run.folder.opened import LATEST
 from murmur.run.preparation import tell_preparation
+from murmur.run.request import RunRequest
+from murmur.run.score import RECOGNISED
 from murmur.run.task_checks import model_to_read, task_to_do, tested_model
-from murmur.run.training import RECOGNISED, RunRequest, train
+from murmur.run.training import train
 from murmur.worlds.process.launch.environment import place_of
 from murmur.worlds.process.launch.secret import from_file
 
@@ -127,21 +130,21 @@ def train_command(
     start_seconds: StartSeconds = None,
 ) -> None:
     request = RunRequest(
-        source,
-        tuple(settings or ()),
-        strategy,
-        learners,
-        out,
-        resume,
-        restarts,
-        threads,
-        init,
-        weights,
-        world,
-        secret_file,
-        lease_seconds,
-        start_seconds,
-        force,
+        source=source,
+        settings=tuple(settings or ()),
+        strategy=strategy,
+        learners=learners,
+        out=out,
+        resume=resume,
+        restarts=restarts,
+        threads=threads,
+        init=init,
+        tested=weights,
+        world=world,
+        secret_file=secret_file,
+        lease_seconds=lease_seconds,
+        start_seconds=start_seconds,
+        force=force,
     )
     raise typer.Exit(run(request, dry, prepare))
 
@@ -157,10 +160,10 @@ def run(request: RunRequest, dry: bool, prepare: bool) -> int:
     """
     if not prepare and not dry:
         raise SettingError("--no-prepare is for --dry-run: training needs its data prepared")
-    check(request, dry)
+    experiment = checked_experiment(request, dry)
     if dry:
-        return dry_run(request, prepared_only=not prepare)
-    status = train(request)
+        return dry_run(request, experiment, prepared_only=not prepare)
+    status = train(request, experiment)
     if status == 0 and place_of() is None:
         for line in next_commands(request.source, request.out):
             typer.echo(line, err=True)
@@ -180,8 +183,8 @@ def next_commands(source: str, out: Path) -> list[str]:
     return ["next:", *(f"  {command}" for command in commands)]
 
 
-def check(request: RunRequest, dry: bool) -> None:
-    """Check the paths and names of a request before anything is prepared.
+def checked_experiment(request: RunRequest, dry: bool) -> Experiment:
+    """Return the experiment of a request, after a check of all paths and names; nothing is prepared yet.
 
     Raises:
         SettingError, ValueError: something is missing or does not fit; the message names it.
@@ -196,3 +199,4 @@ def check(request: RunRequest, dry: bool) -> None:
     task_to_do(experiment.task)
     if place_of() is None and not dry:
         tell_preparation(experiment.task)
+    return experiment

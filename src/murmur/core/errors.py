@@ -14,6 +14,7 @@ WRITING: Mapping[int, str] = {
     errno.EACCES: "you may not write there: change its permissions, or choose another folder",
     errno.EPERM: "you may not write there: change its permissions, or choose another folder",
 }
+PATH_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 
 
 def not_written(path: Path, size: int, error: OSError) -> OSError:
@@ -32,6 +33,21 @@ class DamagedCheckpoint(RuntimeError):
 
 class IncompleteRun(RuntimeError):
     """A run has ended without computing every minibatch of its budget exactly once."""
+
+
+# Errors that a user can cause and correct. SettingError and CorpusError are ValueErrors.
+USER_ERRORS = (
+    *(ValueError, DamagedCheckpoint),
+    *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
+)
+
+
+def user_message(error: BaseException) -> str | None:
+    """Return the message, with a remedy, of an error that a user can cause and correct; None for any other error."""
+    if not isinstance(error, USER_ERRORS) and not (isinstance(error, OSError) and error.errno in PATH_ERRORS):
+        return None
+    remedy = WRITING.get(error.errno or 0) if isinstance(error, OSError) else None
+    return str(error) if remedy is None or remedy in str(error) else f"{error}: {remedy}"
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

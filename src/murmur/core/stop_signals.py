@@ -53,11 +53,12 @@ class Stoppable:
     learner of a launcher: the launcher sends the request again, and reports it.
 
     Args:
-        tell: Reports that the program ends because of a signal, and how to go on; called once, by either thread.
+        tell: Reports that the program ends because of a signal, and how to go on; called once, by either thread. None:
+            a launcher reports it.
     """
 
-    def __init__(self, tell: Callable[[Stopped], None]) -> None:
-        self._tell: Callable[[Stopped], None] | None = tell
+    def __init__(self, tell: Callable[[Stopped], None] | None) -> None:
+        self._tell = tell
         self._since: float | None = None
         self._number = 0
         self._reminding = False

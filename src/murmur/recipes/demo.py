@@ -30,7 +30,8 @@ from murmur.report.terminal_table import TerminalTable
 from murmur.run.folder.contents import read_facts, refuse_work
 from murmur.run.folder.lock import LOCK, locked
 from murmur.run.folder.opened import opened
-from murmur.run.training import RunRequest, missing_from, write_run
+from murmur.run.request import RunRequest
+from murmur.run.training import command_of_learner, missing_from, write_run
 from murmur.speech.corpus.synth import SynthesisError
 from murmur.speech.features.shards import UTTERANCES_PER_SHARD
 from murmur.tasks.hybrid.task import HybridTask
@@ -104,7 +105,9 @@ class Demo:
         """The request of the equivalent `murmur train` command."""
         settings = (f"task.cache={self.out / 'cache'}", *self.settings, *self.learners[learners])
         name = NAMES.get(learners, f"{learners}-learners")
-        return RunRequest(self.recipe, settings, learners=learners, out=self.out / name, threads=1, resume=True)
+        return RunRequest(
+            source=self.recipe, settings=settings, learners=learners, out=self.out / name, threads=1, resume=True
+        )
 
     def prepare(self) -> None:
         """Corpus, features and alignment, with two processes where there are two cores."""
@@ -151,9 +154,8 @@ class Demo:
             write_run(request, experiment)
             write_whole(request.out / "phases.json", json.dumps(read_phases(self._phases), indent=1).encode())
             asks, missing, lock = signal.SIGUSR1, missing_from(request.out), (run.lock.descriptor,)
-            launch = Launch(
-                request.command_line, request.learners, threads=1, stop_signal=asks, missing=missing, inherited=lock
-            )
+            command = command_of_learner(request)
+            launch = Launch(command, request.learners, threads=1, stop_signal=asks, missing=missing, inherited=lock)
             code = run.end(launch.run())
         if code == STOPPED_STATUS:
             launch.stop()

@@ -24,7 +24,8 @@ from murmur.engine.task import Loss
 from murmur.execution.cores import cores_here
 from murmur.report.terminal_table import TerminalTable
 from murmur.run.preparation import preparation_lines, to_prepare
-from murmur.run.training import RunRequest, share_threads
+from murmur.run.request import RunRequest
+from murmur.run.training import share_threads
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.world import device_of
 
@@ -59,7 +60,7 @@ class FirstSteps:
     optimizer_bytes: int
 
 
-def dry_run(request: RunRequest, prepared_only: bool) -> int:
+def dry_run(request: RunRequest, experiment: Experiment, prepared_only: bool) -> int:
     """Show an experiment: unprepared data, parameters, first minibatch, loss, gradient, memory, steps, time.
 
     Unprepared data is prepared, as for training. With `prepared_only` it is not: only the facts that do not need it
@@ -67,13 +68,9 @@ def dry_run(request: RunRequest, prepared_only: bool) -> int:
 
     Returns:
         The exit status: 1 if the loss or the gradient is not a finite number.
-
-    Raises:
-        SettingError: a name is unknown, or a value does not fit.
     """
     console = Console()
     torch.set_num_threads(share_threads(request))
-    experiment = request.experiment()
     missing = to_prepare(experiment.task)
     for line in [*experiment_lines(experiment, request.learners), *preparation_lines(missing)]:
         console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -24,7 +24,9 @@ from murmur.engine.stacked import NotStackable, check_stackable, draw_together
 from murmur.engine.trainer import Trainer
 from murmur.execution.processes import run_in_workers
 from murmur.run.folder.opened import OpenedRun, opened
-from murmur.run.training import RunRequest, check_model, report, write_run
+from murmur.run.request import RunRequest
+from murmur.run.score import report
+from murmur.run.training import check_model, write_run
 from murmur.simulation.account import Account, of_run, of_timing
 from murmur.simulation.planner.timing import Timing, time_strategy
 from murmur.simulation.progress import VirtualProgress
@@ -115,19 +117,19 @@ def _timed(experiment: Experiment, cluster: Cluster) -> Timing:
 
 def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, run: OpenedRun, label: str) -> Account:
     request = RunRequest(
-        simulation.source,
-        simulation.settings,
-        simulation.strategy,
-        cluster.learners,
-        simulation.out,
-        simulation.resume,
+        source=simulation.source,
+        settings=simulation.settings,
+        strategy=simulation.strategy,
+        learners=cluster.learners,
+        out=simulation.out,
+        resume=simulation.resume,
         threads=simulation.threads,
         tested=simulation.tested or "lowest",
     )
     allow_files(cluster.learners)
     check_model(request, experiment)
     run.begin()
-    write_run(request, experiment, simulation.facts(cluster))
+    write_run(request, experiment, simulation.facts(cluster, experiment))
     since, done = behind(simulation.out) if simulation.resume else (0.0, Counter[int]())
     together = draw_together if simulation.batched else None
     world = VirtualWorld(continued(cluster, since, done) if simulation.resume else cluster, together=together)

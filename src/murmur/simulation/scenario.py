@@ -182,14 +182,14 @@ class Simulation:
         """
         return configure(load(self.source), self.settings, self.strategy, self.source)
 
-    def facts(self, cluster: Cluster) -> dict[str, Any]:
+    def facts(self, cluster: Cluster, experiment: Experiment) -> dict[str, Any]:
         """Entries about the simulation in run.json."""
         parts = {f.name: describe(getattr(cluster, f.name)) for f in fields(cluster) if f.name != "compute"}
         times: Any = describe(cluster.compute)
         if isinstance(cluster.compute, RecordedSeconds):  # thousands of numbers that are in the trace
             times = {"trace": str(self.scenario.trace), "factors": describe(cluster.compute.factors)}
         return {
-            "kind": self.scenario.kind or (KIND if self.experiment().cluster is None else "the experiment's own"),
+            "kind": self.scenario.kind or (KIND if experiment.cluster is None else "the experiment's own"),
             "cluster": {name: "infinity" if value == math.inf else value for name, value in parts.items()},
             "compute": times,
             "tested": self.tested is not None,

@@ -11,10 +11,10 @@ from typing import Any
 from murmur.core.errors import SettingError
 from murmur.run.folder.state import ENDED, state_of
 
-RUN = "run.json"
+RUN, REQUEST, LAUNCH = "run.json", "request.json", "launch.json"
 MODELS = ("model", "best", "averaged")
 FILES = (
-    *(RUN, ENDED, "launch.json", "records.jsonl", "trace.json", "score.json", "recognised.jsonl", "phases.json"),
+    *(RUN, REQUEST, LAUNCH, ENDED, "records.jsonl", "trace.json", "score.json", "recognised.jsonl", "phases.json"),
     *("simulated.json", "simulated.png", "report.html"),
     *(f"{name}.{kind}" for name in MODELS for kind in ("json", "safetensors")),
 )

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from murmur.core.errors import SettingError
@@ -14,8 +13,7 @@ from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.engine.experiment import Experiment, describe
 from murmur.run.configuration import configure, load
-from murmur.run.training import RunRequest
-from murmur.simulation.scenario import Scenario, Simulation
+from murmur.simulation.scenario import Scenario
 from murmur.studies.comparison.rows import digest_of
 
 Kind = Literal["processes", "virtual"]
@@ -141,16 +139,6 @@ class Grid:
         """The virtual cluster of a cell, without a straggler whose number it lacks."""
         here = tuple(word for word in self.scenario.stragglers if _learner(word) < cell.learners)
         return replace(self.scenario, learners=cell.learners, stragglers=here)
-
-    def request(self, cell: Cell, out: Path, threads: int | None) -> RunRequest:
-        """The run request of a real cell."""
-        return RunRequest(self.source, self.settings_of(cell), cell.strategy, cell.learners, out, threads=threads)
-
-    def simulation(self, cell: Cell, out: Path, threads: int | None) -> Simulation:
-        """The simulation of a virtual cell."""
-        return Simulation(
-            self.source, self.settings_of(cell), cell.strategy, self.scenario_of(cell), out, threads=threads or 1
-        )
 
 
 def _learner(straggler: str) -> int:

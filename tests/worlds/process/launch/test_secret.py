@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from murmur.run.training import RunRequest, train
+from murmur.recipes import toy
+from murmur.run.request import RunRequest
+from murmur.run.training import train
 from murmur.worlds.process.launch.environment import Place, child_variables, place_of
 from murmur.worlds.process.launch.launcher import Launch
 from murmur.worlds.process.launch.secret import draw, unnamed_file
@@ -109,9 +111,9 @@ def test_a_secret_file_that_others_may_read_stops_training_at_once(tmp_path: Pat
     file.write_bytes(draw())
     file.chmod(0o644)
     with pytest.raises(ValueError, match="chmod 600"):
-        train(RunRequest("toy", secret_file=file, out=tmp_path))
+        train(RunRequest(source="toy", secret_file=file, out=tmp_path), toy.experiment())
     with pytest.raises(ValueError, match="leave --secret-file out"):
-        train(RunRequest("toy", secret_file=file, out=tmp_path, world="mpi"))
+        train(RunRequest(source="toy", secret_file=file, out=tmp_path, world="mpi"), toy.experiment())
 
 
 @pytest.mark.slow

@@ -1,0 +1,154 @@
+"""One learner of a run; `python -m murmur.run.learner REQUEST.json` is one that murmur's launcher has started."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from murmur.core.errors import IncompleteRun, SettingError, user_message
+from murmur.core.group import PeerLost, WorldMismatch
+from murmur.core.membership import StoppedGracefully
+from murmur.core.stop_signals import Stoppable, Stopped
+from murmur.core.torch_private import HashStore, Store
+from murmur.core.world import Seat, World
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.engine.experiment import Experiment
+from murmur.engine.record import Observer, ProgressLine
+from murmur.engine.trainer import Trainer
+from murmur.execution.cores import cores_here
+from murmur.run.folder.contents import LAUNCH
+from murmur.run.request import RunRequest
+from murmur.run.score import report
+from murmur.worlds.process.launch.environment import Place, check_meeting_point, place_of, threads_per_learner
+from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS
+from murmur.worlds.process.launch.signals import STOPPED_STATUS, StopWhenPolled
+from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS
+from murmur.worlds.process.world import START_SECONDS, ProcessWorld, device_of
+
+log = logging.getLogger(__name__)
+
+
+def run_learner(
+    request: RunRequest,
+    experiment: Experiment,
+    place: Place,
+    world: World | None = None,
+    begins: Callable[[Seat], None] = lambda _: None,
+) -> int:
+    """Run one learner of a world (None: torch.distributed); learner 0 also tests the model and writes score.json.
+
+    `begins` is called after all learners have met, before any file is written.
+
+    Raises:
+        Stopped: a signal arrived before or after training, and this is the only learner. One of several learners
+            returns the status that its launcher waits for instead.
+    """
+    try:
+        return _learn_and_test(request, experiment, place, world, begins)
+    except Stopped as stopped:
+        if place.size == 1:
+            raise
+        log.info("learner %d: stopped by %s before or after training", place.rank, stopped.name)
+        return STOPPED_STATUS
+
+
+def _learn_and_test(
+    request: RunRequest,
+    experiment: Experiment,
+    place: Place,
+    world: World | None,
+    begins: Callable[[Seat], None],
+) -> int:
+    torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
+    if world is None:
+        check_meeting_point(place)  # before any slow work
+    world = torch_world(request, place) if world is None else world
+
+    def observers(seat: Seat) -> tuple[Observer, ...]:
+        begins(seat)
+        if seat.group.rank == 0 and place.size > 1 and isinstance(world, ProcessWorld) and not seat.late:
+            write_launch(request, place)
+        if seat.group.rank > 0:
+            return ()
+        return (ProgressLine(experiment.budget.total(experiment.task), seat.group.size),)
+
+    try:
+        with StopWhenPolled() as asked:
+            outcome = Trainer(experiment, world, request.out, observers, request.resume, asked).fit()
+    except StoppedGracefully as stopped:
+        log.info("learner %d: %s; go on with --resume --out %s", place.rank, stopped, request.out)
+        return STOPPED_STATUS
+    except (PeerLost, ConnectionError) as error:
+        log.error("learner %d: %s", place.rank, error)
+        return PEER_LOST_STATUS
+    except (WorldMismatch, IncompleteRun, FloatingPointError, SettingError, ValueError, OSError) as error:
+        log.error("learner %d: %s", place.rank, error)
+        return 1
+    asked.stop()  # a request after the last boundary: only the test is left
+    if outcome.leads:
+        report(request, experiment, outcome.model)
+    return 0
+
+
+def torch_world(request: RunRequest, place: Place, store: Store | None = None) -> ProcessWorld:
+    """Make the world of processes on torch.distributed; a learner without a launcher needs no store server.
+
+    `store` is an open connection to the store of the launch; None makes one.
+    """
+    return ProcessWorld(
+        place,
+        device_of(place),
+        store=HashStore() if place.port == 0 else store,
+        lease_seconds=request.lease_seconds or LEAST_SECONDS,
+        start_seconds=request.start_seconds or START_SECONDS,
+    )
+
+
+def write_launch(request: RunRequest, place: Place) -> None:
+    """Write launch.json: the meeting point of this run's learners, for a learner added later; never the secret."""
+    facts = {"host": place.host, "port": place.port, "generation": place.generation, "learners": place.size}
+    facts |= {"store": place.store}
+    write_whole(request.out / LAUNCH, json.dumps(facts, indent=1).encode())
+
+
+def learn(file: Path, resume: bool) -> int:
+    """Run the learner of this process on the request in a file; its place is in the environment.
+
+    The launcher has checked the request and holds the folder; `resume` continues from the newest checkpoint there.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SettingError: the file holds no request.
+        ValueError: a launcher has not started this process.
+    """
+    place = place_of()
+    if place is None:
+        raise ValueError("murmur.run.learner is one learner of a launch: start a run with murmur train")
+    request = RunRequest.read(file)
+    return run_learner(replace(request, resume=resume or request.resume), request.experiment(), place)
+
+
+def main() -> None:
+    """Entry point of a learner's process. Arguments: the file of the request, and --resume at a restart."""
+    logging.basicConfig(level=logging.INFO, format="murmur: %(message)s", stream=sys.stderr)
+    with Stoppable(tell=None):
+        try:
+            status = learn(Path(sys.argv[1]), resume="--resume" in sys.argv[2:])
+        except Exception as error:
+            message = user_message(error)
+            if message is None:
+                raise
+            sys.exit(f"murmur: {message}")
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Run request: everything that a user asks of one training run, as one value that learners receive as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+
+from murmur.core.errors import SettingError, nearest
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.engine.experiment import Experiment
+from murmur.run.configuration import configure, load
+from murmur.run.folder.contents import REQUEST
+from murmur.run.folder.opened import LATEST
+from murmur.run.saved_model import Choice, Initialised, find_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A training run as a user requests it.
+
+    Attributes:
+        source: Experiment file or recipe.
+        settings: Overrides of the form "name=value".
+        strategy: Strategy as text, or None for the experiment's own.
+        learners: Number of processes to start on this host.
+        out: Folder for all files of the run; `LATEST` makes a new one.
+        resume: Continue from the newest checkpoint in `out`.
+        restarts: Number of times that each learner may be started again.
+        threads: Compute threads per learner; None divides the cores among the learners.
+        init: Run folder or model file that provides the initial weights; None initialises them at random.
+        tested: Choice of the run's model to test.
+        world: Library that moves vectors between learners.
+        secret_file: User's file with the secret that the learners of this run share.
+        lease_seconds: Shortest silence after which a learner counts as lost; None uses the world's default.
+        start_seconds: Time that learners wait for one another at the start; None uses the world's default.
+        force: Remove a run that is in `out` when this one begins.
+    """
+
+    source: str
+    settings: tuple[str, ...] = ()
+    strategy: str | None = None
+    learners: int = 1
+    out: Path = LATEST
+    resume: bool = False
+    restarts: int = 0
+    threads: int | None = None
+    init: Path | None = None
+    tested: Choice = "lowest"
+    world: Literal["torch", "mpi"] = "torch"
+    secret_file: Path | None = None
+    lease_seconds: float | None = None
+    start_seconds: float | None = None
+    force: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the experiment, for folders."""
+        return Path(self.source).stem
+
+    def experiment(self) -> Experiment:
+        """Load the experiment and apply all settings.
+
+        Raises:
+            SettingError: a name is unknown, a value does not fit, or there is no model at `init`.
+        """
+        experiment = configure(load(self.source), self.settings, self.strategy, self.source)
+        if self.init is None:
+            return experiment
+        stem = find_model(self.init)
+        content = blake2b(stem.with_suffix(".safetensors").read_bytes(), digest_size=8).hexdigest()
+        return replace(experiment, task=Initialised(experiment.task, stem, content))
+
+    def to_json(self) -> str:
+        """Return the request as a JSON object with one entry per field."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(values, indent=1, default=str)  # of the types of the fields, JSON lacks paths alone
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the request of a text that `to_json` made.
+
+        Raises:
+            SettingError: the text is not a JSON object, or a field is unknown, missing or of another type; names it.
+        """
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SettingError(f"the run request cannot be read: {error}") from error
+        if not isinstance(given, Mapping):
+            raise SettingError(f"the run request is not an object but of type {type(given).__name__}")
+        types = get_type_hints(cls)
+        for name in given:
+            if name not in types:
+                raise SettingError(f"the run request has an unknown field {name!r}{nearest(name, list(types))}")
+        for name in types:
+            if name not in given:
+                raise SettingError(f"the run request lacks the field {name!r}")
+        return cls(**{name: _typed(given[name], wanted, name) for name, wanted in types.items()})
+
+    def write(self) -> None:
+        """Write the request whole into the run's folder, for every learner that is started there later.
+
+        `init` becomes absolute: an added learner may be started in another working directory.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        init = None if self.init is None else self.init.absolute()
+        write_whole(self.out / REQUEST, replace(self, init=init).to_json().encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file that `write` wrote.
+
+        Raises:
+            SettingError: it holds no run request; names the file and the field.
+            OSError: it cannot be read.
+        """
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise SettingError(f"{path} is damaged, or of another version: {error}") from error
+
+
+def _typed(value: Any, wanted: Any, name: str) -> Any:
+    """Return a JSON value as the type of a field."""
+    for option in get_args(wanted) if isinstance(wanted, UnionType) else (wanted,):
+        if option is Path and isinstance(value, str):
+            return Path(value)
+        if option is float and type(value) is int:
+            return float(value)
+        if get_origin(option) is tuple and isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return tuple(value)
+        if get_origin(option) is Literal and value in get_args(option):
+            return value
+        if type(value) is option:  # not isinstance: true is no number
+            return value
+    shown = wanted.__name__ if isinstance(wanted, type) and get_origin(wanted) is None else str(wanted)
+    raise SettingError(f"the run request's field {name!r} must be of type {shown}, got {value!r}")

@@ -1,0 +1,50 @@
+"""Final test of a run: the model that represents it, its printed lines and score.json."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import time
+from dataclasses import asdict
+
+from torch import nn
+
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.engine.experiment import Experiment
+from murmur.engine.task import test_in
+from murmur.run.request import RunRequest
+from murmur.run.saved_model import choose, read_into, told_choice
+
+log = logging.getLogger(__name__)
+RECOGNISED = "recognised.jsonl"
+DECODED = "decoded"  # folder with the results of an unfinished test
+
+
+def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> None:
+    """Test the model that represents the run, chosen by held-out loss alone; print its lines and save its figures."""
+    name, stem = choose(request.out, request.tested, experiment.digest())
+    facts = read_into(model, stem)
+    figures = facts["figures"]
+    averaged = f" (mean of {len(facts['marks'])} evaluation points)" if "marks" in facts else ""
+    log.info("testing the %s model%s, held-out loss %.5g", name, averaged, figures.get("loss", math.nan))
+    began = time.monotonic()
+    score = test_in(experiment.task, model, request.out / DECODED)
+    seconds = time.monotonic() - began
+    told = told_choice(stem, request.tested, facts)
+    shown = [*score.lines[: score.others], *(f"{line}; {told}" for line in score.lines[score.others :])]
+    for line in shown:
+        print(line, flush=True)
+    saved = {
+        "test": dict(score.figures),
+        "heldout": figures,
+        "model": {"name": name, "minibatches": facts["minibatches"], "marks": facts.get("marks")},
+        "lines": shown,
+        "test_seconds": seconds,
+    }
+    if score.recognised:
+        lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
+        write_whole(request.out / RECOGNISED, "".join(lines).encode())
+    write_whole(request.out / "score.json", json.dumps(saved, indent=1).encode())  # written last: it completes the run
+    shutil.rmtree(request.out / DECODED, ignore_errors=True)

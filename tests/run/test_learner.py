@@ -1,0 +1,108 @@
+"""Learners that the launcher starts: the request reaches them as data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from murmur.cli import app
+from murmur.engine.experiment import Experiment
+from murmur.recipes import toy
+from murmur.run import configuration, request
+from murmur.run.request import RunRequest
+from murmur.worlds.process.launch.environment import Place, child_variables
+
+SEEN = """
+import json, os, sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+import murmur.recipes.toy as toy
+
+HERE = Path(__file__).parent
+
+@dataclass(frozen=True)
+class Task(toy.ToyTask):
+    note: str = ""
+
+    def model(self):
+        if "RANK" in os.environ:
+            told = {"argv": sys.argv, "typer": "typer" in sys.modules, "note": self.note, "hidden": self.hidden}
+            (HERE / f"seen-{os.environ['RANK']}.json").write_text(json.dumps(told))
+        return super().model()
+
+def experiment():
+    with (HERE / "loaded").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return replace(toy.experiment(), task=Task())
+"""
+
+
+@pytest.mark.processes
+def test_learners_read_the_request_and_parse_no_command_line(tmp_path: Path) -> None:
+    """Values that a command line would have to quote arrive unchanged; each process loads the experiment once."""
+    file, out, note = tmp_path / "seen.py", tmp_path / "o u t", """--out 'x' "y" $HOME"""
+    file.write_text(SEEN)
+    words = ["train", str(file), "--learners", "2", "--threads", "1", "--out", str(out), "--strategy", "KAVG(K=4)"]
+    settings = (f"task.note={note}", "task.hidden=7", "budget.minibatches=20")
+    words += [word for setting in settings for word in ("--set", setting)]
+    done = subprocess.run([sys.executable, "-m", "murmur", *words], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        seen = json.loads((tmp_path / f"seen-{rank}.json").read_text())
+        assert Path(seen["argv"][0]).name == "learner.py"
+        assert seen["argv"][1:] == [str(out / "request.json")]
+        assert (seen["typer"], seen["note"], seen["hidden"]) == (False, note, 7)
+    loaded = (tmp_path / "loaded").read_text().split()
+    assert len(loaded) == len(set(loaded)) == 3
+    assert RunRequest.read(out / "request.json").settings == settings
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_one_process_loads_and_configures_the_experiment_once(
+    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def load(source: str) -> Experiment:
+        calls.append(source)
+        return configuration.load(source)
+
+    monkeypatch.setattr(request, "load", load)
+    words = ["train", "toy", "--set", "budget.minibatches=5", "--threads", "1", "--out", str(tmp_path / "out"), *more]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert calls == ["toy"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "request.json is damaged"),
+        (RunRequest(source="toy", settings=("task.hiden=3",)).to_json(), "did you mean 'hidden'"),
+        (RunRequest(source="no/such.py").to_json(), "there is no file no/such.py"),
+    ],
+)
+def test_a_user_error_is_one_line(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text(text)
+    words = [sys.executable, "-m", "murmur.run.learner", str(tmp_path / "request.json")]
+    variables = child_variables(Place(0, 2, 0, "127.0.0.1", 9), 1)
+    done = subprocess.run(words, env=variables, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert done.stderr.startswith("murmur: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.processes
+def test_it_needs_a_launcher(tmp_path: Path) -> None:
+    RunRequest(source=str(toy.__file__), out=tmp_path).write()
+    words = [sys.executable, "-m", "murmur.run.learner", str(tmp_path / "request.json")]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "start a run with murmur train" in done.stderr
