@@ -74,7 +74,7 @@ def _one_process(groups: Sequence[tuple[str, Sequence[int]]], tally: Tally, keep
     """Try cases until the process ends or must be ended; return its output."""
     words = [w for name, seeds in groups for w in ("--", name, *_ranges(seeds))][1:]
     kept = [] if keep is None else ["--keep", str(keep)]
-    paths = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([str(TESTS), str(TESTS / "support"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "fuzz.worker", *kept, *words]
     pipe = subprocess.PIPE
@@ -138,7 +138,7 @@ def _ranges(seeds: Sequence[int]) -> list[str]:
 
 def main() -> int:
     """The command line."""
-    sys.path.insert(0, str(TESTS))
+    sys.path[:0] = [str(TESTS), str(TESTS / "support")]
     from fuzz.worker import targets
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

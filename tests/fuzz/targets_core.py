@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from threading import Condition
 
+import numpy as np
 import torch
 from torch import nn
 
+from frames import sealed
 from fuzz.harness import Files, Target
 from murmur.core.errors import DamagedCheckpoint
 from murmur.core.flat import Layout
@@ -27,8 +28,8 @@ from murmur.run.saved_model import choose, find_model, read_into
 from murmur.simulation.parse import compute_times, faults_of, kind_of
 from murmur.worlds.process.membership.server import MembershipServer
 from murmur.worlds.process.store.server import StoreServer
-from murmur.worlds.process.transport.mail import receive_message
-from murmur.worlds.process.transport.wire_format import receive_frame, send_frame
+from murmur.worlds.process.transport.messages import from_block, receive
+from murmur.worlds.process.transport.wire_format import PREFIX, REQUEST, MessageHead, encode_head, receive_frame
 from murmur.worlds.virtual.cluster import RecordedSeconds
 
 DIGEST = "0" * 16
@@ -245,10 +246,7 @@ class Answers(StoreServer):
 
 def _write_frames(folder: Path) -> None:
     for number, head in enumerate(REQUESTS):
-        here, there = socket.socketpair()
-        with here, there:
-            send_frame(here, head, b"abc")
-            (folder / f"{number:02}.frame").write_bytes(there.recv(1 << 16))
+        (folder / f"{number:02}.frame").write_bytes(encode_head(head, 3, REQUEST) + b"abc")
         (folder / f"{number:02}.json").write_text(json.dumps(head))
 
 
@@ -276,28 +274,25 @@ def _read_frames(folder: Path) -> None:
 
     attempts: list[Callable[[], object]] = []
     for path in sorted(folder.glob("*.frame")):
-        attempts.append(partial(_sent, path.read_bytes(), lambda line: request(receive_frame(line)[0])))
+        attempts.append(partial(_sent, path.read_bytes(), lambda line: request(receive_frame(line, REQUEST)[0])))
     for path in sorted(folder.glob("*.json")):
         raw = path.read_bytes()[: 1 << 16]
-        attempts.append(
-            partial(_sent, struct.pack("<II", len(raw), 0) + raw, lambda line: request(receive_frame(line)[0]))
-        )
+        attempts.append(partial(_sent, sealed(raw), lambda line: request(receive_frame(line, REQUEST)[0])))
     _each(attempts)
 
 
-def _write_letters(folder: Path) -> None:
-    for number, dtype in enumerate(("torch.float32", "torch.int64", "torch.bfloat16", "torch.uint8")):
-        head = json.dumps({"tag": "world t", "type": dtype, "numel": 8, "note": [1.0, 2.5]}).encode()
-        (folder / f"{number}.letter").write_bytes(struct.pack("<I", len(head)) + head + bytes(64))
-        (folder / f"{number}.json").write_bytes(head)
+def _write_messages(folder: Path) -> None:
+    for number, dtype in enumerate(("float32", "int64", "bfloat16", "uint8")):
+        head = MessageHead("world t", dtype, (1.0, 2.5)).encode(64)
+        (folder / f"{number}.message").write_bytes(head + bytes(64))
+        (folder / f"{number}.json").write_bytes(head[PREFIX.size :])
 
 
-def _read_letters(folder: Path) -> None:
-    attempts = [partial(_sent, path.read_bytes(), receive_message) for path in sorted(folder.glob("*.letter"))]
-    for path in sorted(folder.glob("*.json")):
-        raw = path.read_bytes()[: 1 << 16]
-        attempts.append(partial(_sent, struct.pack("<I", len(raw)) + raw + bytes(64), receive_message))
-    _each(list(attempts))
+def _read_messages(folder: Path) -> None:
+    blocks = [path.read_bytes() for path in sorted(folder.glob("*.message"))]
+    blocks += [sealed(path.read_bytes()[: 1 << 16], 64) + bytes(64) for path in sorted(folder.glob("*.json"))]
+    _each([partial(_sent, block, receive) for block in blocks])
+    _each([partial(from_block, np.frombuffer(block, np.uint8)) for block in blocks])
 
 
 DAMAGE = (ValueError, OSError, DamagedCheckpoint)
@@ -310,5 +305,5 @@ TARGETS = {
     "settings": Target(_write_settings, _read_settings),
     "clusters": Target(_write_cluster, _read_cluster),
     "frames": Target(_write_frames, _read_frames),
-    "letters": Target(_write_letters, _read_letters),
+    "messages": Target(_write_messages, _read_messages),
 }

@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from murmur.core.flat import Layout
@@ -27,9 +25,9 @@ from murmur.core.group import PeerLost
 from murmur.engine.trainer import Trainer
 from murmur.run.configuration import configure, load
 from murmur.run.saved_model import read_into
-from murmur.worlds.mpi.mail import MpiMail, pack, unpack
+from murmur.worlds.mpi.mail import MpiMail
 from murmur.worlds.mpi.progress import MpiProgress, settle
-from murmur.worlds.process.transport.mail import TYPES
+from murmur.worlds.process.transport.messages import from_block, to_block
 from murmur.worlds.threads import ThreadWorld
 
 TESTS = Path(__file__).parents[2] / "support"
@@ -124,19 +122,6 @@ def test_a_waiting_thread_sleeps() -> None:
         assert request.tests < 1000  # at most one test per millisecond; a busy thread would make 200,000
 
 
-VECTORS = st.tuples(st.sampled_from(sorted(TYPES)), st.integers(0, 40))
-
-
-@given(VECTORS, st.text(max_size=30), st.lists(st.floats(allow_nan=False), max_size=4))
-def test_messages_keep_every_bit(vector: tuple[str, int], tag: str, header: list[float]) -> None:
-    name, numel = vector
-    x = torch.arange(numel * TYPES[name].itemsize, dtype=torch.uint8).view(TYPES[name])
-    got_tag, got, got_note = unpack(pack(x, tag, header))
-    assert (got_tag, got_note, got.dtype) == (tag, header, x.dtype)
-    assert torch.equal(got.view(torch.uint8), x.view(torch.uint8))
-    assert got.data_ptr() % x.element_size() == 0
-
-
 @dataclass
 class Wire:
     """Communicator on which messages of learner 1 have begun to arrive."""
@@ -158,13 +143,13 @@ class Wire:
         return SimpleNamespace(Irecv=receive)
 
     def Isend(self, message: list[Any], to: int) -> Request:
-        self.sent.append((unpack(message[0]), to))
+        self.sent.append((from_block(message[0]), to))
         return Request(True)
 
 
 def test_messages_are_delivered_in_the_order_in_which_they_began() -> None:
     large, small = Request(), Request(True)
-    wire = Wire([(large, pack(torch.ones(9), "t", ())), (small, pack(torch.ones(1), "t", ()))])
+    wire = Wire([(large, to_block(torch.ones(9), "t", ())), (small, to_block(torch.ones(1), "t", ()))])
     mail = MpiMail(SimpleNamespace(BYTE=None, Status=SimpleNamespace), wire)
     assert not mail.poll()
     assert mail.box.wait("t", 0.0) is None
@@ -184,7 +169,7 @@ def test_posting_copies_and_counts() -> None:
         while not mail.progress.idle:
             time.sleep(1e-3)
     (((tag, got, header), to),) = wire.sent
-    assert (tag, got.tolist(), header, to) == ("tag", [1.0] * 3, [7.0], 2)
+    assert (tag, got.tolist(), header, to) == ("tag", [1.0] * 3, (7.0,), 2)
     own = mail.box.wait("own", 0.0)
     assert own is not None
     assert (own.x.tolist(), own.source, own.header) == ([1.0] * 3, 0, (8.0,))

@@ -7,10 +7,12 @@ from threading import Thread
 
 import pytest
 
+from frames import sealed
 from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.server import MissingKey, StoreClient, StoreServer
+from murmur.worlds.process.store.server import PURPOSE, MissingKey, StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore, connect
-from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.transport.listener import Listener, listen
+from murmur.worlds.process.transport.wire_format import REQUEST, receive_frame
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_what_is_missing_is_named(server: StoreServer) -> None:
 
 
 def test_unauthenticated_callers_do_no_harm(server: StoreServer) -> None:
-    for garbage in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, b"\x02\x00\x00\x00\x00\x00\x00\x00[]"):
+    for garbage in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, sealed(b"[]")):
         with socket.create_connection(server.address) as line:
             line.sendall(garbage)
     store = store_of(server)
@@ -93,3 +95,26 @@ def test_no_server_there() -> None:
     free.close()
     with pytest.raises(ConnectionError, match=f"no store answers at 127.0.0.1:{port}"):
         connect(Place(0, 2, 0, "127.0.0.1", port), 0.2)
+
+
+def test_requests_that_are_too_large_are_not_sent(server: StoreServer) -> None:
+    store = store_of(server)
+    with pytest.raises(ValueError, match="a frame of"):
+        store.set("a", bytes(REQUEST.payload_bytes + 1))
+    store.set("a", "b")
+    assert store.get("a") == b"b"
+
+
+def test_a_server_that_sends_no_frames_is_left() -> None:
+    def serve(line: socket.socket, _: int) -> None:
+        with line:
+            receive_frame(line, REQUEST)
+            line.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+    listener = Listener(listen(), b"", PURPOSE, serve)
+    client = StoreClient(*listener.address, timeout_seconds=5)
+    with pytest.raises(ConnectionError, match="sends no frames"):
+        client.call({"do": "size"})
+    with pytest.raises(ConnectionError, match="is gone"):
+        client.call({"do": "size"})
+    listener.close()

@@ -4,7 +4,7 @@ It replaces PyTorch's TCPStore, which listens on all interfaces, looks every cal
 slow resolver), lets one waiting thread block all others of the same client, and accepts unauthenticated connections.
 Standard library only, so that the process starts at once.
 
-A connection begins with a handshake. Then each request is one frame, and so is its answer.
+A connection begins with a handshake. Then each request is one frame, and so is its answer (`wire_format.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from murmur.worlds.process.launch.signals import ignore_until_ready
 from murmur.worlds.process.membership.server import MembershipServer
 from murmur.worlds.process.transport.handshake import Refused
 from murmur.worlds.process.transport.listener import Listener, dial
-from murmur.worlds.process.transport.wire_format import receive_frame, seconds, send_frame, text, texts, whole
+from murmur.worlds.process.transport.wire_format import (
+    REQUEST,
+    encode_head,
+    receive_frame,
+    seconds,
+    send_frame,
+    text,
+    texts,
+    whole,
+)
 
 log = logging.getLogger(__name__)
 PURPOSE = "store"
@@ -65,11 +74,11 @@ class StoreServer:
         with line:
             while True:
                 try:
-                    head, value = receive_frame(line)
+                    head, value = receive_frame(line, REQUEST)
                     answer, value = self._answer(head, value)
                     if head.get("act") in ("enter", "beat"):
                         living[head["group"], head["rank"]] = dict(answer["live"]).get(head["rank"], -1)
-                    send_frame(line, answer, value)
+                    send_frame(line, encode_head(answer, len(value), REQUEST), value)
                 except (OSError, EOFError, ValueError):
                     break  # the caller has closed the connection, or its request is malformed
         with self._changed:
@@ -170,17 +179,25 @@ class StoreClient:
     def call(
         self, head: dict[str, Any], value: bytes = b"", seconds: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """Send a request and return its answer, within `seconds` or else `timeout_seconds`."""
+        """Send a request and return its answer, within `seconds` or else `timeout_seconds`.
+
+        Raises:
+            ValueError: The request is larger than the server accepts.
+        """
+        request = encode_head(head, len(value), REQUEST)
         with self._lock:
             try:
                 self._line.settimeout(self.timeout_seconds if seconds is None else seconds)
-                send_frame(self._line, head, value)
-                return receive_frame(self._line)
+                send_frame(self._line, request, value)
+                return receive_frame(self._line, REQUEST)
             except TimeoutError as error:
                 self._line.close()  # a late answer would be taken for the answer to the next request
                 raise ConnectionError(f"the store at {self.host}:{self.port} does not answer") from error
             except (OSError, EOFError) as error:
                 raise ConnectionError(f"the store at {self.host}:{self.port} is gone: {error}") from error
+            except ValueError as error:
+                self._line.close()  # the start of the next frame is unknown
+                raise ConnectionError(f"the store at {self.host}:{self.port} sends no frames: {error}") from error
 
     def wait(self, keys: list[str], seconds: float) -> bytes:
         """Wait until all keys exist; return the value of the first.

@@ -17,7 +17,7 @@ import socket
 import struct
 import time
 
-SPOKEN = b"murmur 1"
+SPOKEN = b"murmur 2"
 GREETING = struct.Struct(f"<{len(SPOKEN)}sI32s")  # protocol name, the caller's number, its nonce
 ANSWER = struct.Struct("<32s32s")  # the host's nonce, its proof
 NONCE_BYTES = PROOF_BYTES = 32

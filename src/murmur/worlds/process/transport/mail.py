@@ -2,11 +2,10 @@
 
 Collectives are gloo's or NCCL's. Point-to-point messages have a transport of their own, because gloo's can be neither
 polled nor given up without closing every pair of the group. A connection begins with a handshake, in which both
-learners prove that they belong to the same run. A frame is the length of a JSON header, the header (tag, type, number
-of elements, numbers beside the vector), and the raw elements in little-endian order. Connections are made on first use,
-one for each direction. A broken one is opened again at once; no message is lost or duplicated while both learners live
-(`stream.py`). Messages queued for a lost learner are dropped; the next message finds the restarted learner at its new
-address.
+learners prove that they belong to the same run. Each message is one frame (`wire_format.py`). Connections are made on
+first use, one for each direction. A broken one is opened again at once; no message is lost or duplicated while both
+learners live (`stream.py`). Messages queued for a lost learner are dropped; the next message finds the restarted
+learner at its new address.
 
 The number of threads is bounded, however often learners are lost. One thread sends to each learner, even after that
 learner was dropped. One thread receives from each learner, whose older connections end when a newer one arrives.
@@ -15,15 +14,12 @@ learner was dropped. One thread receives from each learner, whose older connecti
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from threading import Lock, Thread
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from murmur.core.group import PeerLost
@@ -31,23 +27,16 @@ from murmur.core.torch_private import Store
 from murmur.worlds.mailbox import Mailbox
 from murmur.worlds.process.store.torch_store import cloned
 from murmur.worlds.process.transport.listener import HungUp, Listener, dial, listen
-from murmur.worlds.process.transport.stream import LENGTH, Inbox, Outbox, opening, want, watch
+from murmur.worlds.process.transport.messages import Closed, encode, receive
+from murmur.worlds.process.transport.stream import Inbox, Outbox, opening, want, watch
 from murmur.worlds.process.transport.traffic import Flow, flow_of
-from murmur.worlds.process.transport.wire_format import Head, exactly, parse_head, text, whole
 
-TYPES = {str(t): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)}
-HEADER_BYTES = 1 << 16  # bound on a header
-MESSAGE_BYTES = 1 << 36  # bound on a vector
 CLOSING_SECONDS = 5.0
 TRY_SECONDS = 2.0  # for the first try to reach a learner; each further try takes twice as long, up to
 LONGEST_TRY_SECONDS = 8.0  # a listener waits no longer for a caller, and a new address is found as soon
 RETURN_SECONDS = 10.0  # for a learner whose connection has broken to open another one
 STUCK_SECONDS = 60.0  # during which successive connections may break without delivering a message
 PAUSE_SECONDS = 0.02  # between a broken connection and the next one
-
-
-class Closed(EOFError):
-    """The sender has sent all its messages."""
 
 
 class Mail:
@@ -77,18 +66,22 @@ class Mail:
         store.set(f"mail/{rank}", "{}:{}".format(*self._listener.address))
 
     def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
-        """Queue a copy of x for learner `to`; return at once."""
+        """Queue a copy of x for learner `to`; return at once.
+
+        Raises:
+            ValueError: A reader would refuse the message (`messages.encode`).
+        """
         if to == self.rank:
             self.box.put(self.rank, tag, x.clone(), header)
             return
-        head = {"tag": tag, "type": str(x.dtype), "numel": x.numel(), "numbers": list(header)}
+        message = encode(x.detach().to("cpu", copy=True), tag, header)
         with self._lock:
             if to not in self._senders:
                 self._senders[to] = Outbox()
                 if to not in self._threads:
                     self._threads[to] = Thread(target=self._send_all, args=(to,), name=f"mail to {to}", daemon=True)
                     self._threads[to].start()
-            self._senders[to].put((json.dumps(head).encode(), x.detach().to("cpu", copy=True)))
+            self._senders[to].put(message)
 
     def drop(self, to: int) -> None:
         """Drop a lost learner and the messages queued for it; the next message opens another connection."""
@@ -223,7 +216,7 @@ class Mail:
             wanted = self._inboxes[source].open(name, first)
         while self._latest(source) is line:
             want(line, wanted)
-            tag, x, header = receive_message(line)
+            tag, x, header = receive(line)
             with self._lock:  # a newer connection requests this message again, or finds that it has arrived
                 if self._incoming.get(source, (0, None))[1] is not line:
                     return
@@ -258,45 +251,3 @@ class Mail:
             with contextlib.suppress(OSError):  # it has already closed
                 older.shutdown(socket.SHUT_RD)
         return True
-
-
-def receive_message(line: socket.socket) -> tuple[str, Tensor, list[float]]:
-    """Receive the tag, the vector and the header numbers of the next message.
-
-    Raises:
-        Closed: There will be no more messages.
-        EOFError: The other side has closed the connection.
-        ValueError: The message is malformed.
-    """
-    (length,) = LENGTH.unpack(exactly(line, LENGTH.size))
-    if length == 0:
-        raise Closed("it has sent all and closed the connection")
-    if length > HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes")
-    head = parse_head(exactly(line, length))
-    tag, dtype, header = text(head, "tag"), TYPES.get(text(head, "type")), _numbers_of(head)
-    if dtype is None:
-        raise ValueError(f"a vector of {head['type']!r}")
-    count = whole(head, "numel", 0, MESSAGE_BYTES // dtype.itemsize) * dtype.itemsize
-    # The system allocates pages at their first write: an announced vector that never arrives takes no memory.
-    try:
-        raw = np.empty(count, np.uint8)
-    except MemoryError as error:
-        raise ValueError(f"a vector of {count} bytes, more than there is memory") from error
-    view = memoryview(raw.data)
-    while view:
-        got = line.recv_into(view)
-        if got == 0:
-            raise EOFError("the other side has closed the connection in the middle of a vector")
-        view = view[got:]
-    return tag, torch.from_numpy(raw).view(dtype) if count else torch.empty(0, dtype=dtype), header
-
-
-def _numbers_of(head: Head) -> list[float]:
-    header = head.get("numbers")
-    if not isinstance(header, list) or not all(isinstance(each, int | float) for each in header):
-        raise ValueError(f"the numbers {header!r} are not a list of numbers")
-    try:
-        return [float(each) for each in header]  # a loss among them may be nan or infinite
-    except OverflowError as error:
-        raise ValueError("a number that is too large for a float") from error

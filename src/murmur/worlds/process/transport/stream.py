@@ -4,6 +4,7 @@
     receiver                                                                    <-   number of the next message wanted
     sender     message, message, ...                                            ->
     receiver                                                                    <-   next number wanted, after each
+    sender     end                                                              ->
 
 The sender keeps a message until the receiver has confirmed it. When a connection breaks, the kept messages are sent
 again over the next one, from the first that the receiver wants. A stream has the name of one sender's memory: a learner
@@ -21,14 +22,9 @@ from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-import torch
-from torch import Tensor
+from murmur.worlds.process.transport.wire_format import END, exactly, send_frame
 
-from murmur.worlds.process.transport.wire_format import exactly
-
-Message = tuple[bytes, Tensor]  # header and vector, on the CPU
-LENGTH = struct.Struct("<I")
-NO_MORE = LENGTH.pack(0)  # in place of a header's length: the sender has sent all and closes
+Message = tuple[bytes, memoryview]  # header and payload of a frame
 OPENING, NUMBER = struct.Struct("<QQ"), struct.Struct("<Q")
 LOOK_SECONDS = 0.25  # longest delay before a broken connection is noticed while messages are kept
 IDLE_SECONDS = 1.0  # the same while none are kept
@@ -89,7 +85,7 @@ class Outbox:
         deadline = time.monotonic() + LAST_SECONDS
         while self._kept and time.monotonic() < deadline:
             self._receive(line, LOOK_SECONDS)
-        line.sendall(NO_MORE)
+        line.sendall(END)
 
     def _receive(self, line: socket.socket, seconds: float) -> None:
         """Receive confirmations that arrive within `seconds`."""
@@ -160,7 +156,6 @@ def watch(line: socket.socket) -> None:
 
 
 def _send(line: socket.socket, message: Message) -> int:
-    head, x = message
-    line.sendall(LENGTH.pack(len(head)) + head)
-    line.sendall(x.contiguous().view(torch.uint8).numpy().data if x.numel() else b"")
-    return LENGTH.size + len(head) + x.numel() * x.element_size()
+    head, payload = message
+    send_frame(line, head, payload)
+    return len(head) + len(payload)
