@@ -1,7 +1,7 @@
 """Counters of a learner, and the limit on non-finite losses and gradients.
 
-A minibatch whose loss or gradient is not finite is skipped: one such minibatch is an accident of the data, many in a
-row are a model that has diverged.
+A minibatch whose loss or gradient is not finite is skipped. One such minibatch is an accident of the data; many in a
+row mean that training has diverged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from murmur.core.group import Group
 log = logging.getLogger(__name__)
 BETWEEN = 10
 NEWEST = 0.1  # weight of the latest loss in the mean of recent ones
-RISE = 0.5  # share by which a loss has to rise to count as diverging
+RISE = 0.5  # relative rise of a loss that counts as divergence
 ADVICE = "training has diverged. Lower the learning rate, warm it up, or bound gradients with max_gradient_norm"
 
 
@@ -26,19 +26,19 @@ class Counters:
     """Progress counters of a learner; a checkpoint saves all of them.
 
     Attributes:
-        most_in_a_row: so many minibatches skipped one after the other end the run.
-        loss: mean per sample of the latest minibatch that was not skipped; nan before the first.
+        most_in_a_row: Number of consecutive skipped minibatches that ends the run.
+        loss: Mean loss per sample of the latest minibatch that was not skipped; nan before the first.
         first_loss: Loss of the first minibatch of the run.
-        recent_loss: mean of the latest losses, the newest weighs a tenth.
-        rate: learning rate of the latest step; nan before the first.
-        steps: gradients drawn by this learner, in the launches before this one.
-        skipped: minibatches whose loss or gradient was not finite.
-        skipped_in_a_row: the latest of them.
-        replaced: times that its weights were not finite and it took over the others'.
-        replaced_in_a_row: the latest of them, with fewer than `BETWEEN` times `most_in_a_row` good minibatches between.
-        good_since: good minibatches since then.
-        rounds_broken: rounds that have passed since the weights were found not to be finite.
-        bad_steps: the latest steps that were left out, their gradient not being finite.
+        recent_loss: Exponential mean of the losses; the newest has weight 0.1.
+        rate: Learning rate of the latest step; nan before the first.
+        steps: Number of gradients of this learner in earlier launches.
+        skipped: Number of minibatches whose loss or gradient was not finite.
+        skipped_in_a_row: Number of the latest consecutive ones.
+        replaced: Number of times that weights of other learners replaced its own, which were not finite.
+        replaced_in_a_row: Number of the latest ones with few good minibatches between (see `BETWEEN`).
+        good_since: Number of good minibatches since then.
+        rounds_broken: Number of rounds since the weights were found not to be finite.
+        bad_steps: Number of the latest consecutive steps left out because their gradient was not finite.
     """
 
     most_in_a_row: int
@@ -56,7 +56,7 @@ class Counters:
     bad_steps: int = 0
 
     def good(self, loss: float) -> None:
-        """A minibatch gave finite numbers."""
+        """Count a minibatch with finite loss and gradient."""
         self.loss = loss
         if math.isnan(self.first_loss):
             self.first_loss = self.recent_loss = loss
@@ -68,8 +68,8 @@ class Counters:
         """True if training has diverged: loss worse than at the beginning, and held-out loss worse than before.
 
         Args:
-            heldout: the held-out loss now.
-            lowest: of all so far, this one too.
+            heldout: Held-out loss now.
+            lowest: Lowest held-out loss so far, including this one.
         """
         if not math.isfinite(heldout):
             return True
@@ -78,10 +78,10 @@ class Counters:
         return self.first_loss > 0 and self.recent_loss > (1 + RISE) * self.first_loss
 
     def skip(self, n: int, what: str) -> None:
-        """Minibatch n is skipped, for what it gave.
+        """Count minibatch n as skipped because of its loss or gradient.
 
         Raises:
-            FloatingPointError: too many in a row; with advice.
+            FloatingPointError: Too many in a row; with advice.
         """
         self.skipped += 1
         self.skipped_in_a_row += 1
@@ -92,27 +92,27 @@ class Counters:
         log.warning("minibatch %d is skipped: %s (%d skipped so far)", n, what, self.skipped)
 
     def wait(self, n: int) -> None:
-        """Minibatch n is skipped because this learner's weights are not finite: the others' will come."""
+        """Count minibatch n as skipped because this learner's weights are not finite."""
         self.skipped += 1
         log.warning("minibatch %d is skipped: the weights are not finite (%d skipped so far)", n, self.skipped)
 
     def still_broken(self) -> None:
-        """A round has passed, and the weights are not finite yet.
+        """Count a round that has left the weights not finite.
 
         Raises:
-            FloatingPointError: as so often before; with advice.
+            FloatingPointError: Too many rounds in a row; with advice.
         """
         self.rounds_broken += 1
         if self.rounds_broken >= self.most_in_a_row:
             raise FloatingPointError(
-                f"the weights are not finite, and no other learner's came in {self.rounds_broken} rounds: {ADVICE}"
+                f"the weights are not finite, and no finite ones came in {self.rounds_broken} rounds: {ADVICE}"
             )
 
     def skip_step(self) -> None:
-        """A step is left out: the learners' mean gradient is not finite.
+        """Count a step that is left out because the mean gradient is not finite.
 
         Raises:
-            FloatingPointError: too many in a row; with advice.
+            FloatingPointError: Too many in a row; with advice.
         """
         self.skipped += 1
         self.bad_steps += 1
@@ -121,10 +121,10 @@ class Counters:
         log.warning("a step is left out: its gradient is not finite (%d minibatches skipped so far)", self.skipped)
 
     def replace(self) -> None:
-        """The weights were not finite, and the others' have taken their place.
+        """Count a replacement of weights that were not finite by those of other learners.
 
         Raises:
-            FloatingPointError: too many in a row; with advice.
+            FloatingPointError: Too many in a row; with advice.
         """
         self.replaced += 1
         self.replaced_in_a_row = self.replaced_in_a_row + 1 if self.good_since < BETWEEN * self.most_in_a_row else 1
@@ -137,24 +137,24 @@ class Counters:
         log.warning("weights that were not finite were replaced by the others' (%d times so far)", self.replaced)
 
     def share(self, group: Group) -> None:
-        """At the end of a run: count with the others."""
+        """Add the counts of this learner to those of all, at the end of a run."""
         group.count("skipped", self.skipped)
         group.count("replaced", self.replaced)
 
     def described(self, steps: int) -> dict[str, Any]:
-        """In JSON's terms; `steps` is of this launch."""
+        """Return the counters as JSON types; `steps` counts this launch."""
         kept = {name: value for name, value in vars(self).items() if name != "most_in_a_row"}
         kept["steps"] = self.steps + steps
         return {name: value if math.isfinite(value) else None for name, value in kept.items()}
 
     def read(self, described: Mapping[str, Any]) -> None:
-        """Go on from what `described` gave."""
+        """Set the counters to the result of `described`."""
         for name, value in described.items():
             setattr(self, name, math.nan if value is None else value)
 
 
 def tell_bad_numbers(group: Group) -> None:
-    """One line about what all learners have counted, if there was anything."""
+    """Log one line about the skipped minibatches and replaced weights of all learners, if there were any."""
     skipped, replaced = group.count("skipped"), group.count("replaced")
     if skipped or replaced:
         log.warning(

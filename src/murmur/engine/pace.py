@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 PACE = "pace"
 EVERY_SECONDS = 5.0
-FEWEST_STEPS = 3  # of a window
+FEWEST_STEPS = 3  # in a window
 
 
 class Pace:
-    """One learner's part in finding out who is slow: an observer of its records that is called at its boundaries too.
+    """Detection of slow learners by one learner: observes its records, and is called at its boundaries.
 
     Args:
-        source: of the learner's gradients.
-        every_seconds: how long a window is at least.
+        source: Source of the learner's gradients.
+        every_seconds: Shortest length of a window.
     """
 
     def __init__(self, source: TaskSource, every_seconds: float = EVERY_SECONDS) -> None:
@@ -44,12 +44,12 @@ class Pace:
         self._data: list[float] = []
 
     def __call__(self, record: Record) -> None:
-        """A step of this learner is over."""
+        """Take in the record of a step of this learner."""
         if record.kind == "step":
             self._count()
 
     async def boundary(self, me: Learner) -> None:
-        """Between two gradients: who leads takes in what the others have sent."""
+        """Take in the windows of the other learners, between two gradients, if this learner leads."""
         self._count()
         if self._seat.now - self._looked >= self._every:
             self._looked = self._seat.now
@@ -66,7 +66,7 @@ class Pace:
                 self._say(found)
 
     def _count(self) -> None:
-        """Note what the gradients since the last call have cost, and send the window if it is over."""
+        """Add the cost of the gradients since the last call, and send the window if it is complete."""
         done = self._source.drawn - self._drawn
         if done == 0:
             return
@@ -85,7 +85,7 @@ class Pace:
         self._seat.group.post(torch.empty(0), self._leader, PACE, window.note())
 
     def _say(self, found: Straggler) -> None:
-        """One line for people, and one record."""
+        """Log one line, and write one record."""
         host = self._seat.host_of(found.learner)
         at, seconds = self._source.progress(), self._source.clock.seconds
         record = StragglerRecord(
@@ -116,11 +116,13 @@ WORDS = {
 
 
 def sentence(record: StragglerRecord, now: datetime) -> str:
-    """A record in one line for people; `now` is the time of day when it was made."""
-    who = f"learner {record.learner}" + (f" (host {record.host})" if record.host else "")
+    """Return a record as one line of text; `now` is the time of day at which it was made."""
+    name = f"learner {record.learner}" + (f" (host {record.host})" if record.host else "")
     what = WORDS[record.cause].format(factor=record.factor)
     lasted, ago = record.seconds - record.since_seconds, record.samples - record.since_samples
     if record.over:
-        return f"{who} keeps up again; for {lasted:.0f} s and {ago:,.0f} samples of all learners it was slow: it {what}"
+        return (
+            f"{name} keeps up again; for {lasted:.0f} s and {ago:,.0f} samples of all learners it was slow: it {what}"
+        )
     since = (now - timedelta(seconds=lasted)).strftime("%H:%M:%S")
-    return f"{who} {what} since {since}, {ago:,.0f} samples ago"
+    return f"{name} {what} since {since}, {ago:,.0f} samples ago"

@@ -1,8 +1,8 @@
-"""Minibatches made in the background: numbers that will be asked for soon, a bounded few, their bits the same.
+"""Prefetching of minibatches: a bounded number is made in the background, with the same bits.
 
-A minibatch is a pure function of its number, so it does not matter who makes it, when, or whether it was foreseen: what
-was foreseen wrongly is dropped, and what was not foreseen is made when it is asked for. On a GPU the background also
-copies: from pinned memory, on a stream of its own, so that neither the host nor the device waits.
+A minibatch is a pure function of its number, so it may be made by any thread at any time. A minibatch that was
+prefetched and is not needed is dropped; one that was not prefetched is made when it is needed. On a GPU the background
+thread also copies it, from pinned memory on a separate stream, so that neither the host nor the device waits.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-REMEMBERED = 8  # seconds of so many minibatches tell how long one takes
+REMEMBERED = 8  # number of minibatches whose times are kept
 
 
 class Lane(Protocol):
     """Transfer of minibatches to the learner's device."""
 
     def send(self, minibatch: Any) -> Any:
-        """Begin; called by the thread that made the minibatch."""
+        """Start the transfer; called by the thread that made the minibatch."""
 
     def receive(self, sent: Any) -> Any:
-        """The minibatch on the device, ready for the stream that computes; called in the learner's thread."""
+        """Return the minibatch on the device, ready for the computing stream; called in the learner's thread."""
 
 
 class HostLane:
-    """The device is the processor: nothing moves."""
+    """Transfer to the CPU, which copies nothing."""
 
     def send(self, minibatch: Any) -> Any:
-        """As it is."""
+        """Return the minibatch unchanged."""
         return minibatch
 
     def receive(self, sent: Any) -> Any:
-        """As it is."""
+        """Return the minibatch unchanged."""
         return sent
 
 
 class CudaLane:
-    """Pinned memory and a stream of its own."""
+    """Transfer from pinned memory on a separate CUDA stream."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def send(self, minibatch: Any) -> Any:
-        """Start the copies; the event says when they are done."""
+        """Start the copies, and record an event after them."""
         with torch.cuda.stream(self._stream):
             moved = each_tensor(minibatch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ class CudaLane:
         return moved, done
 
     def receive(self, sent: Any) -> Any:
-        """Let the computing stream, not the host, wait for the copies; it keeps their memory until it has used them."""
+        """Make the computing stream, not the host, wait for the copies, and keep their memory until then."""
         moved, done = sent
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(done)
@@ -72,17 +72,17 @@ class CudaLane:
 
 
 def lane_to(device: str) -> Lane:
-    """The lane to a device."""
+    """Return the lane to a device."""
     return CudaLane(device) if device.startswith("cuda") else HostLane()
 
 
 class Prefetch:
-    """Makes minibatches ahead, one thread, at most `ahead` of them at a time.
+    """Makes minibatches in one background thread, at most `ahead` of them at a time.
 
     Args:
-        make: minibatch n; called in the background and in the learner's thread, perhaps at the same time.
-        ahead: how many may be under way or wait to be asked for; 0 makes everything when it is asked for.
-        lane: how they come to the device.
+        make: Function that returns minibatch n; called in the background and in the learner's thread, possibly at once.
+        ahead: Largest number of minibatches in progress or ready; 0 makes each when it is needed.
+        lane: Transfer to the device.
 
     Raises:
         ValueError: `ahead` is negative.
@@ -98,10 +98,10 @@ class Prefetch:
         self._thread = ThreadPoolExecutor(1, "minibatches ahead") if ahead else None
 
     def get(self, n: int) -> Any:
-        """Minibatch n on the device; waits if it is not ready, and makes it here if no thread has begun it.
+        """Return minibatch n on the device; waits if it is not ready, and makes it here if no thread has begun it.
 
         Raises:
-            Exception: what making it raised, now and not before: it was not asked for until now.
+            Exception: Any exception that was raised when the minibatch was made, possibly earlier in the background.
         """
         with self._changing:
             waiting = self._coming.pop(n, None)
@@ -109,7 +109,7 @@ class Prefetch:
         return self._lane.receive(sent)
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """These will be asked for next, in this order; what else was foreseen, and all beyond `ahead`, is dropped."""
+        """Prefetch these minibatches, in this order; drops all others, and those beyond `ahead`."""
         wanted = numbers[: self.ahead]
         with self._changing:
             for n in [n for n in self._coming if n not in wanted]:
@@ -118,7 +118,7 @@ class Prefetch:
                 self._begin(n)
 
     def begin(self, n: int) -> None:
-        """This will be asked for soon; from any thread. Where there are too many the oldest one is dropped."""
+        """Prefetch one more minibatch, from any thread; drops the oldest one if there are too many."""
         with self._changing:
             self._begin(n)
             while len(self._coming) > self.ahead:
@@ -130,14 +130,14 @@ class Prefetch:
 
     @property
     def seconds(self) -> float:
-        """Longest time to make one of the latest few minibatches; 0 before the first, and with none ahead."""
+        """Longest time to make one of the latest minibatches; 0 before the first, and without prefetching."""
         return max(self._seconds) if self.ahead else 0.0
 
     def close(self) -> None:
-        """End the thread; what is under way is finished first."""
+        """End the thread after the minibatch in progress."""
         with self._changing:
             self._coming.clear()
-            thread, self._thread = self._thread, None  # a claim may still arrive in a thread of its own
+            thread, self._thread = self._thread, None  # a claim may still arrive from another thread
         if thread is not None:
             thread.shutdown(cancel_futures=True)
 
@@ -149,7 +149,7 @@ class Prefetch:
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A minibatch with all its tensors changed: tensors, tuples, lists, dicts and dataclasses of them."""
+    """Apply a function to all tensors of a minibatch: tensors, tuples, lists, dicts and dataclasses of them."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
@@ -163,5 +163,5 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def to_device(value: Any, device: str) -> Any:
-    """A minibatch with its tensors on a device, copied here and now."""
+    """Copy the tensors of a minibatch to a device, in this thread."""
     return value if device == "cpu" else each_tensor(value, lambda t: t.to(device, non_blocking=True))

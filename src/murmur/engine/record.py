@@ -22,18 +22,18 @@ class Record:
 
     Attributes:
         kind: "step" or "evaluation".
-        learner: who wrote it.
-        step: the learner's own number of steps.
-        minibatches, samples, epoch: where the whole run stood.
-        seconds: of training so far, virtual or wall, evaluation left out.
-        loss: mean per sample of the learner's minibatch, or of the held-out data.
-        rate: learning rate of the step.
-        skipped: minibatches that the learner has skipped so far, their loss or gradient being not finite.
-        replaced: times that its weights were not finite and the others' took their place.
-        staleness: changes of the weights between the gradient's beginning and its step.
-        compute_seconds, data_seconds, waiting_seconds, communicating_seconds: since the learner's previous record.
-        consensus_distance: root of mean_j ||w_j - mean w||^2, where it is known.
-        figures: everything else an evaluation found.
+        learner: Learner that wrote the record.
+        step: Number of steps of this learner.
+        minibatches, samples, epoch: Progress of the whole run.
+        seconds: Training time so far, virtual or wall, without evaluation.
+        loss: Mean loss per sample of the learner's minibatch, or of the held-out data.
+        rate: Learning rate of the step.
+        skipped: Number of minibatches that the learner has skipped so far: loss or gradient not finite.
+        replaced: Number of times that weights of other learners replaced its own, which were not finite.
+        staleness: Changes of the weights between the start of the gradient and its step.
+        compute_seconds, data_seconds, waiting_seconds, communicating_seconds: Times since its previous record.
+        consensus_distance: sqrt(mean_j ||w_j - mean w||^2), if it is known.
+        figures: All other figures of an evaluation.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Record:
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def line(self) -> str:
-        """The record as one line of JSON; numbers that are not finite become null, which JSON can say."""
+        """Return the record as one line of JSON; numbers that are not finite become null."""
         return json.dumps(_finite(asdict(self)), separators=(",", ":")) + "\n"
 
 
@@ -65,11 +65,11 @@ class StragglerRecord(Record):
     """Kind "straggler": a learner has become slow, or (`over`) keeps up again.
 
     Attributes:
-        host: where it runs; empty: here.
-        cause: what takes it so long, "compute", "data" or "network".
-        factor: times the median of the others, at most so far.
-        since_seconds, since_samples: where the run stood when it began.
-        over: whether it has ended.
+        host: Host of the learner; empty for this host.
+        cause: Slow part of a step: "compute", "data" or "network".
+        factor: Largest ratio so far to the median of the others.
+        since_seconds, since_samples: Progress of the run when the slowness began.
+        over: True if the slowness has ended.
     """
 
     host: str = ""
@@ -84,10 +84,10 @@ Observer = Callable[[Record], None]
 
 
 def append(file: int, path: Path, data: bytes) -> None:
-    """Write to the end of an open file, by one write unless the disk takes less.
+    """Append to an open file, by one write unless the disk accepts less.
 
     Raises:
-        OSError: it cannot be written; names the file, its bytes and what to do.
+        OSError: The data cannot be written; names the file, the bytes and the remedy.
     """
     left = memoryview(data)
     try:
@@ -98,7 +98,7 @@ def append(file: int, path: Path, data: bytes) -> None:
 
 
 class JsonLines:
-    """Appends records to a file. Learners of one host may share it: a line is one write to the file's end."""
+    """Appends records to a file. Learners of one host may share it: each line is one append."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,26 +122,26 @@ class ChromeTrace:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has gathered."""
+        """Write the spans collected so far."""
         lines, self._lines = self._lines, []
         if lines:
             append(self._file, self.path, "".join(lines).encode())
 
 
 def begin_trace(path: Path) -> None:
-    """Open the array of a new trace file; one learner does it before the others write."""
+    """Open the array of a new trace file. One learner calls this before the others write."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("[\n")
 
 
 def finish_trace(path: Path) -> None:
-    """Close the array, once all learners have written."""
+    """Close the array after all learners have written."""
     with path.open("a") as file:
         file.write('{"ph":"M","name":"process_name","pid":0,"args":{"name":"learner 0"}}]\n')
 
 
 class ProgressLine:
-    """One line for people: step, epoch, loss, speed, where the time goes, how long still."""
+    """Progress line on the terminal: step, epoch, loss, speed, shares of the time, and time left."""
 
     def __init__(self, total: int, learners: int, stream: TextIO | None = None, every_seconds: float = 10.0) -> None:
         self._total, self._learners, self._out = total, learners, stream or sys.stderr
@@ -152,7 +152,7 @@ class ProgressLine:
 
     def __call__(self, record: Record) -> None:
         if record.kind == "straggler":
-            return  # that line is written at once, by the learner that found it
+            return  # the learner that found it writes that line at once
         if record.kind == "evaluation":
             figures = "  ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
             self._write(f"epoch {record.epoch:6.2f}  held-out  {figures}", final=True)
@@ -185,7 +185,7 @@ class ProgressLine:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: 4 s, 1 min 03 s, 2 h 05 min."""
+    """Return seconds as text, such as 4 s, 1 min 03 s, 2 h 05 min."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

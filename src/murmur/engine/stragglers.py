@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Cause = Literal["compute", "data", "network"]
-FACTOR, RECOVERED = 1.5, 1.25  # times the median of the others: from here on slow, from there on not any more
+FACTOR, RECOVERED = 1.5, 1.25  # ratios to the median of the others at which slowness begins and ends
 DEVIATIONS = 5.0
-LASTING = 3  # windows in a row
-LEAST_SPREAD = 0.1  # of the median: figures of a few learners may agree by chance
-DEVIATION_OF_MAD = 1.4826  # of a normal distribution
-ERROR_OF_MEDIAN = 1.2533  # times the deviation, over the root of the number
-LINK_FACTOR, LINK_SHARE = 3.0, 0.2  # a slow link is one that also costs so much of a step
+LASTING = 3  # consecutive windows
+LEAST_SPREAD = 0.1  # share of the median: figures of a few learners may agree by chance
+DEVIATION_OF_MAD = 1.4826  # for a normal distribution
+ERROR_OF_MEDIAN = 1.2533  # factor of deviation / sqrt(number)
+LINK_FACTOR, LINK_SHARE = 3.0, 0.2  # a slow link also takes this share of a step
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """Of at least one value."""
+        """Return the estimate of at least one value."""
         median = statistics.median(values)
         deviation = DEVIATION_OF_MAD * statistics.median(abs(x - median) for x in values)
         return cls(median, ERROR_OF_MEDIAN * deviation / math.sqrt(len(values)))
@@ -39,7 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LinkEstimate:
-    """A learner's way to the others: seconds a byte takes on its fastest connection, and those of a step; nan: unknown.
+    """Link of a learner: seconds per byte on its fastest connection, and seconds per step; nan if unknown.
 
     A slow link need not make steps longer: strategies that do not wait send less over it.
     """
@@ -66,12 +66,12 @@ class Window:
 
     @property
     def step(self) -> Estimate:
-        """Compute and data together."""
+        """Estimate of computation and data together."""
         error = math.hypot(self.compute.error, self.data.error)
         return Estimate(self.compute.seconds + self.data.seconds, error)
 
     def note(self) -> tuple[float, ...]:
-        """The window as numbers to send, without the learner."""
+        """Return the window as numbers to send, without the learner."""
         compute, data = self.compute, self.data
         link = self.link.byte_seconds, self.link.sending_seconds
         return (compute.seconds, compute.error, data.seconds, data.error, *link)
@@ -89,11 +89,11 @@ class Straggler:
     """A learner that has become slow, or (`over`) keeps up again.
 
     Attributes:
-        learner: which.
-        cause: what takes it so long.
-        factor: times the median of the others, at most so far.
-        since_seconds, since_samples: where the run stood when it began.
-        over: whether it has ended.
+        learner: Number of the learner.
+        cause: Slow part of a step.
+        factor: Largest ratio so far to the median of the others.
+        since_seconds, since_samples: Progress of the run when the slowness began.
+        over: True if the slowness has ended.
     """
 
     learner: int
@@ -108,9 +108,9 @@ def slowness(window: Window, others: Sequence[Window], factor: float = FACTOR) -
     """Cause and factor of a learner's slowness relative to the others; None if it keeps up.
 
     Args:
-        window: of the learner.
-        others: the latest windows of the others.
-        factor: from which on it counts as slow.
+        window: Window of the learner.
+        others: Latest windows of the others.
+        factor: Ratio from which a learner counts as slow.
     """
     if not others:
         return None
@@ -126,7 +126,7 @@ def slowness(window: Window, others: Sequence[Window], factor: float = FACTOR) -
 
 
 def _spread(mine: Estimate, theirs: Sequence[Estimate], usual: float) -> float:
-    """The deviation that a difference from the usual would have by chance."""
+    """Return the deviation that a difference from the median would have by chance."""
     between = DEVIATION_OF_MAD * statistics.median(abs(step.seconds - usual) for step in theirs)
     return math.hypot(between, mine.error, statistics.median(step.error for step in theirs), LEAST_SPREAD * usual)
 
@@ -134,7 +134,7 @@ def _spread(mine: Estimate, theirs: Sequence[Estimate], usual: float) -> float:
 def _slow_link(window: Window, others: Sequence[Window], factor: float) -> tuple[Cause, float] | None:
     known = [other.link.byte_seconds for other in others if other.link.byte_seconds > 0]
     mine = window.link.byte_seconds
-    if len(known) < 2 or not mine > 0:  # of one link both ends are slow
+    if len(known) < 2 or not mine > 0:  # a slow link slows both of its ends
         return None
     usual = statistics.median(known)
     spread = DEVIATION_OF_MAD * statistics.median(abs(x - usual) for x in known)
@@ -143,7 +143,7 @@ def _slow_link(window: Window, others: Sequence[Window], factor: float) -> tuple
 
 
 class Stragglers:
-    """Watches the windows of all learners as they come in."""
+    """Compares the windows of all learners as they arrive."""
 
     def __init__(self) -> None:
         self._windows: dict[int, Window] = {}
@@ -152,17 +152,17 @@ class Stragglers:
         self._clear: dict[int, int] = {}
 
     def only(self, live: Collection[int]) -> None:
-        """Forget learners that are gone."""
+        """Forget all learners but these."""
         for known in (self._windows, self._slow, self._suspects, self._clear):
             for learner in set(known) - set(live):
                 del known[learner]
 
     def see(self, window: Window, seconds: float, samples: float) -> Straggler | None:
-        """Take in a learner's window; who has become a straggler by it, or is none any more.
+        """Take in a learner's window; return a learner that it makes a straggler, or that has stopped being one.
 
         Args:
-            window: of any learner.
-            seconds, samples: where the run stands.
+            window: Window of any learner.
+            seconds, samples: Progress of the run.
         """
         learner = window.learner
         self._windows[learner] = window
@@ -178,7 +178,7 @@ class Stragglers:
         if len(suspected) < LASTING:
             return None
         first = self._suspects.pop(learner)[0]
-        # Now and not at the beginning: a first window is often only partly slow.
+        # The factor of the latest window: the first one is often only partly slow.
         self._slow[learner] = replace(first, cause=found[0], factor=found[1])
         return self._slow[learner]
 

@@ -1,7 +1,7 @@
 """The engine's interface to a problem: a model, numbered minibatches, a loss, held-out figures.
 
 A minibatch is one integer. `minibatch(n)` is a pure function of the task and n, so that the order of the data, exact
-resume, handing work out on request and a changing number of learners all follow from counting.
+resume, assignment on request and changing numbers of learners all follow from counting.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one minibatch: `total` is summed over `samples` (frames, utterances: what the task counts).
+    """Loss of one minibatch: `total` is summed over `samples` (frames or utterances, as the task defines).
 
     Attributes:
-        total: scalar tensor, the sum of the losses of all samples; backward() is called on total / samples.
-        samples: how many samples were summed; the weight of this minibatch in every mean over learners.
+        total: Scalar tensor, sum of the losses of all samples; backward() is called on total / samples.
+        samples: Number of samples summed; weight of this minibatch in every mean over learners.
     """
 
     total: Tensor
@@ -29,7 +29,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Recognised:
-    """One test utterance: what was said, what was recognised, the errors (ins + del + sub) and the words said."""
+    """One test utterance: reference, recognised text, errors (ins + del + sub) and number of reference words."""
 
     utterance: str
     speaker: str
@@ -44,10 +44,10 @@ class Score:
     """Results of a trained model on unseen data.
 
     Attributes:
-        figures: for programs.
-        lines: for people.
-        recognised: every utterance of test, where words were recognised; paired comparisons of runs need them.
-        others: how many of the first lines are of other systems than the trained model.
+        figures: Figures by name.
+        lines: Text to print.
+        recognised: Every test utterance, if words were recognised; needed for paired comparisons of runs.
+        others: Number of lines, at the beginning, about other systems than the trained model.
     """
 
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -68,22 +68,22 @@ class Task(Protocol):
         """Samples (what `Loss.samples` counts) in one pass over the corpus."""
 
     def prepare(self) -> object:
-        """Make what the data needs and is not there yet; called once on a host before learners start."""
+        """Prepare missing data; called once per host before learners start."""
 
     def model(self) -> nn.Module:
-        """A fresh model; the engine seeds torch's generator before it calls this."""
+        """Return a new model; the engine seeds torch's generator before this call."""
 
     def minibatch(self, n: int) -> Any:
-        """Minibatch number n, n = 0, 1, 2, ...; the same value for the same n, on every learner, in every run."""
+        """Return minibatch n = 0, 1, 2, ...; the same value for the same n on every learner and in every run."""
 
     def loss(self, model: nn.Module, minibatch: Any) -> Loss:
-        """The loss of `model` on one minibatch, ready for backward."""
+        """Return the loss of `model` on one minibatch, ready for backward."""
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        """Figures on held-out data; the entry "loss" (mean per sample) ranks checkpoints."""
+        """Return figures on held-out data; the entry "loss" (mean per sample) ranks checkpoints."""
 
     def test(self, model: nn.Module) -> Score:
-        """Figures on test data, asked for once, at the end."""
+        """Return figures on test data; called once, at the end."""
 
 
 @runtime_checkable
@@ -94,19 +94,19 @@ class Checkable(Protocol):
         """Find missing files, unknown names and missing libraries; takes well under a second, and writes nothing.
 
         Raises:
-            ValueError: names the setting and what to do.
+            ValueError: A setting is wrong; names it and the remedy.
         """
 
 
 @dataclass(frozen=True)
 class Unmade:
-    """Something that `Task.prepare` would make.
+    """Data that `Task.prepare` would make.
 
     Attributes:
-        what: for people, such as "monophone system of train".
-        folder: where it goes.
-        seconds: about how long it takes on this host when nothing else runs.
-        size_bytes: about how large it is.
+        what: Description, such as "monophone system of train".
+        folder: Folder in which it will be.
+        seconds: Estimated time on this host when nothing else runs.
+        size_bytes: Estimated size.
     """
 
     what: str
@@ -125,14 +125,14 @@ class Preparable(Protocol):
 
 @runtime_checkable
 class ResumableTest(Protocol):
-    """Optional addition to `Task`: a test that goes on where it was cut off."""
+    """Optional addition to `Task`: a test that continues after an interruption."""
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
-        """`Task.test`, parts of whose work are kept in a folder as they are done; None keeps nothing."""
+        """Test like `Task.test`, and keep finished parts in a folder; None keeps nothing."""
 
 
 def test_in(task: Task, model: nn.Module, kept: Path | None) -> Score:
-    """Test a model with a task; what a task can keep while it tests is kept in the folder."""
+    """Test a model with a task; a task that can continue an interrupted test keeps its parts in the folder."""
     return task.test_in(model, kept) if isinstance(task, ResumableTest) else task.test(model)
 
 
@@ -140,11 +140,11 @@ def test_in(task: Task, model: nn.Module, kept: Path | None) -> Score:
 class Stackable(Protocol):
     """Optional addition to `Task`: gradients of many learners by one call (torch.func.vmap over their weights).
 
-    Its models draw no random numbers and have no running statistics: torch could not keep those of learners apart.
+    Its models draw no random numbers and have no running statistics: torch.func.vmap cannot separate those of learners.
     """
 
     def tensors(self, minibatch: Any) -> tuple[tuple[Tensor, ...], float]:
-        """A minibatch as tensors, and its samples; minibatches whose tensors have equal shapes are stacked."""
+        """Return a minibatch as tensors, and its samples; minibatches whose tensors have equal shapes are stacked."""
 
     def total(self, model: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Return the `Loss.total` of `loss`, by tensor operations alone: no number may be read out of a tensor."""
+        """Return the `Loss.total` of `loss`, by tensor operations alone: no element may be read as a Python number."""

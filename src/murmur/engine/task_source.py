@@ -1,4 +1,4 @@
-"""A learner's gradients from a Task and its steps by a local optimizer: what stands behind `me` in the engine."""
+"""Gradients of a Task and steps of a local optimizer: the source of a `Learner` in the engine."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class TaskSource:
     """Gradients of minibatches n = first + turn * L + rank of a task; steps of one optimizer; one record a step.
 
     Attributes:
-        model: this learner's model; its trainable tensors are the live weights.
-        first: minibatches that the run had done when this launch began (0, or the checkpoint's).
-        total: minibatches of the whole budget.
-        drawn: gradients that this learner has computed in this launch.
-        cover: of which minibatches they were.
-        heldout: losses of the consensus at the marks so far, where the schedule asks for them.
-        counters: what this learner counts.
-        broken: whether its weights were not finite when they were looked at last.
-        log: the minibatches that it has claimed.
+        model: Model of this learner; its trainable tensors are the live weights.
+        first: Number of minibatches completed before this launch (0, or the checkpoint's).
+        total: Number of minibatches of the whole budget.
+        drawn: Number of gradients that this learner has computed in this launch.
+        cover: Sums over the minibatches of those gradients, for the check at the end.
+        heldout: Held-out losses of the consensus at the evaluation points so far, if the schedule needs them.
+        counters: Counters of this learner.
+        broken: True if its weights were not finite at the last check.
+        log: Minibatches that it has claimed.
     """
 
     def __init__(self, experiment: Experiment, seat: Seat, observers: Sequence[Observer]) -> None:
@@ -66,7 +66,7 @@ class TaskSource:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._g = self.layout.empty()
         self._turn = 0
-        self._claimed = 0  # minibatches handed out to all learners, as far as this one's claims tell
+        self._claimed = 0  # minibatches claimed by all learners, as far as this one's claims show
         self.counters = Counters(experiment.most_skipped)
         self.log = Log()
         self.broken = False
@@ -79,7 +79,7 @@ class TaskSource:
         self.clock = TrainingClock(seat)
         ahead = experiment.prefetch if seat.works_beside else 0
         self._minibatches = Prefetch(self.task.minibatch, ahead, lane_to(seat.device))
-        self._foreseen: list[int] | None = None  # None: numbers are claimed, and known when they are
+        self._foreseen: list[int] | None = None  # None: numbers are claimed, and unknown before
 
     def next_index(self, steps: int) -> int | None:
         self._turn, rank = steps, self.seat.group.rank
@@ -92,11 +92,11 @@ class TaskSource:
 
     @property
     def to_do(self) -> int:
-        """The fingerprint of the minibatches that this launch has to compute."""
+        """Fingerprint of the minibatches that this launch has to compute."""
         return wanted(self.first, self.total, self._moved)
 
     def begin_at(self, position: Position) -> None:
-        """This launch goes on from there."""
+        """Set the position from which this launch resumes."""
         self._moved = position.moved
         self.first = position.done
         self.assignment = replace(self.assignment.anew(0, position.done, self.assignment.to), moved=position.moved)
@@ -131,15 +131,15 @@ class TaskSource:
         self.log.finish()
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
-        """The gradient of the mean loss of minibatch n.
+        """Return the gradient of the mean loss of minibatch n.
 
-        Random numbers inside the model (dropout) are named by n too: a minibatch gives the same gradient at the same
-        weights on whatever learner. With `before_backward` the vector stays empty: hooks carry the gradient away.
+        Random numbers inside the model (dropout) are seeded by n too, so that a minibatch has the same gradient at the
+        same weights on every learner. With `before_backward` the vector stays empty: hooks take the gradient.
 
-        A minibatch whose loss is not a finite number is skipped: no gradient, and next to no weight in any mean.
+        A minibatch whose loss is not finite is skipped: it has no gradient, and almost no weight in any mean.
 
         Raises:
-            FloatingPointError: so many minibatches in a row were skipped that the model must be broken.
+            FloatingPointError: Too many minibatches in a row were skipped; the model has diverged.
         """
         minibatch = self.minibatch(n)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
@@ -164,7 +164,7 @@ class TaskSource:
         drawn = Gradient(self._g, present, samples, value)
         drawn = self._checked(n, drawn, before_backward is None)
         if drawn.samples == SKIPPED_SAMPLES and buffers is not None:
-            self.buffers.scatter(buffers)  # running statistics that have seen it
+            self.buffers.scatter(buffers)  # undo the running statistics of this minibatch
         self._computed(n)
         return drawn
 
@@ -173,7 +173,7 @@ class TaskSource:
         self.cover.add(n)
 
     def _checked(self, n: int, drawn: Gradient, whole: bool) -> Gradient:
-        """A gradient, or, where its loss or (if it is `whole`) itself is not finite, one that counts for nothing."""
+        """Return a gradient; one without weight if the loss or, for a `whole` gradient, an element is not finite."""
         if not math.isfinite(drawn.loss):
             self.broken = not is_finite(self.layout.gather())
             if self.broken and self.seat.group.size > 1:
@@ -189,7 +189,7 @@ class TaskSource:
         return Gradient(drawn.g, [False] * len(drawn.present), SKIPPED_SAMPLES, self.counters.loss, self.broken)
 
     def minibatch(self, n: int) -> Any:
-        """Minibatch n; those after it are prepared meanwhile, where that saves time."""
+        """Return minibatch n; the following ones are prepared in the background if that saves time."""
         with self.seat.trace.span(DATA, f"minibatch {n}"):
             minibatch = self._minibatches.get(n)
         if self._foreseen is not None:
@@ -197,16 +197,16 @@ class TaskSource:
         return minibatch
 
     def given(self, n: int, parts: Sequence[Tensor | None], samples: float, loss: float) -> Gradient:
-        """The gradient of minibatch n as computed elsewhere at this learner's weights.
+        """Return the gradient of minibatch n that was computed elsewhere at this learner's weights.
 
         Args:
-            n: the minibatch.
-            parts: for each trainable tensor its gradient; None: it had none.
-            samples: of the minibatch.
-            loss: per sample.
+            n: Minibatch.
+            parts: Gradient of each trainable tensor; None if it has none.
+            samples: Samples of the minibatch.
+            loss: Loss per sample.
 
         Raises:
-            FloatingPointError: as for `draw`.
+            FloatingPointError: As for `draw`.
         """
         self._computed(n)
         kept = [part if math.isfinite(loss) else None for part in parts]
@@ -218,7 +218,7 @@ class TaskSource:
         return self._checked(n, Gradient(self._g, [part is not None for part in kept], samples, loss), True)
 
     def close(self) -> None:
-        """Nothing will be drawn any more."""
+        """End the preparation of minibatches."""
         self._minibatches.close()
 
     def nothing(self) -> Gradient:
@@ -229,7 +229,7 @@ class TaskSource:
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         self.counters.rate = self._rates[0] * factor
-        if not is_finite(g):  # of all learners together, who all see the same
+        if not is_finite(g):  # a mean over all learners, with the same bits on each
             self.counters.skip_step()
             return
         self.counters.bad_steps = 0
@@ -245,7 +245,7 @@ class TaskSource:
         return self.progress_at(self._claimed or self.reached(self._turn))
 
     def progress_at(self, minibatches: int) -> Progress:
-        """Progress of the run after a number of minibatches of all learners together."""
+        """Return the progress of the run after a number of minibatches of all learners."""
         epoch = minibatches / self.task.per_epoch
         return Progress(
             minibatches=minibatches,
@@ -262,10 +262,10 @@ class TaskSource:
         return self.evaluate_with(w, self.buffers.gather())
 
     def evaluate_with(self, w: Tensor, buffers: Tensor) -> Mapping[str, float]:
-        """Held-out figures of weights and buffers, on a model of its own: training does not notice."""
+        """Return held-out figures of weights and buffers, computed on a model of their own."""
         with self.seat.exclusive(), torch.no_grad():
             if self._probe is None:
-                self._probe = deepcopy(self.model)  # frozen tensors too are those of training
+                self._probe = deepcopy(self.model)  # with the frozen tensors of training
             Layout.trainable(self._probe).scatter(w)
             if self.buffers.tensors:
                 Layout.buffers(self._probe).scatter(buffers)
@@ -273,7 +273,7 @@ class TaskSource:
 
     async def boundary(self, me: Learner) -> None:
         if self.broken and is_finite(self.layout.gather()):
-            self.restart()  # the others' weights have come; what led here must not lead here again
+            self.restart()  # the optimizer's state that led to these weights must not be kept
         elif self.broken:
             self.counters.still_broken()
         if self.boundary_hook is not None:

@@ -1,13 +1,13 @@
-"""Position of a run without lock-step, combined from what its learners knew when each saved its part.
+"""Position of a run without lock-step, combined from the claims that each learner knew when it saved its part.
 
-An evaluation point is a number of assigned minibatches. A learner saves at its first claim beyond it, the others
-at other moments; a minibatch before the point may be in no weights yet, and one beyond it in some.
+An evaluation point is a number of assigned minibatches. Each learner saves at its first claim beyond the point, at a
+moment of its own. A minibatch before the point may therefore be in no weights yet, and one beyond it in some weights.
 
-    again    before the point, unfinished when a learner saved, and not in the weights of those that hold the model
+    again    before the point, unfinished when a learner saved, and not in the weights that make up the model
     early    beyond the point, and in those weights
 
-A launch that goes on from there does first what is done again, then everything beyond the point but what came early.
-Its positions are counted on: `Position.done` of them are behind, and `moved` says which minibatches the next ones are.
+A launch that resumes there first repeats the minibatches of `again`, then computes all beyond the point except those of
+`early`. Positions are counted on: `Position.done` of them are complete, and `moved` lists the next minibatches.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Position:
 
     Attributes:
         done: Number of minibatches already done.
-        moved: numbers of the minibatches at positions from `done` on, where they are not those of the positions.
+        moved: Minibatches at the positions from `done` on, as far as they differ from the positions themselves.
     """
 
     done: int = 0
     moved: Mapping[int, int] = field(default_factory=dict)
 
     def described(self) -> dict[str, Any]:
-        """In JSON's terms."""
+        """Return the value as JSON types."""
         return {"done": self.done, "moved": sorted(self.moved.items())}
 
     @classmethod
@@ -46,9 +46,9 @@ class Claims:
     """Claims known to one learner when it saved; all are positions.
 
     Attributes:
-        unfinished: handed out, and not done as far as it knew; before the point.
-        done: by itself, beyond the point or lately, where its weights are part of the model.
-        moved: as in `Position`, of the launch that it was part of.
+        unfinished: Positions before the point that were claimed and, as far as it knew, not complete.
+        done: Positions that it completed itself, beyond the point or recently, if its weights are part of the model.
+        moved: `Position.moved` of its launch.
     """
 
     unfinished: Sequence[int] = ()
@@ -56,7 +56,7 @@ class Claims:
     moved: Mapping[int, int] = field(default_factory=dict)
 
     def described(self) -> dict[str, Any]:
-        """In JSON's terms."""
+        """Return the value as JSON types."""
         return {"unfinished": sorted(self.unfinished), "done": sorted(self.done), "moved": sorted(self.moved.items())}
 
     @classmethod
@@ -66,7 +66,7 @@ class Claims:
 
 
 def go_on(mark: int, known: Iterable[Claims]) -> Position:
-    """Position from which a launch resumes, given what the checkpoint's learners knew."""
+    """Return the position from which a launch resumes, given the claims of the checkpoint's learners."""
     known = list(known)
     done = set(chain.from_iterable(claims.done for claims in known))
     unfinished = set(chain.from_iterable(claims.unfinished for claims in known))
@@ -81,32 +81,32 @@ def go_on(mark: int, known: Iterable[Claims]) -> Position:
 
 
 class Log:
-    """The claims of one learner in this launch."""
+    """Claims of one learner in this launch."""
 
     def __init__(self) -> None:
         self._doing = range(0)
         self._done = array("q")
-        self._saved = [0, 0]  # how many there were when it saved for the last time, and for the last time but one
+        self._saved = [0, 0]  # numbers of steps at the last save, and at the last but one
 
     def begin(self, claim: range) -> None:
-        """The gradient of a claim has begun; the one before has become a step."""
+        """Record that the gradient of a claim has begun; the previous one has become a step."""
         self.finish()
         self._doing = claim
 
     def finish(self) -> None:
-        """The latest gradient has become a step."""
+        """Record that the latest gradient has become a step."""
         self._done.extend(self._doing)
         self._doing = range(0)
 
     @property
     def doing(self) -> range:
-        """The claim that is under way; empty if there is none."""
+        """Claim in progress; empty if there is none."""
         return self._doing
 
     def save(self, mark: int) -> list[int]:
-        """Steps saved in a checkpoint part at an evaluation point: those beyond it, and the latest ones.
+        """Return the steps to save in a checkpoint part at an evaluation point: those beyond it, and the latest ones.
 
-        The latest are those since the last time but one: others may not have heard of them.
+        The latest steps are those since the last save but one, which other learners may not know yet.
         """
         early = [p for p in self._done[: self._saved[1]] if p >= mark]
         latest = self._done[self._saved[1] :]

@@ -64,10 +64,10 @@ class Adam:
 class PreconditionedSGD(torch.optim.SGD):
     """SGD whose gradients are natural ones if they are computed within `preconditioning`.
 
-    The Fisher estimates are part of its state: a checkpoint holds them, and who clears the state restarts them too.
+    The Fisher estimates are part of its state: a checkpoint holds them, and clearing the state restarts them.
 
     Attributes:
-        preconditioning: to be entered for the forward and the backward pass.
+        preconditioning: Context to enter for the forward and the backward pass.
     """
 
     def __init__(self, parameters: list[nn.Parameter], fisher: FisherConfig, settings: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ class Preconditioning(TorchFunctionMode):
     """Natural gradients of the parameters it is given, for what is computed and differentiated inside its block.
 
     Attributes:
-        samples: of the minibatch, to be set before its backward pass.
+        samples: Number of samples of the minibatch; set before its backward pass.
     """
 
     def __init__(self, parameters: Iterable[Tensor], states: States, config: FisherConfig) -> None:
