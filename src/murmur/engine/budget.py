@@ -1,4 +1,4 @@
-"""Length of training, counted in minibatches of all learners together, so that their number may change."""
+"""Length of training, counted in minibatches of all learners, so that their number may change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from murmur.engine.task import Task
 
 @dataclass(frozen=True)
 class Budget:
-    """The end of training. Give one of the three; with none it is one epoch.
+    """Length of training in one of three units; one epoch by default.
 
     Attributes:
-        epochs: passes over the corpus, by all learners together.
-        samples: samples (frames, utterances: what the task counts), by all learners together.
-        minibatches: gradients, of all learners together.
+        epochs: Passes over the corpus by all learners together.
+        samples: Samples (frames or utterances, as the task defines) of all learners together.
+        minibatches: Gradients of all learners together.
     """
 
     epochs: float | None = None
@@ -31,7 +31,7 @@ class Budget:
                 raise ValueError(f"budget.{name} must be finite and not negative, got {value}")
 
     def total(self, task: Task) -> int:
-        """Number of minibatches that the budget amounts to."""
+        """Return the number of minibatches of the budget."""
         if self.minibatches is not None:
             return self.minibatches
         if self.samples is not None:

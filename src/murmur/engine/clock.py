@@ -1,4 +1,4 @@
-"""Seconds of training, without those of evaluation, and what they were spent on."""
+"""Seconds of training without evaluation, by kind of work."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from murmur.core.world import Seat
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a run, and what a learner had spent on each kind of work by then, in seconds."""
+    """Moment of a run, with the seconds that a learner had spent on each kind of work until then."""
 
     seconds: float
     totals: Mapping[str, float]
 
 
 class TrainingClock:
-    """Seconds of training: the world's, less those spent on evaluation, plus those of the launches before."""
+    """Seconds of training: those of the world, minus evaluation, plus those of earlier launches."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
@@ -32,18 +32,18 @@ class TrainingClock:
         return self.before + self._seat.now - self._off
 
     def since_last(self) -> dict[str, float]:
-        """Seconds a kind since the last call."""
+        """Return the seconds of each kind since the last call."""
         totals = self._seat.trace.totals()
         spent = {kind: seconds - self._last.get(kind, 0.0) for kind, seconds in totals.items()}
         self._last = totals
         return spent
 
     def moment(self) -> Moment:
-        """Start of a stretch that may be left out."""
+        """Return the present moment, the start of a span that `leave_out` may leave out."""
         return Moment(self._seat.now, self._seat.trace.totals())
 
     def leave_out(self, since: Moment) -> None:
-        """Count the time since a moment as evaluation, whatever else it was recorded as."""
+        """Count the time since a moment as evaluation, instead of what it was recorded as."""
         now = self._seat.now
         self._off += now - since.seconds
         self._seat.trace.add(EVALUATION, since.seconds, now, "evaluation")

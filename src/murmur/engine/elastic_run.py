@@ -1,4 +1,4 @@
-"""A strategy's run, in a group that tolerates lost members where strategy and world allow it."""
+"""Run of a strategy, in a group that tolerates lost members if strategy and world allow it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ log = logging.getLogger(__name__)
 
 
 def regroups(strategy: Strategy) -> bool:
-    """True for a lock-step strategy whose rounds stay right when a learner is left out of a mean."""
+    """Return True for a lock-step strategy whose rounds stay correct without a lost learner."""
     facts = Facts.of(strategy)
     return facts.lock_step and facts.tolerates_loss
 
 
 async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, entered: Callable[[int], None]) -> None:
-    """Run a strategy to its end, without those that are lost on the way, with those that come late.
+    """Run a strategy to its end, without learners that are lost, and with learners that join late.
 
     Args:
-        strategy: what to run.
-        me: the learner; its group becomes one that is left where members can be lost.
-        source: its gradients.
-        entered: told how many minibatches are behind when this learner has been let in.
+        strategy: Strategy to run.
+        me: Learner; its group becomes an elastic group if members can be lost.
+        source: Source of its gradients.
+        entered: Function called with the number of completed minibatches when this learner has joined late.
 
     Raises:
-        RunOver: this learner came late and the others have done everything.
-        PeerLost: a learner is gone, and the rest cannot go on without it.
+        RunOver: This learner joined late, and the others have finished the run.
+        PeerLost: A learner is lost, and the others cannot go on without it.
     """
     if not (regroups(strategy) and me.group.tolerates_loss and me.group.size > 1):
         await strategy(me)

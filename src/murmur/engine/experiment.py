@@ -1,4 +1,4 @@
-"""Everything that makes a run: a frozen value that a Python file returns and the command line may change."""
+"""Experiment: a frozen value that defines a run; a Python file returns it, and the command line may change it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Experiment:
     """Task, strategy and budget of a training run.
 
     Attributes:
-        task: the model and its data.
-        strategy: how learners work together.
-        budget: when to stop.
-        optimizer: makes each learner's local optimizer from its model.
-        schedule: factor on the optimizer's learning rates.
-        cluster: a simulated cluster, for `murmur simulate`.
-        seed: names every random number of the run.
-        evaluate_every_epochs: how often held-out data is looked at and a checkpoint written.
-        max_gradient_norm: gradients are scaled down to this length before a step; None leaves them alone.
-        prefetch: how many minibatches each learner has prepared in the background; 0: none. Changes no bit.
-        most_skipped: minibatches in a row whose loss or gradient is not finite, each skipped, that end the run.
-        averaged_checkpoints: Number of checkpoints, those of the lowest held-out loss, in the averaged model; 0: none.
+        task: Model and data.
+        strategy: Strategy of the learners.
+        budget: Length of training.
+        optimizer: Function that makes a learner's local optimizer from its model.
+        schedule: Factor on the optimizer's learning rates.
+        cluster: Simulated cluster, for `murmur simulate`.
+        seed: Seed of all random numbers of the run.
+        evaluate_every_epochs: Epochs between evaluations on held-out data, each with a checkpoint.
+        max_gradient_norm: Largest norm of a gradient, which is scaled down before a step; None: no limit.
+        prefetch: Minibatches that each learner prepares in the background; 0: none. Changes no bit.
+        most_skipped: Number of consecutive minibatches skipped for a non-finite loss or gradient that ends the run.
+        averaged_checkpoints: Number of checkpoints of lowest held-out loss in the averaged model; 0: none.
     """
 
     task: Task
@@ -45,7 +45,7 @@ class Experiment:
     max_gradient_norm: float | None = None
     most_skipped: int = 10
     averaged_checkpoints: int = 5
-    prefetch: int = field(default=2, repr=False)  # not part of what is learnt: a run may be resumed with another
+    prefetch: int = field(default=2, repr=False)  # does not change the result: a run may be resumed with another value
 
     def __post_init__(self) -> None:
         if self.most_skipped < 1:
@@ -64,12 +64,12 @@ class Experiment:
             raise ValueError(f"max_gradient_norm must be positive or None, got {self.max_gradient_norm}")
 
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that are equal exactly if the described experiments are."""
+        """Sixteen hexadecimal digits; equal if and only if the described experiments are equal."""
         return blake2b(json.dumps(describe(self), sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def differences(then: Any, now: Any, name: str = "", ignored: Sequence[str] = ()) -> Iterator[tuple[str, Any, Any]]:
-    """(setting, value then, value now) of two descriptions; what only one of them has is of another version."""
+    """Return (setting, earlier value, present value) of two descriptions; settings of only one belong to another version."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         if name and then.get("type") != now.get("type"):
             yield name, in_short(then), in_short(now)
@@ -85,7 +85,7 @@ def differences(then: Any, now: Any, name: str = "", ignored: Sequence[str] = ()
 
 
 def in_short(described: Any) -> str:
-    """A described value as it is written on a command line, such as KAVG(K=8)."""
+    """Return a described value in the form of a command line, such as KAVG(K=8)."""
     if isinstance(described, Mapping):
         fields_of = [f"{key}={in_short(value)}" for key, value in described.items() if key != "type"]
         return f"{str(described.get('type', '')).rpartition('.')[2]}({', '.join(fields_of)})"
@@ -95,7 +95,7 @@ def in_short(described: Any) -> str:
 
 
 def describe(value: Any) -> Any:
-    """A value of an experiment in JSON's terms, with the names of its classes; for run.json and digests."""
+    """Return a value of an experiment as JSON types, with the names of its classes; for run.json and digests."""
     if is_dataclass(value) and not isinstance(value, type):
         shown = {f.name: describe(getattr(value, f.name)) for f in fields(value) if f.repr}
         return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **shown}

@@ -1,8 +1,8 @@
-"""Learning-rate schedules: pure functions of where the whole run stands, never of a learner's own steps.
+"""Learning-rate schedules: pure functions of the progress of the whole run, not of a learner's own steps.
 
 A schedule gives the factor by which the optimizer's rates are multiplied. Because it counts samples of all learners,
-the number of learners may change without retuning. (The minibatch may grow instead of the rate falling, as in Smith et
-al. 2018: that is the `minibatches` rule of the strategy AdaptiveKAVG.)
+the number of learners may change without retuning. (The rule `minibatches` of the strategy AdaptiveKAVG increases the
+minibatch instead of decreasing the rate, as in Smith et al. 2018.)
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Schedule = Callable[[Progress], float]
 
 
 def listens(schedule: Schedule) -> bool:
-    """True if a schedule follows the held-out losses; all learners then get them at every evaluation point."""
+    """Return True if a schedule depends on held-out losses, which all learners then get at every evaluation point."""
     return bool(getattr(schedule, "listens", False))
 
 
 @dataclass(frozen=True)
 class Constant:
-    """factor = times (the number of learners, say, to scale the rate with the global minibatch).
+    """factor = times (such as the number of learners, to scale the rate with the global minibatch).
 
     Attributes:
-        times: the factor on the optimizer's learning rates.
+        times: Factor on the optimizer's learning rates.
     """
 
     times: float = 1.0
@@ -53,8 +53,8 @@ class Exponential:
     """factor = times * ratio^fraction: from `times` to `times * ratio` over the budget (Kaldi nnet3).
 
     Attributes:
-        ratio: the last factor divided by the first.
-        times: the first factor on the optimizer's learning rates.
+        ratio: Last factor divided by the first.
+        times: First factor on the optimizer's learning rates.
     """
 
     ratio: float = 0.1
@@ -83,9 +83,9 @@ class Cosine:
     """Linear warm-up over the first `warm` of the budget, then half a cosine from `times` down to `times * floor`.
 
     Attributes:
-        warm: share of the budget in which the factor rises to `times`.
-        floor: the last factor, as a share of `times`.
-        times: the greatest factor on the optimizer's learning rates.
+        warm: Share of the budget in which the factor rises to `times`.
+        floor: Last factor, as a share of `times`.
+        times: Largest factor on the optimizer's learning rates.
     """
 
     warm: float = 0.1
@@ -101,16 +101,16 @@ class Cosine:
 
 @dataclass(frozen=True)
 class TimesLearners:
-    """factor = learners * schedule: each learner's rate where `schedule` gives the effective one (Kaldi nnet3).
+    """factor = learners * schedule: rate of each learner if `schedule` gives the effective rate (Kaldi nnet3).
 
-    Averaging L models divides each one's step by L. ParameterAveraging multiplies by its own number of jobs already.
+    Averaging L models divides the step of each by L. ParameterAveraging already multiplies by its number of jobs.
     """
 
     schedule: Schedule = field(default_factory=Exponential)
 
     @property
     def listens(self) -> bool:
-        """As the schedule within does."""
+        """True if the inner schedule depends on held-out losses."""
         return listens(self.schedule)
 
     def __call__(self, at: Progress) -> float:
@@ -142,11 +142,11 @@ class LargeBatch:
 
 @dataclass(frozen=True)
 class NewBob:
-    """factor = times * ratio^h, h: marks since the held-out loss first fell by less than `improvement` of itself.
+    """factor = times * ratio^h, h: evaluation points since the held-out loss first fell by less than `improvement`.
 
-    Constant until a mark brings too little, then smaller at every mark (ICSI's QuickNet; there training also ends when
-    that brings too little again, here the budget ends it). Marks are `evaluate_every_epochs` apart. For strategies in
-    lock-step, whose learners can all know the loss.
+    The factor is constant until a relative improvement is too small, and then falls at every point (QuickNet,
+    which also ends training at the next small improvement; here the budget ends it). Points are `evaluate_every_epochs`
+    apart. For lock-step strategies, whose learners all know the loss.
     """
 
     improvement: float = 0.01
@@ -155,10 +155,10 @@ class NewBob:
     listens = True
 
     def __call__(self, at: Progress) -> float:
-        """The factor.
+        """Return the factor.
 
         Raises:
-            ValueError: the strategy is without lock-step.
+            ValueError: The strategy is not in lock-step.
         """
         if at.heldout is None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Named randomness: a seed is a function of what it is for, so that no two purposes share a stream by accident."""
+"""Named seeds: a seed is a function of its purpose, so that two purposes never share a random stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def seed_of(*names: int | str) -> int:
-    """A seed below 2^63 from a list of names, such as (experiment seed, "minibatch", n); equal names, equal seed.
+    """Return a seed below 2^63 for a list of names, such as (experiment seed, "minibatch", n).
 
     >>> seed_of(0, "model") == seed_of(0, "model"), seed_of(0, "model") == seed_of(1, "model")
     (True, False)
@@ -19,8 +19,8 @@ def seed_of(*names: int | str) -> int:
 def seed_torch(seed: int, device: str) -> None:
     """Seed the generator that a model on `device` draws from.
 
-    The same numbers as after torch.manual_seed(seed), without that function's call for every kind of accelerator, which
-    on a machine without one queues a stack trace each time: half a millisecond, and never given back.
+    Gives the same numbers as torch.manual_seed(seed). That function also calls every kind of accelerator; on a machine
+    without one it stores a stack trace at each call, which takes half a millisecond and memory that is never freed.
     """
     torch.default_generator.manual_seed(seed)
     if device.startswith("cuda"):

@@ -1,9 +1,9 @@
-"""Gradients of many learners by one call: their weights stacked, the loss of one mapped over the stack.
+"""Gradients of many learners by one call: the loss of one is mapped over the stacked weights of all.
 
     g_i = d/dw_i sum_j loss(w_j; minibatch of j)        as the loss of j depends on w_j alone
 
-torch.func.vmap over torch.func.functional_call; on one core it pays for small models, whose operations cost less than
-their calls (`benchmarks/batched_gradients.py` has figures). Sums are formed in another order: the last bits differ.
+Uses torch.func.vmap over torch.func.functional_call. On one core this gains for small models, whose operations cost
+less than their calls (`benchmarks/batched_gradients.py` has figures). Sums have another order, so the last bits differ.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
 class NotStackable(ValueError):
-    """An experiment whose gradients cannot be computed together."""
+    """Error: the gradients of an experiment cannot be computed together."""
 
 
 def check_stackable(experiment: Experiment) -> None:
-    """Try two gradients together, so that what cannot be stacked is told before a run.
+    """Compute two gradients together, so that an experiment that cannot be stacked is refused before a run.
 
     Raises:
-        NotStackable: the task does not offer it, the model has running statistics or draws random numbers, the
-            optimizer looks into the backward pass, or torch cannot map an operation; says which.
+        NotStackable: The task is not `Stackable`, the model has running statistics or draws random numbers, the
+            optimizer changes the backward pass, or torch cannot map an operation; names the reason.
     """
     task = experiment.task
     if not isinstance(task, Stackable):
@@ -47,15 +47,15 @@ def check_stackable(experiment: Experiment) -> None:
     tensors, samples = task.tensors(task.minibatch(0))
     try:
         gradients_of(task, [model, model], [tensors, tensors], [samples, samples])
-    except RuntimeError as error:  # what vmap says to random numbers, and to operations that it cannot map
+    except RuntimeError as error:  # raised by vmap for random numbers, and for operations that it cannot map
         raise NotStackable(f"the model's loss cannot be mapped over stacked weights: {error}") from error
 
 
 def draw_together(drawings: Sequence[PendingGradient]) -> list[Gradient]:
-    """The pending gradients that have begun, in their order; those whose minibatches have equal shapes together.
+    """Compute the pending gradients in their order, those of minibatches with equal shapes together.
 
     Raises:
-        FloatingPointError: as for `TaskSource.draw`.
+        FloatingPointError: As for `TaskSource.draw`.
     """
     sources, tasks = zip(*[_source(pending) for pending in drawings], strict=True)
     minibatches = [t.tensors(s.minibatch(d.n)) for t, s, d in zip(tasks, sources, drawings, strict=True)]
@@ -86,11 +86,11 @@ def gradients_of(
     minibatches: Sequence[tuple[Tensor, ...]],
     samples: Sequence[float],
 ) -> tuple[list[Tensor | None], list[float]]:
-    """Gradients of the mean losses of L models, each on its minibatch, by one forward and one backward pass.
+    """Return gradients of the mean losses of L models, each on its minibatch, by one forward and one backward pass.
 
     Returns:
-        For each trainable tensor, in the order of `Layout.trainable`, the gradients (L, ...), None where it took no
-        part; and the L losses per sample.
+        For each trainable tensor, in the order of `Layout.trainable`, the gradients (L, ...), or None without a
+        gradient; and the L losses per sample.
     """
     model = models[0]
     device = next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""Local optimizers as small descriptions, so that a command line can change them and a record can keep them."""
+"""Local optimizers as small values, which a command line can change and a record can store."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent, with momentum where wanted.
+    """Stochastic gradient descent, optionally with momentum.
 
     Attributes:
-        lr: learning rate; the schedule multiplies it.
-        momentum: share of the previous step that is added to the new one; 0: none.
-        weight_decay: factor of the weights that is added to their gradients; 0: none.
-        nesterov: whether the momentum is Nesterov's.
+        lr: Learning rate, before the factor of the schedule.
+        momentum: Share of the previous step added to the new one; 0: none.
+        weight_decay: Factor of the weights added to their gradients; 0: none.
+        nesterov: True for Nesterov's momentum.
     """
 
     lr: float = 0.1
@@ -45,10 +45,10 @@ class Adam:
     """Adam; with weight decay in its decoupled form (AdamW).
 
     Attributes:
-        lr: learning rate; the schedule multiplies it.
-        beta1: decay of the running mean of gradients.
-        beta2: decay of the running mean of squared gradients.
-        weight_decay: share of the weights, times the learning rate, that a step takes off; 0: none.
+        lr: Learning rate, before the factor of the schedule.
+        beta1: Decay of the running mean of gradients.
+        beta2: Decay of the running mean of squared gradients.
+        weight_decay: Factor; a step subtracts learning rate * factor * weights; 0: none.
     """
 
     lr: float = 1e-3
@@ -62,7 +62,7 @@ class Adam:
 
 
 class PreconditionedSGD(torch.optim.SGD):
-    """SGD whose gradients are natural ones if they are computed within `preconditioning`.
+    """SGD on natural gradients, which must be computed within `preconditioning`.
 
     The Fisher estimates are part of its state: a checkpoint holds them, and clearing the state restarts them.
 
@@ -77,16 +77,16 @@ class PreconditionedSGD(torch.optim.SGD):
 
 @dataclass(frozen=True)
 class NaturalGradientSGD:
-    """SGD with natural gradients (`natural_gradient.fisher` has equations and source), and momentum where wanted.
+    """SGD with natural gradients (equations and source: `natural_gradient.fisher`), optionally with momentum.
 
-    Every gradient is preconditioned by the learner that made it, with Fisher estimates of its own, before any mean
-    over learners. The step is torch's: Kaldi's (1 - momentum) has to be put into `lr`.
+    Each learner preconditions its gradient with its own Fisher estimates, before any mean over learners. The step is
+    torch's: Kaldi's factor (1 - momentum) must be included in `lr`.
 
     Attributes:
-        lr: learning rate; the schedule multiplies it.
-        momentum: share of the previous step that is added to the new one; 0: none.
-        weight_decay: factor of the weights that is added to the preconditioned gradients; 0: none.
-        fisher: estimates of the Fisher matrices that precondition the gradients.
+        lr: Learning rate, before the factor of the schedule.
+        momentum: Share of the previous step added to the new one; 0: none.
+        weight_decay: Factor of the weights added to the preconditioned gradients; 0: none.
+        fisher: Settings of the estimates of the Fisher matrices.
     """
 
     lr: float = 0.1

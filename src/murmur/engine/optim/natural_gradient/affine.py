@@ -1,4 +1,4 @@
-"""Affine maps whose weight gradients are preconditioned where they are made.
+"""Affine maps that precondition their weight gradients in the backward pass.
 
     y = W x + b,   dW = sum_n dy_n [x_n, 1]'   ->   gamma_o gamma_i (I - Wo'Wo) dW (I - Wi'Wi)
 
@@ -21,10 +21,10 @@ from murmur.engine.optim.natural_gradient.fisher import FisherConfig, OnlineFish
 
 
 class TwoSides:
-    """The Fisher estimates of both sides of one weight matrix.
+    """Fisher estimates of both sides of one weight matrix.
 
-    Output derivatives are estimated times `samples()`, as those of the sum of a minibatch's losses: the loss is a mean,
-    and minibatches of different sizes must agree.
+    Output derivatives are multiplied by `samples()` before they are estimated, so that they belong to the sum of the
+    losses of a minibatch, not to the mean: minibatches of different sizes must agree.
     """
 
     def __init__(self, state: MutableMapping[str, Any], config: FisherConfig, samples: Callable[[], float]) -> None:
@@ -53,7 +53,7 @@ def product(dY: Tensor, X: SampleRows) -> Gradients:
     wide = torch.float64 if dY.dtype == torch.float64 else torch.float32
     blocks = [(dY.t() @ block).to(wide) for block in X.blocks]
     if X.ones:
-        # On a CPU torch adds rows up three times faster this way; in low precision not to its own rounding.
+        # On a CPU torch sums rows three times faster this way; in low precision with another rounding.
         narrow = dY.dtype != wide
         blocks.append(dY.sum(0, dtype=wide)[:, None] if narrow else dY.t() @ dY.new_ones(dY.shape[0], 1))
     return blocks
@@ -73,7 +73,7 @@ class Affine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """dx as ever; dW and db preconditioned."""
+        """Return plain dx, and preconditioned dW and db."""
         x, weight = ctx.saved_tensors
         dx = dy @ weight.flatten(1).to(dy.dtype) if ctx.needs_input_grad[1] else None
         dY, X = dy.reshape(-1, dy.shape[-1]), SampleRows((x.reshape(-1, x.shape[-1]),), ctx.biased)

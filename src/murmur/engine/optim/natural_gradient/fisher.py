@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-EPSILON, DELTA = 1e-10, 5e-4  # the smallest rho and d: absolute, and as a share of the largest eigenvalue
+EPSILON, DELTA = 1e-10, 5e-4  # smallest rho and d: absolute, and relative to the largest eigenvalue
 MOST_ETA = 0.9
-CONDITION = 1e6  # of C, above which the rows of R are made orthonormal again
+CONDITION = 1e6  # condition of C above which the rows of R are made orthonormal again
 ORTHONORMAL_WITHIN = 1e-3
-FIRST_UPDATES = 10  # calls that all update, before the period counts
+FIRST_UPDATES = 10  # initial calls that all update
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class FisherConfig:
     """Settings of the estimates for both sides of every layer; the defaults are Kaldi's.
 
     Attributes:
-        alpha: smoothing with the identity; the larger, the nearer to plain gradients.
-        history_samples: frames that the estimate remembers; eta = 1 - exp(-N / history_samples), at most 0.9.
+        alpha: Smoothing with the identity; larger values are closer to plain gradients.
+        history_samples: Frames of memory of the estimate; eta = 1 - exp(-N / history_samples), at most 0.9.
         update_period: Every n-th minibatch updates the estimate.
-        rank_in, rank_out: of the inputs' and the output derivatives' side, at most half their size.
+        rank_in, rank_out: Ranks of the sides of inputs and output derivatives, at most half their size.
     """
 
     alpha: float = 4.0
@@ -55,7 +55,7 @@ class FisherConfig:
 
 @dataclass(frozen=True)
 class SampleRows:
-    """A matrix X (N, D) in column blocks, perhaps with a last column of ones, all times `scale`; never put together."""
+    """Matrix X (N, D) in column blocks, optionally with a column of ones, all times `scale`; never concatenated."""
 
     blocks: tuple[Tensor, ...]
     ones: bool = False
@@ -93,7 +93,7 @@ class SampleRows:
         return torch.cat([*pieces, H.sum(0)[:, None] * self.scale] if self.ones else pieces, dim=1)
 
     def wide(self) -> SampleRows:
-        """The same in at least float32."""
+        """Return the same rows in at least float32."""
         return SampleRows(tuple(block.to(_wide(block)) for block in self.blocks), self.ones, self.scale)
 
 
@@ -102,7 +102,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 class OnlineFisher:
-    """The estimate F_t of one side; its state lives in a mapping kept by its user (an optimizer).
+    """Estimate F_t of one side; its state is in a mapping that its user (an optimizer) holds.
 
     The state is `W` (r, D), `d` (r,) and the numbers `rho` and `t`, under names that begin with `side`.
     """
@@ -111,9 +111,9 @@ class OnlineFisher:
         self._state, self._side, self._rank, self.config = state, side, rank, config
 
     def observe(self, X: SampleRows) -> tuple[Tensor, Tensor]:
-        """W_t (r, D), as it was before these rows, and gamma_t; every so often the rows then update the estimate.
+        """Return W_t (r, D) before these rows, and gamma_t; the rows then update the estimate if it is due.
 
-        W_t has no row where D is 1: such a side is left alone.
+        W_t has no row if D is 1: such a side is not preconditioned.
         """
         rank = min(self._rank, (X.dims + 1) // 2, X.dims - 1)
         if rank == 0:
@@ -133,7 +133,7 @@ class OnlineFisher:
         return W, gamma
 
     def _begin(self, X: SampleRows, rank: int) -> None:
-        """A fixed orthonormal R, nothing known, then the first rows seen three times (once where they are few)."""
+        """Start from a fixed orthonormal R, then update three times with the first rows (once if they are few)."""
         device, dtype = X.blocks[0].device, _wide(X.blocks[0])
         share = 1.0 / (2.0 + (X.dims + rank) * self.config.alpha / X.dims)
         W = orthonormal_rows(rank, X.dims).mul_(math.sqrt(share)).to(device, dtype)
@@ -145,7 +145,7 @@ class OnlineFisher:
             self._update(X, X.times(self._state[f"{self._side}.W"]), trace)
 
     def _keep(self, W: Tensor, d: Tensor, rho: float) -> None:
-        # New tensors each time: W_t may still be in use where it was handed out.
+        # New tensors each time: callers may still use W_t.
         self._state.update({f"{self._side}.W": W, f"{self._side}.d": d, f"{self._side}.rho": rho})
 
     def _gamma(self, trace: Tensor, H: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class OnlineFisher:
 
 
 def shares(d: Tensor, rho: float, alpha: float, D: int) -> Tensor:
-    """The diagonal of E_t, (r,)."""
+    """Return the diagonal of E_t, (r,)."""
     beta = rho * (1 + alpha) + alpha / D * d.sum()
     return d / (beta + d)
 
@@ -196,7 +196,7 @@ def _z(K: Tensor, L: Tensor, f: Tensor, E: Tensor, weights: tuple[float, float])
 
 
 def eigen(Z: Tensor, floor: float) -> tuple[Tensor, Tensor, bool]:
-    """Z = U diag(C) U', C falling and at least `floor`; and whether R will come out orthonormal by itself."""
+    """Decompose Z = U diag(C) U', C falling and at least `floor`; also True if R stays orthonormal."""
     scale = max(1.0, float(Z.trace()))
     values, vectors = torch.linalg.eigh(Z / scale)
     C, U = values.flip(0) * scale, vectors.flip(1)
@@ -205,7 +205,7 @@ def eigen(Z: Tensor, floor: float) -> tuple[Tensor, Tensor, bool]:
 
 
 def orthonormal_rows(rank: int, D: int) -> Tensor:
-    """R_0 (r, D) in float64: row i has its places i, i + r, i + 2r, ..., the first of them a little larger."""
+    """Return R_0 (r, D) in float64: row i is non-zero at i, i + r, i + 2r, ..., the first of them slightly larger."""
     R = torch.zeros(rank, D, dtype=torch.float64)
     for row in range(rank):
         R[row, row::rank] = 1.0
@@ -214,7 +214,7 @@ def orthonormal_rows(rank: int, D: int) -> Tensor:
 
 
 def orthonormalised(W: Tensor, E: Tensor) -> Tensor:
-    """W = E^1/2 R with the rows of R made orthonormal, where they are not."""
+    """Return W = E^1/2 R after making the rows of R orthonormal, if they are not."""
     R = W.double() / E.sqrt().to(W.device)[:, None]
     product = R @ R.t()
     unit = torch.eye(len(product), dtype=product.dtype, device=product.device)
@@ -229,7 +229,7 @@ def orthonormalised(W: Tensor, E: Tensor) -> Tensor:
 
 
 def _gram_schmidt(R: Tensor) -> Tensor:
-    """Rows made orthonormal one after the other; one that depends on those before it gives way to an axis."""
+    """Make rows orthonormal one after another; an axis replaces a row that depends on those before it."""
     kept: list[Tensor] = []
     axis = 0
     for row in R:
@@ -237,7 +237,7 @@ def _gram_schmidt(R: Tensor) -> Tensor:
         while True:
             length = float(candidate.norm())
             rest = candidate
-            for _ in range(2):  # the second time takes off what rounding left
+            for _ in range(2):  # the second pass removes rounding errors
                 for other in kept:
                     rest = rest - (rest @ other) * other
             if length > 0 and float(rest.norm()) > 1e-4 * length:

@@ -1,4 +1,4 @@
-"""An LSTM layer as one function: input projection, recurrence, and a backward pass that keeps the gate derivatives.
+"""LSTM layer as one function: input projection, recurrence, and a backward pass that keeps the gate derivatives.
 
     (i, f, g, o)_t = act(W_ih x_t + W_hh r_{t-1} + b_ih + b_hh)
     c_t = f c_{t-1} + i g,   h_t = o tanh c_t,   r_t = W_hr h_t
@@ -23,7 +23,7 @@ from murmur.engine.optim.natural_gradient.fisher import SampleRows
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
-IN_CACHE = 1 << 17  # numbers of gates whose local derivatives are computed at once
+IN_CACHE = 1 << 17  # number of gate values whose local derivatives are computed at once
 
 
 class LstmLayer(torch.autograd.Function):
@@ -31,9 +31,9 @@ class LstmLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, sides: tuple[TwoSides | None, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tensors: x, r_0, c_0, W_ih, W_hh, b_ih, b_hh, W_hr; the last three may be None.
+        """Compute r and c from x, r_0, c_0, W_ih, W_hh, b_ih, b_hh, W_hr; the last three may be None.
 
-        `sides` are those of [W_ih, W_hh, b] and of W_hr; None leaves the plain gradient.
+        `sides` belong to [W_ih, W_hh, b] and to W_hr; None gives the plain gradient.
         """
         x, r0, c0, *weights = tensors
         assert x is not None
@@ -58,11 +58,11 @@ class LstmLayer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dr: Tensor | None, dc: Tensor | None) -> tuple[Tensor | None, ...]:
-        """dx, dr_0 and dc_0 as ever; gradients of the weights preconditioned."""
+        """Return plain dx, dr_0 and dc_0, and preconditioned gradients of the weights."""
         x, gates, r, c, tanh_c, *weights = ctx.saved_tensors
         W_ih, W_hh = weights[0].to(x.dtype), weights[1].to(x.dtype)
         W_hr = None if weights[4] is None else weights[4].to(x.dtype)
-        # A mode that looks at every function call has nothing to find in here, and would take time.
+        # The mode has no call to replace here, and would only take time.
         with DisableTorchFunction():
             h = None if W_hr is None else gates[..., -tanh_c.shape[2] :] * tanh_c
             d_out, dr0, dc0 = run_back((gates, r, c, tanh_c), (dr, dc), W_hh, W_hr)
@@ -79,7 +79,7 @@ class LstmLayer(torch.autograd.Function):
 
 
 def gradients(sides: TwoSides | None, X: SampleRows, dY: Tensor) -> Gradients:
-    """dY' X, natural where there are sides."""
+    """Return dY' X, preconditioned if there are sides."""
     G = product(dY, X)
     if sides is not None:
         sides.precondition(G, X, dY)
@@ -87,7 +87,7 @@ def gradients(sides: TwoSides | None, X: SampleRows, dY: Tensor) -> Gradients:
 
 
 def run(gates: Tensor, states: tuple[Tensor, Tensor, Tensor], W_hh: Tensor, W_hr: Tensor | None) -> None:
-    """All frames: projected inputs in `gates` (T, N, 4H) become gates, and states r, c (T+1, ...), tanh c (T, ...).
+    """Run all frames: projected inputs in `gates` (T, N, 4H) become gates; fills r, c (T+1, ...) and tanh c (T, ...).
 
     tanh x = 2 sigmoid(2 x) - 1: on a CPU torch's sigmoid takes a sixth of its tanh's time.
     """
@@ -116,8 +116,8 @@ def run_back(
     W_hh: Tensor,
     W_hr: Tensor | None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Derivatives of r where there is a projection (T, N, R), of r_0 and c_0; those of the gates' inputs (T, N, 4H)
-    take the place of the gates, so that a graph can be gone through once only (autograd refuses a second time).
+    """Return derivatives of r with a projection (T, N, R), of r_0 and of c_0; those of the gates' inputs (T, N, 4H)
+    replace the gates, so that a graph can be traversed only once (autograd refuses a second time).
     """
     gates, r, c, tanh_c = saved
     T, N, H = tanh_c.shape
@@ -149,7 +149,7 @@ def run_back(
 
 
 def local_derivatives(gates: Tensor, c: Tensor, tanh_c: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-    """Factors of the derivatives of cells and outputs, frame by frame, for several frames at once.
+    """Return the factors of the derivatives of cells and outputs for several frames at once.
 
     Returns:
         dh/dc (N, H); f (N, H); dc/d(i, f, g) (N, 3, H) and dh/do (N, H), both in the memory of the gates.

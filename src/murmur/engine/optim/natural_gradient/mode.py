@@ -1,8 +1,8 @@
 """Applies natural gradient to a model's calls of linear, convolution and LSTM functions on known parameters.
 
 While a loss is computed and differentiated, calls of `linear`, `conv1d`, `conv2d` and `lstm` with a trainable weight
-are answered by functions that give the same values and precondition the weight's gradient where it is made. Modules
-need not know: nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM and their functional forms are covered. Everything else
+are replaced by functions that give the same values and precondition the weight's gradient in the backward pass. Modules
+need no change: nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM and their functional forms are covered. Everything else
 (normalisations, embeddings, nn.GRU, convolutions in groups or with padding by name) keeps its plain gradient.
 """
 
@@ -26,7 +26,7 @@ States = Callable[[Tensor], MutableMapping[str, Any]]
 
 
 class Preconditioning(TorchFunctionMode):
-    """Natural gradients of the parameters it is given, for what is computed and differentiated inside its block.
+    """Context that makes natural gradients of given parameters for all computation and differentiation inside it.
 
     Attributes:
         samples: Number of samples of the minibatch; set before its backward pass.
@@ -48,15 +48,15 @@ class Preconditioning(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Answer a call, or hand it on."""
+        """Replace a call, or pass it on."""
         answer = self._answers.get(func) if torch.is_grad_enabled() else None
         found = NotImplemented if answer is None else answer(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if found is NotImplemented else found
 
     def _backward(self, loss: Tensor, gradient: Tensor | None = None, *how: Any, **named: Any) -> Any:
-        """A mode is off while it answers, but activations that are computed again in the backward pass need it.
+        """A mode is disabled while it handles a call, but activations that are recomputed in the backward pass need it.
 
-        Every public way into the autograd engine asks the mode first, without end; so this is the engine's own.
+        Every public entry of the autograd engine would call the mode again, endlessly; this one belongs to the engine.
         """
         if gradient is not None or how or any(named.values()):
             return NotImplemented
@@ -91,7 +91,7 @@ class Preconditioning(TorchFunctionMode):
         return self._on_patches(input, weight, bias, [tuple(weight.shape[2:]), *where])
 
     def _on_patches(self, input: Tensor, weight: Tensor, bias: Tensor | None, how: list[tuple[int, ...]]) -> Any:
-        """A convolution as an affine map on spliced frames (patches)."""
+        """Compute a convolution as an affine map on spliced frames (patches)."""
         sides = self._sides(weight)
         if sides is None:
             return NotImplemented
@@ -123,7 +123,7 @@ class Preconditioning(TorchFunctionMode):
 
 
 def _as_computed(x: Tensor) -> Tensor:
-    """`x` in the precision of autocast, where that is on."""
+    """Return `x` in the precision of autocast, if it is enabled."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
         return x.to(torch.get_autocast_dtype(kind))
@@ -131,7 +131,7 @@ def _as_computed(x: Tensor) -> Tensor:
 
 
 def _geometry(how: tuple[Any, ...], named: Mapping[str, Any], dims: int) -> list[tuple[int, ...]] | None:
-    """Stride, padding and dilation of a convolution; None where it is in groups or padded by name."""
+    """Return stride, padding and dilation of a convolution; None if it is in groups or padded by name."""
     given = {**dict(zip(("stride", "padding", "dilation", "groups"), how, strict=False)), **named}
     if given.get("groups", 1) != 1 or isinstance(given.get("padding"), str):
         return None

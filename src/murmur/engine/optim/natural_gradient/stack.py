@@ -23,11 +23,11 @@ class LstmStack:
     """Arguments of torch.lstm, by name.
 
     Attributes:
-        weights: all layers' and directions', in torch's order.
-        biased: whether there are biases.
-        layers: how many layers.
-        directions: 1, or 2 with backward ones.
-        dropout: between layers, 0 outside training.
+        weights: Weights of all layers and directions, in torch's order.
+        biased: True if there are biases.
+        layers: Number of layers.
+        directions: 1, or 2 for a bidirectional LSTM.
+        dropout: Dropout between layers; 0 outside training.
     """
 
     weights: Sequence[Tensor]
