@@ -69,7 +69,7 @@ class Experiment:
 
 
 def differences(then: Any, now: Any, name: str = "", ignored: Sequence[str] = ()) -> Iterator[tuple[str, Any, Any]]:
-    """Return (setting, earlier value, present value) of two descriptions; settings of only one belong to another version."""
+    """Return (setting, earlier value, present value) of two descriptions; one value is missing in another version."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         if name and then.get("type") != now.get("type"):
             yield name, in_short(then), in_short(now)
