@@ -49,8 +49,7 @@ def out_of(command: str) -> str:
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [c for c in COMMANDS if " toy " in c and not c.startswith("murmur compare")])
 def test_toy_commands_run(command: str, tmp_path: Path) -> None:
-    short = [] if "--resume" in command else ["--set", "budget.minibatches=40"]
-    done = run(command, tmp_path, *short)
+    done = run(command, tmp_path, "--set", "budget.minibatches=40")
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
     assert (tmp_path / out_of(command) / "run.json").is_file()
