@@ -24,15 +24,12 @@ import numpy as np
 import sherpa_onnx
 
 from murmur.recognition.export import Wish, export_run
-from murmur.recognition.trained_run import TrainedRun, graph_folder, open_run
-from murmur.speech.corpus.corpus import Corpus
+from murmur.recognition.trained_run import TrainedRun, Wanted, open_run
 from murmur.speech.decoding.decoder import Decoder
 from murmur.speech.decoding.graph_store import load_graph
 from murmur.speech.decoding.recogniser import CtcBestPath
 from murmur.speech.features.analysis import LogMel, analyse, read_audio
 from murmur.speech.features.cmvn import normalise, statistics
-from murmur.tasks.corpora import splits
-from murmur.tasks.ctc.task import CtcTask
 
 BEAM, MAX_ACTIVE = 16.0, 7000  # sherpa-onnx's beam is its library's and cannot be set
 
@@ -47,7 +44,7 @@ def main() -> None:
     bars = []
     for argument in wanted.runs:
         folder, _, grammar = argument.partition(":")
-        found = compare(open_run(Path(folder)), grammar or None, wanted.most)
+        found = compare(open_run(Wanted(Path(folder))), grammar or None, wanted.most)
         name = f"{Path(folder).name}{f' {grammar}' if grammar else ''}"
         figures |= {f"{name}: {key}": value for key, value in found.items()}
         explained = found["alike"] + found["explained"] == found["utterances"]
@@ -70,7 +67,7 @@ def compare(run: TrainedRun, grammar: str | None, most: int) -> dict[str, float]
         outcome: Counter[str] = Counter()
         apart: list[float] = []
         worst = 0.0
-        for utterance in test_of(run).utterances[:most]:
+        for utterance in run.corpus("test").utterances[:most]:
             assert utterance.audio is not None
             samples_S = read_audio(utterance.audio, run.front.rate_hz)
             theirs = their_words(stranger, samples_S, run.front.rate_hz, words_of)
@@ -102,7 +99,7 @@ class Ours:
     def __init__(self, run: TrainedRun, grammar: str | None, options: Any) -> None:
         self.run = run
         search = run.search(grammar)
-        self.decoder = None if search is None else Decoder(load_graph(graph_folder(search)), options)
+        self.decoder = None if search is None else Decoder(load_graph(search.folder), options)
 
     def decode(self, feats_TF: np.ndarray) -> tuple[list[str], bool]:
         """The words, and True if they end where the grammar may."""
@@ -110,8 +107,9 @@ class Ours:
         normal = feats_TF if self.run.cmvn == "none" else normalise(feats_TF, *statistics([feats_TF]))
         scores_UC = self.run.scores(normal)
         if self.decoder is None:
-            assert isinstance(self.run.task, CtcTask)
-            return [heard.word for heard in CtcBestPath(self.run.task.data.units)(scores_UC)[0]], True
+            units = self.run.graphs.units
+            assert units is not None
+            return [heard.word for heard in CtcBestPath(units)(scores_UC)[0]], True
         found = self.decoder.decode(scores_UC)
         return list(found.words), found.complete
 
@@ -166,11 +164,6 @@ def native_features(samples_S: np.ndarray, front: LogMel) -> np.ndarray:
     fbank.accept_waveform(front.rate_hz, samples_S.tolist())
     fbank.input_finished()
     return np.stack([fbank.get_frame(t) for t in range(fbank.num_frames_ready)])
-
-
-def test_of(run: TrainedRun) -> Corpus:
-    """The test utterances of the run's set."""
-    return splits(run.task.root)[2] if isinstance(run.task, CtcTask) else run.task.material.test
 
 
 def _pairs(table: Path) -> list[list[str]]:

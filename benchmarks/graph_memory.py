@@ -27,9 +27,10 @@ from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.tuning import DevelopmentSet, Trial, tune_acoustic_scale, tune_beam
 from murmur.tasks import corpora
-from murmur.tasks.hybrid.config import Decoding, FrontEnd, HmmStages
-from murmur.tasks.hybrid.decode import DecodeHalf
+from murmur.tasks.hybrid.config import FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.graphs import HmmSources
 from murmur.tasks.hybrid.hmm import HmmHalf
+from murmur.tasks.word_search import WordSearch
 
 SCALES = (0.06, 0.07, 0.08, 0.09)
 SCALE_SEARCH = DecodeOptions(beam=11.0, max_active=2500)
@@ -39,27 +40,26 @@ EVERY = 3
 BUILD = "--build"
 
 
-def halves(corpus: Path, cache: Path, graphs: Path) -> tuple[HmmHalf, DecodeHalf]:
-    """The Gaussian systems, kept in `cache`, and decoding with graphs in `graphs`."""
-    material = corpora.librispeech(corpus)
-    half = HmmHalf(material, corpus / "lexicon.txt", FrontEnd(), HmmStages(), cache)
-    return half, DecodeHalf(material, Decoding(), 0.5, graphs)
+def systems(corpus: Path, cache: Path) -> HmmHalf:
+    """The Gaussian systems, kept in `cache`."""
+    return HmmHalf(corpora.librispeech(corpus), corpus / "lexicon.txt", FrontEnd(), HmmStages(), cache)
 
 
 def build(corpus: Path, cache: Path, graphs: Path) -> None:
     """Build the graph and print the memory and time; runs in the measured process."""
-    half, decoding = halves(corpus, cache, graphs)
-    model = half.trained[-1].model
+    half = systems(corpus, cache)
+    states, material = half.trained[-1].model.states, half.material
+    sources = HmmSources(states, material.lexicon, 0.5, Search("tg"), material.language_models)
     before = time.process_time()
-    folder = decoding.graph(model, *decoding.words(model.lang, "tg"))
+    folder = WordSearch(sources, "tg", graphs).folder
     peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     facts = asdict(StoredGraph.of(folder).facts)
     print(json.dumps({"folder": str(folder), "cpu_seconds": time.process_time() - before, "gib": peak_gib, **facts}))
 
 
-def decode(corpus: Path, cache: Path, graphs: Path, folder: Path) -> tuple[Trial, list[Trial]]:
+def decode(corpus: Path, cache: Path, folder: Path) -> tuple[Trial, list[Trial]]:
     """The fastest beam that is as good as the widest, and all trials, widest first."""
-    half, _ = halves(corpus, cache, graphs)
+    half = systems(corpus, cache)
     model, dev = half.trained[-1].model, half.material.dev
     feats = half.features(dev)
     names = list(dev.texts)[::EVERY]
@@ -72,12 +72,12 @@ def decode(corpus: Path, cache: Path, graphs: Path, folder: Path) -> tuple[Trial
 
 def run(corpus: Path, cache: Path, graphs: Path) -> None:
     """Measure both."""
-    halves(corpus, cache, graphs)[0].trained  # noqa: B018  (trained here, so that the measured process only reads)
+    systems(corpus, cache).trained  # noqa: B018  (trained here, so that the measured process only reads)
     command = [sys.executable, __file__, BUILD, str(corpus), str(cache), str(graphs)]
     built = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
     folder = Path(built.pop("folder"))
     print(built, flush=True)
-    best, trials = decode(corpus, cache, graphs, folder)
+    best, trials = decode(corpus, cache, folder)
     print(*trials, sep="\n", flush=True)
     figures = {
         "build": built,

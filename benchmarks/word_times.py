@@ -21,7 +21,7 @@ import kaldialign
 import numpy as np
 from rich.progress import track
 
-from murmur.recognition.trained_run import open_run
+from murmur.recognition.trained_run import Wanted, open_run
 from murmur.recognition.transcriber import transcriber
 from murmur.speech.corpus.kaldi_dir import read_data_dir
 from murmur.speech.corpus.recordings import read_recording
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--beam", type=float, default=None)
     parser.add_argument("--most", type=int, default=10**9, help="utterances")
     wanted = parser.parse_args()
-    run = open_run(wanted.run)
+    run = open_run(Wanted(wanted.run))
     work = transcriber(run, run.search(wanted.grammar), run.options({"beam": wanted.beam}), 60.0)
     reference = read_ctm(wanted.corpus / "align" / "words.ctm.gz")
     pairs: list[tuple[Word, Word]] = []

@@ -133,7 +133,7 @@ def test_a_search_outside_the_grammar_and_short_recordings_are_told(hybrid, own,
 
 def test_graphs_of_equal_grammars_are_built_once(hybrid, own, speech):
     def graphs():
-        return set((hybrid.parent / "cache").glob("graph-*"))
+        return set((hybrid / "recogniser" / "graphs").glob("graph-*"))
 
     before = graphs()
     transcribed(hybrid, speech, "--grammar", own("public <r> = [BOB] ANNA BOB;"))

@@ -23,8 +23,8 @@ from murmur.speech.decoding.decoder import Hypothesis
 from murmur.speech.decoding.word_times import WordTimer
 from murmur.speech.hmm.phone_times import write_ctm
 from murmur.speech.lexicon.lexicon import SILENCE
+from murmur.tasks.aligns import Aligns
 from murmur.tasks.hybrid.hmm import Stage
-from murmur.tasks.hybrid.task import HybridTask
 
 app = typer.Typer(add_completion=False)
 PARTS = ("train", "dev", "test")
@@ -62,18 +62,18 @@ def align(
     command continues with the next stage.
     """
     task = resolved(source, settings or (), jobs).task
-    if not isinstance(task, HybridTask):
+    if not isinstance(task, Aligns):
         raise SettingError(
             f"{source} trains a {type(task).__name__}, which needs no alignment: name a hybrid experiment"
         )
     check(task, parts or (), stage, out)
     with timed("Gaussian systems"):
-        stages = {each.name: each for each in task.hmms.trained}
-    system = stages[stage] if stage is not None else task.hmms.trained[-1]
+        systems = {each.name: each for each in task.systems()}
+    system = systems[stage or list(systems)[-1]]
     for part in parts or ("train", "dev"):
-        corpus: Corpus = getattr(task.material, part)
+        corpus = task.utterances(part)
         with timed(f"aligning {part}"):
-            tids = system.tids if part == "train" else task.hmms.alignment(system, corpus)
+            tids = task.aligned(system, part)
         facts = write_part(system, corpus, tids, out / part)
         typer.echo(
             f"{part}: {facts['utterances']} utterances, {facts['frames']} frames, {facts['silence']:.0%} silence,"
@@ -81,7 +81,7 @@ def align(
         )
 
 
-def check(task: HybridTask, parts: Sequence[str], stage: str | None, out: Path) -> None:
+def check(task: Aligns, parts: Sequence[str], stage: str | None, out: Path) -> None:
     """Check names and paths before anything is prepared.
 
     Raises:
@@ -90,8 +90,9 @@ def check(task: HybridTask, parts: Sequence[str], stage: str | None, out: Path) 
     for part in parts:
         if part not in PARTS:
             raise SettingError(f"--part {part!r} is not one of {', '.join(PARTS)}{nearest(part, PARTS)}")
-    if stage is not None and stage not in task.hmm.names:
-        raise SettingError(f"the experiment has no stage {stage!r}{nearest(stage, task.hmm.names)}")
+    names = task.system_names()
+    if stage is not None and stage not in names:
+        raise SettingError(f"the experiment has no stage {stage!r}{nearest(stage, names)}")
     folder_to_write(out, "--out")
     task_to_do(task)
 

@@ -19,7 +19,7 @@ from murmur.commands.vocabulary_options import (
 )
 from murmur.core.path_checks import folder_to_write
 from murmur.recognition.export import Cmvn, Kind, Wish, check_place, export_run
-from murmur.recognition.trained_run import open_run
+from murmur.recognition.trained_run import Wanted, open_run
 from murmur.recognition.tuning import SearchRequest
 from murmur.run.folder.lock import beside, locked
 from murmur.run.timed import timed
@@ -93,7 +93,7 @@ def export(
     with locked(beside(out)):
         given = {"acoustic_scale": scale, "insertion_penalty": penalty}
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-        run = open_run(model, experiment, settings or (), request, trust, weights)
+        run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
         search, options = run.searched(request)
         with timed(f"exporting to {to}"):
             lines = export_run(run, Wish(out, kind, cmvn, force), search, options)

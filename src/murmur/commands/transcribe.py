@@ -27,7 +27,7 @@ from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.recognition.exported_model import exported_transcriber, looks_exported
-from murmur.recognition.trained_run import open_run
+from murmur.recognition.trained_run import Wanted, open_run
 from murmur.recognition.transcriber import Transcriber, transcriber
 from murmur.recognition.tuning import SearchRequest
 from murmur.run.saved_model import Choice
@@ -124,7 +124,7 @@ def transcribe(
         work = exported_transcriber(model, {"beam": beam, "lattice_beam": lattice_beam}, longest)
     else:
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-        run = open_run(model, experiment, settings or (), request, trust, weights)
+        run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
         typer.echo(f"murmur: {run.weights}", err=True)
         work = transcriber(run, *run.searched(request), longest)
     failed = _do_all(files, work, rate, lambda found: _write(found, form, out, several=len(files) > 1))

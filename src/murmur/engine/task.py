@@ -137,6 +137,20 @@ def test_in(task: Task, model: nn.Module, kept: Path | None) -> Score:
 
 
 @runtime_checkable
+class Recognises(Protocol):
+    """Optional addition to `Task`: recognition of speech with the trained network.
+
+    A finished run saves the recogniser beside its weights, so that it works without the training data.
+    """
+
+    def recogniser(self) -> Any:
+        """Everything besides the weights that recognition needs: a `murmur.tasks.recogniser.PortableRecogniser`."""
+
+    def utterances(self, part: str) -> Any:
+        """The `Corpus` of "train", "dev" or "test"."""
+
+
+@runtime_checkable
 class Stackable(Protocol):
     """Optional addition to `Task`: gradients of many learners by one call (torch.func.vmap over their weights).
 

@@ -14,10 +14,9 @@ import numpy as np
 from torch import nn
 
 from murmur.core.errors import SettingError
-from murmur.recognition.atomic_folder import atomic_folder
-from murmur.recognition.hybrid_search import HybridSearch
-from murmur.recognition.trained_run import TrainedRun, graph_folder
-from murmur.recognition.transcriber import spans_in
+from murmur.recognition.trained_run import TrainedRun
+from murmur.run.timed import timed
+from murmur.speech.corpus.atomic_folder import atomic_folder
 from murmur.speech.corpus.file_errors import read_object
 from murmur.speech.ctc.criterion import Units
 from murmur.speech.decoding.decoder import DecodeOptions
@@ -39,8 +38,7 @@ from murmur.speech.decoding.word_moving import Moved, move_words
 from murmur.speech.features.analysis import LogMel
 from murmur.speech.features.shards import sha256_of
 from murmur.speech.lexicon.lexicon import write_symbols
-from murmur.tasks.ctc.decode import CtcSearch
-from murmur.tasks.ctc.task import CtcTask
+from murmur.tasks.word_search import WordSearch
 
 Kind = Literal["whole", "stream"]
 Cmvn = Literal["closest", "utterance", "global"]
@@ -76,9 +74,7 @@ class ExportedSearch:
     moved: Moved | None = None
 
 
-def export_run(
-    run: TrainedRun, wish: Wish, found_by: HybridSearch | CtcSearch | None, options: DecodeOptions
-) -> list[str]:
+def export_run(run: TrainedRun, wish: Wish, found_by: WordSearch | None, options: DecodeOptions) -> list[str]:
     """Write the folder and return lines that describe it.
 
     Raises:
@@ -124,7 +120,8 @@ def normaliser(run: TrainedRun, wish: Wish) -> tuple[nn.Module, str]:
             raise ExportError("the network was trained on features as they are: leave --cmvn out")
         return NoCmvn(), "nothing, as in training"
     if wish.cmvn == "global":
-        return FixedCmvn(*run.training_statistics()), f"the training set's statistics (training: each {run.cmvn}'s)"
+        assert run.acoustic.training is not None  # known for every front end that computes features
+        return FixedCmvn(*run.acoustic.training()), f"the training set's statistics (training: each {run.cmvn}'s)"
     if run.cmvn == "speaker":
         return UtteranceCmvn(), "each utterance's own statistics (training: each speaker's)"
     return UtteranceCmvn(), "each utterance's own statistics, as in training"
@@ -137,19 +134,18 @@ def token_names(units: Units) -> list[str]:
     return ["<blk>", *(SPACE if symbol == " " else symbol for symbol in units.symbols)]
 
 
-def _search(run: TrainedRun, search: HybridSearch | CtcSearch | None, options: DecodeOptions) -> ExportedSearch:
+def _search(run: TrainedRun, search: WordSearch | None, options: DecodeOptions) -> ExportedSearch:
+    units = run.graphs.units
     if search is None:
-        assert isinstance(run.task, CtcTask)
-        units = run.task.data.units
+        assert units is not None  # networks without units have no best path
         return ExportedSearch(token_names(units), {"units": units.kind, "symbols": list(units.symbols)})
-    graph = StoredGraph.of(graph_folder(search)).read()
+    with timed("decoding graph"):
+        graph = StoredGraph.of(search.folder).read()
     if options.insertion_penalty:
         graph = with_insertion_penalty(graph, options.insertion_penalty)
-    if isinstance(run.task, CtcTask):
-        names = token_names(run.task.data.units)
-    else:
-        names = ["<blk>", *(f"t{label}" for label in range(2, len(graph.columns) + 1))]
-    return ExportedSearch(names, spans_in(search, graph).to_json(), graph.columns, graph, move_words(graph.fst))
+    columns = range(2, len(graph.columns) + 1)
+    names = token_names(units) if units is not None else ["<blk>", *(f"t{label}" for label in columns)]
+    return ExportedSearch(names, search.spans(graph.columns).to_json(), graph.columns, graph, move_words(graph.fst))
 
 
 def _of(search: ExportedSearch) -> str:
@@ -163,7 +159,7 @@ def _facts(run: TrainedRun, wish: Wish, front: LogMel, normalised_by: str) -> di
     return {
         "model_author": "murmur",
         "version": version("murmur"),
-        "comment": f"{run.name}, {type(run.task).__name__}",
+        "comment": run.name,
         "kind": wish.kind,
         "sample_rate": str(front.rate_hz),
         "feature_dim": str(front.bins),

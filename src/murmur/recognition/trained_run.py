@@ -1,10 +1,10 @@
-"""Recognises speech with a run's folder: network, front end, normalisation, prior and graphs."""
+"""Recognises speech with a run's folder: its weights, and the recogniser that was saved beside them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,187 +13,232 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
-from murmur.recognition.hybrid_search import HybridSearch
-from murmur.recognition.run_records import figures_on_test, recorded, scales_of, task_of
-from murmur.recognition.tuning import SearchRequest, check_request, settings_of_search, to_the_end
-from murmur.run.origin import source_of
+from murmur.recognition.origin import Origin, experiment_name, recorded_jobs
+from murmur.recognition.run_records import recorded, scales_of
+from murmur.recognition.tuning import PARTS, SearchRequest, check_request, to_the_end, tuned
+from murmur.run.folder.contents import RECOGNISER
+from murmur.run.origin import is_of
 from murmur.run.saved_model import Choice, read_into, told_choice
 from murmur.run.task_checks import model_to_read, task_to_do
 from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.ctc import criterion as ctc
 from murmur.speech.decoding.decoder import DecodeOptions
-from murmur.speech.features.analysis import LogMel, sample_rate_hz
-from murmur.speech.features.cmvn import Pair, Scope, statistics
-from murmur.speech.features.shards import is_prepared, prepare
-from murmur.speech.hmm import hybrid
-from murmur.tasks.corpora import splits
-from murmur.tasks.ctc.data import BINS
-from murmur.tasks.ctc.decode import GREEDY, CtcSearch
-from murmur.tasks.ctc.task import CtcTask
-from murmur.tasks.hybrid.task import HybridTask
-from murmur.tasks.prepared import refuse_to_make
+from murmur.speech.features.analysis import LogMel
+from murmur.speech.features.cmvn import Scope
+from murmur.tasks.acoustic_model import AcousticModel, UnknownNetwork
+from murmur.tasks.hybrid.config import first_options
+from murmur.tasks.prepare_data import read_corpus
+from murmur.tasks.recogniser import PortableRecogniser
 from murmur.tasks.vocabulary import Vocabulary
+from murmur.tasks.word_search import GraphSources, WordSearch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """Trained network with the task of its training.
+    """Trained network with its recogniser.
 
     Attributes:
-        task: Task of the training, hybrid or CTC.
+        recogniser: Everything besides the weights.
         network: Network in evaluation mode.
-        folder: Folder of the run.
-        name: Name of the experiment.
+        stem: File of the weights, without suffix.
+        name: Experiment and type of its task.
         weights: Description of the chosen model of the run.
+        origin: The run's experiment, for the parts of its corpus.
+        jobs: Decoding processes.
     """
 
-    task: HybridTask | CtcTask
+    recogniser: PortableRecogniser
     network: nn.Module
-    folder: Path
+    stem: Path
     name: str
     weights: str
+    origin: Origin
+    jobs: int = 1
 
-    @cached_property
-    def train(self) -> Corpus:
-        """Training utterances."""
-        task = self.task
-        return task.material.train if isinstance(task, HybridTask) else splits(task.root)[0]
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return self.stem.parent
 
-    @cached_property
+    @property
+    def acoustic(self) -> AcousticModel:
+        """Front end, normalisation, network and prior."""
+        return self.recogniser.acoustic
+
+    @property
+    def graphs(self) -> GraphSources:
+        """Sources of decoding graphs."""
+        return self.recogniser.graphs
+
+    @property
     def front(self) -> LogMel:
         """Front end that turns audio into the network's features.
 
         Raises:
             SettingError: the network was trained on features that came with its corpus.
         """
-        if self.train.utterances[0].features is not None:
+        front = self.acoustic.front
+        if not isinstance(front, LogMel):
             raise SettingError(
                 f"{self.folder} was trained on features that came with the corpus, which cannot be computed from audio:"
                 " train on audio"
             )
-        bins = self.task.front.bins if isinstance(self.task, HybridTask) else BINS
-        return LogMel(rate_hz=sample_rate_hz(self.train), bins=bins)
+        return front
 
     @property
     def cmvn(self) -> Scope:
         """Scope of the statistics that normalised the features in training."""
-        return self.task.front.cmvn if isinstance(self.task, HybridTask) else self.task.cmvn
+        return self.acoustic.cmvn
 
     @property
     def stack(self) -> int:
         """Input frames per output frame."""
-        return 1 if isinstance(self.task, HybridTask) else self.task.stack
+        return self.acoustic.stack
 
     @property
     def log_prior(self) -> Tensor | None:
         """ln p(pdf), (C,); None for CTC."""
-        return self.task.targets.log_prior if isinstance(self.task, HybridTask) else None
-
-    def training_statistics(self) -> Pair:
-        """Mean and deviation of all training frames."""
-        if not is_prepared(self.train, self.front, self.task.cache):
-            refuse_to_make("features of train", self.task.cache)
-        store = prepare(self.train, self.front, self.task.cache, self.task.jobs)
-        return statistics(store[name] for name in store)
+        return self.acoustic.log_prior
 
     def scores(self, feats_TF: np.ndarray) -> np.ndarray:
-        """(U, C) log-likelihoods up to a constant of normalised features, or log posteriors of CTC."""
-        prior = self.log_prior
-        if prior is not None:
-            return hybrid.log_likelihoods(self.network, feats_TF, prior)
-        with torch.inference_mode():
-            lengths_N = torch.tensor([len(feats_TF)])
-            logits_NUC = self.network(torch.from_numpy(np.ascontiguousarray(feats_TF))[None], lengths_N)
-            log_probs_UC: np.ndarray = logits_NUC[0].float().log_softmax(-1).numpy()
-        return log_probs_UC
+        """(U, C) scores of normalised features, see `AcousticModel.scores`."""
+        return self.acoustic.scores(self.network, feats_TF)
 
-    def search(self, grammar: str | Vocabulary | None) -> HybridSearch | CtcSearch | None:
-        """Search with a grammar; None for the best path of CTC.
+    def corpus(self, data: str) -> Corpus:
+        """Utterances of a part of the run's corpus (train, dev, test), or of other data.
 
         Raises:
-            SettingError: the grammar needs a graph of words, but the network writes phones and has no lexicon.
+            SettingError, CorpusError: there is no such data, or the run's corpus is not there.
         """
-        if isinstance(self.task, HybridTask):
-            return HybridSearch(self.task, self.network, grammar)
-        if isinstance(grammar, Vocabulary):
-            return self.task.search.with_own(grammar)
-        name = grammar or self.task.decoding.grammar
-        if name == GREEDY:
-            return None
-        return replace(self.task.search, decoding=replace(self.task.decoding, grammar=name))
+        if data not in PARTS:
+            return read_corpus(data)
+        found: Corpus = self.origin.task.utterances(data)
+        return found
 
-    def searched(self, request: SearchRequest) -> tuple[HybridSearch | CtcSearch | None, DecodeOptions]:
+    def search(self, grammar: str | Vocabulary | None) -> WordSearch | None:
+        """Search with a grammar, by default the run's own; None for the best path of the network."""
+        grammar = grammar or self.graphs.search.grammar
+        if grammar == self.graphs.best_path:
+            return None
+        return WordSearch(self.graphs, grammar, self.recogniser.cache, self.jobs, self.acoustic.frames_per_second)
+
+    def best_path(self, scores_UC: np.ndarray) -> str:
+        """Text of the network's best path."""
+        units = self.graphs.units
+        assert units is not None  # networks without units have no such grammar
+        (columns,) = ctc.greedy(torch.from_numpy(scores_UC)[None], torch.tensor([len(scores_UC)]))
+        return units.decode(columns)
+
+    def searched(self, request: SearchRequest) -> tuple[WordSearch | None, DecodeOptions]:
         """Return the search of a command line and its settings, tuned if the command line requests it.
 
         Raises:
             ValueError: some words have no pronunciation, or there is no acoustic scale.
         """
-        search = self.search(request.grammar)
-        options = self.options(settings_of_search(self.task, self.network, search, request))
-        return search, to_the_end(options, request.grammar)
+        search, given = self.search(request.grammar), request.changes
+        if search is not None and request.dev is not None:
+            found = tuned(search, self.acoustic, self.network, self.corpus(request.dev), request.dev)
+            given = {**found, **given}
+        elif isinstance(request.grammar, Vocabulary) and "acoustic_scale" not in given:
+            log.info("the acoustic scale is the run's, tuned with its own grammar; --dev DATA tunes it for this one")
+        return search, to_the_end(self.options(given), request.grammar)
 
-    def options(self, given: Mapping[str, float | int | None]) -> DecodeOptions:
+    def options(self, given: Mapping[str, float | None]) -> DecodeOptions:
         """Return search settings: those given, else those that the run tuned on dev, else the experiment's first.
 
         Raises:
-            SettingError: a hybrid system without an acoustic scale.
+            SettingError: there is no acoustic scale, and this kind of network has no usual one.
         """
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if isinstance(self.task, HybridTask):
-            settings = {**scales_of(self.folder), **changes}
-            if "acoustic_scale" not in settings:
-                raise SettingError(
-                    "the run has no score.json with an acoustic scale tuned on dev: give --scale, such as 0.3"
-                )
-            first = HybridSearch(self.task, self.network).widest
-        else:
-            settings, first = {**_ctc_scales(self.folder), **changes}, self.task.decoding.first
-            settings.setdefault("acoustic_scale", 1.0)
+        settings: dict[str, Any] = {**scales_of(self.folder), **changes}
+        if "acoustic_scale" not in settings:
+            if self.graphs.untuned_scale is None:
+                raise SettingError(no_scale(self.graphs))
+            settings["acoustic_scale"] = self.graphs.untuned_scale
         if "max_active" in settings:
             settings["max_active"] = int(settings["max_active"])
-        return replace(first, **settings)
+        return replace(first_options(self.graphs.search), **settings)
 
 
-def graph_folder(search: HybridSearch | CtcSearch) -> Path:
-    """Folder of the decoding graph, which is built if it is missing."""
-    with timed("decoding graph"):
-        return search.folder
+def no_scale(graphs: GraphSources) -> str:
+    """Message for a search without an acoustic scale."""
+    usual = graphs.free_scales[len(graphs.free_scales) // 2]
+    return f"the run has no score.json with an acoustic scale tuned on dev: give --scale, such as {usual:g}"
 
 
-def open_run(
-    model: Path,
-    experiment: str | None = None,
-    settings: Sequence[str] = (),
-    search: SearchRequest | None = None,
-    trust: bool = False,
-    choice: Choice | None = None,
-) -> TrainedRun:
-    """Open the run of a folder or of one of its .safetensors files; checks all names before it loads the model.
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Model to open, and the files and names to check before it is loaded.
 
-    `choice` selects a model of the run. `trust` allows any Python file that run.json names to be run.
+    Attributes:
+        model: Folder of a run, or one of its .safetensors files.
+        source: Experiment of the run as the caller names it; None for the one that run.json names.
+        settings: Changes to the experiment; with any, the recogniser is made again from the experiment's corpus.
+        search: Search options to check.
+        trust: True if any Python file that run.json names may be run.
+        choice: Model of the run.
+        jobs: Decoding processes; None for those of the experiment.
+        data: Data to be decoded, a part of the run's corpus or another source.
+    """
+
+    model: Path
+    source: str | None = None
+    settings: Sequence[str] = ()
+    search: SearchRequest | None = None
+    trust: bool = False
+    choice: Choice | None = None
+    jobs: int | None = None
+    data: str | None = None
+
+
+def open_run(wanted: Wanted) -> TrainedRun:
+    """Open a trained model; checks all names before it loads the weights.
+
+    A complete run holds its recogniser. Only for other runs, with `settings`, or with an experiment that is not the
+    run's, the recogniser is made from the experiment, its corpus and its cache.
 
     Raises:
-        SettingError: there is no model, no record of its experiment, no such grammar, or the task is not recognition.
+        SettingError: there is no model, no record of its experiment, no such grammar, a file of the recogniser is
+            damaged, or the task is not recognition.
+        CorpusError: the corpus is needed and is not there.
     """
-    stem = model_to_read(model, choice)
+    stem = model_to_read(wanted.model, wanted.choice)
     folder = stem.parent
-    if experiment is None:
-        experiment = source_of(folder, recorded(folder, "run.json"), trust)
-    task = task_of(folder, experiment, settings)
-    if not isinstance(task, HybridTask | CtcTask):
-        raise SettingError(f"{experiment} trains a {type(task).__name__}, which recognises no speech")
-    task = replace(task, absent="refuse")
-    task_to_do(task)
-    if search is not None:
-        check_request(task, search)
+    run = recorded(folder, "run.json")
+    origin = Origin(folder, wanted.source, tuple(wanted.settings), wanted.trust, wanted.jobs)
+    saved = folder / RECOGNISER
+    if saved.is_dir() and not wanted.settings and (wanted.source is None or is_of(run, wanted.source)):
+        recogniser = _with_code(PortableRecogniser.open(saved), folder, origin)
+        name, jobs = experiment_name(folder, run), recorded_jobs(run)
+    else:
+        task = origin.task
+        name, jobs = f"{origin.source}, {type(task).__name__}", recorded_jobs({}, task)
+        recogniser = task.recogniser()
+    if {wanted.data, None if wanted.search is None else wanted.search.dev} & set(PARTS):
+        task_to_do(origin.task)
+    if wanted.search is not None:
+        check_request(recogniser.graphs, wanted.search)
     with timed("loading the model"):
-        network = task.model()
+        network = recogniser.acoustic.build()
         facts = read_into(network, stem)
-    return TrainedRun(task, network.eval(), folder, experiment, told_choice(stem, choice, facts))
+    told = told_choice(stem, wanted.choice, facts)
+    return TrainedRun(recogniser, network.eval(), stem, name, told, origin, wanted.jobs or jobs)
 
 
-def _ctc_scales(folder: Path) -> dict[str, float]:
-    """Settings that a CTC run with a graph tuned on dev, from its score.json."""
-    figures = figures_on_test(folder)
-    names = {"acoustic_scale": "acoustic scale", "insertion_penalty": "insertion penalty"}
-    return {field: figures[name] for field, name in names.items() if name in figures}
+def _with_code(recogniser: PortableRecogniser, folder: Path, origin: Origin) -> PortableRecogniser:
+    """The recogniser with its network's class, which may be code of the experiment.
+
+    Raises:
+        SettingError: the class is code that may not be run, or that the experiment does not use.
+    """
+    network = recogniser.acoustic.network
+    if not isinstance(network, UnknownNetwork):
+        return recogniser
+    try:
+        made = origin.network(network)
+    except SettingError as error:
+        raise SettingError(f"the network of {folder} is a {network.type}, which is code: {error}") from error
+    return replace(recogniser, acoustic=replace(recogniser.acoustic, network=made))

@@ -8,26 +8,21 @@ from typing import Protocol
 
 import numpy as np
 
-from murmur.recognition.hybrid_search import HybridSearch
-from murmur.recognition.trained_run import TrainedRun, graph_folder
+from murmur.recognition.trained_run import TrainedRun
+from murmur.run.timed import timed
 from murmur.speech.corpus.recordings import Recording, cut_at_silences
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
-from murmur.speech.decoding.graph import DecodingGraph
 from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.recogniser import (
     CtcBestPath,
     GraphSearch,
-    PhoneSpans,
     RecognisedWord,
     Recogniser,
-    Spans,
-    UnitSpans,
 )
 from murmur.speech.decoding.transcript import Transcript, Word
 from murmur.speech.features.analysis import LogMel, analyse
 from murmur.speech.features.cmvn import Scope, normalise, statistics
-from murmur.tasks.ctc.decode import CtcSearch
-from murmur.tasks.ctc.task import CtcTask
+from murmur.tasks.word_search import WordSearch
 
 
 class Acoustics(Protocol):
@@ -101,7 +96,7 @@ class Transcriber:
 
 
 def transcriber(
-    run: TrainedRun, search: HybridSearch | CtcSearch | None, options: DecodeOptions, longest_seconds: float
+    run: TrainedRun, search: WordSearch | None, options: DecodeOptions, longest_seconds: float
 ) -> Transcriber:
     """Make the transcriber of a run; builds its graph if it is missing.
 
@@ -109,14 +104,9 @@ def transcriber(
         ValueError: there is no such grammar.
     """
     if search is None:
-        assert isinstance(run.task, CtcTask)
-        return Transcriber(run, CtcBestPath(run.task.data.units), longest_seconds)
-    decoder = Decoder(StoredGraph.of(graph_folder(search)).read(), options)
-    return Transcriber(run, GraphSearch(decoder, spans_in(search, decoder.graph)), longest_seconds)
-
-
-def spans_in(search: HybridSearch | CtcSearch, graph: DecodingGraph) -> Spans:
-    """Rule that finds the spans of words on a path through the graph of a search."""
-    if isinstance(search, HybridSearch):
-        return PhoneSpans(search.timer)
-    return UnitSpans(graph.columns, search.spellings, search.separator)
+        units = run.graphs.units
+        assert units is not None  # networks without units have no best path
+        return Transcriber(run, CtcBestPath(units), longest_seconds)
+    with timed("decoding graph"):
+        decoder = Decoder(StoredGraph.of(search.folder).read(), options)
+    return Transcriber(run, GraphSearch(decoder, search.spans(decoder.graph.columns)), longest_seconds)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import nn
 
 from murmur.core.errors import SettingError
-from murmur.recognition.hybrid_search import HybridSearch
 from murmur.recognition.run_records import SETTINGS
 from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.language_model.grammar import sayable_words
-from murmur.tasks.ctc.data import SplitData
-from murmur.tasks.ctc.decode import GREEDY, CtcSearch
-from murmur.tasks.ctc.task import CtcTask
-from murmur.tasks.hybrid.task import HybridTask
-from murmur.tasks.prepare_data import check_data, read_corpus
+from murmur.tasks.acoustic_model import AcousticModel
+from murmur.tasks.prepare_data import check_data
 from murmur.tasks.vocabulary import Vocabulary
+from murmur.tasks.word_search import GraphSources, WordSearch, several
 
 log = logging.getLogger(__name__)
 PARTS = ("train", "dev", "test")
@@ -53,22 +52,22 @@ class SearchRequest:
         """Name or file of the grammar; None for the run's own."""
         return str(self.grammar.source) if isinstance(self.grammar, Vocabulary) else self.grammar
 
-    def is_best_path(self, task: HybridTask | CtcTask) -> bool:
-        """True if a network of this task is decoded without a graph."""
-        return isinstance(task, CtcTask) and (self.grammar or task.decoding.grammar) == GREEDY
+    def is_best_path(self, graphs: GraphSources) -> bool:
+        """True if a network is decoded without a graph."""
+        return (self.grammar or graphs.search.grammar) == graphs.best_path
 
 
-def check_request(task: HybridTask | CtcTask, request: SearchRequest) -> None:
+def check_request(graphs: GraphSources, request: SearchRequest) -> None:
     """Check the grammar and, if tuning is requested, that it is possible.
 
     Raises:
         SettingError, CorpusError: there is no such grammar or data, or there is nothing to tune.
     """
-    check_grammar(task, request.grammar)
+    check_grammar(graphs, request.grammar)
     dev = request.dev
     if dev is None:
         return
-    if request.is_best_path(task):
+    if request.is_best_path(graphs):
         raise SettingError("--dev: a best path has no scale to tune: give a --grammar, --lm or --words too")
     if {"acoustic_scale", "insertion_penalty"} & set(request.changes):
         raise SettingError("--dev tunes the scale and the word cost: leave --scale and --penalty out")
@@ -78,31 +77,16 @@ def check_request(task: HybridTask | CtcTask, request: SearchRequest) -> None:
         check_data(dev)
 
 
-def settings_of_search(
-    task: HybridTask | CtcTask,
-    network: nn.Module,
-    search: HybridSearch | CtcSearch | None,
-    request: SearchRequest,
-) -> dict[str, float]:
-    """Return the search settings that replace the run's: those of the command line and those found by tuning.
+def check_grammar(graphs: GraphSources, grammar: str | Vocabulary | None) -> None:
+    """Check that the grammar exists, and that the file of a user's own grammar is readable.
 
     Raises:
-        SettingError: no word of the development data is in the vocabulary.
+        ValueError: the grammar is missing or wrong; names the problem.
     """
-    changes, dev = request.changes, request.dev
-    if search is None:
-        return changes
-    if dev is not None:
-        found = _tuned(task, network, search, dev)
-        tuned = {name: getattr(found, name) for name in SETTINGS}
-        log.info(
-            "tuned on %s; to use it again: --scale %g --penalty %g",
-            *(dev, tuned["acoustic_scale"], tuned["insertion_penalty"]),
-        )
-        return {**tuned, **changes}
-    if isinstance(request.grammar, Vocabulary) and "acoustic_scale" not in changes:
-        log.info("the acoustic scale is the run's, tuned with its own grammar; --dev DATA tunes it for this one")
-    return changes
+    if isinstance(grammar, Vocabulary):
+        _ = grammar.content
+    elif grammar is not None:
+        graphs.check_grammar(grammar, "--grammar")
 
 
 def to_the_end(options: DecodeOptions, grammar: str | Vocabulary | None) -> DecodeOptions:
@@ -111,28 +95,29 @@ def to_the_end(options: DecodeOptions, grammar: str | Vocabulary | None) -> Deco
     return replace(options, retries=RETRIES) if own else options
 
 
-def corpus_of(task: HybridTask, data: str) -> Corpus:
-    """Corpus of a part of the set, or of other data."""
-    return getattr(task.material, data) if data in PARTS else read_corpus(data)
+def tuned(
+    search: WordSearch, acoustic: AcousticModel, network: nn.Module, corpus: Corpus, dev: str
+) -> dict[str, float]:
+    """Search settings with the fewest errors on development data, which is named `dev`.
 
-
-def split_of(task: CtcTask, data: str) -> SplitData:
-    """Data of a part of the set, or other data."""
-    return getattr(task.data, data) if data in PARTS else task.read(read_corpus(data))
-
-
-def _tuned(task: HybridTask | CtcTask, network: nn.Module, search: HybridSearch | CtcSearch, dev: str) -> DecodeOptions:
-    lang, _ = search.words
-    if isinstance(task, HybridTask):
-        assert isinstance(search, HybridSearch)
-        corpus = corpus_of(task, dev)
-        _check_texts(corpus.texts, sayable_words(lang), dev)
-        return search.tune(corpus)
-    assert isinstance(search, CtcSearch)
-    split = split_of(task, dev)
-    _check_texts(split.texts, sayable_words(lang), dev)
-    with timed(f"trying scales on {len(split.names)} utterances"):
-        return search.tune(task.outputs(network, split).scores, split.texts)
+    Raises:
+        SettingError: no word of the development data is in the vocabulary.
+    """
+    texts, every = corpus.texts, search.sources.tune_every
+    _check_texts(texts, sayable_words(search.words[0]), dev)
+    with timed("decoding graph"):
+        _ = search.folder
+    with tempfile.TemporaryDirectory() as scratch, timed(f"trying scales on {len(texts)} utterances"):
+        feats = acoustic.features(corpus, Path(scratch))
+        tried = {name: feats[name] for name in list(texts)[::every] if name in feats}
+        scores = dict(acoustic.all_scores(network, tried))
+        found = search.tune(several(search.sources), scores, {name: texts[name] for name in tried})
+    settings = {name: getattr(found, name) for name in SETTINGS}
+    log.info(
+        "tuned on %s; to use it again: --scale %g --penalty %g",
+        *(dev, settings["acoustic_scale"], settings["insertion_penalty"]),
+    )
+    return settings
 
 
 def _check_texts(texts: Mapping[str, str], words: Sequence[str], dev: str) -> None:
@@ -151,15 +136,3 @@ def _check_texts(texts: Mapping[str, str], words: Sequence[str], dev: str) -> No
         log.warning(
             "%d of %d words of %s are not in the vocabulary, such as %s", missing.total(), counts.total(), dev, shown
         )
-
-
-def check_grammar(task: HybridTask | CtcTask, grammar: str | Vocabulary | None) -> None:
-    """Check that the grammar exists, and that the file of a user's own grammar is readable.
-
-    Raises:
-        ValueError: the grammar is missing or wrong; names the problem.
-    """
-    if isinstance(grammar, Vocabulary):
-        _ = grammar.content
-    elif grammar is not None:
-        task.check_grammar(grammar, "--grammar")

@@ -8,14 +8,16 @@ import math
 import shutil
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from torch import nn
 
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import Experiment
-from murmur.engine.task import test_in
+from murmur.engine.task import Recognises, test_in
+from murmur.run.folder.contents import RECOGNISER
 from murmur.run.request import RunRequest
-from murmur.run.saved_model import choose, read_into, told_choice
+from murmur.run.saved_model import Initialised, choose, read_into, told_choice
 
 log = logging.getLogger(__name__)
 RECOGNISED = "recognised.jsonl"
@@ -43,8 +45,16 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
         "lines": shown,
         "test_seconds": seconds,
     }
+    save_recogniser(experiment, request.out)
     if score.recognised:
         lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
         write_whole(request.out / RECOGNISED, "".join(lines).encode())
     write_whole(request.out / "score.json", json.dumps(saved, indent=1).encode())  # written last: it completes the run
     shutil.rmtree(request.out / DECODED, ignore_errors=True)
+
+
+def save_recogniser(experiment: Experiment, out: Path) -> None:
+    """Save everything besides the weights that recognition needs, if the task recognises speech."""
+    task = experiment.task.task if isinstance(experiment.task, Initialised) else experiment.task
+    if isinstance(task, Recognises):
+        task.recogniser().save(out / RECOGNISER)

@@ -26,8 +26,9 @@ from murmur.speech.models import Lstm, Tdnn
 from murmur.tasks.hybrid import hmm as hybrid_hmm
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
 from murmur.tasks.hybrid.data import floored
-from murmur.tasks.hybrid.decode import middle_of_best
+from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.word_search import middle_of_best
 
 LEXICON = {"ANNA": "A N A", "BOB": "B O B", "NOB": "N O B"}
 SMALL = EmConfig(gaussians=40, passes=6, grow_passes=4, align_passes=(2, 3, 4, 5, 6))
@@ -122,26 +123,26 @@ def test_figures_of_a_trained_network(task, trained):
     assert (task.cache / "errors" / "network-test.txt").read_text().startswith("%WER")
 
 
-def test_tuning_looks_at_dev_only(task):
+def test_tuning_looks_at_dev_only(task, tmp_path):
     system = task._gaussians(task.hmms.trained[-1])
 
     def closed(name):
         raise AssertionError(f"tuning asked for {name} of test")
 
     shut = replace(system, scores={**system.scores, "test": closed})
-    graph = task._decoder.graph(system.model, *task._decoder.words(system.model.lang, "loop"))
-    assert task._decoder.tune(shut, graph, task.material.dev).acoustic_scale in system.search.scales
+    decoder = DecodeHalf(task.material, 1, tmp_path)
+    assert decoder.tune(shut, task.material.dev).acoustic_scale in system.search.scales
     with pytest.raises(AssertionError, match="of test"):
-        task._decoder.evaluate(shut, task._parts)
+        decoder.evaluate(shut, task._parts)
 
 
-def test_tuning_takes_the_insertion_penalty_with_the_fewest_errors(task, caplog):
+def test_tuning_takes_the_insertion_penalty_with_the_fewest_errors(task, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     system = task._gaussians(task.hmms.trained[-1])
-    graph = task._decoder.graph(system.model, *task._decoder.words(system.model.lang, "loop"))
+    decoder = DecodeHalf(task.material, 1, tmp_path)
     for penalties, best in (((500.0, 0.0), 0.0), ((0.0, 0.01), 0.0)):  # no words at 500; among equals, the first
         tried = replace(system, search=replace(system.search, insertion_penalties=penalties))
-        assert task._decoder.tune(tried, graph, task.material.dev).insertion_penalty == best
+        assert decoder.tune(tried, task.material.dev).insertion_penalty == best
     assert "insertion penalty 500, beam 13" in caplog.text
 
 
@@ -224,7 +225,7 @@ def test_refusals(task):
     with pytest.raises(ValueError, match="needs audio"):
         replace(task, front=FrontEnd(speeds=(1.0, 1.1))).minibatch(0)
     with pytest.raises(ValueError, match="no grammar 'trigram'"):
-        task._decoder.words(task.hmms.trained[0].model.lang, "trigram")
+        task._words.sources.words("trigram")
 
 
 def test_speed_copies_of_synthetic_digits(tmp_path):

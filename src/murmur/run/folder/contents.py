@@ -12,6 +12,7 @@ from murmur.core.errors import SettingError
 from murmur.run.folder.state import ENDED, state_of
 
 RUN, REQUEST, LAUNCH = "run.json", "request.json", "launch.json"
+RECOGNISER = "recogniser"  # everything besides the weights that recognition needs
 MODELS = ("model", "best", "averaged")
 FILES = (
     *(RUN, REQUEST, LAUNCH, ENDED, "records.jsonl", "trace.json", "score.json", "recognised.jsonl", "phases.json"),
@@ -24,8 +25,13 @@ PATTERNS = (
     "checkpoints/marks/[0-9]*.*",
     "checkpoints/began.json",
     "decoded/*",
+    f"{RECOGNISER}/graphs/graph-*/*",
+    f"{RECOGNISER}/*",
 )
-FOLDERS = ("checkpoints/[0-9]*", "checkpoints/marks", "checkpoints", "decoded")
+FOLDERS = (
+    *("checkpoints/[0-9]*", "checkpoints/marks", "checkpoints", "decoded"),
+    *(f"{RECOGNISER}/graphs/graph-*", f"{RECOGNISER}/graphs", RECOGNISER),
+)
 WORK = ("score.json", "simulated.json", *(f"{name}.safetensors" for name in MODELS))
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from murmur.speech.hmm.mixtures import Mixtures
 from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.projection import Projection, project
-from murmur.speech.hmm.transitions import Transitions, make_transitions
+from murmur.speech.hmm.states import HmmStates
+from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.hmm.tree import Tree
 from murmur.speech.lexicon.lexicon import Lang
 
@@ -50,9 +51,14 @@ class HmmGmm:
         return self.tree.num_pdfs
 
     @cached_property
+    def states(self) -> HmmStates:
+        """The model without its Gaussians."""
+        return HmmStates(self.lang, self.tree, self.log_probs)
+
+    @property
     def transitions(self) -> Transitions:
-        """The transition model; graph building needs `transitions.library` and `transitions.tree`."""
-        return make_transitions(self.lang, self.tree, self.log_probs)
+        """The transition model."""
+        return self.states.transitions
 
     @cached_property
     def library_mixtures(self) -> khg.AmDiagGmm:

@@ -20,14 +20,13 @@ from murmur.speech.hmm.mixtures import Mixtures
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.projection import Projection
-from murmur.speech.hmm.topology import num_states
-from murmur.speech.hmm.transitions import Transitions
+from murmur.speech.hmm.states import HmmStates
 from murmur.speech.hmm.tree import Tree
 from murmur.speech.lexicon.lexicon import Lang
 
 MODEL_FORMAT = "murmur HMM-GMM 1"
+STATES_FORMAT = "murmur HMM states 1"
 AGAIN = "make it anew"
-SUM_TOLERANCE = 0.01  # of the sum of probabilities in float32
 ALIGNMENT_FORMAT = "murmur alignment 1"
 
 
@@ -68,26 +67,31 @@ def load_model(path: Path) -> HmmGmm:
         mixtures = Mixtures(arrays["sizes"], *(_floats(arrays[name]) for name in ("weights", "means", "variances")))
         lang, tree = Lang.from_json(header["lang"]), Tree.from_json(header["tree"])
         model = HmmGmm(lang, tree, _floats(arrays["log_probs"]), mixtures, projection)
-        missing = [
-            (p, s) for p in range(1, len(lang.phones)) for s in range(num_states(lang, p)) if (p, s) not in tree.roots
-        ]
         if not np.isfinite(mixtures.linear_terms.astype(np.float32)).all():
             raise ValueError("its Gaussians are beyond what 32 bits can hold")
-        if missing:
-            raise ValueError(f"its tree lacks states such as {missing[:3]}")
-        _check_probabilities(model.transitions, model.log_probs[1:])
+        model.states.check()
         return model
 
 
-def _check_probabilities(transitions: Transitions, log_probs_I: NDArray) -> None:
-    """Raise ValueError unless those of a state sum to one: on a cycle with a negative cost the library never ends."""
-    states = np.stack([transitions.phone_of, transitions.state_of, transitions.pdf_of])[:, 1:]
-    _, state_of = np.unique(states, axis=1, return_inverse=True)
-    sums = np.bincount(state_of.ravel(), np.exp(log_probs_I.astype(np.float64).clip(max=1.0)))
-    if not (np.abs(sums - 1) < SUM_TOLERANCE).all():
-        raise ValueError(
-            f"its transition probabilities sum to {sums.min():.3g} ... {sums.max():.3g} a state, not to one"
-        )
+def save_states(states: HmmStates, path: Path) -> None:
+    """Write phones, tying and transition probabilities, replacing an existing file in one step."""
+    header = {"format": STATES_FORMAT, "lang": states.lang.to_json(), "tree": states.tree.to_json()}
+    _write(path, header, {"log_probs": states.log_probs})
+
+
+def load_states(path: Path) -> HmmStates:
+    """Read phones, tying and transition probabilities, equal to the written ones to the bit.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or of another kind.
+    """
+    header, arrays = _read(path, STATES_FORMAT)
+    with making_sense_of(path, AGAIN):
+        lang, tree = Lang.from_json(header["lang"]), Tree.from_json(header["tree"])
+        states = HmmStates(lang, tree, _floats(arrays["log_probs"]))
+        states.check()
+        return states
 
 
 def _floats(values: NDArray) -> NDArray:

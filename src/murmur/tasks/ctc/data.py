@@ -13,7 +13,7 @@ from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.ctc.labels import LabelGraph
-from murmur.speech.features.analysis import Front, LogMel, Ready, deltas, sample_rate_hz
+from murmur.speech.features.analysis import LogMel, Ready, deltas, sample_rate_hz
 from murmur.speech.features.cmvn import Scope, normalise_all
 from murmur.speech.features.shards import FeatureStore, is_prepared, prepare
 from murmur.speech.lexicon.lexicon import Entry, pronunciations_of, read_lexicon
@@ -110,19 +110,9 @@ def load(root: Path, how: Reading) -> Data:
     return Data(units, aligned, held[1], held[2], isinstance(front, LogMel), lexicon)
 
 
-def front_of(train: Corpus) -> Front:
+def front_of(train: Corpus) -> LogMel | Ready:
     """The features that a corpus brings, or log-mel bins of its audio."""
     return Ready() if train.utterances[0].features else LogMel(rate_hz=sample_rate_hz(train), bins=BINS)
-
-
-def read(corpus: Corpus, data: Data, how: Reading) -> SplitData:
-    """Read other speech in the form of the splits of `data`.
-
-    Raises:
-        CorpusError: its audio or features cannot be used.
-    """
-    front: Front = LogMel(rate_hz=sample_rate_hz(corpus), bins=BINS) if data.log_mel else Ready()
-    return _split(prepare(corpus, front, how.cache), labeller(data.units, data.lexicon), how)
 
 
 def labeller(units: ctc.Units, lexicon: Iterable[Entry] = ()) -> Callable[[str], LabelGraph]:

@@ -13,7 +13,7 @@ char, grapheme and word need no lexicon; phone needs one (`task.lexicon`) or gue
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -27,18 +27,23 @@ from murmur.speech.corpus.synth import check_installed
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.ctc import labels as ctc_labels
 from murmur.speech.ctc.labels import LabelGraph
+from murmur.speech.features.analysis import LogMel
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.batching import UtteranceBatches, pad
 from murmur.speech.features.cmvn import Scope
 from murmur.speech.models import Blstm, Network
+from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.corpora import check_digits, check_parts, splits
-from murmur.tasks.ctc.data import BINS, Data, Reading, SplitData, front_of, load, read
-from murmur.tasks.ctc.decode import GREEDY, CtcDecoding, CtcSearch
-from murmur.tasks.ctc.output import Outputs, graph_score, greedy_rates, greedy_score, outputs
+from murmur.tasks.ctc.data import BINS, PARTS, Data, Reading, front_of, load
+from murmur.tasks.ctc.decode import GREEDY, CtcDecoding
+from murmur.tasks.ctc.graphs import CtcSources
+from murmur.tasks.ctc.output import graph_score, greedy_rates, greedy_score, outputs
 from murmur.tasks.hybrid.config import LOOP, ONE_WORD
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess
+from murmur.tasks.recogniser import PortableRecogniser
 from murmur.tasks.unprepared import digits_to_make, features_of, features_to_make
+from murmur.tasks.word_search import WordSearch
 
 AUGMENT = SpecAugment(warp=0.1, tempo=0.1, time_masks=1, time_frames=12, bin_masks=1, bins=6)
 
@@ -194,9 +199,8 @@ class CtcTask:
 
     def model(self) -> nn.Module:
         """A fresh BLSTM, feats_NTF and lengths_N to logits_NUC."""
-        network: Network = Blstm(self.hidden, self.layers, self.dropout, self.stack)
         inputs = next(iter(self.data.train.feats.values())).shape[1]
-        return network.build(inputs, self.data.units.columns)
+        return self._network.build(inputs, self.data.units.columns)
 
     def minibatch(self, n: int) -> Batch:
         """Minibatch n with its SpecAugment masks: a pure function of the task's fields and n."""
@@ -231,30 +235,48 @@ class CtcTask:
         if self.decoding.grammar == GREEDY:
             return greedy_score(self.data, test)
         dev = outputs(model, self.data.dev, self.stack)
-        search = replace(self.search, kept=kept)
-        options = search.tune(dev.scores, self.data.dev.texts)
-        return graph_score(self.data, test, search.decode(test.scores, options).texts, options)
+        options = self._words.tune(self.decoding.search, dev.scores, self.data.dev.texts, kept)
+        return graph_score(self.data, test, self._words.decode(test.scores, options, kept).texts, options)
+
+    def recogniser(self) -> PortableRecogniser:
+        """Everything besides the weights that recognition with the network needs."""
+        return PortableRecogniser(self._acoustic, self._words.sources, self.cache, self._words.built)
+
+    def utterances(self, part: str) -> Corpus:
+        """Utterances of "train", "dev" or "test"."""
+        return dict(zip(PARTS, splits(self.root), strict=True))[part]
+
+    @property
+    def _acoustic(self) -> AcousticModel:
+        train = self.utterances("train")
+        front, training = front_of(train), None
+        if isinstance(front, LogMel):
+            training = partial(training_statistics, train, front, self.cache, self.absent)
+        inputs = next(iter(self.data.train.feats.values())).shape[1]
+        return AcousticModel(
+            front,
+            0 if isinstance(front, LogMel) else 2,
+            self.cmvn,
+            self._network,
+            inputs,
+            self.data.units.columns,
+            self.stack,
+            training=training,
+        )
 
     @cached_property
-    def search(self) -> CtcSearch:
+    def _words(self) -> WordSearch:
         """Graph decoding with the grammar of `decoding`."""
-        return CtcSearch(self.data, self.root, self.decoding, self.cache, self.jobs, 100.0 / self.stack)
+        train, grammar = self.data.train, self.decoding.grammar
+        words = frozenset(word for name in train.names for word in train.texts[name].split())
+        files = [path for path in (self.root / grammar, Path(grammar)) if path.is_file()]
+        models = {grammar: files[0]} if files else {}
+        sources = CtcSources(self.data.units, self.decoding.search, self.data.lexicon, words, models)
+        return WordSearch(sources, grammar, self.cache, self.jobs, 100.0 / self.stack)
 
-    def outputs(self, model: nn.Module, split: SplitData) -> Outputs:
-        """The network's outputs on a split: log posteriors, best paths, loss."""
-        return outputs(model, split, self.stack)
-
-    def transcribe(self, model: nn.Module, split: SplitData) -> dict[str, str]:
-        """Best-path transcripts {utterance: text} of a split of `data`; phones if the units are phones."""
-        return outputs(model, split, self.stack).texts(self.data.units)
-
-    def read(self, corpus: Corpus) -> SplitData:
-        """Read other speech, ready for `transcribe`.
-
-        Raises:
-            CorpusError: its audio or features cannot be used.
-        """
-        return read(corpus, self.data, self._reading)
+    @property
+    def _network(self) -> Network:
+        return Blstm(self.hidden, self.layers, self.dropout, self.stack)
 
     def _augmented(self, name: str, rng: np.random.Generator) -> np.ndarray:
         train = self.data.train

@@ -118,11 +118,13 @@ class HmmHalf:
         Raises:
             ValueError: the speed is not 1, for a set that brings features.
         """
-        if not _brings_features(part):
-            return self.store(part, self.log_mel(part, speed))
-        if speed != 1.0:
+        if speed != 1.0 and _brings_features(part):
             raise ValueError(f"speed {speed} needs audio, but this set brings features: set task.front.speeds=(1.0,)")
-        return self.store(part, Ready(self.front.cepstra))
+        return self.store(part, self.network_front(part, speed))
+
+    def network_front(self, part: Corpus, speed: float = 1.0) -> LogMel | Ready:
+        """The network's analysis of audio, or the features that a part brings."""
+        return Ready(self.front.cepstra) if _brings_features(part) else self.log_mel(part, speed)
 
     def log_mel(self, part: Corpus, speed: float = 1.0) -> LogMel:
         """The network's analysis of audio."""

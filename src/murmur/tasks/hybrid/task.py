@@ -10,7 +10,7 @@ recognition" (1994); Hinton et al., "Deep neural networks for acoustic modeling 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,15 +26,15 @@ from murmur.engine.task import Score, Unmade
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.digits import Digits, digits_folder
 from murmur.speech.corpus.synth import check_installed
+from murmur.speech.features.analysis import LogMel
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.chunks import ChunkBatch, ChunkTable
 from murmur.speech.hmm import hybrid
 from murmur.speech.models import Network, Tdnn
 from murmur.tasks import corpora
+from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.chunk_learning import ChunkLearning, Precision
 from murmur.tasks.hybrid.config import (
-    LOOP,
-    ONE_WORD,
     Chunks,
     Decoding,
     FrontEnd,
@@ -44,9 +44,11 @@ from murmur.tasks.hybrid.config import (
 )
 from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigned, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
+from murmur.tasks.hybrid.graphs import HmmSources, check_known
 from murmur.tasks.hybrid.hmm import HmmHalf, Stage
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
+from murmur.tasks.recogniser import PortableRecogniser
 from murmur.tasks.unprepared import (
     digits_to_make,
     features_of,
@@ -54,6 +56,7 @@ from murmur.tasks.unprepared import (
     speech_hours,
     systems_to_make,
 )
+from murmur.tasks.word_search import WordSearch
 
 Loader = Literal["an4", "an4_all", "folder", "fsdd_official", "fsdd_unseen", "librispeech", "own", "yesno"]
 
@@ -160,13 +163,7 @@ class HybridTask(ChunkLearning):
         Raises:
             SettingError: there is none of this name.
         """
-        models = () if self.corpus is None else corpora.NEEDS[self.loader].language_models
-        known = [LOOP, ONE_WORD, *models]
-        if name not in known:
-            raise SettingError(
-                f"{option}: this set has no grammar {name!r}; choose one of {', '.join(known)}, or give a file: JSGF "
-                "by --grammar, ARPA by --lm, words by --words"
-            )
+        check_known(name, () if self.corpus is None else corpora.NEEDS[self.loader].language_models, option)
 
     @cached_property
     def material(self) -> corpora.SpeechSet:
@@ -248,11 +245,73 @@ class HybridTask(ChunkLearning):
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
         """`test`, with the decoding results saved in a folder and not decoded again."""
-        decoder = replace(self._decoder, kept=kept)
+        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors", kept)
         others = self._gaussian_results(decoder)
         results = others + self._network_results(decoder, model)
         figures = {name: value for result in results for name, value in result.figures.items()}
         return Score(figures, tuple(str(result) for result in results), results[-1].recognised, len(others))
+
+    def recogniser(self) -> PortableRecogniser:
+        """Everything besides the weights that recognition with the network needs."""
+        return PortableRecogniser(self._acoustic, self._words.sources, self.cache, self._words.built)
+
+    def utterances(self, part: str) -> Corpus:
+        """Utterances of "train", "dev" or "test"."""
+        found: Corpus = getattr(self.material, part)
+        return found
+
+    def system_names(self) -> Sequence[str]:
+        """Names of the Gaussian systems, in the order of training."""
+        return self.hmm.names
+
+    def systems(self) -> Sequence[Stage]:
+        """The Gaussian systems, trained if they are not stored yet."""
+        return self.hmms.trained
+
+    def aligned(self, system: Stage, part: str) -> Mapping[str, np.ndarray]:
+        """Alignments of "train", "dev" or "test" by a Gaussian system, {utterance: transition-ids (T,)}."""
+        return system.tids if part == "train" else self.hmms.alignment(system, self.utterances(part))
+
+    @property
+    def _acoustic(self) -> AcousticModel:
+        half, train = self.hmms, self.material.train
+        front, training = half.network_front(train), None
+        if isinstance(front, LogMel):
+            training = partial(training_statistics, train, front, self.cache, self.absent)
+        return AcousticModel(
+            front,
+            half.delta_order,
+            self.front.cmvn,
+            self.network,
+            half.network_dims,
+            self.targets.pdfs,
+            log_prior=self.targets.log_prior,
+            training=training,
+        )
+
+    @cached_property
+    def _words(self) -> WordSearch:
+        """Search with the network's states."""
+        return self._search(self.hmms.trained[-1], self.decoding.network)
+
+    def _search(self, stage: Stage, search: Search) -> WordSearch:
+        material = self.material
+        sources = HmmSources(
+            stage.model.states,
+            material.lexicon,
+            self._silence,
+            search,
+            material.language_models,
+            self.decoding.tune_every,
+        )
+        return WordSearch(sources, search.grammar, self.cache, self.jobs)
+
+    @cached_property
+    def _silence(self) -> float:
+        """Probability of a silence between words, in decoding graphs."""
+        if self.decoding.silence_probability is not None:
+            return self.decoding.silence_probability
+        return self.hmms.trained[-1].silence_share(self.material.train.texts)
 
     def _gaussian_results(self, decoder: DecodeHalf) -> list[DecodingResult]:
         """Error rates of the Gaussian systems listed in `decoding.scored`."""
@@ -261,26 +320,18 @@ class HybridTask(ChunkLearning):
 
     def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[DecodingResult]:
         """Error rates of a network."""
-        stage = self.hmms.trained[-1]
         scorers = {part: self._network_scorer(model, self.targets, part) for part in self._parts}
-        system = System("network", stage.model, self.decoding.network, scorers)
-        return decoder.evaluate(system, self._parts)
+        return decoder.evaluate(System("network", self._words, self.decoding.network, scorers), self._parts)
 
     @property
     def _parts(self) -> dict[str, Corpus]:
         return {"dev": self.material.dev, "test": self.material.test}
 
-    @cached_property
-    def _decoder(self) -> DecodeHalf:
-        silence = self.decoding.silence_probability
-        if silence is None:
-            silence = self.hmms.trained[-1].silence_share(self.material.train.texts)
-        return DecodeHalf(self.material, self.decoding, silence, self.cache, self.jobs)
-
     def _gaussians(self, stage: Stage) -> System:
         feats = {name: self.hmms.features(part) for name, part in self._parts.items()}
         scorers = {part: partial(_gaussian_scores, stage, feats[part]) for part in feats}
-        return System(stage.name, stage.model, self.decoding.gmm, scorers)
+        search = self.decoding.gmm
+        return System(stage.name, self._search(stage, search), search, scorers)
 
     def _network_scorer(self, model: nn.Module, targets: Targets, part: str) -> Scorer:
         feats = self.hmms.network_features(getattr(self.material, part))

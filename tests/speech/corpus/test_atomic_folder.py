@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from murmur.recognition.atomic_folder import atomic_folder
+from murmur.speech.corpus.atomic_folder import atomic_folder
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from murmur.recognition.atomic_folder import atomic_folder
+from murmur.speech.corpus.atomic_folder import atomic_folder
 with atomic_folder(Path(sys.argv[1])) as folder:
     (folder / "half").touch()
     print("half", flush=True)
@@ -90,7 +90,7 @@ def test_of_two_writers_one_stays_whole(tmp_path, monkeypatch):
     assert first.wait(20)
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)  # another program
-    monkeypatch.setattr("murmur.recognition.atomic_folder._is_running", lambda _: True)
+    monkeypatch.setattr("murmur.speech.corpus.atomic_folder._is_running", lambda _: True)
     write(tmp_path / "out", "fast")
     monkeypatch.undo()
     assert (tmp_path / "out" / "text").read_text() == "fast"

@@ -13,8 +13,10 @@ from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.language_model.arpa import write_arpa
 from murmur.speech.language_model.kneser_ney import KneserNey
-from murmur.tasks.ctc.data import Data, SplitData, labeller
-from murmur.tasks.ctc.decode import CtcDecoding, CtcSearch
+from murmur.tasks.ctc.decode import CtcDecoding
+from murmur.tasks.ctc.graphs import CtcSources
+from murmur.tasks.hybrid.config import first_options
+from murmur.tasks.word_search import WordSearch
 from search_oracle import GrammarOracle, ctc_cost
 
 TEXTS = {"u1": "AB A", "u2": "B AB", "u3": "A BA"}
@@ -23,19 +25,20 @@ LEXICON = (("AB", ("x", "y")), ("AB", ("y",)), ("A", ("x",)), ("B", ("y",)), ("B
 SCALE = 0.8
 
 
-def search(root: Path, kind: ctc.Kind, **settings: object) -> CtcSearch:
+def search(root: Path, kind: ctc.Kind, **settings: object) -> WordSearch:
     phone = kind == "phone"
     texts = [" ".join(p) for _, p in LEXICON] if phone else TEXTS.values()
-    units, lexicon = ctc.Units.of(texts, kind), LEXICON if phone else ()
-    label = labeller(units, lexicon)
-    part = SplitData(tuple(TEXTS), {}, TEXTS, {name: label(text) for name, text in TEXTS.items()}, {})
-    data = Data(units, part, part, part, True, lexicon)
-    return CtcSearch(data, root, CtcDecoding(**settings), root / "cache")
+    decoding = CtcDecoding(**settings)
+    words = frozenset(word for text in TEXTS.values() for word in text.split())
+    models = {decoding.grammar: root / decoding.grammar} if (root / decoding.grammar).is_file() else {}
+    units = ctc.Units.of(texts, kind)
+    sources = CtcSources(units, decoding.search, LEXICON if phone else (), words, models)
+    return WordSearch(sources, decoding.grammar, root / "cache")
 
 
-def labels_of(found: CtcSearch, words: tuple[str, ...]) -> list[tuple[int, ...]]:
+def labels_of(found: WordSearch, words: tuple[str, ...]) -> list[tuple[int, ...]]:
     """All label sequences of a word sequence."""
-    units = found.data.units
+    units = found.sources.units
     if units.kind != "phone":
         labels = units.encode(" ".join(words))
         # Speech may end with the separator of words.
@@ -54,14 +57,14 @@ def test_the_graph_finds_the_best_of_all_word_sequences(kind: ctc.Kind, tmp_path
     heard = set()
     for trial in range(6):
         frames, longest = (4, 4) if kind == "word" else (4 + trial, 3)
-        scores_TC = rng.normal(size=(frames, found.data.units.columns)) * 3
+        scores_TC = rng.normal(size=(frames, found.sources.units.columns)) * 3
         scores_TC = (scores_TC - np.log(np.exp(scores_TC).sum(-1, keepdims=True))).astype(np.float32)
         costs = {
             words: grammar(words) + min(ctc_cost(labels, SCALE * scores_TC) for labels in labels_of(found, words))
             for n in range(longest + 1)
             for words in itertools.product(vocabulary, repeat=n)
         }
-        best = found.decode({"u": scores_TC}, found.decoding.first).hypotheses["u"]
+        best = found.decode({"u": scores_TC}, first_options(found.sources.search)).hypotheses["u"]
         assert best.cost == pytest.approx(min(costs.values()), abs=0.05)  # minimisation rounds weights to 1 / 1024
         assert costs[best.words] == pytest.approx(min(costs.values()), abs=0.05)
         heard.add(best.words)
@@ -74,8 +77,8 @@ def test_graphs_of_other_units_or_grammars_are_other_graphs(tmp_path: Path) -> N
     assert len(folders) == 4
     again = search(tmp_path, "phone", grammar="loop")
     assert again.folder in folders
-    more = replace(again.data, units=ctc.Units("phone", ("w", "x", "y")))  # the same words, other columns
-    assert replace(again, data=more).folder not in folders
+    more = replace(again.sources, units=ctc.Units("phone", ("w", "x", "y")))  # the same words, other columns
+    assert replace(again, sources=more).folder not in folders
 
 
 def test_words_that_the_units_cannot_write_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,12 +94,12 @@ def test_words_that_the_units_cannot_write_are_left_out(tmp_path: Path, caplog: 
 
 def test_tuning_takes_the_setting_with_the_fewest_errors(tmp_path: Path) -> None:
     found = search(tmp_path, "phone", grammar="loop", scales=(0.01, 1.0, 3.0), insertion_penalties=(50.0, 0.0))
-    units = found.data.units
+    units = found.sources.units
     scores = {}
     for name, text in (("u1", "B BA"), ("u2", "A B")):
         labels = labels_of(found, tuple(text.split()))[0]
         rows = [column for label in labels for column in (label, 0)]
         scores[name] = np.log(np.eye(units.columns, dtype=np.float32)[rows] + 1e-3)
-    options = found.tune(scores, {"u1": "B BA", "u2": "A B"})
+    options = found.tune(found.sources.search, scores, {"u1": "B BA", "u2": "A B"})
     assert options.insertion_penalty == 0.0
     assert options.acoustic_scale > 0.01

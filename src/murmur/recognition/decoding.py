@@ -1,0 +1,117 @@
+"""Decodes a set of utterances with a trained run: texts, times, error rate, settings and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from murmur.core.errors import SettingError
+from murmur.recognition.run_records import SETTINGS, scales_of
+from murmur.recognition.trained_run import TrainedRun, no_scale
+from murmur.recognition.tuning import SearchRequest
+from murmur.run.timed import timed
+from murmur.speech.decoding.decode_set import Decoded
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.decoding.graph_store import StoredGraph
+from murmur.speech.decoding.wer import score
+from murmur.tasks.word_search import WordSearch
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Results of a set.
+
+    Attributes:
+        texts: hypothesis of every utterance.
+        word_lines: CTM lines; None for units without lengths, such as the spikes of CTC.
+        lines: lines for people.
+        facts: settings, speed and error rate, in JSON's terms.
+    """
+
+    texts: Mapping[str, str]
+    word_lines: tuple[str, ...] | None
+    lines: tuple[str, ...]
+    facts: Mapping[str, Any]
+
+
+def decoded(run: TrainedRun, request: SearchRequest, data: str, scratch: Path) -> Decoding:
+    """Decode a part of the run's corpus or other data; features and results so far are stored in `scratch`.
+
+    Raises:
+        SettingError, CorpusError: the settings do not fit the kind of search, or the data cannot be used.
+    """
+    check_settings(run, request)
+    corpus = run.corpus(data)
+    search, options = run.searched(request)
+    if search is not None:
+        with timed("decoding graph"):
+            _ = search.folder
+    with timed("features"):
+        feats = run.acoustic.features(corpus, scratch)
+    pairs = run.acoustic.all_scores(run.network, feats)
+    common = {"model": str(run.stem), "weights": run.weights}
+    if search is None:
+        with timed(f"recognising {len(feats)} utterances"):
+            texts = {name: run.best_path(scores_UC) for name, scores_UC in pairs}
+        texts = dict(sorted(texts.items(), key=lambda pair: pair[0].encode()))
+        units = run.graphs.units
+        spoken = {} if units is not None and units.kind == "phone" else corpus.texts  # phones are no words
+        lines, percent = _rate(spoken, texts, run.weights)
+        return Decoding(texts, None, lines, {**common, "search": "best path", "wer": percent})
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("decoding", total=len(feats))
+        found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
+    lines, percent = _rate(corpus.texts, found.texts, run.weights)
+    facts = _facts(found, options, request, run.acoustic.frames_per_second)
+    summary = found.summary(run.acoustic.frames_per_second)
+    words = None if run.graphs.units is not None else tuple(word_lines(run, search, found))
+    return Decoding(found.texts, words, (summary, *lines), {**common, **facts, "wer": percent})
+
+
+def check_settings(run: TrainedRun, request: SearchRequest) -> None:
+    """Check that the settings fit the kind of search.
+
+    Raises:
+        SettingError: a best path has settings, or a graph has no acoustic scale.
+    """
+    if request.is_best_path(run.graphs):
+        if request.changes:
+            raise SettingError(
+                "a best path has no scale, penalty, beam or states to set: give a --grammar, such as loop"
+            )
+    elif request.dev is None and "acoustic_scale" not in {**scales_of(run.folder), **request.changes}:
+        raise SettingError(f"{no_scale(run.graphs)}, or tune it: --dev dev")
+
+
+def word_lines(run: TrainedRun, search: WordSearch, found: Decoded) -> Iterator[str]:
+    """CTM lines of complete hypotheses; a partial one, whose last word may be cut, appears only in the text."""
+    spans = search.spans(StoredGraph.of(search.folder).read().columns)
+    frame_seconds = run.acoustic.front.frame_shift_seconds * run.stack
+    for utterance, hypothesis in found.hypotheses.items():
+        if not hypothesis.complete:
+            continue
+        for word, (first, end) in zip(hypothesis.words, spans(hypothesis, ()), strict=True):
+            yield f"{utterance} 1 {first * frame_seconds:.3f} {(end - first) * frame_seconds:.3f} {word}\n"
+
+
+def _facts(found: Decoded, options: DecodeOptions, request: SearchRequest, frames_per_second: float) -> dict[str, Any]:
+    """Settings and speed of a search, and the utterances that it did not complete."""
+    own = {} if request.named is None else {"grammar": request.named}
+    settings = {field: getattr(options, field) for field in SETTINGS}
+    speed = found.real_time_factor(frames_per_second)
+    return {**own, "search": settings, "real_time_factor": speed, "partial": list(found.partial)}
+
+
+def _rate(
+    references: Mapping[str, str], texts: Mapping[str, str], weights: str
+) -> tuple[tuple[str, ...], float | None]:
+    """Line with the error rate, and the rate in percent; nothing if the data has no transcripts."""
+    if not any(references.values()):
+        return (), None
+    rate = score({name: references[name] for name in texts}, texts)
+    return (f"{rate}; {weights}",), rate.percent

@@ -1,0 +1,234 @@
+"""Acoustic model without its weights: front end, normalisation, network and prior, from audio to scores.
+
+Shapes: feats_TF, T frames of F values; scores_UC, U = ceil(T / stack) output frames and C columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from murmur.core.errors import SettingError
+from murmur.execution.cores import cores_here
+from murmur.speech import models
+from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.file_errors import read_arrays
+from murmur.speech.features.analysis import LogMel, Ready, deltas
+from murmur.speech.features.batching import UtteranceBatches, pad
+from murmur.speech.features.cmvn import Pair, Scope, normalise_all, statistics
+from murmur.speech.features.shards import FeatureStore, is_prepared, prepare
+from murmur.speech.hmm import hybrid
+from murmur.tasks.prepared import Absent, refuse_to_make
+
+BATCH = 32  # utterances that a network without a prior scores together
+ARRAYS = "acoustic.npz"
+NETWORKS = {name: getattr(models, name) for name in models.__all__ if name != "Network"}
+FRONTS: dict[str, type[LogMel | Ready]] = {"LogMel": LogMel, "Ready": Ready}
+
+
+class NetworkConfig(Protocol):
+    """Description of a network, a frozen dataclass of plain values such as `murmur.speech.models.Tdnn`."""
+
+    def build(self, inputs: int, outputs: int) -> nn.Module:
+        """A fresh module for F = inputs and C = outputs."""
+
+
+@dataclass(frozen=True)
+class UnknownNetwork:
+    """Description of a network whose class is not part of this package, as a file states it.
+
+    Attributes:
+        type: module and name of the class.
+        values: values of its fields.
+    """
+
+    type: str
+    values: Mapping[str, Any]
+
+    def build(self, inputs: int, outputs: int) -> nn.Module:
+        """Refuse.
+
+        Raises:
+            SettingError: always; the class is code, and a file of facts holds none.
+        """
+        raise SettingError(f"a network of {inputs} inputs and {outputs} outputs is a {self.type}: its code is needed")
+
+
+@dataclass(frozen=True, eq=False)
+class AcousticModel:
+    """Everything between audio and scores but the weights.
+
+    Attributes:
+        front: analysis of audio, with its sample rate; or `Ready` for features that corpora bring.
+        delta_order: number of derivatives appended to the features.
+        cmvn: scope of the mean and variance that normalise the features.
+        network: description of the network.
+        inputs, outputs: F and C of the network.
+        stack: input frames per output frame.
+        log_prior: (C,) ln p(pdf), subtracted from log posteriors; None scores by log posteriors.
+        training: function that returns mean and deviation (F,) of all training frames, before normalisation; None for
+            features that corpora bring.
+    """
+
+    front: LogMel | Ready
+    delta_order: int
+    cmvn: Scope
+    network: NetworkConfig
+    inputs: int
+    outputs: int
+    stack: int = 1
+    log_prior: Tensor | None = None
+    training: Callable[[], Pair] | None = None
+
+    def build(self) -> nn.Module:
+        """A fresh network, feats_NTF (and lengths_N, if `stack` is not 1) to logits_NUC."""
+        return self.network.build(self.inputs, self.outputs)
+
+    def features(self, corpus: Corpus, cache: Path) -> dict[str, np.ndarray]:
+        """Normalised features of a corpus, {utterance: feats_TF}; the analysis is stored in `cache`.
+
+        Raises:
+            CorpusError: audio is missing, damaged or at another rate, or there are no features of this size.
+        """
+        return self.normalised(prepare(corpus, self.front, cache, cores_here(), progress=True))
+
+    def normalised(self, store: FeatureStore) -> dict[str, np.ndarray]:
+        """Features of a store as the network takes them."""
+        feats = normalise_all(store, store.corpus.speakers, self.cmvn)
+        return {name: deltas(x, self.delta_order) for name, x in feats.items()} if self.delta_order else feats
+
+    def scores(self, network: nn.Module, feats_TF: np.ndarray) -> np.ndarray:
+        """(U, C) log-likelihoods up to a constant of normalised features; log posteriors without a prior."""
+        if self.log_prior is not None:
+            return hybrid.log_likelihoods(network, feats_TF, self.log_prior)
+        ((_, scores_UC),) = posteriors(network, {"": feats_TF}, self.stack)
+        return scores_UC
+
+    def all_scores(self, network: nn.Module, feats: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        """Pairs of utterance and scores_UC, computed as they are taken."""
+        if self.log_prior is None:
+            yield from posteriors(network, feats, self.stack)
+            return
+        for name in feats:
+            yield name, self.scores(network, feats[name])
+
+    @cached_property
+    def frames_per_second(self) -> float:
+        """Output frames per second."""
+        return 1.0 / (self.front.frame_shift_seconds * self.stack)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the arrays into a folder; return the other values in JSON's terms."""
+        arrays: dict[str, Any] = {} if self.log_prior is None else {"log_prior": self.log_prior.numpy()}
+        if self.training is not None:
+            arrays |= dict(zip(("mean", "deviation"), self.training(), strict=True))
+        with (folder / ARRAYS).open("wb") as file:
+            np.savez(file, **arrays)
+        return {
+            "front": {"type": type(self.front).__name__, **asdict(self.front)},
+            "delta_order": self.delta_order,
+            "cmvn": self.cmvn,
+            "network": {"type": type_name(self.network), "values": network_values(self.network)},
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "stack": self.stack,
+        }
+
+    @staticmethod
+    def open(content: Mapping[str, Any], files: Mapping[str, Path]) -> AcousticModel:
+        """Read what `save` wrote; `files` maps names to verified files.
+
+        Raises:
+            LookupError, TypeError, ValueError: the content has another form.
+        """
+        arrays = read_arrays(files[ARRAYS], "copy the run again")
+        sizes = {name: int(content[name]) for name in ("delta_order", "inputs", "outputs", "stack")}
+        prior = torch.from_numpy(arrays["log_prior"]) if "log_prior" in arrays else None
+        if prior is not None and (prior.shape != (sizes["outputs"],) or not prior.isfinite().all()):
+            raise ValueError(f"a prior of shape {tuple(prior.shape)} for {sizes['outputs']} outputs")
+        pair = (arrays["mean"], arrays["deviation"]) if "mean" in arrays else None
+        if content["cmvn"] not in ("speaker", "utterance", "none"):
+            raise ValueError(f"unknown scope {content['cmvn']!r}")
+        front, network = _front(content["front"]), _network(content["network"])
+        training = None if pair is None else lambda: pair
+        return AcousticModel(front, network=network, cmvn=content["cmvn"], log_prior=prior, training=training, **sizes)
+
+
+def posteriors(network: nn.Module, feats: Mapping[str, np.ndarray], stack: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Pairs of utterance and (U, C) ln P(column | frame), float32, computed in batches of similar length."""
+    names = list(feats)
+    device, training = next(network.parameters()).device, network.training
+    network.eval()
+    try:
+        for group in UtteranceBatches(tuple(len(feats[name]) for name in names), BATCH).in_order():
+            with torch.inference_mode():
+                feats_NTF, lengths_N = pad([feats[names[i]] for i in group])
+                logits_NUC = network(feats_NTF.to(device), lengths_N.to(device))
+                rows = logits_NUC.log_softmax(-1).float().cpu().numpy()
+            frames = ((lengths_N + stack - 1) // stack).tolist()
+            yield from ((names[i], row[:u]) for i, row, u in zip(group, rows, frames, strict=True))
+    finally:
+        network.train(training)
+
+
+def training_statistics(train: Corpus, front: LogMel, cache: Path, absent: Absent) -> Pair:
+    """Mean and deviation (F,) of all frames of train.
+
+    Raises:
+        SettingError: the features are not in `cache`, and `absent` refuses to make them.
+    """
+    if absent == "refuse" and not is_prepared(train, front, cache):
+        refuse_to_make("features of train", cache)
+    store = prepare(train, front, cache, cores_here())
+    return statistics(store[name] for name in store)
+
+
+def type_name(network: object) -> str:
+    """Name of a network's class: the plain name of one of this package, else with its module."""
+    if isinstance(network, UnknownNetwork):
+        return network.type
+    kind = type(network)
+    if NETWORKS.get(kind.__name__) is kind:
+        return kind.__name__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def network_values(network: Any) -> Mapping[str, Any]:
+    """Values of a description's fields."""
+    if isinstance(network, UnknownNetwork):
+        return network.values
+    return {field.name: getattr(network, field.name) for field in fields(network)}
+
+
+def made_network(kind: type, values: Mapping[str, Any]) -> Any:
+    """Description of a network from the values of a file, whose lists become tuples.
+
+    Raises:
+        TypeError, ValueError: the class has no such fields.
+    """
+    return kind(**{str(name): _tuples(value) for name, value in values.items()})
+
+
+def _network(content: Mapping[str, Any]) -> NetworkConfig:
+    name, values = str(content["type"]), dict(content["values"])
+    if name not in NETWORKS:
+        return UnknownNetwork(name, values)
+    made: NetworkConfig = made_network(NETWORKS[name], values)
+    return made
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _front(content: Mapping[str, Any]) -> LogMel | Ready:
+    kind = FRONTS[content["type"]]
+    types = {"int": int, "float": float}
+    return kind(**{field.name: types[str(field.type)](content[field.name]) for field in fields(kind)})

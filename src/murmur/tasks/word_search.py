@@ -1,0 +1,193 @@
+"""Search for words: a decoding graph made from its sources, its settings tuned on dev, sets decoded with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from murmur.speech.ctc.criterion import Units
+from murmur.speech.decoding.decode_set import Decoded, Scores, decode_set
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.decoding.graph import DecodingGraph
+from murmur.speech.decoding.graph_build import build_graph
+from murmur.speech.decoding.graph_store import ensure_graph
+from murmur.speech.decoding.recogniser import Spans
+from murmur.speech.decoding.tuning import DevelopmentSet, Trial, tune_acoustic_scale, tune_beam
+from murmur.speech.language_model.grammar import Grammar
+from murmur.speech.lexicon.lexicon import Lang
+from murmur.tasks.hybrid.config import TOLERANCE_PERCENT, Search, first_options
+from murmur.tasks.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+FREE_PENALTIES = (0.0, 1.0, -1.0)  # tried if the experiment fixes the word cost for its own grammar
+
+
+class GraphSources(Protocol):
+    """Sources of the decoding graphs of one acoustic model: lexicon, grammars, and for hybrid systems the HMM."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind of sources in files."""
+
+    @property
+    def search(self) -> Search:
+        """Own grammar, and the settings that tuning tries."""
+
+    @property
+    def tune_every(self) -> int:
+        """Every n-th dev utterance is used for tuning."""
+
+    @property
+    def free_scales(self) -> tuple[float, ...]:
+        """Acoustic scales that tuning tries if the experiment fixes the scale for its own grammar."""
+
+    @property
+    def untuned_scale(self) -> float | None:
+        """Acoustic scale of a search that was never tuned; None if none is safe."""
+
+    @property
+    def units(self) -> Units | None:
+        """Units of the network's columns; None for pdfs, which have no names."""
+
+    @property
+    def best_path(self) -> str | None:
+        """Name of the grammar that stands for the network's best path, without a graph; None if there is none."""
+
+    def check_grammar(self, name: str, option: str) -> None:
+        """Check that there is a grammar of this name; `option` is the setting or option that gives the name.
+
+        Raises:
+            SettingError: there is none.
+        """
+
+    def words(self, grammar: str | Vocabulary) -> tuple[Lang, Grammar]:
+        """The vocabulary of decoding, and the grammar over it: one by name, or the user's own.
+
+        Raises:
+            ValueError: there is no such grammar, or words cannot be pronounced or written.
+        """
+
+    def key(self, lang: Lang, grammar: Grammar) -> str:
+        """Digest of everything that the graph is made of."""
+
+    def build(self, lang: Lang, grammar: Grammar) -> DecodingGraph:
+        """The decoding graph. The bound method can be pickled."""
+
+    def spans(self, lang: Lang, columns: np.ndarray, /) -> Spans:
+        """Rule that finds the frames of words on a path; `columns` holds the scores' column of each input label."""
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the sources into a folder; return the values that are not files, in JSON's terms."""
+
+
+@dataclass(frozen=True, eq=False)
+class WordSearch:
+    """Search with one grammar.
+
+    Attributes:
+        sources: sources of the graph.
+        grammar: name of a grammar, or the user's own vocabulary.
+        cache: folder of built graphs.
+        jobs: decoding processes.
+        frames_per_second: rate of the scores.
+    """
+
+    sources: GraphSources
+    grammar: str | Vocabulary
+    cache: Path
+    jobs: int = 1
+    frames_per_second: float = 100.0
+
+    @cached_property
+    def words(self) -> tuple[Lang, Grammar]:
+        """The vocabulary and the grammar; raises the errors of `GraphSources.words`."""
+        return self.sources.words(self.grammar)
+
+    @cached_property
+    def folder(self) -> Path:
+        """Folder of the decoding graph, which is built if it is missing."""
+        lang, grammar = self.words
+        key = self.sources.key(lang, grammar)
+        folder = self.cache / f"graph-{key[:16]}"
+        build = partial(self.sources.build, lang, grammar)
+        ensure_graph(folder, key, lambda: build_graph(build, grammar, self.cache))
+        return folder
+
+    @property
+    def built(self) -> Path | None:
+        """Folder of the decoding graph if this search has built or found it."""
+        return self.__dict__.get("folder")
+
+    def spans(self, columns: np.ndarray) -> Spans:
+        """Rule that finds the frames of words on a path; `columns` holds the scores' column of each input label."""
+        return self.sources.spans(self.words[0], columns)
+
+    def decode(
+        self,
+        scores: Scores,
+        options: DecodeOptions,
+        kept: Path | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Decoded:
+        """The best words of every utterance; results are saved in the folder `kept` as they are made."""
+        return decode_set(self.folder, scores, options, self.jobs, progress, kept)
+
+    def tune(
+        self,
+        settings: Search,
+        scores: Mapping[str, np.ndarray],
+        references: Mapping[str, str],
+        kept: Path | None = None,
+        name: str = "network",
+    ) -> DecodeOptions:
+        """Penalty and scale with the fewest errors on dev, and the fastest beam that is as good as the widest.
+
+        Among equal penalties the first is taken, among equal scales the middle one: on small sets many are equal, and
+        the ends of such a range lie next to worse ones.
+
+        Args:
+            settings: values to try.
+            scores: (U, C) scores of the dev utterances.
+            references: their transcripts.
+            kept: folder where results are saved as they are made.
+            name: name of the system in log lines.
+        """
+        development = DevelopmentSet(self.folder, scores, references, self.jobs, self.frames_per_second, kept)
+        first, found = first_options(settings), []
+        for penalty in settings.insertion_penalties:
+            _, trials = tune_acoustic_scale(development, settings.scales, replace(first, insertion_penalty=penalty))
+            found.append(middle_of_best(trials))
+            _log_trials(name, trials)
+        best = min(found, key=lambda trial: trial.rate.errors)
+        if len(settings.scales) > 2 and best.options.acoustic_scale in (min(settings.scales), max(settings.scales)):
+            log.warning("%s: scale %g is at the edge of the tried range", name, best.options.acoustic_scale)
+        if len(settings.beams) > 1:
+            best, trials = tune_beam(development, settings.beams, best.options, TOLERANCE_PERCENT)
+            _log_trials(name, trials)
+        return best.options
+
+
+def several(sources: GraphSources) -> Search:
+    """Return the search with several scales and word costs, even if the experiment fixes them for its own grammar."""
+    search = sources.search
+    scales = search.scales if len(search.scales) > 1 else sources.free_scales
+    penalties = search.insertion_penalties if len(search.insertion_penalties) > 1 else FREE_PENALTIES
+    return replace(search, scales=scales, insertion_penalties=penalties)
+
+
+def middle_of_best(trials: Sequence[Trial]) -> Trial:
+    """The middle one of the trials with the fewest errors."""
+    fewest = min(trial.rate.errors for trial in trials)
+    alike = [trial for trial in trials if trial.rate.errors == fewest]
+    return alike[len(alike) // 2]
+
+
+def _log_trials(name: str, trials: Sequence[Trial]) -> None:
+    for trial in trials:
+        log.info("%s, dev: %s", name, trial)
