@@ -122,7 +122,7 @@ def test_set_shows_the_fields_of_another_value() -> None:
     assert "optimizer.beta2" not in run("toy")[1]
     code, said = run("toy", "beta2", "--set", "optimizer=Adam(beta2=0.5)")
     assert code == 0, said
-    assert said.startswith("optimizer.beta2 = 0.5\n    (float) decay of")
+    assert said.startswith("optimizer.beta2 = 0.5\n    (float) Decay of")
 
 
 @pytest.mark.parametrize(
