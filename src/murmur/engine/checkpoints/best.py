@@ -1,9 +1,9 @@
-"""The best few consensus models of a run, and the mean of their weights.
+"""Best consensus models of a run, and the mean of their weights.
 
 Averaging the weights of several points of one run is Polyak and Juditsky, "Acceleration of stochastic approximation by
-averaging" (1992), with the points chosen by held-out loss as speech recipes do. It costs disk, no computation.
+averaging" (1992), with the points chosen by held-out loss, as in speech recipes. It takes disk space, no computation.
 
-checkpoints/marks/0000001200.safetensors    weights and buffers of the consensus at that mark
+checkpoints/marks/0000001200.safetensors    weights and buffers of the consensus at that point
                   0000001200.json           its held-out figures
 """
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class BestCheckpoints:
-    """The consensus models at the `most` evaluation marks of lowest held-out loss, in a folder."""
+    """Consensus models at the `most` evaluation points of lowest held-out loss, in a folder."""
 
     def __init__(self, folder: Path, most: int) -> None:
         self.folder, self.most = folder, most
 
     def add(self, tensors: Mapping[str, Tensor], figures: Mapping[str, float], done: int) -> None:
-        """Keep the model after `done` minibatches, if it is among the best; a loss that is no number never is."""
+        """Keep the model after `done` minibatches if it is among the best; a loss of nan never is."""
         loss = figures.get("loss", math.nan)
         if self.most < 1 or not math.isfinite(loss):
             return
@@ -45,23 +45,23 @@ class BestCheckpoints:
             _delete(worse)
 
     def ranked(self) -> list[Path]:
-        """Stems of what is kept, lowest held-out loss first."""
+        """Return the stems of the kept models, lowest held-out loss first."""
         stems = [path.with_suffix("") for path in self.folder.glob("[0-9]*.json")]
         return sorted(stems, key=lambda stem: (_loss(stem), stem.name))
 
     def forget_after(self, done: int) -> None:
-        """Drop marks beyond `done` minibatches: a resumed run makes them again."""
+        """Delete models beyond `done` minibatches: a resumed run makes them again."""
         for stem in self.ranked():
             if int(stem.name) > done:
                 _delete(stem)
 
     def mean(self) -> tuple[dict[str, Tensor], list[int]]:
-        """The mean of the kept models, tensor by tensor, summed in float64, and after how many minibatches they were.
+        """Return the mean of the kept models, summed in float64, and the minibatches after which they were saved.
 
-        A damaged file is left out with a warning: it must not cost a finished run its end.
+        A damaged file is left out with a warning, so that a finished run can still end.
 
         Raises:
-            ValueError: nothing whole is kept.
+            ValueError: No complete model is kept.
         """
         models: dict[int, Mapping[str, Tensor]] = {}
         for stem in sorted(self.ranked()):
@@ -91,5 +91,5 @@ def _loss(stem: Path) -> float:
 
 
 def _delete(stem: Path) -> None:
-    for suffix in (".json", ".safetensors"):  # the JSON, which makes the pair valid, goes first
+    for suffix in (".json", ".safetensors"):  # the JSON makes the pair valid: it is deleted first
         stem.with_suffix(suffix).unlink(missing_ok=True)

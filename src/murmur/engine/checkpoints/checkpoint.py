@@ -1,10 +1,10 @@
-"""Checkpoints: tensors in safetensors, the rest in JSON, each file whole or absent; nothing is unpickled.
+"""Checkpoints: tensors in safetensors, other values in JSON, each file complete or absent; no pickle.
 
 checkpoints/0000001200/learner-3.safetensors    weights, buffers, optimizer state of learner 3
-                       learner-3.json           counters; names the digest of the tensors, and its own
-checkpoints/marks/0000001200.safetensors        the consensus at the best evaluation marks, for averaging
+                       learner-3.json           counters; holds the digests of the tensors and of itself
+checkpoints/marks/0000001200.safetensors        the consensus at the best evaluation points, for averaging
 model.safetensors, model.json                   the last consensus model
-best.*, averaged.*                              the one of the lowest held-out loss; the mean of the best few
+best.*, averaged.*                              the one of lowest held-out loss; the mean of the best ones
 
 A consensus model is two vectors, `weights` and `buffers`; the JSON beside it names the tensors they are made of.
 """
@@ -29,15 +29,15 @@ from torch import Tensor, nn
 from murmur.core.errors import DamagedCheckpoint, not_written
 from murmur.core.flat import Layout
 
-KEEP = 2  # whole ones: the newest, and one before it in case a file of that is damaged
+KEEP = 2  # complete checkpoints: the newest, and one before it in case a file is damaged
 OWN_DIGEST = "facts_digest"
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that after a crash, of the host too, it is there in full, or the old one is.
+    """Write a file so that after a crash, even of the host, either it or the old one is there in full.
 
     Raises:
-        OSError: it cannot be written (a full disk, a read-only folder); what was there before is untouched.
+        OSError: It cannot be written (a full disk, a read-only folder); the old file is unchanged.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -49,7 +49,7 @@ def write_whole(path: Path, data: bytes) -> None:
         beside.replace(path)
         sync_folder(path.parent)
     except BaseException as error:
-        with suppress(OSError):  # a folder that cannot be written in holds no such file
+        with suppress(OSError):  # a folder without write access holds no such file
             beside.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
@@ -57,7 +57,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the entries of a folder last: without this a new name may be lost when the host goes down."""
+    """Flush the entries of a folder to disk: a crash of the host may otherwise lose a new name."""
     entries = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(entries)
@@ -73,7 +73,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def digest_of(data: bytes) -> str:
-    """Thirty-two hexadecimal digits."""
+    """Return a digest of thirty-two hexadecimal digits."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
@@ -81,7 +81,7 @@ def write_pair(stem: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, An
     """Write `stem`.safetensors, then `stem`.json, which makes the pair valid.
 
     Raises:
-        OSError: as `write_whole`.
+        OSError: As for `write_whole`.
     """
     raw = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     write_whole(stem.with_suffix(".safetensors"), raw)
@@ -91,10 +91,10 @@ def write_pair(stem: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, An
 
 
 def read_facts(stem: Path) -> dict[str, Any]:
-    """The facts of a pair whose tensors are there, but are not looked into.
+    """Read the facts of a pair; its tensors must exist, but are not read.
 
     Raises:
-        DamagedCheckpoint: a file is missing, cut off or changed; names it.
+        DamagedCheckpoint: A file is missing, cut off or changed; names it.
     """
     try:
         facts: dict[str, Any] = json.loads(stem.with_suffix(".json").read_bytes())
@@ -113,7 +113,7 @@ def read_pair(stem: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `write_pair` wrote.
 
     Raises:
-        DamagedCheckpoint: a file is missing, cut off or changed; names it.
+        DamagedCheckpoint: A file is missing, cut off or changed; names it.
     """
     facts = read_facts(stem)
     try:
@@ -147,14 +147,14 @@ Shapes = list[tuple[str, list[int]]]
 
 
 def layout_of(model: nn.Module) -> dict[str, Shapes]:
-    """Names and shapes of the tensors that the vectors `weights` and `buffers` of a model are made of, in order."""
+    """Return names and shapes of the tensors in the vectors `weights` and `buffers` of a model, in order."""
     names = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
     parts = {"weights": Layout.trainable(model), "buffers": Layout.buffers(model)}
     return {part: [(names[id(t)], list(t.shape)) for t in layout.tensors] for part, layout in parts.items()}
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state as named tensors and JSON."""
+    """Return an optimizer's state as named tensors and JSON types."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
     for index, state in optimizer.state_dict()["state"].items():
@@ -168,7 +168,7 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor],
 
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
-    """Put back what `pack_optimizer` took; parameter groups keep their present settings."""
+    """Restore the state from `pack_optimizer`; parameter groups keep their present settings."""
     state: dict[int, dict[str, Any]] = {}
     for key, value in [*tensors.items(), *plain.items()]:
         if key.startswith("optimizer."):
@@ -177,7 +177,7 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Ten
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for place, named in state.items():  # torch has cast them to the parameters' type, which may be a narrow one
+    for place, named in state.items():  # torch has cast them to the parameters' type, which may be narrower
         loaded = optimizer.state[parameters[place]]
         for name, value in named.items():
             if isinstance(value, Tensor) and loaded[name].dtype != value.dtype:
@@ -189,8 +189,8 @@ class CheckpointPart:
     """State from which one learner resumes.
 
     Attributes:
-        tensors, facts: its own, or those of the learner whose part it takes.
-        all_facts: of every learner's part in the checkpoint.
+        tensors, facts: Its own, or those of the learner whose part it takes.
+        all_facts: Facts of all parts of the checkpoint, by learner.
     """
 
     tensors: Mapping[str, Tensor]
@@ -199,32 +199,32 @@ class CheckpointPart:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder: each a folder named by the minibatches that were behind."""
+    """Checkpoints of one run, in one folder: each is a folder named by the number of completed minibatches."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def save(self, minibatches: int, learner: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Write one learner's part of the checkpoint after so many minibatches.
+        """Write one learner's part of the checkpoint after a number of minibatches.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: It cannot be written.
         """
         facts = {**facts, "minibatches": minibatches}
         write_pair(self._at(minibatches) / f"learner-{learner}", tensors, facts)
 
     def marks(self) -> list[int]:
-        """Minibatches that were behind at the checkpoints there are, whole or not, the newest first."""
+        """Return the completed minibatches of all checkpoints, complete or not, newest first."""
         return sorted((int(folder.name) for folder in self.folder.glob("[0-9]*")), reverse=True)
 
     def part(self, minibatches: int, learner: int) -> CheckpointPart:
-        """A learner's part of one checkpoint; only its own tensors are read, of the others' the facts.
+        """Read a learner's part of one checkpoint: its own tensors, and the facts of all learners.
 
-        A member of a node that has no part takes that of its leader, which is the nearest before it; a learner of a
-        number that did not exist takes that of one that did.
+        A member of a super-learner without a part takes that of its leader, the nearest learner before it; a learner with
+        a new number takes the part of an existing one.
 
         Raises:
-            DamagedCheckpoint: the part of a learner that the checkpoint names is not whole; says which.
+            DamagedCheckpoint: The part of a learner of the checkpoint is not complete; names it.
         """
         folder = self._at(minibatches)
         there = {int(file.stem.removeprefix("learner-")) for file in folder.glob("learner-*.json")}
@@ -240,9 +240,9 @@ class Checkpoints:
         return CheckpointPart(tensors, its_facts, list(facts.values()))
 
     def newest(self, learner: int, before: float = float("inf")) -> tuple[CheckpointPart | None, list[str]]:
-        """A learner's part of the newest checkpoint that is whole as far as it has to read; None if there is none.
+        """Read a learner's part of the newest checkpoint whose files it can read; None if there is none.
 
-        Also says which newer ones it passed over, and why. Only those of fewer than `before` minibatches count.
+        Also returns the newer ones that it skipped, with the reasons. Considers those of fewer than `before` minibatches.
         """
         passed_over = list[str]()
         for done in self.marks():
@@ -254,19 +254,19 @@ class Checkpoints:
         return None, passed_over
 
     def clear(self) -> None:
-        """Delete all: a run that starts from the beginning must never continue from an earlier one's."""
+        """Delete all checkpoints: a run from the beginning must never continue from those of an earlier run."""
         self.forget_after(-1)
         for folder in self.folder.glob("marks"):
             shutil.rmtree(folder)
 
     def forget_after(self, minibatches: int) -> None:
-        """Delete what is newer: parts of another launch must not be taken for parts of this one."""
+        """Delete newer checkpoints: parts of another launch must not be mistaken for parts of this one."""
         for done in self.marks():
             if done > minibatches:
                 self._delete(done)
 
     def prune(self) -> None:
-        """Delete what is older than the newest few whole ones; not yet whole ones do not count."""
+        """Delete checkpoints older than the newest `KEEP` complete ones; incomplete ones do not count."""
         whole = 0
         for done in self.marks():
             if whole == KEEP:
@@ -275,7 +275,7 @@ class Checkpoints:
                 whole += self._complete(done)
 
     def _complete(self, minibatches: int) -> bool:
-        """True if all parts have been written; tensors are not read."""
+        """Return True if all parts have been written; tensors are not read."""
         folder = self._at(minibatches)
         there = sorted(int(file.stem.removeprefix("learner-")) for file in folder.glob("learner-*.json"))
         try:

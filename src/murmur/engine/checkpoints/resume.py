@@ -28,9 +28,9 @@ class Resume:
     """State from which a learner resumes.
 
     Attributes:
-        mark: minibatches that had been handed out when the checkpoint was made.
-        best: lowest held-out loss so far.
-        outer: the strategy's own vectors.
+        mark: Number of minibatches assigned when the checkpoint was made.
+        best: Lowest held-out loss so far.
+        outer: Vectors of the strategy.
     """
 
     mark: int
@@ -39,12 +39,12 @@ class Resume:
 
 
 async def resume(source: TaskSource, out: Path) -> Resume | None:
-    """Let a source go on from the newest checkpoint in `out` that is whole for every learner; None: there is none.
+    """Resume a source from the newest checkpoint in `out` that is complete for all learners; None if there is none.
 
-    All learners ask together. The first of them says what it found, and deletes what is newer and was passed over.
+    All learners call this together. Learner 0 logs the result, and deletes newer checkpoints that were not used.
 
     Raises:
-        ValueError: the checkpoint is of another model.
+        ValueError: The checkpoint belongs to another model.
     """
     group, checkpoints = source.seat.group, Checkpoints(out / "checkpoints")
     part, passed_over = await newest_of_all(checkpoints, group, source)
@@ -112,7 +112,7 @@ def _changed(name: str, then: Any, now: Any) -> str:
 
 
 def steps_after(records: Path, done: int) -> int:
-    """Steps in the records of a run behind its first `done` minibatches: they were lost with the launch that ended."""
+    """Return the number of recorded steps beyond the first `done` minibatches, which the ended launch has lost."""
     if not records.is_file():
         return 0
     found = 0
@@ -120,24 +120,24 @@ def steps_after(records: Path, done: int) -> int:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # cut off in mid-line when the process was killed
+            continue  # a line cut off when the process was killed
         found += record["kind"] == "step" and record["minibatches"] >= done
     return found
 
 
 def write_position(out: Path, position: Position, rank: int) -> None:
-    """Tell learners that come late where this launch began."""
+    """Write the position from which this launch began, for learners that join late."""
     if rank == 0:
         write_whole(_told(out), json.dumps(position.described()).encode())
 
 
 def forget_position(out: Path) -> None:
-    """This launch begins at the beginning."""
+    """Delete the written position: this launch starts from the beginning."""
     _told(out).unlink(missing_ok=True)
 
 
 def join_late(source: TaskSource, out: Path) -> None:
-    """Let the source of a learner that comes late count as the others do."""
+    """Set the counts of a source of a learner that joins late to those of the others."""
     if _told(out).exists():
         source.begin_at(Position.read(json.loads(_told(out).read_bytes())))
 

@@ -1,8 +1,8 @@
-"""Contents of a learner's part of a checkpoint: everything that the rest of its run depends on.
+"""Contents of a learner's part of a checkpoint: the whole state of its run.
 
-Its weights, buffers, optimizer (with the estimates of natural gradient) and the strategy's own vectors are tensors;
-what a schedule listens to, counters and the place in the data are facts. Random numbers are named by minibatches, so
-there is no generator to save.
+Weights, buffers, optimizer state (with the estimates of natural gradient) and vectors of the strategy are tensors.
+Held-out losses for the schedule, counters and the position in the data are facts. Random numbers are seeded by
+minibatch, so no generator is saved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUTER = "outer."
 
 
 def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and facts of a learner at a mark."""
+    """Return the tensors and facts of a learner at an evaluation point."""
     tensors, plain = pack_optimizer(source.optimizer)
     tensors["weights"] = me.weights.snapshot()
     if source.buffers.tensors:
@@ -43,14 +43,14 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
 
 
 def savers(me: Learner) -> list[int]:
-    """Learners with a part in a checkpoint: in lock-step all that are alive, else those that run the strategy."""
+    """Return the learners with a part in a checkpoint: all live ones in lock-step, else those that run the strategy."""
     if not me.lock_step:
         return [me.keepers[r] for r in me.view]
     return [learner for r in me.group.live for learner in me.members(r)]
 
 
 def claims_of(me: Learner, source: TaskSource, mark: int) -> Claims:
-    """Claims known to a learner; in lock-step there are none, and only moved minibatches are reported."""
+    """Return the claims known to a learner; in lock-step there are none, only moved minibatches."""
     if me.lock_step:
         return Claims(moved=source.assignment.to_come(me.steps))
     holders = me.averager.holders
@@ -61,10 +61,10 @@ def claims_of(me: Learner, source: TaskSource, mark: int) -> Claims:
 
 
 def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:
-    """Let a source go on from a part of a checkpoint; gives the strategy's vectors.
+    """Set a source to the state in a part of a checkpoint; return the strategy's vectors.
 
     Raises:
-        ValueError: the part is of another model.
+        ValueError: The part belongs to another model.
     """
     check_weights(part, source.layout.numel)
     tensors, facts = part.tensors, part.facts
@@ -80,10 +80,10 @@ def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:
 
 
 def check_weights(part: CheckpointPart, numel: int) -> None:
-    """See that a part of a checkpoint is of a model of so many weights.
+    """Check that a part of a checkpoint belongs to a model with this number of weights.
 
     Raises:
-        ValueError: it is of another model.
+        ValueError: It belongs to another model.
     """
     found = part.tensors["weights"].numel()
     if found != numel:
@@ -94,5 +94,5 @@ def check_weights(part: CheckpointPart, numel: int) -> None:
 
 
 def position_of(part: CheckpointPart) -> Position:
-    """Position from which a launch resumes a checkpoint."""
+    """Return the position from which a launch resumes a checkpoint."""
     return go_on(part.facts["minibatches"], [Claims.read(facts["claims"]) for facts in part.all_facts])
