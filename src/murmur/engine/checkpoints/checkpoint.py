@@ -220,8 +220,8 @@ class Checkpoints:
     def part(self, minibatches: int, learner: int) -> CheckpointPart:
         """Read a learner's part of one checkpoint: its own tensors, and the facts of all learners.
 
-        A member of a super-learner without a part takes that of its leader, the nearest learner before it; a learner with
-        a new number takes the part of an existing one.
+        A member of a super-learner without a part takes that of its leader, the nearest learner before it; a learner
+        with a new number takes the part of an existing one.
 
         Raises:
             DamagedCheckpoint: The part of a learner of the checkpoint is not complete; names it.
@@ -242,7 +242,7 @@ class Checkpoints:
     def newest(self, learner: int, before: float = float("inf")) -> tuple[CheckpointPart | None, list[str]]:
         """Read a learner's part of the newest checkpoint whose files it can read; None if there is none.
 
-        Also returns the newer ones that it skipped, with the reasons. Considers those of fewer than `before` minibatches.
+        Also returns newer ones that it skipped, with reasons. Only those of fewer than `before` minibatches count.
         """
         passed_over = list[str]()
         for done in self.marks():
