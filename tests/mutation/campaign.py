@@ -1,14 +1,12 @@
 """Errors planted in the sources, one at a time, and the tests that find them.
 
-    python tests/mutation/campaign.py --rows runs/mutants.jsonl                  # this checkout's tests
-    python tests/mutation/campaign.py --rows runs/old.jsonl --tests OTHER/tests  # tests of another checkout
-    python tests/mutation/campaign.py --rows runs/mutants.jsonl --against runs/old.jsonl   # compare, and record
+    python tests/mutation/campaign.py --rows runs/mutants.jsonl
 
 A seed draws the same number of errors from each package: a comparison that is turned, a sum that becomes a difference,
-a number that is one larger, a condition that is negated, a call that is left out. The errors are drawn from this
-checkout's sources, so that two suites meet the same ones. Each error is tried on the tests that mirror its module and
-then on those that mirror its package; an error is caught when a test fails or the tests do not end in time. Rows are
-appended as they come, and a second call goes on where the first one ended.
+a number that is one larger, a condition that is negated, a call that is left out. Each error is tried on the tests that
+mirror its module and then on those that mirror its package, as `make test` runs them; an error that they miss is tried
+on the long campaigns of `make test-all` too. An error is caught when a test fails that passes without it, or when the
+tests do not end in time. Rows are appended as they come, and a second call goes on where the first one ended.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +40,12 @@ TESTS_OF = {  # packages whose tests also exercise a package
     "elastic": ("elastic", "engine", "worlds/process"),
     "speech": ("speech", "tasks"),
 }
-LIMIT_SECONDS = 600.0
+LIMIT_SECONDS = 900.0
+QUICK, SLOW = "not slow and not gpu and not cluster", "slow and not gpu and not cluster"
+MISSED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "only by long tests": lambda row: not row["by"] and bool(row["by_slow"]),
+    "by no test": lambda row: not row["by"] and not row["by_slow"],
+}
 TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -166,28 +169,34 @@ def tests_for(mutant: Mutant, tests: Path) -> list[list[str]]:
     return [[str(path) for path in paths if path.exists()] for paths in (near, wide)]
 
 
-def attempt(mutant: Mutant, tests: Path) -> dict[str, Any]:
-    """Run the tests with an error in place."""
+def attempt(mutant: Mutant) -> dict[str, Any]:
+    """Run the tests with an error in place, and the long ones if the others miss it."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         checkout = Path(place) / "murmur"
-        for name in ("src", "benchmarks", "examples", "docs"):
+        for name in ("src", "tests", "benchmarks", "examples", "docs"):
             shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copytree(tests, checkout / "tests", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "Makefile"):
             shutil.copy(ROOT / name, checkout / name)
         (checkout / "src/murmur" / mutant.path).write_text(mutant.source, encoding="utf-8")
-        by = next((found for paths in tests_for(mutant, checkout / "tests") if (found := failing(checkout, paths))), "")
-    seconds = round(time.monotonic() - began, 1)
-    return {"path": mutant.path, "number": mutant.number, "what": mutant.what, "by": by, "seconds": seconds}
+        near, wide = tests_for(mutant, checkout / "tests")
+        by = failing(checkout, near, QUICK) or failing(checkout, wide, QUICK)
+        by_slow = "" if by else failing(checkout, wide, SLOW)
+        shutil.copy(ROOT / "src/murmur" / mutant.path, checkout / "src/murmur" / mutant.path)
+        name = by or by_slow
+        if "::" in name and failing(checkout, [f"tests/{name}"], QUICK if by else SLOW):
+            raise RuntimeError(f"{name} fails without a planted error, too")
+    row = {"path": mutant.path, "number": mutant.number, "what": mutant.what, "by": by, "by_slow": by_slow}
+    return {**row, "seconds": round(time.monotonic() - began, 1)}
 
 
-def failing(checkout: Path, paths: Sequence[str]) -> str:
-    """The first test that fails, "too long" if the tests do not end, "" if all pass."""
+def failing(checkout: Path, paths: Sequence[str], marks: str) -> str:
+    """The first test of these marks that fails, "too long" if the tests do not end, "" if all pass."""
     if not paths:
         return ""
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-n", "2", "-p", "no:cacheprovider", "--tb=no", "-rfE", *paths]
+    options = ["-x", "-n2", "-m", marks, "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+    command = [sys.executable, "-m", "pytest", *options, *paths]
     try:
         ended = subprocess.run(
             command, cwd=checkout, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
@@ -207,11 +216,9 @@ def read(path: Path) -> dict[tuple[str, int], Mapping[str, Any]]:
 
 
 def main() -> None:
-    """Try the errors that the file of rows lacks; then compare, if another file is given."""
+    """Try the errors that the file of rows lacks; then print the figures of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, required=True, help="file of results, appended to")
-    parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="tests to run")
-    parser.add_argument("--against", type=Path, help="rows of another suite: what it caught, this one must catch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
     asked = parser.parse_args()
@@ -219,19 +226,18 @@ def main() -> None:
     for mutant in drawn(asked.seed, asked.count):
         if (mutant.path, mutant.number) in known:
             continue
-        row = attempt(mutant, asked.tests.resolve())
+        row = attempt(mutant)
         print(json.dumps(row), flush=True)
         with asked.rows.open("a") as file:
             file.write(json.dumps(row) + "\n")
-    rows, before = read(asked.rows), read(asked.against) if asked.against else {}
-    caught = {key for key, row in rows.items() if row["by"]}
-    figures: dict[str, Any] = {"errors": len(rows), "caught": len(caught)}
-    bars = []
-    if before:
-        lost = [f"{rows[key]['path']} {rows[key]['what']}" for key in rows if before[key]["by"] and key not in caught]
-        figures |= {"caught before": sum(bool(row["by"]) for row in before.values()), "lost": lost}
-        bars.append(bar("errors caught before and not now", len(lost), 0))
-    close("mutants", figures, bars)
+    tell(list(read(asked.rows).values()))
+
+
+def tell(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print figures, with the errors that only long tests find and those that no test finds."""
+    lines = {key: [f"{row['path']}:{row['what']}" for row in rows if wanted(row)] for key, wanted in MISSED.items()}
+    figures = {"errors": len(rows), "caught": sum(bool(row["by"]) for row in rows), **lines}
+    close("mutants", figures, [bar("errors that only the long tests find", len(lines["only by long tests"]), 0)])
 
 
 if __name__ == "__main__":
