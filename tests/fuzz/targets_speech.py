@@ -6,16 +6,19 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import soundfile
+import torch
 
 from fuzz.harness import Files, Target
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Utterance
 from murmur.speech.corpus.kaldi_dir import read_alignments, read_data_dir, write_alignments, write_table
 from murmur.speech.corpus.lhotse_cuts import read_cuts, write_cuts
+from murmur.speech.ctc.criterion import Units
 from murmur.speech.decoding.graph import build_hclg
 from murmur.speech.decoding.graph_store import load_graph, save_graph
 from murmur.speech.features.analysis import LogMel, Ready, features_of, write_archive
@@ -34,6 +37,12 @@ from murmur.speech.language_model.grammar import acceptor_grammar, loop_grammar,
 from murmur.speech.language_model.grammar_file import read_grammar, read_words
 from murmur.speech.lexicon.lexicon import Lang, make_lang, read_lexicon
 from murmur.speech.lexicon.lexicon_fst import decoding_lexicon, training_lexicon
+from murmur.speech.models import Lstm
+from murmur.tasks.acoustic_model import AcousticModel
+from murmur.tasks.ctc.graphs import CtcSources
+from murmur.tasks.hybrid.config import Search
+from murmur.tasks.hybrid.graphs import HmmSources
+from murmur.tasks.recogniser import MANIFEST, PortableRecogniser
 
 LEXICON = "AB a b\nBC b c\nCA c a\nB b\nB(2) c b\n"
 FRONT = LogMel(rate_hz=8000, bins=12)
@@ -288,6 +297,39 @@ def _target(make_: Callable[[Path], None], read: Callable[[Path], object]) -> Ta
     return Target(make_, read)
 
 
+def _write_recogniser(folder: Path) -> None:
+    model, _ = _trained()
+    (folder / "source.txt").write_text(LEXICON)
+    acoustic = AcousticModel(
+        *(FRONT, 0, "speaker", Lstm(hidden=4, layers=1), FRONT.bins, model.num_pdfs),
+        log_prior=torch.zeros(model.num_pdfs),
+        training=lambda: (np.zeros(FRONT.bins, np.float32), np.ones(FRONT.bins, np.float32)),
+    )
+    hmm = HmmSources(model.states, folder / "source.txt", 0.5, Search())
+    PortableRecogniser(acoustic, hmm, folder).save(folder / "hmm")
+    units = Units("word", ("AB", "B"))
+    acoustic = replace(acoustic, outputs=units.columns, log_prior=None, training=None)
+    PortableRecogniser(acoustic, CtcSources(units, Search(), (), frozenset(units.symbols)), folder).save(folder / "ctc")
+
+
+def _sign_recogniser(files: Files) -> None:
+    for folder in ("hmm", "ctc"):
+        names = [name for name in files if name.startswith(f"{folder}/") and not name.endswith(MANIFEST)]
+        digests = {name.partition("/")[2]: hashlib.sha256(files[name]).hexdigest() for name in names}
+        whole = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+        content = {"format": "murmur recogniser 1", "sha256": digests, "digest": whole}
+        files[f"{folder}/{MANIFEST}"] = json.dumps(content).encode()
+
+
+def _read_recogniser(folder: Path) -> None:
+    for name in ("hmm", "ctc"):
+        graphs = PortableRecogniser.open(folder / name).graphs
+        try:
+            graphs.words("loop")
+        except ValueError as error:
+            raise ValueError(f"{folder / name}: {error}") from error
+
+
 TARGETS = {
     "audio directories": _target(_write_audio_dir, _read_dir),
     "feature directories": _target(_write_feats_dir, _read_dir),
@@ -300,4 +342,5 @@ TARGETS = {
     "frame stores": Target(_write_frames, _read_frames, _sign_frames),
     "hmm": _target(_write_gmm, _read_gmm),
     "graphs": Target(_write_graph, _read_graph, _sign_graph),
+    "recognisers": Target(_write_recogniser, _read_recogniser, _sign_recogniser),
 }

@@ -20,7 +20,11 @@ Settings = Annotated[
 Jobs = Annotated[int | None, typer.Option(min=1, help="Number of processes; by default task.jobs of the experiment.")]
 
 OfRun = Annotated[
-    str | None, typer.Option("--experiment", help="File or recipe, if the run's run.json does not name it.")
+    str | None,
+    typer.Option(
+        "--experiment",
+        help="File or recipe of the run, if it is needed (for its corpus or its code) and run.json does not name it.",
+    ),
 ]
 
 TestedWeights = Annotated[
@@ -41,5 +45,9 @@ Weights = Annotated[
 ]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Run the Python file named in run.json even if it belongs to another user."),
+    typer.Option(
+        "--trust",
+        help="Run the Python file named in run.json, if its code is needed (docs/security.md), even if it belongs to"
+        " another user.",
+    ),
 ]

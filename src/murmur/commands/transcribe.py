@@ -80,7 +80,7 @@ HELP = """Transcribe recordings, with the time and the confidence of each word.
 
 Example: murmur transcribe runs/demo/one-learner talk.flac --format srt --out subtitles
 
-An export folder (murmur export) needs neither the corpus nor the cache of its run.
+A finished run and an export folder (murmur export) can be moved; they need neither the corpus nor the cache.
 
 A stream: ffmpeg -i talk.mp4 -f wav - | murmur transcribe runs/demo/one-learner - --format json
 

@@ -17,7 +17,6 @@ from murmur.recognition.origin import Origin, experiment_name, recorded_jobs
 from murmur.recognition.run_records import recorded, scales_of
 from murmur.recognition.tuning import PARTS, SearchRequest, check_request, to_the_end, tuned
 from murmur.run.folder.contents import RECOGNISER
-from murmur.run.origin import is_of
 from murmur.run.saved_model import Choice, read_into, told_choice
 from murmur.run.task_checks import model_to_read, task_to_do
 from murmur.run.timed import timed
@@ -175,7 +174,8 @@ class Wanted:
 
     Attributes:
         model: Folder of a run, or one of its .safetensors files.
-        source: Experiment of the run as the caller names it; None for the one that run.json names.
+        source: Experiment of the run as the caller names it, for its corpus and its code; None for the one that
+            run.json names.
         settings: Changes to the experiment; with any, the recogniser is made again from the experiment's corpus.
         search: Search options to check.
         trust: True if any Python file that run.json names may be run.
@@ -197,8 +197,8 @@ class Wanted:
 def open_run(wanted: Wanted) -> TrainedRun:
     """Open a trained model; checks all names before it loads the weights.
 
-    A complete run holds its recogniser. Only for other runs, with `settings`, or with an experiment that is not the
-    run's, the recogniser is made from the experiment, its corpus and its cache.
+    A finished run holds its recogniser. Only for other runs, or with `settings`, the recogniser is made from the
+    experiment, its corpus and its cache.
 
     Raises:
         SettingError: there is no model, no record of its experiment, no such grammar, a file of the recogniser is
@@ -210,7 +210,7 @@ def open_run(wanted: Wanted) -> TrainedRun:
     run = recorded(folder, "run.json")
     origin = Origin(folder, wanted.source, tuple(wanted.settings), wanted.trust, wanted.jobs)
     saved = folder / RECOGNISER
-    if saved.is_dir() and not wanted.settings and (wanted.source is None or is_of(run, wanted.source)):
+    if saved.is_dir() and not wanted.settings:
         recogniser = _with_code(PortableRecogniser.open(saved), folder, origin)
         name, jobs = experiment_name(folder, run), recorded_jobs(run)
     else:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from murmur.tasks.hybrid.config import Search
+from murmur.tasks.hybrid.config import Search, first_options
 
 
 def copied_models(language_models: Mapping[str, Path], folder: Path) -> dict[str, str]:
@@ -33,4 +33,6 @@ def search_of_json(content: Mapping[str, Any]) -> Search:
     """
     scales, penalties = (tuple(map(float, content[name])) for name in ("scales", "insertion_penalties"))
     beams = tuple((float(beam), int(most)) for beam, most in content["beams"])
-    return Search(str(content["grammar"]), scales, penalties, beams)
+    search = Search(str(content["grammar"]), scales, penalties, beams)
+    first_options(search)
+    return search
