@@ -75,10 +75,9 @@ def decode(
     seconds; only hybrid systems, since the spikes of CTC have no length) and summary.json (settings, real-time factor,
     and the error rate if the data has transcripts).
 
-    A finished run decodes other data without its experiment, corpus and cache; train, dev and test need the corpus.
-    --set makes the recogniser again with other settings, from corpus and cache. The search settings that the run tuned
-    on dev come from its score.json; --scale, --penalty, --beam, --max-active and --dev change them. Results are stored
-    one by one: after a stop the same command decodes the rest.
+    A finished run decodes other data without experiment, corpus and cache; train, dev and test need the corpus, --set
+    needs both. The search settings come from the run's score.json; --scale, --penalty, --beam, --max-active and --dev
+    change them. After a stop the same command decodes the rest.
     """
     folder_to_write(out, "--out")
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}

@@ -83,11 +83,10 @@ def export(
 
     Example: murmur export runs/demo/one-learner --to onnx --out exported
 
-    A finished run is enough; its corpus and its cache are not needed. The folder holds model.onnx, tokens.txt,
-    metadata.json, times.json and, with a graph, graph.fst, graph.json and words.txt, as sherpa-onnx's
-    from_zipformer_ctc expects them. murmur transcribe reads it, and examples/decode_export.py decodes it with
-    onnxruntime. The export's scores are compared with the network's before the folder is written; docs/export.md
-    describes the decoding of each kind of model.
+    A finished run is enough, without corpus and cache. The folder holds model.onnx, tokens.txt, metadata.json,
+    times.json and, with a graph, graph.fst, graph.json and words.txt, as sherpa-onnx's from_zipformer_ctc expects them.
+    murmur transcribe reads it, examples/decode_export.py decodes it with onnxruntime. The export's scores are compared
+    with the network's before the folder is written; docs/export.md describes the decoding of each kind of model.
     """
     folder_to_write(out, "--out")
     check_place(out, force)
