@@ -51,6 +51,8 @@ OPTIONAL = {
 }  # extras, imported where they are used
 TORCH_PRIVATE = "core/torch_private.py"
 READS_ENVIRONMENT = {"worlds/process/launch/environment.py"}
+WITHOUT_PRIVATE_CALLS = {"core", "elastic", "engine", "worlds", "user_loop"}
+PUBLIC_THOUGH_PRIVATE = {"_replace", "_asdict", "_fields", "_exit"}  # of named tuples and os, documented by Python
 RELATIVE_WORDS = {"Who", "What", "Which", "How", "Where", "Whether"}  # no docstring begins with one
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 40
 
@@ -155,6 +157,20 @@ def environment(path: Path) -> Iterator[str]:
 
 def test_environment_is_read_in_one_file() -> None:
     assert offenders(environment) == []
+
+
+def private_of_others(path: Path) -> Iterator[str]:
+    """Private attributes of other objects; a private name of this class is reached by self or cls."""
+    if layer(name_of(path)) not in WITHOUT_PRIVATE_CALLS or str(path.relative_to(ROOT)) == TORCH_PRIVATE:
+        return
+    for n in ast.walk(tree(path)):
+        private = isinstance(n, ast.Attribute) and n.attr.startswith("_") and not n.attr.startswith("__")
+        if private and ast.unparse(n.value) not in ("self", "cls", "super()") and n.attr not in PUBLIC_THOUGH_PRIVATE:
+            yield f"{ast.unparse(n)} in line {n.lineno}"
+
+
+def test_objects_use_no_private_attributes_of_others() -> None:
+    assert offenders(private_of_others) == []
 
 
 def too_long(path: Path) -> Iterator[str]:

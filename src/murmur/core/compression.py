@@ -135,7 +135,7 @@ class CompressedGroup(GroupAround):
         self._kept: MutableMapping[str, Tensor] = {} if kept is None else kept
         self._path, self._splits = path, 0
 
-    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+    async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         part = -(-x.numel() // (self.size * ALIGNMENT)) * ALIGNMENT
         bounds = [(min(r * part, x.numel()), min((r + 1) * part, x.numel())) for r in range(self.size)]
         start, end = bounds[self.rank]

@@ -104,12 +104,20 @@ class Group(ABC):
     adds_beside: bool = True
 
     @abstractmethod
-    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
-        """Share a few numbers before a mean; return those of all members, by rank. Check that their vectors match."""
+    async def share_numbers(self, x: Tensor, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        """Share a few numbers before a mean; return those of all members, by rank.
+
+        Raises:
+            WorldMismatch: Members passed vectors of different lengths.
+            PeerLost: A member is gone.
+        """
 
     @abstractmethod
-    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
-        """Return sum_i weights_i x_i / sum_i weights_i; at least one weight is positive; x is not changed."""
+    async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        """Return sum_i weights_i x_i / sum_i weights_i, with weights that all members know from `share_numbers`.
+
+        At least one weight is positive; x is not changed.
+        """
 
     @abstractmethod
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
@@ -198,11 +206,11 @@ class Group(ABC):
             ValueError: The weight is negative or infinite.
             WorldMismatch: Members passed vectors of different lengths.
         """
-        weights = [said[0] for said in await self._words(x, (share_of(x, weight),))]
+        weights = [said[0] for said in await self.share_numbers(x, (share_of(x, weight),))]
         self.total_weight = sum(weights)
         if self.total_weight == 0 or self.size == 1:
             return x.clone()
-        return await self._mean(x, weights)
+        return await self.mean_with(x, weights)
 
     async def mix(self, x: Tensor, row: Mapping[int, float]) -> Tensor:
         """Mix with neighbours: return sum_j T_ij x_j for row i of a symmetric T, as a new vector.
@@ -233,11 +241,11 @@ class GroupAround(Group):
         self.rank, self.size, self.name = inner.rank, inner.size, inner.name
         self.adds_beside = inner.adds_beside
 
-    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
-        return await self.inner._words(x, words)
+    async def share_numbers(self, x: Tensor, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        return await self.inner.share_numbers(x, numbers)
 
-    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
-        return await self.inner._mean(x, weights)
+    async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        return await self.inner.mean_with(x, weights)
 
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         self.inner.post(x, to, tag, header)

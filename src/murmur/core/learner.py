@@ -77,6 +77,11 @@ class Learner:
             return self._averager
 
     @property
+    def averager_in_use(self) -> PairwiseAverager | None:
+        """This learner's pairwise averager; None before its first use."""
+        return self._averager
+
+    @property
     def leads(self) -> bool:
         """True for the first live learner, which alone evaluates and saves the model."""
         return self.group.rank == self.group.live[0] if self.lock_step else self.averager.leads
@@ -323,7 +328,7 @@ class Learner:
         self.group, self.weights, self._averager, self.keepers = (
             other.group,
             other.weights,
-            other._averager,
+            other.averager_in_use,
             other.keepers,
         )
 

@@ -3,9 +3,10 @@
 | interface | used for | checked on |
 |---|---|---|
 | `torch._C._distributed_c10d` | process groups and stores without the global state of `torch.distributed` | 2.6, 2.13 |
-| `ProcessGroupGloo._Options` | the device and the timeout of a gloo group | 2.6, 2.13 |
+| `ProcessGroupGloo._Options` | device, threads and timeout of a gloo group | 2.6, 2.13 |
 | `torch._utils._unflatten_dense_tensors` | views of a flat vector in the shapes of a model's tensors | 2.6, 2.13 |
 | `torch._foreach_copy_`, `torch._foreach_norm` | copies and norms of many tensors by one call | 2.6, 2.13 |
+| `Tensor._version` | whether gradients were changed in place | 2.6, 2.13 |
 | `torch._C.DisableTorchFunction` | calls of the original functions inside a `TorchFunctionMode` | 2.6, 2.13 |
 | `torch.autograd.Variable._execution_engine` | callbacks at the end of a backward pass | 2.6, 2.13 |
 | `torch.ops.mkldnn._is_mkldnn_bf16_supported` | whether the processor computes in bfloat16 | 2.6, 2.13 |
@@ -15,9 +16,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import DisableTorchFunction, _distributed_c10d
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch._utils import _unflatten_dense_tensors
@@ -35,6 +38,7 @@ __all__ = [
     "gloo_options",
     "has_fast_bfloat16",
     "unflatten",
+    "version_of",
 ]
 
 c10d = _distributed_c10d
@@ -44,9 +48,22 @@ foreach_copy_ = torch._foreach_copy_
 foreach_norm = torch._foreach_norm
 
 
-def gloo_options() -> Any:
-    """Options of a gloo process group, with the defaults of PyTorch."""
-    return c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+def gloo_options(device: Any, threads: int, timeout: timedelta) -> Any:
+    """Options of a gloo process group.
+
+    Args:
+        device: gloo's device.
+        threads: Number of threads that run its collectives.
+        timeout: Time for all members to arrive.
+    """
+    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices, options._threads, options._timeout = [device], threads, timeout
+    return options
+
+
+def version_of(x: Tensor) -> int:
+    """Number of changes of a tensor in place; it grows with every one."""
+    return int(x._version)
 
 
 def has_fast_bfloat16() -> bool:

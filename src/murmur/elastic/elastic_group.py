@@ -115,7 +115,7 @@ class ElasticGroup(GroupAround):
         return self._hold(lambda group: group.start_sum(x.clone()), x)
 
     async def _average(self, x: Tensor, weight: float, group: Group) -> Tensor:
-        said = await group._words(x, (weight, float(bool(self._latecomers())), float(is_finite(x))))
+        said = await group.share_numbers(x, (weight, float(bool(self._latecomers())), float(is_finite(x))))
         weights = [words[0] for words in said]
         self.total_weight, self._waiting = sum(weights), any(words[1] > 0 for words in said)
         assignment = self._next_assignment()
@@ -126,7 +126,7 @@ class ElasticGroup(GroupAround):
             return x.clone()
         if self.total_weight == 0 or group.size == 1:
             return x.clone()
-        return await group._mean(x, weights)
+        return await group.mean_with(x, weights)
 
     async def _hold(self, act: Callable[[Group], Awaitable[Tensor]], like: Tensor, ends_round: bool = False) -> Tensor:
         """Repeat a collective until it succeeds, or until another member supplies its result."""

@@ -75,7 +75,7 @@ class TaskSource:
         self._probe: Any = None
         self.drawn = 0
         self.cover = Cover()
-        self.boundary_hook: Boundary | None = None
+        self._boundaries: list[Boundary] = []
         self.clock = TrainingClock(seat)
         ahead = experiment.prefetch if seat.works_beside else 0
         self._minibatches = Prefetch(self.task.minibatch, ahead, lane_to(seat.device))
@@ -276,8 +276,16 @@ class TaskSource:
             self.restart()  # the optimizer's state that led to these weights must not be kept
         elif self.broken:
             self.counters.still_broken()
-        if self.boundary_hook is not None:
-            await self.boundary_hook(me)
+        for boundary in self._boundaries:
+            await boundary(me)
+
+    def at_boundary(self, boundary: Boundary) -> None:
+        """Await this at every boundary from now on, after those added before."""
+        self._boundaries.append(boundary)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Hand every further record to this observer too."""
+        self.observers = (*self.observers, observer)
 
     def observe(self, record: Record) -> None:
         """Hand a record to every observer."""

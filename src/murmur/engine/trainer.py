@@ -106,14 +106,14 @@ class Trainer:
 
     async def _run(self, seat: Seat, source: TaskSource) -> Outcome:
         points = EvaluationPoints(source, self.out, self.asked)
-        source.boundary_hook = points.boundary
+        source.at_boundary(points.boundary)
         resumed = await self._resume(seat, source, points)
         if resumed is None and not seat.late:
             everything = Layout.everything(source.model)
             everything.scatter(await seat.group.broadcast(everything.gather()))
         trace = await self._open(seat, source, resumed is not None)
         if source.observers and seat.works_beside and seat.group.size > 1:
-            self._watch_pace(source, points)
+            self._watch_pace(source)
         me = Learner(seat, Weights(source.layout), source, Facts.of(self.experiment.strategy).lock_step)
         me.outer = {} if resumed is None else resumed.outer
         points.begin()
@@ -145,16 +145,11 @@ class Trainer:
             return Outcome(seat.group.rank, False, source.model, {}, source.total)
         return outcome
 
-    def _watch_pace(self, source: TaskSource, points: EvaluationPoints) -> None:
+    def _watch_pace(self, source: TaskSource) -> None:
         """Find out who is slow, where seconds are real."""
         pace = Pace(source, self.pace_seconds)
-        source.observers = (*source.observers, pace)
-
-        async def boundary(me: Learner) -> None:
-            await points.boundary(me)
-            await pace.boundary(me)
-
-        source.boundary_hook = boundary
+        source.add_observer(pace)
+        source.at_boundary(pace.boundary)
 
     async def _resume(self, seat: Seat, source: TaskSource, points: EvaluationPoints) -> Resume | None:
         if self.out is None:
@@ -181,7 +176,7 @@ class Trainer:
             begin_trace(trace)
         if not seat.late:
             await seat.group.broadcast(torch.zeros(1))
-        source.observers = (*source.observers, JsonLines(records))
+        source.add_observer(JsonLines(records))
         seat.trace.sink = chrome = ChromeTrace(trace)
         return chrome
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from murmur.core.flat import Layout
+from murmur.core.torch_private import version_of
 
 
 class Behind:
@@ -42,7 +43,7 @@ class Behind:
             start(samples)
         yield
         if start is not None:
-            self._left = [(t, t.grad, t.grad._version) for t in self.layout.tensors if t.grad is not None]
+            self._left = [(t, t.grad, version_of(t.grad)) for t in self.layout.tensors if t.grad is not None]
 
     def check(self, scaled: bool) -> None:
         """Check that the gradients have not changed since they were sent.
@@ -55,7 +56,7 @@ class Behind:
                 "a loss scaler finds overflows only after the backward pass, when gradients have been sent: do not use"
                 " last_backward with a GradScaler"
             )
-        if any(t.grad is not g or g._version != version for t, g, version in self._left):
+        if any(t.grad is not g or version_of(g) != version for t, g, version in self._left):
             raise RuntimeError(
                 "gradients were changed after last_backward, when they had already been sent: do not use it if you"
                 " clip them, or if another backward pass follows"

@@ -146,12 +146,12 @@ class ThreadGroup(Group):
         self.trace.add(WAITING, end - waited, end, f"{verb} #{self._calls[verb]} of {self.name}")
         return values
 
-    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+    async def share_numbers(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
         given = self._meet("mean", (x, tuple(words)))
         check_alike([x for x, _ in given], self.name)
         return [said for _, said in given]
 
-    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+    async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         xs = self._meet("exchange of mean", x.clone())
         with self.trace.span(COMMUNICATING, f"mean of {self.name}"):
             return weighted_mean(xs, weights)

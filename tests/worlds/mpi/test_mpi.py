@@ -151,23 +151,43 @@ def test_messages_are_delivered_in_the_order_in_which_they_began() -> None:
     large, small = Request(), Request(True)
     wire = Wire([(large, to_block(torch.ones(9), "t", ())), (small, to_block(torch.ones(1), "t", ()))])
     mail = MpiMail(SimpleNamespace(BYTE=None, Status=SimpleNamespace), wire)
-    assert not mail.poll()
-    assert mail.box.wait("t", 0.0) is None
+    assert mail.box.wait("t", 0.1) is None
     large.complete = True
-    assert mail.poll()
-    assert [len(mail.box.wait("t", 0.0).x) for _ in range(2)] == [9, 1]  # type: ignore[union-attr]
+    assert [len(mail.box.wait("t", 10.0).x) for _ in range(2)] == [9, 1]  # type: ignore[union-attr]
+    mail.progress.stop()
+
+
+def test_a_damaged_message_ends_all_waits() -> None:
+    raw = to_block(torch.ones(9), "t", ())
+    raw[20] ^= 1
+    mail = MpiMail(SimpleNamespace(BYTE=None, Status=SimpleNamespace), Wire([(Request(True), raw)]))
+    with pytest.raises(ValueError, match="does not fit its checksum"):
+        mail.box.wait("t", 10.0)
+    with pytest.raises(PeerLost, match="does not fit its checksum"):
+        mail.progress.check()
+    mail.progress.stop()
+
+
+def test_other_polls_share_the_thread() -> None:
+    def lost() -> bool:
+        raise PeerLost("learner 1 is gone")
+
+    mail = MpiMail(SimpleNamespace(BYTE=None, Status=SimpleNamespace), Wire([]), [lost])
+    with pytest.raises(PeerLost, match="learner 1 is gone"):
+        mail.box.wait("t", 10.0)
+    mail.progress.stop()
 
 
 def test_posting_copies_and_counts() -> None:
     wire = Wire([])
     mail = MpiMail(SimpleNamespace(BYTE=None, Status=SimpleNamespace), wire)
     x = torch.ones(3)
-    with progress(mail.poll) as (mail.progress, _):
-        mail.post(x, 2, "tag", (7.0,))
-        mail.post(x, 0, "own", (8.0,))
-        x.zero_()
-        while not mail.progress.idle:
-            time.sleep(1e-3)
+    mail.post(x, 2, "tag", (7.0,))
+    mail.post(x, 0, "own", (8.0,))
+    x.zero_()
+    while not mail.progress.idle:
+        time.sleep(1e-3)
+    mail.progress.stop()
     (((tag, got, header), to),) = wire.sent
     assert (tag, got.tolist(), header, to) == ("tag", [1.0] * 3, (7.0,), 2)
     own = mail.box.wait("own", 0.0)

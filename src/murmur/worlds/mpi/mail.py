@@ -8,7 +8,7 @@ the order in which they began.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,19 @@ class MpiMail:
     Attributes:
         box: Mailbox of arrivals.
         sent_bytes: Bytes sent so far.
+        progress: Thread that calls MPI; the post office begins it.
+
+    Args:
+        mpi: mpi4py's MPI.
+        comm: The communicator.
+        polls: Called by the same thread in turn with `poll`; each returns True if it made progress.
     """
 
-    def __init__(self, mpi: Any, comm: Any) -> None:
+    def __init__(self, mpi: Any, comm: Any, polls: Sequence[Callable[[], bool]] = ()) -> None:
         self.box, self.sent_bytes = Mailbox(), 0
         self._mpi, self._comm, self._rank = mpi, comm, comm.rank
         self._coming: dict[int, deque[tuple[Any, Block]]] = defaultdict(deque)
-        self.progress: MpiProgress
+        self.progress = MpiProgress([self.poll, *polls], self.box.fail)
 
     def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
         """Queue a copy of x for learner `to`; return at once.

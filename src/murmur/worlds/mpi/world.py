@@ -182,8 +182,8 @@ class MpiWorld:
         self._owe(1)
         server, store = self._open_store()
         watch = PeerWatch.begin(store.clone(), self.place, self.lease_seconds)
-        mail = MpiMail(self._mpi, self._comm)
-        progress = mail.progress = MpiProgress([mail.poll, watch.poll], mail.box.fail)
+        mail = MpiMail(self._mpi, self._comm, [watch.poll])
+        progress = mail.progress
         seat = ProcessSeat(self.place.rank, time.monotonic(), self.sink)
         seat.device = self.device
         try:

@@ -146,14 +146,14 @@ class TorchGroup(Group):
             self._connections.cut()
         drop([self.__dict__.pop(name, None) for name in ("_group", "_nccl")])
 
-    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+    async def share_numbers(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
         if self._group is None:
             return [tuple(words)]
         # The time of so small a message is the wait for the slowest learner.
         with self.wiring.trace.span(WAITING, f"mean of {self.name}"):
             return self._compare(x, words, "mean")
 
-    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+    async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         mine, positive = weights[self.rank], [w for w in weights if w > 0]
         equal = len(set(positive)) == 1
         scaled = x * (mine if not equal else 1.0) if mine > 0 else torch.zeros_like(x)

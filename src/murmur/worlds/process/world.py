@@ -163,13 +163,14 @@ class ProcessWorld:
         seat.device = self.device
         # True if an earlier process of this learner was here, or if the learner was added.
         seat.late = self.place.rank >= self.size or bool(store.check([f"{READY_KEY}/{self.place.rank}"]))
-        membership = self._enter(store)
+        waits = Waits()
+        membership = self._enter(store, waits)
         store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
         groups = WeakSet[TorchGroup]()
         try:
             mail = Mail(store, self.place.rank, address, self.timeout_seconds, secret_of(self.place, store))
             try:
-                wiring = seat.wiring = self._wire(store, mail, address, seat, membership, groups)
+                wiring = seat.wiring = self._wire(store, mail, address, seat, membership, waits, groups)
                 seat.traffic = Traffic(lambda: _flows(mail, wiring))
                 seat.group = TorchGroup(wiring, WORLD, range(self.size))
                 yield seat
@@ -183,13 +184,14 @@ class ProcessWorld:
             if isinstance(store, NetStore) and store is not self.store:
                 store.close()
 
-    def _enter(self, store: c10d.Store) -> StoreMembership | None:
+    def _enter(self, store: c10d.Store, waits: Waits) -> StoreMembership | None:
         """Enter the membership, so that the others learn of this learner's loss at once from now on."""
         if not isinstance(store, NetStore) or self.size == 1:
             return None
         lease = max(STARTING_LEASE_SECONDS, self.lease_seconds)
         entry = self.start_seconds + STARTING_LEASE_SECONDS  # learners themselves report those that come too late
-        return StoreMembership(store.line, store.name_of(WORLD), self.place.rank, self.size, lease, entry)
+        name = store.name_of(WORLD)
+        return StoreMembership(store.line, name, self.place.rank, self.size, lease, entry, waits.longest)
 
     def _wire(
         self,
@@ -198,6 +200,7 @@ class ProcessWorld:
         address: str,
         seat: ProcessSeat,
         membership: StoreMembership | None,
+        waits: Waits,
         groups: WeakSet[TorchGroup],
     ) -> Wiring:
         rank = self.place.rank
@@ -211,9 +214,6 @@ class ProcessWorld:
         failure_detector = None
         if membership is not None:
             failure_detector = FailureDetector(membership, lambda r: told(r)[0], mail, self.lease_seconds)
-        waits = Waits()
-        if membership is not None:
-            membership.waiting = waits.longest
         return Wiring(
             store=store,
             rank=rank,

@@ -176,7 +176,7 @@ class VirtualGroup(Group):
         self.trace.add(COMMUNICATING, meeting.last_seconds, self.hub.clock.now, meeting.done.what)
         return result
 
-    async def _words(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+    async def share_numbers(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
         # They travel with the vectors and cost no message of their own.
         def finish(given: list[tuple[Tensor, tuple[float, ...]]]) -> tuple[list[tuple[float, ...]], float]:
             check_alike([x for x, _ in given], self.name)
@@ -185,7 +185,7 @@ class VirtualGroup(Group):
         found: list[tuple[float, ...]] = await self._meet("mean", (x, tuple(words)), finish)
         return found
 
-    async def _mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+    async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
             seconds = self.hub.network.allreduce_seconds(self.hub.members, x.numel() * x.element_size())
             return weighted_mean(xs, weights), seconds

@@ -23,8 +23,20 @@ def server() -> Iterator[StoreServer]:
     serving.close()
 
 
-def member(server: StoreServer, rank: int, size: int = 2, lease_seconds: float = LONG_SECONDS) -> StoreMembership:
-    return StoreMembership(lambda: StoreClient(*server.address), "group", rank, size, lease_seconds)
+def nothing() -> tuple[str, float]:
+    return "", 0.0
+
+
+def member(
+    server: StoreServer,
+    rank: int,
+    size: int = 2,
+    lease_seconds: float = LONG_SECONDS,
+    waiting: Callable[[], tuple[str, float]] = nothing,
+) -> StoreMembership:
+    return StoreMembership(
+        lambda: StoreClient(*server.address), "group", rank, size, lease_seconds, LONG_SECONDS, waiting
+    )
 
 
 def eventually(what: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -68,14 +80,13 @@ def test_silence_ends_with_the_lease(server: StoreServer) -> None:
 
 
 def test_a_learner_considered_lost_is_told(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
-    first, starved = member(server, 0), member(server, 1, lease_seconds=0.3)
     runs_again = Event()
 
     def starve() -> tuple[str, float]:
         runs_again.wait(60)
         return "", 0.0
 
-    starved.waiting = starve
+    first, starved = member(server, 0), member(server, 1, lease_seconds=0.3, waiting=starve)
     assert eventually(lambda: first.view().live == (0,))
     assert not caplog.text
     runs_again.set()
@@ -84,6 +95,20 @@ def test_a_learner_considered_lost_is_told(server: StoreServer, caplog: pytest.L
     starved.leave()
     first.leave()
     assert not caplog.text
+
+
+def test_losses_are_reported_with_their_cause_before_the_view_shows_them(server: StoreServer) -> None:
+    first, second = member(server, 0, 3), member(server, 1, 3)
+    member(server, 2, 3).fail("before the reports")
+    assert eventually(lambda: 2 not in first.view().live)
+    reports: list[tuple[int, str, tuple[int, ...]]] = []
+    first.report_losses(lambda rank, why: reports.append((rank, why, first.view().live)))
+    second.fail("MemoryError: full")
+    assert eventually(lambda: first.view().live == (0,))
+    assert reports == [(1, "MemoryError: full", (0, 1))]
+    with pytest.raises(RuntimeError, match="the losses of group are reported already"):
+        first.report_losses(lambda rank, why: None)
+    first.leave()
 
 
 def test_another_process_of_a_learner_is_another_incarnation(server: StoreServer) -> None:

@@ -27,9 +27,9 @@ from murmur.worlds.process.membership.client import StoreMembership
 
 place = take_place()
 membership = StoreMembership(
-    lambda: StoreClient(place.host, place.port, 30, place.secret), place.prefix + "world", place.rank, 2, 60.0
+    lambda: StoreClient(place.host, place.port, 30, place.secret), place.prefix + "world", place.rank, 2, 60.0,
+    waiting=lambda: ("the mean of the world", 7.0) if place.rank else ("", 0.0),
 )
-membership.waiting = lambda: ("the mean of the world", 7.0) if place.rank else ("", 0.0)
 pathlib.Path(sys.argv[1], f"entered-{place.rank}").touch()
 time.sleep(100)
 """
@@ -83,11 +83,15 @@ def test_ranks_in_few_words_are_the_same_ranks(numbers: set[int]) -> None:
     assert ranks(range(128)) == "0-127"
 
 
+def nothing() -> tuple[str, float]:
+    return "", 0.0
+
+
 def test_any_learner_can_ask_what_all_wait_for(server: StoreServer) -> None:
     memberships = [
-        StoreMembership(lambda: StoreClient(*server.address), "launch/world", rank, 3, 60.0) for rank in range(3)
+        StoreMembership(lambda: StoreClient(*server.address), "launch/world", rank, 3, 60.0, waiting=waiting)
+        for rank, waiting in enumerate((nothing, lambda: ("a message " + "x" * 1000, 5.0), nothing))
     ]
-    memberships[1].waiting = lambda: ("a message " + "x" * 1000, 5.0)
     memberships[2].fail("MemoryError: full")
     deadline = time.monotonic() + 10
     while "a message" not in memberships[0].stalls() and time.monotonic() < deadline:

@@ -43,10 +43,10 @@ def nothing() -> Exception:
     return PeerLost("nothing came", 0)
 
 
-def deliver(first: Mail, second: Mail, seconds: float) -> list[float]:
-    first.post(torch.arange(3.0), 1, "a")
-    first.post(torch.arange(4.0), 1, "a")
-    took = [second.box.take(0, "a", seconds, nothing).x.numel() for _ in range(2)]
+def deliver(first: Mail, second: Mail, seconds: float, to: int = 1) -> list[float]:
+    first.post(torch.arange(3.0), to, "a")
+    first.post(torch.arange(4.0), to, "a")
+    took = [second.box.take(1 - to, "a", seconds, nothing).x.numel() for _ in range(2)]
     return [float(n) for n in took]
 
 
@@ -123,6 +123,20 @@ def test_messages_to_a_lost_learner_are_given_up(store: NetStore, monkeypatch: p
     with pytest.raises(PeerLost, match="nothing came"):  # not an error of a lost learner
         first.box.take(1, "b", 0.1, nothing)
     first.close()
+
+
+def test_a_lost_learner_ends_waits_until_it_sends_again(store: NetStore) -> None:
+    first, second = Mail(store, 0, "127.0.0.1", 30, SECRET), Mail(store.clone(), 1, "127.0.0.1", 30, SECRET)
+    assert deliver(second, first, 20.0, to=0) == [3.0, 4.0]
+    first.lose(1, PeerLost("learner 1 is lost", 1))
+    with pytest.raises(PeerLost, match="learner 1 is lost"):
+        first.box.take(1, "a", 20.0, nothing)
+    second.post(torch.arange(5.0), 0, "a")
+    assert first.box.wait("a", 20.0) is not None
+    with pytest.raises(PeerLost, match="nothing came"):
+        first.box.take(1, "a", 0.1, nothing)
+    first.close()
+    second.close()
 
 
 def threads_named(*names: str) -> list[Thread]:

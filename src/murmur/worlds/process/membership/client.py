@@ -11,12 +11,17 @@ from typing import Any
 from murmur.core.membership import NOTHING, Membership, Preparation, View
 from murmur.worlds.process.membership.claims import ClaimClient, ClaimsAhead, Limits, claims_in
 from murmur.worlds.process.membership.server import ENTRY_SECONDS
-from murmur.worlds.process.membership.stalls import read_table
+from murmur.worlds.process.membership.stalls import Told, read_table
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 0.25
 REACHABLE_SECONDS = 2.0  # since its latest answer, the server is expected to answer again
 WORLD = "world"  # name of the membership, and of the group, of all learners
+Report = Callable[[int, str], None]
+
+
+def ignore(_rank: int, _why: str) -> None:
+    """Ignore a loss."""
 
 
 def stalls_of(line: ClaimClient, prefix: str) -> str:
@@ -34,9 +39,6 @@ class StoreMembership(Membership):
     Attributes:
         lease_seconds: Silence allowed to this learner from its next sign of life on.
         lost: Causes of the losses of members that had not ended in order, by rank, in the order of their losses.
-        when_gone: Called with the rank of a member that is gone, or is another process now, and the cause, before this
-            client's view shows it.
-        waiting: Returns what this learner waits for, and the seconds; sent with its signs of life.
 
     Args:
         connect: Opens a connection to the server.
@@ -45,6 +47,7 @@ class StoreMembership(Membership):
         size: Number of learners.
         lease_seconds: See above.
         entry_seconds: Time after the first entry until learners that have not entered count as lost.
+        waiting: Returns what this learner waits for, and the seconds; sent with its signs of life.
 
     Raises:
         ConnectionError: The server is gone (from every method).
@@ -58,14 +61,15 @@ class StoreMembership(Membership):
         size: int,
         lease_seconds: float,
         entry_seconds: float = ENTRY_SECONDS,
+        waiting: Callable[[], Told] = lambda: ("", 0.0),
     ) -> None:
         self.name, self.rank, self.lease_seconds = name, rank, lease_seconds
         self._line, self._pulse = connect(), connect()
         self._left = Event()
         self._failure: Exception | None = None
         self.lost: Mapping[int, str] = {}
-        self.when_gone: Callable[[int, str], None] = lambda _rank, _why: None
-        self.waiting: Callable[[], tuple[str, float]] = lambda: ("", 0.0)
+        self._waiting = waiting
+        self._report: Report = ignore
         self._answered = time.monotonic()
         self._seeing = Lock()
         self._view = _view(self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds))
@@ -74,6 +78,20 @@ class StoreMembership(Membership):
         self._ahead = ClaimsAhead(connect, head, lambda: (self._view.number, self._view.incarnations.get(rank)))
         self._thread = Thread(target=self._beat, name=f"signs of life in {name}", daemon=True)
         self._thread.start()
+
+    def report_losses(self, report: Report) -> None:
+        """Report losses from now on: a member is gone, or is another process now.
+
+        Args:
+            report: Called with the rank and the cause, before this client's view shows the loss.
+
+        Raises:
+            RuntimeError: Losses are reported already.
+        """
+        with self._seeing:
+            if self._report is not ignore:
+                raise RuntimeError(f"the losses of {self.name} are reported already")
+            self._report = report
 
     def view(self, fresh: bool = False) -> View:
         if self._failure is not None:
@@ -149,7 +167,7 @@ class StoreMembership(Membership):
             for rank in before.keys() - {self.rank}:
                 if view.incarnations.get(rank) != before[rank]:
                     again = "it was started again" if rank in view.incarnations else "it has ended"
-                    self.when_gone(rank, self.lost.get(rank, again))
+                    self._report(rank, self.lost.get(rank, again))
             own = view.incarnations.get(self.rank)
             if own is not None and own != before.get(self.rank, own):
                 log.warning(
@@ -163,7 +181,7 @@ class StoreMembership(Membership):
         try:
             while not self._left.is_set():
                 lease = self.lease_seconds
-                waits, waited = self.waiting()
+                waits, waited = self._waiting()
                 now = {
                     "waits": waits,
                     "waited": waited,

@@ -45,10 +45,10 @@ class FailureDetector:
         least_seconds: float = LEAST_SECONDS,
     ) -> None:
         self.membership, self._host_of, self._mail, self._least = membership, host_of, mail, least_seconds
-        membership.when_gone = self._gone
         self._memberships = [membership]
         self._told = -math.inf
         self._rounds: deque[float] = deque(maxlen=MOST_ROUNDS)
+        membership.report_losses(self._lose)
 
     def took(self, seconds: float) -> None:
         """Record the duration of a round; it determines the silence allowed to this learner."""
@@ -105,9 +105,8 @@ class FailureDetector:
     def _loss(self, rank: int, why: str) -> PeerLost:
         return PeerLost(f"learner {rank} on {self._host_of(rank)} is lost: {why}", rank)
 
-    def _gone(self, rank: int, why: str) -> None:
-        self._mail.box.lose(rank, self._loss(rank, why))
-        self._mail.drop(rank)  # a process that replaces it has another address
+    def _lose(self, rank: int, why: str) -> None:
+        self._mail.lose(rank, self._loss(rank, why))
 
     def tell_stalls(self) -> None:
         """Log the stall table; only the first live learner does, and only once in a while."""

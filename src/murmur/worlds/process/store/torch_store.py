@@ -30,9 +30,7 @@ class NetStore(Store):
 
     def clone(self) -> NetStore:
         """Return the same keys over a separate connection."""
-        twin = NetStore(self.line(), self._prefix)
-        twin._seconds = self._seconds
-        return twin
+        return NetStore(self.line(), self._prefix)
 
     def line(self) -> StoreClient:
         """Open a new connection to the server, for requests other than keys."""

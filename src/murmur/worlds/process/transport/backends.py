@@ -38,10 +38,7 @@ def make_gloo(
     Raises:
         PeerLost: A member did not come.
     """
-    options = gloo_options()
-    options._devices = [device.gloo]
-    options._threads = 2
-    options._timeout = timedelta(seconds=patience)
+    options = gloo_options(device.gloo, threads=2, timeout=timedelta(seconds=patience))
     made: list[Any] = []
 
     def make() -> None:

@@ -83,8 +83,13 @@ class Mail:
                     self._threads[to].start()
             self._senders[to].put(message)
 
+    def lose(self, learner: int, failure: Exception) -> None:
+        """Raise this error in all waits for a lost learner until it sends again; drop the messages queued for it."""
+        self.box.lose(learner, failure)
+        self.drop(learner)  # a process that replaces it has another address
+
     def drop(self, to: int) -> None:
-        """Drop a lost learner and the messages queued for it; the next message opens another connection."""
+        """Drop the messages queued for a learner; the next message opens another connection."""
         with self._lock:
             outbox, lines = self._senders.pop(to, None), [self._lines.pop(to, None), self._calls.pop(to, None)]
         if outbox is not None:
