@@ -237,9 +237,9 @@ def test_batchnorm_statistics_are_averaged() -> None:
     own: dict[int, Tensor] = {}
 
     class Watch(Trainer):
-        async def _finish(self, me, source, marks):  # type: ignore[no-untyped-def]
-            own[me.group.rank] = source.buffers.gather()
-            return await super()._finish(me, source, marks)
+        async def _end(self, me, points):  # type: ignore[no-untyped-def]
+            own[me.group.rank] = me.source.buffers.gather()
+            return await super()._end(me, points)
 
     outcome = Watch(experiment, VirtualWorld(2)).fit()
     assert not torch.equal(own[0], own[1])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.core.errors import SettingError
@@ -41,6 +41,7 @@ FITS = {  # fields -> values of OTHERS that are of their type
 }
 
 
+@settings(deadline=None)
 @given(st.builds(RunRequest, **VALUES))
 def test_it_comes_back_as_it_was(request: RunRequest) -> None:
     back = RunRequest.from_json(request.to_json())

@@ -46,7 +46,7 @@ class GracefulStop:
         """At a boundary of learners that go in step, after `done` minibatches.
 
         Raises:
-            Halted: a learner was asked to stop; this learner has saved, as all others have.
+            StoppedGracefully: a learner was asked to stop; this learner has saved, as all others have.
         """
         if self._entered:
             self._entered, self._regrouped = False, -1
@@ -75,7 +75,7 @@ class GracefulStop:
         """Between two gradients of a learner without lock-step, when so many minibatches are handed out.
 
         Raises:
-            Halted: this process was asked to stop, and has saved.
+            StoppedGracefully: this process was asked to stop, and has saved.
         """
         if not self.asked():
             return
@@ -91,7 +91,8 @@ class GracefulStop:
         """Of a learner without lock-step that has nothing left to do, before it saves the end of the run.
 
         Raises:
-            Halted: others have stopped, as they and this process were asked to: what they had left is still to do.
+            StoppedGracefully: others have stopped, as they and this process were asked to: what they had left is still
+                to do.
         """
         if self.asked() and me.group.count("stopped") > 0:
             await self._stop(me)

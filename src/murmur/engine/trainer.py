@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from murmur.core.facts import Facts
-from murmur.core.flat import Layout, is_finite
+from murmur.core.flat import Layout
 from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Learner
 from murmur.core.membership import ENDED, RunOver, StoppedGracefully
@@ -20,11 +20,11 @@ from murmur.core.weights import Weights
 from murmur.core.world import Seat, World
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
 from murmur.engine import cover
-from murmur.engine.checkpoints.checkpoint import Checkpoints, write_pair, write_whole
+from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
 from murmur.engine.checkpoints.resume import Resume, forget_position, join_late, resume
-from murmur.engine.counters import ADVICE, tell_bad_numbers
+from murmur.engine.counters import tell_bad_numbers
 from murmur.engine.elastic_run import run_strategy
-from murmur.engine.evaluation_points import EvaluationPoints, consensus_tensors
+from murmur.engine.evaluation_points import EvaluationPoints
 from murmur.engine.experiment import Experiment
 from murmur.engine.graceful_stop import Asked
 from murmur.engine.pace import EVERY_SECONDS, Pace
@@ -80,7 +80,7 @@ class Trainer:
             WorldMismatch: learners run different experiments.
             PeerLost: a learner is gone.
             FloatingPointError: losses, gradients or weights were not finite, again and again.
-            Halted: it was asked to stop, and has saved where it can go on.
+            StoppedGracefully: it was asked to stop, and has saved where it can go on.
             IncompleteRun: the learners have not computed every minibatch of the budget once.
         """
         outcomes = self.world.run(self._train)
@@ -95,55 +95,53 @@ class Trainer:
         source = TaskSource(self.experiment, seat, self.observers(seat))
         with closing(source):
             try:
-                return await self._run(seat, source)
+                return outcome_of(source, figures=await self._run(seat, source))
             except StoppedGracefully as stopped:
                 cover.leave(seat.group)
                 seat.waits = False
-                if isinstance(seat.trace.sink, ChromeTrace):
-                    seat.trace.sink.flush()
-                seat.trace.sink = None
-                return Outcome(seat.group.rank, False, source.model, {}, stopped.minibatches, stopped=True)
+                end_trace(seat)
+                return outcome_of(source, stopped=stopped)
 
-    async def _run(self, seat: Seat, source: TaskSource) -> Outcome:
+    async def _run(self, seat: Seat, source: TaskSource) -> Mapping[str, float] | None:
+        """Train to the end of the budget; return the figures of the model where this learner has written it."""
         points = EvaluationPoints(source, self.out, self.asked)
-        source.at_boundary(points.boundary)
-        resumed = await self._resume(seat, source, points)
-        if resumed is None and not seat.late:
-            everything = Layout.everything(source.model)
-            everything.scatter(await seat.group.broadcast(everything.gather()))
-        trace = await self._open(seat, source, resumed is not None)
-        if source.observers and seat.works_beside and seat.group.size > 1:
-            self._watch_pace(source)
-        me = Learner(seat, Weights(source.layout), source, Facts.of(self.experiment.strategy).lock_step)
-        me.outer = {} if resumed is None else resumed.outer
-        points.begin()
+        me = await self._begin(seat, source, points)
         try:
             if source.first < source.total:
                 await run_strategy(self.experiment.strategy, me, source, points.skip_to)
         except RunOver:
             cover.leave(seat.group)
             seat.waits = False
-            return Outcome(seat.group.rank, False, source.model, {}, source.total)
+            return None
         source.counters.share(seat.group)
         source.cover.tell(seat.group)
         await cover.check(seat, source.total - source.first, source.to_do)
         if me.follows:
             points.save(me, source.total)
-            me.seat.trace.sink, me.seat.waits = None, False
-            if trace is not None:
-                trace.flush()
-            return Outcome(seat.group.rank, False, source.model, {}, source.total)
+            seat.waits = False
+            end_trace(seat)
+            return None
         try:
-            outcome = await self._finish(me, source, points)
-            await self._close(me, trace)
-            if not outcome.leads and await inherits(me.seat):
-                outcome = self._conclude(me, source, points, (me.weights.snapshot(), source.buffers.gather()))
-            if outcome.leads:
-                me.seat.group.count(ENDED, 1)
+            return await self._end(me, points)
         except (LeftBehind, RunOver):  # the others have ended, or will, without this learner
             seat.waits = False
-            return Outcome(seat.group.rank, False, source.model, {}, source.total)
-        return outcome
+            return None
+
+    async def _begin(self, seat: Seat, source: TaskSource, points: EvaluationPoints) -> Learner:
+        """The learner, with the weights from which the run begins or goes on."""
+        source.at_boundary(points.boundary)
+        resumed = await self._resume(seat, source, points)
+        if resumed is None and not seat.late:
+            everything = Layout.everything(source.model)
+            everything.scatter(await seat.group.broadcast(everything.gather()))
+        if self.out is not None:
+            await self._open(self.out, seat, source, resumed is not None)
+        if source.observers and seat.works_beside and seat.group.size > 1:
+            self._watch_pace(source)
+        me = Learner(seat, Weights(source.layout), source, Facts.of(self.experiment.strategy).lock_step)
+        me.outer = {} if resumed is None else resumed.outer
+        points.begin()
+        return me
 
     def _watch_pace(self, source: TaskSource) -> None:
         """Find out who is slow, where seconds are real."""
@@ -161,29 +159,34 @@ class Trainer:
             points.go_on(resumed)
         return resumed
 
-    async def _open(self, seat: Seat, source: TaskSource, resumed: bool) -> ChromeTrace | None:
+    async def _open(self, out: Path, seat: Seat, source: TaskSource, resumed: bool) -> None:
         """Files of this run; learner 0 prepares them before the others write."""
-        if self.out is None:
-            return None
-        records, trace = self.out / "records.jsonl", self.out / "trace.json"
+        records, trace = out / "records.jsonl", out / "trace.json"
         if seat.group.rank == 0 and not seat.late:
             if not resumed:
-                Checkpoints(self.out / "checkpoints").clear()
-                forget_position(self.out)
+                Checkpoints(out / "checkpoints").clear()
+                forget_position(out)
             _forget_after(records, source.first)
             if trace.exists():
-                trace.replace(self.out / f"trace-until-{source.first}.json")
+                trace.replace(out / f"trace-until-{source.first}.json")
             begin_trace(trace)
         if not seat.late:
             await seat.group.broadcast(torch.zeros(1))
         source.add_observer(JsonLines(records))
-        seat.trace.sink = chrome = ChromeTrace(trace)
-        return chrome
+        seat.trace.sink = ChromeTrace(trace)
 
-    async def _close(self, me: Learner, trace: ChromeTrace | None) -> None:
-        if trace is not None:
-            me.seat.trace.sink = None
-            trace.flush()
+    async def _end(self, me: Learner, points: EvaluationPoints) -> Mapping[str, float] | None:
+        """End the run together with the others; one of them writes the model."""
+        figures = await points.end(me)
+        await self._close(me)
+        if figures is None and await inherits(me.seat):
+            figures = points.take_over(me)
+        if figures is not None:
+            me.seat.group.count(ENDED, 1)
+        return figures
+
+    async def _close(self, me: Learner) -> None:
+        end_trace(me.seat)
         leads = me.leads
         if not me.lock_step:
             await me.averager.meet(ENDED)
@@ -191,48 +194,30 @@ class Trainer:
             await me.group.meet(ENDED)  # all learners have written
         if leads:
             tell_bad_numbers(me.seat.group)
-        if leads and trace is not None:
-            finish_trace(trace.path)
+        if leads and self.out is not None:
+            finish_trace(self.out / "trace.json")
 
-    async def _finish(self, me: Learner, source: TaskSource, points: EvaluationPoints) -> Outcome:
-        """The consensus of all learners, evaluated once more and saved."""
-        if me.lock_step:
-            weights, buffers, figures = await self._average(me, source, points)
-        else:
-            weights, buffers, figures = await points.finish(me)
-        if not figures:
-            return Outcome(me.group.rank, False, source.model, {}, source.total)
-        return self._conclude(me, source, points, (weights, buffers), figures)
 
-    def _conclude(
-        self,
-        me: Learner,
-        source: TaskSource,
-        points: EvaluationPoints,
-        consensus: tuple[Tensor, Tensor],
-        figures: dict[str, float] | None = None,
-    ) -> Outcome:
-        """Write the consensus; evaluated here where it is not yet."""
-        found = points.take_over(me, consensus) if figures is None else figures
-        if self.out is not None:
-            facts = {"minibatches": source.total, **points.facts(found)}
-            write_pair(self.out / "model", consensus_tensors(*consensus), facts)
-        return Outcome(me.group.rank, True, source.model, found, source.total)
+def outcome_of(
+    source: TaskSource, figures: Mapping[str, float] | None = None, stopped: StoppedGracefully | None = None
+) -> Outcome:
+    """The outcome of a learner: it leads where it holds the figures of the model; `stopped` is a graceful stop."""
+    return Outcome(
+        learner=source.seat.group.rank,
+        leads=figures is not None,
+        model=source.model,
+        figures=dict(figures or {}),
+        minibatches=source.total if stopped is None else stopped.minibatches,
+        stopped=stopped is not None,
+    )
 
-    async def _average(
-        self, me: Learner, source: TaskSource, points: EvaluationPoints
-    ) -> tuple[Tensor, Tensor, dict[str, float]]:
-        start = source.clock.moment()
-        weights = await me.group.mean(me.weights.snapshot())
-        if not is_finite(weights):
-            raise FloatingPointError(f"no learner's weights are finite: {ADVICE}")
-        buffers = source.buffers.gather()
-        if source.buffers.tensors:
-            buffers = await me.group.mean(buffers)
-            source.buffers.scatter(buffers)
-        me.weights.set_(weights)
-        source.clock.leave_out(start)
-        return weights, buffers, await points.evaluate(me, source.total)
+
+def end_trace(seat: Seat) -> None:
+    """Write the last events of a learner's trace; later ones are dropped."""
+    sink = seat.trace.sink
+    if isinstance(sink, ChromeTrace):
+        seat.trace.sink = None
+        sink.flush()
 
 
 async def inherits(seat: Seat) -> bool:

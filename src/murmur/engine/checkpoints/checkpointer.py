@@ -1,0 +1,86 @@
+"""Checkpointer of a run: writes the parts of checkpoints, the best models, their mean and the last consensus."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from murmur.core.learner import Learner
+from murmur.engine.checkpoints.best import BestCheckpoints
+from murmur.engine.checkpoints.checkpoint import Checkpoints, layout_of, write_pair
+from murmur.engine.checkpoints.resume import Resume
+from murmur.engine.checkpoints.state import pack
+from murmur.engine.evaluator import Consensus, Evaluation, Evaluator
+from murmur.engine.graceful_stop import Asked, GracefulStop
+from murmur.engine.task_source import TaskSource
+
+
+class Checkpointer:
+    """Saves one learner's state, and, where it leads, the models of the run.
+
+    Args:
+        source: Where the run stands.
+        evaluator: Evaluates the averaged model.
+        out: Folder of the run; None writes nothing.
+        asked: Returns True once this process was asked to stop; None: it never is.
+
+    Attributes:
+        stop: The graceful stop, which saves; None without `asked`.
+    """
+
+    def __init__(self, source: TaskSource, evaluator: Evaluator, out: Path | None, asked: Asked | None) -> None:
+        self._source, self._evaluator, self._out = source, evaluator, out
+        self._checkpoints = Checkpoints(out / "checkpoints") if out else None
+        most = source.experiment.averaged_checkpoints
+        self._best = BestCheckpoints(out / "checkpoints" / "marks", most) if out else None
+        self.stop = None if asked is None else GracefulStop(source, asked, self.save)
+
+    def save(self, me: Learner, done: int) -> None:
+        """Write this learner's part of the checkpoint after `done` minibatches; the leader deletes old checkpoints."""
+        if self._checkpoints is None:
+            return
+        tensors, facts = pack(me, self._source, done)
+        lowest = self._evaluator.lowest
+        facts["best"] = lowest if math.isfinite(lowest) else None
+        self._checkpoints.save(done, me.seat.group.rank, tensors, facts)
+        me.saved = done  # a leader tells the members of its node
+        if me.leads:
+            self._checkpoints.prune()
+
+    def keep(self, evaluation: Evaluation) -> None:
+        """Write an evaluated consensus where it is the best or among the best; at the end, also their mean."""
+        if self._out is None or self._best is None:
+            return
+        tensors, done = evaluation.consensus.tensors, evaluation.minibatches
+        self._best.add(tensors, evaluation.figures, done)
+        if evaluation.improves:
+            write_pair(self._out / "best", tensors, {"minibatches": done, **self._facts(evaluation.figures)})
+        if done >= self._source.total:
+            self._average(self._out, self._best, done)
+
+    def _average(self, out: Path, best: BestCheckpoints, done: int) -> None:
+        """averaged.safetensors: the mean of the kept models, with the held-out figures that it reaches itself."""
+        if not best.ranked():
+            return
+        tensors, marks = best.mean()
+        device = self._source.layout.device
+        figures = self._evaluator.figures({name: tensor.to(device) for name, tensor in tensors.items()})
+        write_pair(out / "averaged", tensors, {"minibatches": done, "marks": marks, **self._facts(figures)})
+
+    def write_model(self, consensus: Consensus, figures: Mapping[str, float]) -> None:
+        """model.safetensors: the consensus at the end of the run, with its held-out figures."""
+        if self._out is not None:
+            facts = {"minibatches": self._source.total, **self._facts(figures)}
+            write_pair(self._out / "model", consensus.tensors, facts)
+
+    def go_on(self, resume: Resume) -> None:
+        """Delete models of evaluations behind the checkpoint that the run goes on from: they are made again."""
+        if self._best is not None and self._source.seat.group.rank == 0:
+            self._best.forget_after(resume.mark)
+
+    def _facts(self, figures: Mapping[str, float]) -> dict[str, Any]:
+        """Facts saved beside a consensus model."""
+        shapes = layout_of(self._source.model)
+        return {"experiment": self._source.experiment.digest(), "figures": dict(figures), "tensors": shapes}

@@ -1,0 +1,172 @@
+"""Evaluator of a run: the consensus of the learners, its held-out figures, and who is told of them.
+
+Nothing is written here but a record. The seconds of an evaluation are kept off the time axis by the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from murmur.core.flat import is_finite
+from murmur.core.group import Group
+from murmur.core.learner import Learner
+from murmur.engine.counters import ADVICE
+from murmur.engine.record import Record
+from murmur.engine.schedule import listens
+from murmur.engine.task_source import TaskSource
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """The model that stands for all learners at one moment.
+
+    Attributes:
+        weights: Vector of the trainable tensors.
+        buffers: Vector of the floating-point buffers.
+        distance: Consensus distance of the learners at that moment; None where it is not measured.
+    """
+
+    weights: Tensor
+    buffers: Tensor
+    distance: float | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of a saved consensus model."""
+        return {"weights": self.weights, "buffers": self.buffers}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A consensus and its held-out figures.
+
+    Attributes:
+        consensus: The model.
+        figures: Its figures on held-out data.
+        minibatches: Minibatches that were done.
+        improves: True if no earlier evaluation had so low a held-out loss.
+    """
+
+    consensus: Consensus
+    figures: Mapping[str, float]
+    minibatches: int
+    improves: bool
+
+
+class Evaluator:
+    """Evaluates the consensus of a run, on the learner that leads.
+
+    Args:
+        source: Where the run stands.
+
+    Attributes:
+        lowest: Lowest held-out loss so far.
+    """
+
+    def __init__(self, source: TaskSource) -> None:
+        self._source = source
+        self.lowest = math.inf
+        self._groups: dict[str, Group] = {}
+        if source.seat.group.rank < source.seat.group.size:  # one that was added later is in no part of the others
+            self.beside(source.seat.group)
+
+    def beside(self, group: Group) -> Group:
+        """A group of the same learners for evaluation alone: in full precision, and never in the way of averaging."""
+        group = group.plain
+        if group.name not in self._groups:
+            twin = group.split([range(group.size)])
+            assert twin is not None
+            self._groups[group.name] = twin
+        return self._groups[group.name]
+
+    async def together(self, me: Learner) -> Consensus:
+        """The consensus of learners in lock-step: the means of their weights and buffers, on every learner."""
+        beside, buffers = self.beside(me.group), self._source.buffers
+        weights = await beside.mean(me.weights.snapshot())
+        averaged = await beside.mean(buffers.gather()) if buffers.tensors else buffers.gather()
+        return Consensus(weights, averaged)
+
+    async def alone(self, me: Learner) -> Consensus:
+        """The consensus without lock-step: the mean of the others' present weights, with this learner's buffers."""
+        found = list((await me.averager.snapshots()).values())
+        vectors = torch.stack([w for w in found if is_finite(w)] or found)
+        mean = vectors.mean(0)
+        distance = float((vectors - mean).square().sum(1).mean().sqrt())
+        return Consensus(mean, self._source.buffers.gather(), distance)
+
+    async def last_together(self, me: Learner) -> Consensus:
+        """The consensus at the end of a run in lock-step; the live weights and buffers of all learners become it.
+
+        Raises:
+            FloatingPointError: no learner's weights are finite.
+        """
+        weights = await me.group.mean(me.weights.snapshot())
+        if not is_finite(weights):
+            raise FloatingPointError(f"no learner's weights are finite: {ADVICE}")
+        buffers = self._source.buffers.gather()
+        if self._source.buffers.tensors:
+            buffers = await me.group.mean(buffers)
+            self._source.buffers.scatter(buffers)
+        me.weights.set_(weights)
+        return Consensus(weights, buffers)
+
+    async def last_alone(self, me: Learner) -> Consensus:
+        """The consensus at the end of a run without lock-step: the strategy has ended with it."""
+        weights, buffers = me.weights.snapshot(), self._source.buffers.gather()
+        if self._source.buffers.tensors:
+            buffers = await me.averager.consensus(buffers, "buffers")
+            self._source.buffers.scatter(buffers)
+        return Consensus(weights, buffers, 0.0)
+
+    def evaluate(self, consensus: Consensus, minibatches: int) -> Evaluation:
+        """Return the held-out figures of a consensus after a number of minibatches."""
+        figures = self.figures(consensus.tensors)
+        improves = figures.get("loss", math.nan) < self.lowest
+        if improves:
+            self.lowest = figures["loss"]
+        return Evaluation(consensus, figures, minibatches, improves)
+
+    def figures(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the held-out figures of a saved model."""
+        return dict(self._source.evaluate_with(tensors["weights"], tensors["buffers"]))
+
+    async def tell_schedule(self, me: Learner, evaluation: Evaluation | None) -> None:
+        """Send learner 0's held-out loss to all learners, if the schedule of the rates listens."""
+        if not listens(self._source.experiment.schedule):
+            return
+        loss = math.nan if evaluation is None else evaluation.figures.get("loss", math.nan)
+        told = await self.beside(me.group).broadcast(torch.tensor([loss], dtype=torch.float64))
+        self._source.heldout = (*self._source.heldout, float(told))
+
+    def record(self, evaluation: Evaluation, steps: int) -> None:
+        """Hand the figures to the observers; log a warning if training has diverged. `steps`: of this launch."""
+        at, counters = self._source.progress_at(evaluation.minibatches), self._source.counters
+        loss = evaluation.figures.get("loss", math.nan)
+        if "loss" in evaluation.figures and counters.diverges(loss, min(self.lowest, loss)):
+            log.warning(
+                "epoch %.2f: held-out loss %.4g, training loss %.4g after %.4g at the first minibatch: %s",
+                *(at.epoch, loss, counters.recent_loss, counters.first_loss, ADVICE),
+            )
+        self._source.observe(
+            Record(
+                kind="evaluation",
+                learner=0,
+                step=counters.steps + steps,  # those of earlier launches count too
+                minibatches=evaluation.minibatches,
+                samples=at.samples,
+                epoch=at.epoch,
+                seconds=self._source.clock.seconds,
+                loss=loss,
+                rate=at.rate,
+                consensus_distance=evaluation.consensus.distance,
+                figures=evaluation.figures,
+            )
+        )
