@@ -97,7 +97,7 @@ def in_short(described: Any) -> str:
 def describe(value: Any) -> Any:
     """Return a value of an experiment as JSON types, with the names of its classes; for run.json and digests."""
     if is_dataclass(value) and not isinstance(value, type):
-        shown = {f.name: describe(getattr(value, f.name)) for f in fields(value) if f.repr}
+        shown = {f.name: describe(_declared(getattr(value, f.name), f.type)) for f in fields(value) if f.repr}
         return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **shown}
     if isinstance(value, Mapping):
         return {str(k): describe(v) for k, v in value.items()}
@@ -108,3 +108,12 @@ def describe(value: Any) -> Any:
     if isinstance(value, Callable):  # type: ignore[arg-type]
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     return str(value)
+
+
+def _declared(value: Any, annotation: Any) -> Any:
+    """A field's value; an integer where its type says float is that float, so that 12 and 12.0 are described alike."""
+    if type(value) is not int:
+        return value
+    declared = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    options = {option.strip() for option in declared.split("|")}
+    return float(value) if "float" in options and "int" not in options else value
