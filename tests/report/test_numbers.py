@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib", reason="the drawing libraries are not installe
 pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
 
 from murmur.report import write_report
-from murmur.report.learners import mixing_of, speed_ups, strips
+from murmur.report.learners import mixing_of, speed_up, speed_ups, strips
 from murmur.report.read import read_run
 from murmur.report.records import MOST_BINS, Bins, Records
 
@@ -163,6 +163,10 @@ def test_speed_is_that_of_the_runs_with_the_fewest_learners(tmp_path: Path) -> N
     virtual = [run("v", 1, 5.0, simulated={"kind": "x"}), run("w", 4, 15.0, simulated={"kind": "x"})]
     runs = [read_run(folder) for folder in (*real, *virtual)]
     found = {run.name: (per_second, times) for run, per_second, times in speed_ups(runs)}
+    for shown, note in ((runs, True), (runs[:3], False)):
+        figure = speed_up(shown)
+        assert figure is not None
+        assert ("virtual seconds" in figure.note) == note
     assert found == {"a": (10.0, 0.5), "b": (30.0, 1.5), "c": (60.0, 3.0), "v": (5.0, 1.0), "w": (15.0, 3.0)}
 
 

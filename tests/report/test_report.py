@@ -135,6 +135,8 @@ def test_the_page_stands_on_its_own(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "<one>", 1, 9.5), make_run(tmp_path / "two", 2, 2.0)]
     page = write_report(folders, tmp_path / "sub" / "report.html").read_text()
     assert re.search(r"<main>\s*<h1>Winner: two", page)
+    assert "(95\u00a0% interval" in page
+    assert "Diamonds" not in page  # no run is simulated
     assert "<one>" not in page
     assert "<x>" not in page
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)

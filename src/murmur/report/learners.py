@@ -83,8 +83,10 @@ def speed_up(runs: Sequence[Run]) -> Figure | None:
     table: Table = (("run", "learners", "samples/s", "speed-up", "efficiency"), rows)
     note = (
         f"Samples a second against those of {least} learner{'' if least == 1 else 's'}. Line: ideal. From the first"
-        " step to the last, start-up and evaluation left out. Diamonds: virtual seconds."
+        " step to the last, start-up and evaluation left out."
     )
+    if any(run.simulated for run, _, _ in found):
+        note += " Diamonds: virtual seconds."
     return Figure("Speed-up", drawn("Speed-up", words, draw, HEIGHT_INCHES), words, note, table)
 
 

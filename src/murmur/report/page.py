@@ -161,6 +161,7 @@ def page(
     drawn = runs if len(runs) <= MOST_DRAWN else ranked[:MOST_DRAWN]
     columns, rows = with_shares(COLUMNS, [row(run) for run in ranked], ranked)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["unbroken"] = unbroken
     return environment.from_string(read_asset("page.html")).render(
         headline=headline(ranked),
         warnings=warnings(ranked),
@@ -181,6 +182,11 @@ def page(
         interactive=bool(charts),
         **source(charts),
     )
+
+
+def unbroken(text: str) -> str:
+    """Return text whose numbers stay on one line with their percent signs."""
+    return text.replace(" %", "\u00a0%")
 
 
 def source(charts: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -123,8 +123,8 @@ def notes(ranked: Sequence[Run]) -> list[str]:
         paired = difference(rated[0].utterances, run.utterances)
         if paired is not None:
             said.append(
-                f"{run.name} makes {paired.points:+.2f} points of errors against {rated[0].name}, 95 % interval"
-                f" {paired.low:+.2f} to {paired.high:+.2f} (paired bootstrap on the same utterances)."
+                f"The word error rate of {run.name} differs by {paired.points:+.2f} points from that of {rated[0].name}"
+                f" (95 % interval {paired.low:+.2f} to {paired.high:+.2f}, paired bootstrap on the same utterances)."
             )
     close = [
         run.name for run in rated[1:] if run.headline and rated[0].headline and run.headline.overlaps(rated[0].headline)
