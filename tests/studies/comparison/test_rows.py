@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.studies.comparison import table
@@ -19,6 +19,7 @@ CONTENTS = st.dictionaries(TEXTS, TEXTS | st.integers() | st.none())
 ROWS = st.lists(st.tuples(st.sampled_from("abc"), CONTENTS), max_size=6)
 
 
+@settings(deadline=None)
 @given(rows=ROWS, share=st.floats(0, 1))
 def test_a_file_cut_anywhere_keeps_its_whole_rows_and_takes_more(rows, share, tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("rows") / "deeper" / "rows.jsonl"
