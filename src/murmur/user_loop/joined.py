@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from murmur.core.assignment import Assignment
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Progress, Strategy
@@ -92,7 +91,7 @@ class Joined:
         self._given = seat if isinstance(seat, Seat) else None
         at = self._place if self._given is None else self._given.group
         self.rank, self.size = at.rank, at.size
-        self._source = LoopSource(model, optimizer, plan)
+        self._layout = Layout.trainable(model)
         self._ended = False
         self._running: Coroutine[Any, Any, None] | None = None
         self._stack = ExitStack()
@@ -109,15 +108,15 @@ class Joined:
 
     def _world(self) -> ProcessWorld:
         alone = HashStore() if self._place.size == 1 else None
-        device = str(self._source.layout.device)
+        device = str(self._layout.device)
         return ProcessWorld(self._place, device, self.plan.timeout_seconds, store=alone)
 
     def _sit(self, seat: Seat) -> None:
-        source = self._source
         self._all = JoinedGroup(seat.group, Loops(seat.group), range(seat.group.size))
-        weights = Weights(source.layout)
-        source.loop = self._loop = Loop(weights, self._all)
-        source.group, source.assignment = self._all, Assignment(tuple(range(self._all.size)))
+        weights = Weights(self._layout)
+        self._loop = Loop(weights, self._all)
+        source = LoopSource(self._layout, self.model, self.optimizer, self.plan, self._loop, self._all)
+        self._source = source
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
         self._answers = Answers(seat.group, self._loop, source.buffers)

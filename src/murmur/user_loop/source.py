@@ -66,22 +66,32 @@ class LoopSource:
     Attributes:
         stepping: True while the strategy steps the optimizer.
         behind: State of the step's last backward pass.
+
+    Args:
+        layout: Trainable tensors of the model.
+        model: Model of the loop.
+        optimizer: Optimizer of the loop.
+        plan: Facts that a loop cannot show.
+        loop: State of the loop.
+        group: Group of all learners.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
-        self.model, self.optimizer, self.plan = model, optimizer, plan
-        self.layout, self.buffers, self.integers = (
-            Layout.trainable(model),
-            Layout.buffers(model),
-            Layout.integers(model),
-        )
+    def __init__(
+        self,
+        layout: Layout,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        loop: Loop,
+        group: JoinedGroup,
+    ) -> None:
+        self.model, self.optimizer, self.plan, self.loop, self.group = model, optimizer, plan, loop, group
+        self.layout, self.buffers, self.integers = layout, Layout.buffers(model), Layout.integers(model)
+        self.assignment = Assignment(tuple(range(group.size)))
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.behind = Behind(self.layout)
         self.times = 1.0
         self.stepping = False
-        self.loop: Loop
-        self.assignment: Assignment
-        self.group: JoinedGroup
         self._g = self.layout.empty()
         self._turn = self._claimed = 0
         self._loss = math.nan
