@@ -209,6 +209,15 @@ def test_a_damaged_file_is_named(place: Path, tmp_path: Path, damage) -> None:
             assert str(copy / "recogniser" / name) in said
 
 
+def test_a_hybrid_run_without_a_score_needs_a_scale(place: Path, other: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(place / "hybrid", tmp_path / "hybrid"))
+    (copy / "score.json").unlink()
+    code, _, said = run("decode", "digits_hybrid", "--model", copy, "--data", other, "--out", tmp_path / "out")
+    assert code == 1
+    assert "give --scale, such as " in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_recogniser_is_small(place: Path) -> None:
     files = [path for path in (place / "hybrid" / "recogniser").rglob("*") if path.is_file()]
     assert 1000 < sum(path.stat().st_size for path in files) < 200_000

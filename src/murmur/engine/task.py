@@ -149,6 +149,13 @@ class Recognises(Protocol):
     def utterances(self, part: str) -> Any:
         """The `Corpus` of "train", "dev" or "test"."""
 
+    def check_grammar(self, name: str, option: str) -> None:
+        """Check, without prepared data, that there is a grammar of this name; `option` is the option that gives it.
+
+        Raises:
+            SettingError: There is none.
+        """
+
 
 @runtime_checkable
 class Stackable(Protocol):

@@ -216,6 +216,8 @@ def open_run(wanted: Wanted) -> TrainedRun:
     else:
         task = origin.task
         name, jobs = f"{origin.source}, {type(task).__name__}", recorded_jobs({}, task)
+        if wanted.search is not None and isinstance(wanted.search.grammar, str):
+            task.check_grammar(wanted.search.grammar, "--grammar")  # before data is asked for
         recogniser = task.recogniser()
     if {wanted.data, None if wanted.search is None else wanted.search.dev} & set(PARTS):
         task_to_do(origin.task)
