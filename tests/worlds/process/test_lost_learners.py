@@ -65,6 +65,7 @@ def test_k_step_averaging_goes_on_and_lets_a_learner_in_again(fate: str, tmp_pat
     assert (run.out / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_learners_that_all_considered_each_other_lost_form_a_group(tmp_path: Path) -> None:
     """Two are stopped; the third goes on, and is stopped when one of them runs again: no learner can admit it."""

@@ -29,6 +29,7 @@ TOY = ToyTask(samples=8, hidden=16, dropout=0.2, ragged=True, per_epoch=40)
 NATURAL = NaturalGradientSGD(0.05, momentum=0.9, fisher=FisherConfig(rank_in=5, rank_out=4))
 
 
+@pytest.mark.slow
 def test_it_learns_where_the_inputs_are_badly_scaled() -> None:
     """Inputs of very different sizes and a common offset: plain SGD crawls along the small ones."""
 
