@@ -36,6 +36,7 @@ from murmur.core.facts import FactsOfInner
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import randomized_ring
+from murmur.core.native_thread import end_process
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
@@ -372,6 +373,9 @@ def at_start(network: Network | None, name: str, fault: str) -> tuple[dict[str, 
         went_on = [r for r, code in codes.items() if code == 0]
         seconds = max((float(when) - at for when, _, _ in told.values()), default=0.0)
         found[moment] = {"named": len(named), "went_on": len(went_on), "seconds": seconds}
+        ended = {r: told[r][2] if r in told else f"status {codes[r]}" for r in others if r not in (*named, *went_on)}
+        if ended:
+            found[moment]["others"] = ended
         what = f"{name}, {fault} {moment}"
         print(f"{what}: {found[moment]}", flush=True)
         limit = ENDING_SECONDS + (0.0 if keys and fault == "killed at start" else COMING_SECONDS)
@@ -429,7 +433,7 @@ def main() -> None:
     given = options.parse_args()
     place = place_of()
     if given.learner is not None and place is not None:
-        sys.exit(learner(place, given.learner[0], int(given.learner[1]), Path(given.learner[2])))
+        end_process(learner(place, given.learner[0], int(given.learner[1]), Path(given.learner[2])))
     reason = refusal()
     if reason is not None:
         print(f"faults cannot run: {reason}")

@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from murmur.commands.stopped import say_stopped
 from murmur.core.errors import nearest, user_message
+from murmur.core.native_thread import end_process
 from murmur.core.stop_signals import Stoppable
 
 COMMANDS: Mapping[str, str] = {
@@ -121,5 +122,12 @@ def root(
 def main() -> None:
     """Entry point of the program `murmur`."""
     logging.basicConfig(level=logging.INFO, format="murmur: %(message)s", stream=sys.stderr)
+    status = 0
     with Stoppable(lambda stopped: say_stopped(stopped.name, sys.argv[1:])):
-        app()
+        try:
+            app()
+        except SystemExit as ended:
+            if not isinstance(ended.code, int):
+                raise
+            status = ended.code
+    end_process(status)

@@ -14,6 +14,7 @@ import torch
 from murmur.core.errors import IncompleteRun, SettingError, user_message
 from murmur.core.group import PeerLost, WorldMismatch
 from murmur.core.membership import StoppedGracefully
+from murmur.core.native_thread import end_process
 from murmur.core.stop_signals import Stoppable, Stopped
 from murmur.core.torch_private import HashStore, Store
 from murmur.core.world import Seat, World
@@ -146,8 +147,9 @@ def main() -> None:
             message = user_message(error)
             if message is None:
                 raise
-            sys.exit(f"murmur: {message}")
-    sys.exit(status)
+            print(f"murmur: {message}", file=sys.stderr)
+            status = 1
+    end_process(status)
 
 
 if __name__ == "__main__":

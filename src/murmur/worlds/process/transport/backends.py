@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from threading import Thread
 from typing import Any
 
 from murmur.core.group import PeerLost
+from murmur.core.native_thread import NativeThread
 from murmur.core.torch_private import c10d, gloo_options
 from murmur.worlds.process.transport.gloo_sockets import Device
 
@@ -50,7 +50,7 @@ def make_gloo(
     if check is None:
         make()
     else:
-        making = Thread(target=make, name="makes a group", daemon=True)
+        making = NativeThread(make, "makes a group")
         making.start()
         while making.is_alive():
             making.join(LOOK_SECONDS)

@@ -13,9 +13,9 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any
 
+from murmur.core.native_thread import NativeThread
 from murmur.core.torch_private import c10d
 from murmur.worlds.process.transport.traffic import Flow, flow_of
 
@@ -90,7 +90,7 @@ def drop(groups: list[Any]) -> None:
     fails, the waiting operations are told, and only then is it added to them. It then lasts until its timeout, perhaps
     minutes, which would delay the report of a lost learner.
     """
-    dropping = Thread(target=groups.clear, name="drops groups", daemon=True)
+    dropping = NativeThread(groups.clear, "drops groups")
     dropping.start()
     dropping.join(DROP_SECONDS)
 

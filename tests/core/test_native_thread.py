@@ -1,0 +1,46 @@
+"""The exit status of a process with a thread in native code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LEFT_BEHIND = """
+import sys, time
+from datetime import timedelta
+from murmur.core.native_thread import NativeThread, end_process
+from murmur.core.torch_private import Store, c10d, gloo_options
+
+class Slow(Store):
+    def set(self, key, value):
+        pass
+    def get(self, key):
+        return self.wait([key])
+    def add(self, key, amount):
+        return 1
+    def wait(self, keys, timeout=None):
+        while True:
+            time.sleep(0.001)  # comes back to Python again and again
+
+def make():
+    device = c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+    c10d.ProcessGroupGloo(Slow(), 0, 2, gloo_options(device, threads=2, timeout=timedelta(seconds=30)))
+
+NativeThread(make, "makes a group").start()
+time.sleep(0.3)
+print("said before the end")
+{end}(75)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("thread", [True, False])
+def test_the_status_is_the_given_one(thread: bool) -> None:
+    """With `sys.exit` the first of these processes ends by a signal."""
+    program = LEFT_BEHIND.format(end="end_process")
+    if not thread:
+        program = program.replace('NativeThread(make, "makes a group").start()', "")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (75, "said before the end\n"), done.stderr
