@@ -1,7 +1,7 @@
 """Evaluation points of a run, and its end: the consensus is evaluated, then a checkpoint is written.
 
 Lock-step strategies pass a point right after an average, all learners after the same number of gradients. Without
-lock-step each learner passes it with its own claims. The seconds so spent are kept off the time axis.
+lock-step each learner passes it with its own claims. These seconds are kept off the time axis.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from murmur.engine.task_source import TaskSource
 
 
 class EvaluationPoints:
-    """Fires evaluator and checkpointer whenever the run has passed another `evaluate_every_epochs`, and at its end.
+    """Runs evaluator and checkpointer every `evaluate_every_epochs`, and at the end of the run.
 
     Args:
-        source: Where the run stands.
+        source: Source of the learner's gradients, with the progress of the run.
         out: Folder of the run; None writes nothing.
-        asked: Returns True once this process was asked to stop; None: it never is.
+        asked: Returns True after a request to stop this process; None if there are no requests.
     """
 
     def __init__(self, source: TaskSource, out: Path | None, asked: Asked | None = None) -> None:
@@ -35,26 +35,26 @@ class EvaluationPoints:
         self._next, self._late = self._every, source.seat.late
 
     def go_on(self, resume: Resume) -> None:
-        """Points begin where the checkpoint was made that the run goes on from."""
+        """Continue from a checkpoint: the first point lies after it."""
         self._evaluator.lowest = resume.best
         self._next = (resume.mark // self._every + 1) * self._every
         self._checkpointer.go_on(resume)
 
     def skip_to(self, done: int) -> None:
-        """This learner takes part from here on: points up to `done` minibatches are behind."""
+        """Skip the points up to `done` minibatches, for a learner that joins late."""
         self._next, self._late = (done // self._every + 1) * self._every, False
         if self._checkpointer.stop is not None:
             self._checkpointer.stop.enter()
 
     def begin(self) -> None:
-        """Training begins, on all learners: from now on a request to stop is met at a boundary."""
+        """Answer requests to stop at boundaries from now on; called when training begins on all learners."""
         if self._checkpointer.stop is not None:
             self._checkpointer.stop.asked()
 
     async def boundary(self, me: Learner) -> None:
-        """Called by the learner between gradients; in lock-step, where its weights are in step with the others'.
+        """Evaluate and save if a point has been passed; called between gradients, in lock-step after an average.
 
-        A member of a node is called where its leader has saved, and saves too.
+        A member of a super-learner saves after its leader.
         """
         if me.told is not None:
             self.save(me, me.told)
@@ -65,7 +65,7 @@ class EvaluationPoints:
 
     async def _pass_together(self, me: Learner) -> None:
         done, stop = self._source.reached(me.steps), self._checkpointer.stop
-        # Where some learner has no minibatch left the end is near, and the end evaluates by itself.
+        # If some learner has no minibatch left, the end is near, and the end evaluates by itself.
         if self._next <= done <= self._source.total - me.seat.group.size:
             self._next = (done // self._every + 1) * self._every
             await self._together(me, done)
@@ -73,7 +73,7 @@ class EvaluationPoints:
             await stop.together(me, done, self._evaluator.beside(me.group))
 
     async def _together(self, me: Learner, done: int) -> Evaluation | None:
-        """Learner 0 evaluates the consensus after `done` minibatches; every learner saves."""
+        """Evaluate the consensus after `done` minibatches on learner 0; save on every learner."""
         start = self._source.clock.moment()
         consensus = await self._evaluator.together(me)
         evaluation = self._evaluate(consensus, done) if me.leads else None
@@ -81,9 +81,9 @@ class EvaluationPoints:
         return self._conclude(me, start, done, evaluation)
 
     async def _pass_alone(self, me: Learner) -> None:
-        """Without lock-step each learner passes a point with its own claims; the others go on meanwhile."""
+        """Pass a point with this learner's own claims, without lock-step, while the others continue."""
         claimed, stop = self._source.progress().minibatches, self._checkpointer.stop
-        if self._late:  # the point before this moment is the others'
+        if self._late:  # the point before this moment belongs to the others
             self._next, self._late = (claimed // self._every + 1) * self._every, False
         done = claimed // self._every * self._every
         if self._next <= done < self._source.total:
@@ -95,13 +95,13 @@ class EvaluationPoints:
             await stop.alone(me, self._source.progress().minibatches)
 
     def _evaluate(self, consensus: Consensus, done: int) -> Evaluation:
-        """Evaluate a consensus after `done` minibatches; write it where it is among the best."""
+        """Evaluate a consensus after `done` minibatches; write it if it is among the best."""
         evaluation = self._evaluator.evaluate(consensus, done)
         self._checkpointer.keep(evaluation)
         return evaluation
 
     def _conclude(self, me: Learner, start: Moment, done: int, evaluation: Evaluation | None) -> Evaluation | None:
-        """Save this learner's state; record the evaluation where it was made."""
+        """Save this learner's state; record the evaluation on the learner that made it."""
         self.save(me, done)
         self._source.clock.leave_out(start)
         if evaluation is not None:
@@ -116,10 +116,10 @@ class EvaluationPoints:
         """Evaluate and save the consensus at the end of the run; the learner that leads writes the model.
 
         Returns:
-            The held-out figures of the model; None where another learner leads.
+            The held-out figures of the model; None if another learner leads.
 
         Raises:
-            FloatingPointError: no learner's weights are finite.
+            FloatingPointError: No learner has finite weights.
         """
         clock, total = self._source.clock, self._source.total
         start = clock.moment()
@@ -137,7 +137,7 @@ class EvaluationPoints:
         return None if evaluation is None else self._write_model(consensus, evaluation)
 
     def take_over(self, me: Learner) -> Mapping[str, float]:
-        """Evaluate and write the model at the end, where the learner that led is lost; return its held-out figures."""
+        """Evaluate and write the model at the end if the leader is lost; return its held-out figures."""
         start, total = self._source.clock.moment(), self._source.total
         consensus = Consensus(me.weights.snapshot(), self._source.buffers.gather())
         evaluation = self._evaluate(consensus, total)

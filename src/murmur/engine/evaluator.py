@@ -1,6 +1,6 @@
-"""Evaluator of a run: the consensus of the learners, its held-out figures, and who is told of them.
+"""Evaluator of a run: the consensus of the learners, its held-out figures, and their recipients.
 
-Nothing is written here but a record. The seconds of an evaluation are kept off the time axis by the caller.
+It writes only a record. Its caller keeps the seconds of an evaluation off the time axis.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Consensus:
     Attributes:
         weights: Vector of the trainable tensors.
         buffers: Vector of the floating-point buffers.
-        distance: Consensus distance of the learners at that moment; None where it is not measured.
+        distance: Consensus distance of the learners at that moment; None if it is not measured.
     """
 
     weights: Tensor
@@ -51,8 +51,8 @@ class Evaluation:
     Attributes:
         consensus: The model.
         figures: Its figures on held-out data.
-        minibatches: Minibatches that were done.
-        improves: True if no earlier evaluation had so low a held-out loss.
+        minibatches: Number of completed minibatches.
+        improves: True if the held-out loss is the lowest so far.
     """
 
     consensus: Consensus
@@ -65,7 +65,7 @@ class Evaluator:
     """Evaluates the consensus of a run, on the learner that leads.
 
     Args:
-        source: Where the run stands.
+        source: Source of the learner's gradients, with the progress of the run.
 
     Attributes:
         lowest: Lowest held-out loss so far.
@@ -75,11 +75,13 @@ class Evaluator:
         self._source = source
         self.lowest = math.inf
         self._groups: dict[str, Group] = {}
-        if source.seat.group.rank < source.seat.group.size:  # one that was added later is in no part of the others
+        if (
+            source.seat.group.rank < source.seat.group.size
+        ):  # a learner that was added later is not in the group of the others
             self.beside(source.seat.group)
 
     def beside(self, group: Group) -> Group:
-        """A group of the same learners for evaluation alone: in full precision, and never in the way of averaging."""
+        """Return a group of the same learners for evaluation alone: in full precision, and independent of averaging."""
         group = group.plain
         if group.name not in self._groups:
             twin = group.split([range(group.size)])
@@ -88,14 +90,14 @@ class Evaluator:
         return self._groups[group.name]
 
     async def together(self, me: Learner) -> Consensus:
-        """The consensus of learners in lock-step: the means of their weights and buffers, on every learner."""
+        """Return the consensus of learners in lock-step, on each of them: the means of their weights and buffers."""
         beside, buffers = self.beside(me.group), self._source.buffers
         weights = await beside.mean(me.weights.snapshot())
         averaged = await beside.mean(buffers.gather()) if buffers.tensors else buffers.gather()
         return Consensus(weights, averaged)
 
     async def alone(self, me: Learner) -> Consensus:
-        """The consensus without lock-step: the mean of the others' present weights, with this learner's buffers."""
+        """Return the consensus without lock-step: the mean of the present weights, with this learner's buffers."""
         found = list((await me.averager.snapshots()).values())
         vectors = torch.stack([w for w in found if is_finite(w)] or found)
         mean = vectors.mean(0)
@@ -103,10 +105,10 @@ class Evaluator:
         return Consensus(mean, self._source.buffers.gather(), distance)
 
     async def last_together(self, me: Learner) -> Consensus:
-        """The consensus at the end of a run in lock-step; the live weights and buffers of all learners become it.
+        """Return the consensus at the end of a run in lock-step, and set weights and buffers of all learners to it.
 
         Raises:
-            FloatingPointError: no learner's weights are finite.
+            FloatingPointError: No learner has finite weights.
         """
         weights = await me.group.mean(me.weights.snapshot())
         if not is_finite(weights):
@@ -119,7 +121,7 @@ class Evaluator:
         return Consensus(weights, buffers)
 
     async def last_alone(self, me: Learner) -> Consensus:
-        """The consensus at the end of a run without lock-step: the strategy has ended with it."""
+        """Return the consensus at the end of a run without lock-step, which the strategy has left on every learner."""
         weights, buffers = me.weights.snapshot(), self._source.buffers.gather()
         if self._source.buffers.tensors:
             buffers = await me.averager.consensus(buffers, "buffers")
@@ -139,7 +141,7 @@ class Evaluator:
         return dict(self._source.evaluate_with(tensors["weights"], tensors["buffers"]))
 
     async def tell_schedule(self, me: Learner, evaluation: Evaluation | None) -> None:
-        """Send learner 0's held-out loss to all learners, if the schedule of the rates listens."""
+        """Send learner 0's held-out loss to all learners, if the schedule of the rates depends on it."""
         if not listens(self._source.experiment.schedule):
             return
         loss = math.nan if evaluation is None else evaluation.figures.get("loss", math.nan)
@@ -147,7 +149,7 @@ class Evaluator:
         self._source.heldout = (*self._source.heldout, float(told))
 
     def record(self, evaluation: Evaluation, steps: int) -> None:
-        """Hand the figures to the observers; log a warning if training has diverged. `steps`: of this launch."""
+        """Hand the figures to the observers; log a warning if training has diverged. `steps` counts this launch."""
         at, counters = self._source.progress_at(evaluation.minibatches), self._source.counters
         loss = evaluation.figures.get("loss", math.nan)
         if "loss" in evaluation.figures and counters.diverges(loss, min(self.lowest, loss)):
@@ -159,7 +161,7 @@ class Evaluator:
             Record(
                 kind="evaluation",
                 learner=0,
-                step=counters.steps + steps,  # those of earlier launches count too
+                step=counters.steps + steps,  # includes earlier launches
                 minibatches=evaluation.minibatches,
                 samples=at.samples,
                 epoch=at.epoch,

@@ -1,8 +1,8 @@
-"""Stopping on request: learners save where a run can go on, and end.
+"""Graceful stop: on request, learners save a checkpoint and end.
 
-In step all of them must stop at the same boundary, whichever was asked and whenever. So every now and then they ask
-each other: a mean of two numbers, about once a second, after a number of boundaries that all compute alike. Without
-lock-step each saves and ends by itself; only who holds the model for the others stays until they have.
+In lock-step all learners must stop at the same boundary, although the request reaches them at different times. About
+once a second, after a number of boundaries that is the same for all, they therefore take a mean of two numbers. Without
+lock-step each learner saves and ends by itself; learners that hold the model stay until the others have saved.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from murmur.core.membership import StoppedGracefully
 from murmur.engine.task_source import TaskSource
 
 CHECK_SECONDS = 1.0
-WAIT_SECONDS = 10.0  # so long a learner that has saved waits for the others, which may need what it hosts
+WAIT_SECONDS = 10.0  # longest wait of a learner that has saved for the others, which may need it
 
 Asked = Callable[[], bool]
 
 
 class GracefulStop:
-    """One learner's side of stopping.
+    """Graceful stop of one learner.
 
     Args:
-        source: where the run stands.
-        asked: whether this process has been asked to stop.
-        save: writes this learner's part of the checkpoint after so many minibatches.
+        source: Source of the learner's gradients, with the progress of the run.
+        asked: Returns True after a request to stop this process.
+        save: Writes this learner's part of the checkpoint after a number of minibatches.
     """
 
     def __init__(self, source: TaskSource, asked: Asked, save: Callable[[Learner, int], None]) -> None:
         self.source, self.asked, self._save = source, asked, save
-        self._period = self._left = 1  # boundaries between two checks; until the next one
+        self._period = self._left = 1  # boundaries between two checks, and until the next one
         self._since = 0.0
         self._regrouped = -1
         self._entered = False
 
     def enter(self) -> None:
-        """This learner came late: the others have checked at this boundary already."""
+        """Skip the check at this boundary, for a learner that joins late: the others have made it."""
         self._entered = True
 
     async def together(self, me: Learner, done: int, beside: Group) -> None:
-        """At a boundary of learners that go in step, after `done` minibatches.
+        """Stop at a boundary of lock-step learners, after `done` minibatches, if any of them was asked to.
 
         Raises:
-            StoppedGracefully: a learner was asked to stop; this learner has saved, as all others have.
+            StoppedGracefully: A learner was asked to stop; all learners have saved.
         """
         if self._entered:
             self._entered, self._regrouped = False, -1
@@ -56,11 +56,11 @@ class GracefulStop:
             raise StoppedGracefully(done)
 
     async def _agree(self, me: Learner, beside: Group) -> bool:
-        """True if all learners stop here; the answer is the same on every learner."""
+        """Return True if all learners stop here; the result is the same on every learner."""
         now, regrouped = me.seat.now, me.group.regrouped
         if len(me.group.live) == 1:
             return self.asked()
-        if regrouped != self._regrouped:  # who has just come in begins to count here: so do all
+        if regrouped != self._regrouped:  # a learner that has just joined starts to count here: so do all
             self._regrouped, self._period, self._left, self._since = regrouped, 1, 1, now - CHECK_SECONDS
         self._left -= 1
         if self._left > 0:
@@ -72,10 +72,10 @@ class GracefulStop:
         return bool(asked > 0)
 
     async def alone(self, me: Learner, claimed: int) -> None:
-        """Between two gradients of a learner without lock-step, when so many minibatches are handed out.
+        """Stop between two gradients of a learner without lock-step, with a number of minibatches claimed, if asked to.
 
         Raises:
-            StoppedGracefully: this process was asked to stop, and has saved.
+            StoppedGracefully: This process was asked to stop, and has saved.
         """
         if not self.asked():
             return
@@ -88,11 +88,10 @@ class GracefulStop:
         await self._stop(me)
 
     async def at_end(self, me: Learner) -> None:
-        """Of a learner without lock-step that has nothing left to do, before it saves the end of the run.
+        """Stop a learner without lock-step and without work, before it saves the end of the run, if all were asked to.
 
         Raises:
-            StoppedGracefully: others have stopped, as they and this process were asked to: what they had left is still
-                to do.
+            StoppedGracefully: Others have stopped on the same request, and have left minibatches.
         """
         if self.asked() and me.group.count("stopped") > 0:
             await self._stop(me)

@@ -149,8 +149,13 @@ class Recognises(Protocol):
     def utterances(self, part: str) -> Any:
         """The `Corpus` of "train", "dev" or "test"."""
 
+
+@runtime_checkable
+class NamesGrammars(Protocol):
+    """Optional addition to `Recognises`: a check of a grammar's name that needs no prepared data."""
+
     def check_grammar(self, name: str, option: str) -> None:
-        """Check, without prepared data, that there is a grammar of this name; `option` is the option that gives it.
+        """Check that there is a grammar of this name; `option` is the option that gives it.
 
         Raises:
             SettingError: There is none.

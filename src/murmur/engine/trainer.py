@@ -1,4 +1,4 @@
-"""Task x strategy x world -> a consensus model and records of how it came about."""
+"""Trainer: runs a strategy on a task in a world; gives a consensus model and records."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from murmur.engine.task_source import TaskSource
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of training: the consensus model, its held-out figures (where `leads`), minibatches done.
+    """Result of training: the consensus model, its held-out figures (if `leads`), completed minibatches.
 
-    `leads` is true on one learner: the first, or the first of those that lived to the end. `stopped`: it was asked to
-    stop, and has saved.
+    `leads` is true on one learner: the first, or the first of those that lived to the end. `stopped` is true after a
+    request to stop, when this learner has saved.
     """
 
     learner: int
@@ -56,9 +56,9 @@ class Trainer:
         experiment: Task, strategy, budget and settings.
         world: World of the learners.
         out: Folder for records, trace and checkpoints; None writes nothing.
-        observers: Makes further receivers of a learner's records, from its seat.
+        observers: Function that returns further observers of a learner's records, given its seat.
         resume: Continue from the newest complete checkpoint in `out`.
-        asked: Returns True once this process was asked to stop. All learners pass it, or none does.
+        asked: Returns True after a request to stop this process. All learners pass it, or none does.
         pace_seconds: Interval at which learners report their speed to the first one.
     """
 
@@ -77,11 +77,11 @@ class Trainer:
             The outcome of the learner of this process that leads, or of its first one.
 
         Raises:
-            WorldMismatch: learners run different experiments.
-            PeerLost: a learner is gone.
-            FloatingPointError: losses, gradients or weights were not finite, again and again.
-            StoppedGracefully: it was asked to stop, and has saved where it can go on.
-            IncompleteRun: the learners have not computed every minibatch of the budget once.
+            WorldMismatch: Learners run different experiments.
+            PeerLost: A learner is lost.
+            FloatingPointError: Losses, gradients or weights were not finite too many times in a row.
+            StoppedGracefully: The run was stopped on request, and has saved a checkpoint.
+            IncompleteRun: The learners have not computed every minibatch of the budget exactly once.
         """
         outcomes = self.world.run(self._train)
         stopped = [o.minibatches for o in outcomes if o.stopped]
@@ -103,7 +103,7 @@ class Trainer:
                 return outcome_of(source, stopped=stopped)
 
     async def _run(self, seat: Seat, source: TaskSource) -> Mapping[str, float] | None:
-        """Train to the end of the budget; return the figures of the model where this learner has written it."""
+        """Train to the end of the budget; return the figures of the model if this learner has written it."""
         points = EvaluationPoints(source, self.out, self.asked)
         me = await self._begin(seat, source, points)
         try:
@@ -128,7 +128,7 @@ class Trainer:
             return None
 
     async def _begin(self, seat: Seat, source: TaskSource, points: EvaluationPoints) -> Learner:
-        """The learner, with the weights from which the run begins or goes on."""
+        """Return the learner, with the weights from which the run starts or resumes."""
         source.at_boundary(points.boundary)
         resumed = await self._resume(seat, source, points)
         if resumed is None and not seat.late:
@@ -144,7 +144,7 @@ class Trainer:
         return me
 
     def _watch_pace(self, source: TaskSource) -> None:
-        """Find out who is slow, where seconds are real."""
+        """Watch for slow learners, if seconds are real."""
         pace = Pace(source, self.pace_seconds)
         source.add_observer(pace)
         source.at_boundary(pace.boundary)
@@ -160,7 +160,7 @@ class Trainer:
         return resumed
 
     async def _open(self, out: Path, seat: Seat, source: TaskSource, resumed: bool) -> None:
-        """Files of this run; learner 0 prepares them before the others write."""
+        """Open the files of this run; learner 0 prepares them before the others write."""
         records, trace = out / "records.jsonl", out / "trace.json"
         if seat.group.rank == 0 and not seat.late:
             if not resumed:
@@ -201,7 +201,7 @@ class Trainer:
 def outcome_of(
     source: TaskSource, figures: Mapping[str, float] | None = None, stopped: StoppedGracefully | None = None
 ) -> Outcome:
-    """The outcome of a learner: it leads where it holds the figures of the model; `stopped` is a graceful stop."""
+    """Return the outcome of a learner, which leads if it has the figures of the model; `stopped`: gracefully."""
     return Outcome(
         learner=source.seat.group.rank,
         leads=figures is not None,
@@ -232,10 +232,10 @@ async def inherits(seat: Seat) -> bool:
 
 
 async def agree(group: Group, digest: str) -> None:
-    """All learners must run the same experiment, or they would wait for messages that never come.
+    """Check that all learners run the same experiment: others would wait for messages that never come.
 
     Raises:
-        WorldMismatch: on every learner, if any one differs from learner 0.
+        WorldMismatch: A learner differs from learner 0; raised on every learner.
     """
     mine = torch.frombuffer(bytearray(bytes.fromhex(digest)), dtype=torch.uint8).long()
     first = await group.broadcast(mine)
@@ -249,7 +249,7 @@ async def agree(group: Group, digest: str) -> None:
 
 
 def _forget_after(path: Path, minibatches: int) -> None:
-    """Drop records of steps that a checkpoint does not know: they will be made again."""
+    """Delete records of steps beyond a checkpoint: they will be made again."""
     if not path.exists():
         return
     kept = []
@@ -257,8 +257,8 @@ def _forget_after(path: Path, minibatches: int) -> None:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # cut off in mid-line when the process was killed
-        # A step is numbered by what was done before it, an evaluation by what was done when it was made.
+            continue  # a line cut off when the process was killed
+        # A step counts the minibatches before it, an evaluation those completed when it was made.
         if record["minibatches"] < minibatches + (record["kind"] == "evaluation"):
             kept.append(line + "\n")
     write_whole(path, "".join(kept).encode())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
+from murmur.engine.task import NamesGrammars
 from murmur.recognition.origin import Origin, experiment_name, recorded_jobs
 from murmur.recognition.run_records import recorded, scales_of
 from murmur.recognition.tuning import PARTS, SearchRequest, check_request, to_the_end, tuned
@@ -216,8 +217,9 @@ def open_run(wanted: Wanted) -> TrainedRun:
     else:
         task = origin.task
         name, jobs = f"{origin.source}, {type(task).__name__}", recorded_jobs({}, task)
-        if wanted.search is not None and isinstance(wanted.search.grammar, str):
-            task.check_grammar(wanted.search.grammar, "--grammar")  # before data is asked for
+        grammar = None if wanted.search is None else wanted.search.grammar
+        if isinstance(task, NamesGrammars) and isinstance(grammar, str):
+            task.check_grammar(grammar, "--grammar")  # before the recogniser needs prepared data
         recogniser = task.recogniser()
     if {wanted.data, None if wanted.search is None else wanted.search.dev} & set(PARTS):
         task_to_do(origin.task)

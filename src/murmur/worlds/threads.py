@@ -146,8 +146,8 @@ class ThreadGroup(Group):
         self.trace.add(WAITING, end - waited, end, f"{verb} #{self._calls[verb]} of {self.name}")
         return values
 
-    async def share_numbers(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
-        given = self._meet("mean", (x, tuple(words)))
+    async def share_numbers(self, x: Tensor, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        given = self._meet("mean", (x, tuple(numbers)))
         check_alike([x for x, _ in given], self.name)
         return [said for _, said in given]
 

@@ -18,16 +18,16 @@ from murmur.engine.task_source import TaskSource
 
 
 class Checkpointer:
-    """Saves one learner's state, and, where it leads, the models of the run.
+    """Saves one learner's state and, if it leads, the models of the run.
 
     Args:
-        source: Where the run stands.
+        source: Source of the learner's gradients, with the progress of the run.
         evaluator: Evaluates the averaged model.
         out: Folder of the run; None writes nothing.
-        asked: Returns True once this process was asked to stop; None: it never is.
+        asked: Returns True after a request to stop this process; None if there are no requests.
 
     Attributes:
-        stop: The graceful stop, which saves; None without `asked`.
+        stop: Graceful stop, which saves; None without `asked`.
     """
 
     def __init__(self, source: TaskSource, evaluator: Evaluator, out: Path | None, asked: Asked | None) -> None:
@@ -45,12 +45,12 @@ class Checkpointer:
         lowest = self._evaluator.lowest
         facts["best"] = lowest if math.isfinite(lowest) else None
         self._checkpoints.save(done, me.seat.group.rank, tensors, facts)
-        me.saved = done  # a leader tells the members of its node
+        me.saved = done  # a leader tells its members
         if me.leads:
             self._checkpoints.prune()
 
     def keep(self, evaluation: Evaluation) -> None:
-        """Write an evaluated consensus where it is the best or among the best; at the end, also their mean."""
+        """Write an evaluated consensus if it is among the best; at the end, also the mean of the best."""
         if self._out is None or self._best is None:
             return
         tensors, done = evaluation.consensus.tensors, evaluation.minibatches
@@ -61,7 +61,7 @@ class Checkpointer:
             self._average(self._out, self._best, done)
 
     def _average(self, out: Path, best: BestCheckpoints, done: int) -> None:
-        """averaged.safetensors: the mean of the kept models, with the held-out figures that it reaches itself."""
+        """Write averaged.safetensors: the mean of the kept models, with its own held-out figures."""
         if not best.ranked():
             return
         tensors, marks = best.mean()
@@ -70,17 +70,17 @@ class Checkpointer:
         write_pair(out / "averaged", tensors, {"minibatches": done, "marks": marks, **self._facts(figures)})
 
     def write_model(self, consensus: Consensus, figures: Mapping[str, float]) -> None:
-        """model.safetensors: the consensus at the end of the run, with its held-out figures."""
+        """Write model.safetensors: the consensus at the end of the run, with its held-out figures."""
         if self._out is not None:
             facts = {"minibatches": self._source.total, **self._facts(figures)}
             write_pair(self._out / "model", consensus.tensors, facts)
 
     def go_on(self, resume: Resume) -> None:
-        """Delete models of evaluations behind the checkpoint that the run goes on from: they are made again."""
+        """Delete models of evaluations after the checkpoint from which the run resumes: they are made again."""
         if self._best is not None and self._source.seat.group.rank == 0:
             self._best.forget_after(resume.mark)
 
     def _facts(self, figures: Mapping[str, float]) -> dict[str, Any]:
-        """Facts saved beside a consensus model."""
+        """Return the facts saved beside a consensus model."""
         shapes = layout_of(self._source.model)
         return {"experiment": self._source.experiment.digest(), "figures": dict(figures), "tensors": shapes}

@@ -65,12 +65,10 @@ def load_model(path: Path) -> HmmGmm:
         if arrays["sizes"].dtype.kind != "i" or arrays["sizes"].ndim != 1:
             raise ValueError(f"sizes are {arrays['sizes'].dtype} of shape {arrays['sizes'].shape}")
         mixtures = Mixtures(arrays["sizes"], *(_floats(arrays[name]) for name in ("weights", "means", "variances")))
-        lang, tree = Lang.from_json(header["lang"]), Tree.from_json(header["tree"])
-        model = HmmGmm(lang, tree, _floats(arrays["log_probs"]), mixtures, projection)
+        states = _states_in(header, arrays)
         if not np.isfinite(mixtures.linear_terms.astype(np.float32)).all():
             raise ValueError("its Gaussians are beyond what 32 bits can hold")
-        model.states.check()
-        return model
+        return HmmGmm(states.lang, states.tree, states.log_probs, mixtures, projection)
 
 
 def save_states(states: HmmStates, path: Path) -> None:
@@ -88,10 +86,15 @@ def load_states(path: Path) -> HmmStates:
     """
     header, arrays = _read(path, STATES_FORMAT)
     with making_sense_of(path, AGAIN):
-        lang, tree = Lang.from_json(header["lang"]), Tree.from_json(header["tree"])
-        states = HmmStates(lang, tree, _floats(arrays["log_probs"]))
-        states.check()
-        return states
+        return _states_in(header, arrays)
+
+
+def _states_in(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> HmmStates:
+    """Return the checked states of a file's contents."""
+    lang, tree = Lang.from_json(header["lang"]), Tree.from_json(header["tree"])
+    states = HmmStates(lang, tree, _floats(arrays["log_probs"]))
+    states.check()
+    return states
 
 
 def _floats(values: NDArray) -> NDArray:

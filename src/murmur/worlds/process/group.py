@@ -146,12 +146,12 @@ class TorchGroup(Group):
             self._connections.cut()
         drop([self.__dict__.pop(name, None) for name in ("_group", "_nccl")])
 
-    async def share_numbers(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+    async def share_numbers(self, x: Tensor, numbers: Sequence[float]) -> list[tuple[float, ...]]:
         if self._group is None:
-            return [tuple(words)]
+            return [tuple(numbers)]
         # The time of so small a message is the wait for the slowest learner.
         with self.wiring.trace.span(WAITING, f"mean of {self.name}"):
-            return self._compare(x, words, "mean")
+            return self._compare(x, numbers, "mean")
 
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         mine, positive = weights[self.rank], [w for w in weights if w > 0]
@@ -269,10 +269,10 @@ class TorchGroup(Group):
     def count(self, counter: str, amount: int = 0) -> int:
         return int(self._prefix.add(f"count/{counter}", amount))
 
-    def _compare(self, x: Tensor, words: Sequence[float], verb: str) -> list[tuple[float, ...]]:
-        """Share words among the members, and check that their vectors are alike: gloo would read past a shorter one."""
+    def _compare(self, x: Tensor, numbers: Sequence[float], verb: str) -> list[tuple[float, ...]]:
+        """Share numbers among the members; check that their vectors are alike: gloo would read past a shorter one."""
         assert self._group is not None
-        mine = torch.tensor([x.numel(), x.element_size(), *words], dtype=torch.float64)
+        mine = torch.tensor([x.numel(), x.element_size(), *numbers], dtype=torch.float64)
         all_ = [torch.empty_like(mine) for _ in range(self.size)]
         self._wait(self._group.allgather([all_], [mine]), verb)
         if any(not torch.equal(other[:2], mine[:2]) for other in all_):

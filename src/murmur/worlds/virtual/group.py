@@ -176,13 +176,13 @@ class VirtualGroup(Group):
         self.trace.add(COMMUNICATING, meeting.last_seconds, self.hub.clock.now, meeting.done.what)
         return result
 
-    async def share_numbers(self, x: Tensor, words: Sequence[float]) -> list[tuple[float, ...]]:
+    async def share_numbers(self, x: Tensor, numbers: Sequence[float]) -> list[tuple[float, ...]]:
         # They travel with the vectors and cost no message of their own.
         def finish(given: list[tuple[Tensor, tuple[float, ...]]]) -> tuple[list[tuple[float, ...]], float]:
             check_alike([x for x, _ in given], self.name)
             return [said for _, said in given], 0.0
 
-        found: list[tuple[float, ...]] = await self._meet("mean", (x, tuple(words)), finish)
+        found: list[tuple[float, ...]] = await self._meet("mean", (x, tuple(numbers)), finish)
         return found
 
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
