@@ -65,6 +65,31 @@ def test_a_learner_that_dies_before_its_first_sign_of_life_is_lost_at_once(serve
     first.leave()
 
 
+def test_a_learner_that_enters_after_a_loss_knows_its_cause(server: StoreServer) -> None:
+    brief = StoreClient(*server.address)
+    brief.call({"do": "membership", "act": "enter", "group": "group", "rank": 1, "size": 2, "lease": LONG_SECONDS})
+    brief.close()
+    asking = StoreClient(*server.address)
+    view = {"do": "membership", "act": "view", "group": "group", "rank": 0}
+    assert eventually(lambda: asking.call(view)[0]["live"] == [[0, 0]])
+    first = member(server, 0)
+    assert list(first.lost) == [1]
+    assert "process has ended" in first.lost[1]
+    first.leave()
+
+
+def test_a_process_that_ends_before_any_learner_has_entered_is_lost(server: StoreServer) -> None:
+    launcher = StoreClient(*server.address)
+    launcher.call({"do": "gone", "group": "group", "rank": 1, "why": "its process was killed"})
+    first = member(server, 0)
+    assert (first.view().live, dict(first.lost)) == ((0,), {1: "its process was killed"})
+    again = member(server, 1)  # started again
+    assert eventually(lambda: first.view().live == (0, 1))
+    assert not first.lost
+    again.leave()
+    first.leave()
+
+
 def test_silence_ends_with_the_lease(server: StoreServer) -> None:
     first = member(server, 0)
     silent = StoreClient(*server.address)  # enters, and gives no sign of life

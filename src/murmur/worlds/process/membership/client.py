@@ -67,12 +67,12 @@ class StoreMembership(Membership):
         self._line, self._pulse = connect(), connect()
         self._left = Event()
         self._failure: Exception | None = None
-        self.lost: Mapping[int, str] = {}
         self._waiting = waiting
         self._report: Report = ignore
         self._answered = time.monotonic()
         self._seeing = Lock()
-        self._view = _view(self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds))
+        answer = self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds)
+        self._view, self.lost = _view(answer), _causes(answer)
         self._latest: tuple[range, Limits] | None = None
         head = {"do": "membership", "act": "claim", "group": name, "rank": rank}
         self._ahead = ClaimsAhead(connect, head, lambda: (self._view.number, self._view.incarnations.get(rank)))
@@ -163,7 +163,7 @@ class StoreMembership(Membership):
             view, before = _view(answer), self._view.incarnations
             if view.number <= self._view.number:
                 return
-            self.lost = {int(rank): str(why) for rank, why in answer["lost"]}
+            self.lost = _causes(answer)
             for rank in before.keys() - {self.rank}:
                 if view.incarnations.get(rank) != before[rank]:
                     again = "it was started again" if rank in view.incarnations else "it has ended"
@@ -238,3 +238,7 @@ class CountedMembership(Membership):
 
 def _view(answer: dict[str, Any]) -> View:
     return View(answer["number"], {int(rank): int(incarnation) for rank, incarnation in answer["live"]}, answer["left"])
+
+
+def _causes(answer: dict[str, Any]) -> Mapping[int, str]:
+    return {int(rank): str(why) for rank, why in answer["lost"]}

@@ -68,9 +68,11 @@ class MembershipServer:
 
     def gone(self, head: Head) -> dict[str, Any]:
         """Record that a learner's process has ended, as told by the launcher; it may never have entered."""
-        membership, rank = text(head, "group"), self._rank(head)
-        if membership in self._tables and rank in self._tables[membership].view.incarnations:
-            self._lose(membership, rank, text(head, "why")[:MOST_WORDS])
+        membership, rank, why = text(head, "group"), self._rank(head), text(head, "why")[:MOST_WORDS]
+        if membership not in self._tables:
+            self._lost[membership][rank] = why  # the first learner that enters makes the table
+        elif rank in self._tables[membership].view.incarnations:
+            self._lose(membership, rank, why)
         return {}
 
     def hung_up(self, membership: str, rank: int, incarnation: int) -> None:
@@ -94,6 +96,8 @@ class MembershipServer:
             size, until = whole(head, "size", 1, MOST_LEARNERS), time.monotonic() + entry
             self._tables[membership] = MembershipTable.of(size)
             self._until.update({(membership, r): until for r in range(size)})
+            for gone in [r for r in self._lost[membership] if r < size]:
+                self._tables[membership].lose(gone)
         rank = self._rank(head)
         # True if it was here before, as another process, or if it was added.
         if (membership, rank) in self._entered or rank not in self._tables[membership].view.incarnations:
