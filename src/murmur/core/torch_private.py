@@ -9,6 +9,7 @@
 | `Tensor._version` | whether gradients were changed in place | 2.6, 2.13 |
 | `torch._C.DisableTorchFunction` | calls of the original functions inside a `TorchFunctionMode` | 2.6, 2.13 |
 | `torch.autograd.Variable._execution_engine` | callbacks at the end of a backward pass | 2.6, 2.13 |
+| `__wrapped__` of the methods of `torch.optim.Optimizer` | optimizers that do not import PyTorch's compiler | 2.6, 2.13 |
 | `torch.ops.mkldnn._is_mkldnn_bf16_supported` | whether the processor computes in bfloat16 | 2.6, 2.13 |
 
 `make matrix` runs the tests of the core on other versions of Python and PyTorch.
@@ -16,8 +17,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -39,8 +41,10 @@ __all__ = [
     "has_fast_bfloat16",
     "unflatten",
     "version_of",
+    "without_compiler",
 ]
 
+F = TypeVar("F", bound=Callable[..., Any])
 c10d = _distributed_c10d
 backward_engine = torch.autograd.Variable._execution_engine
 unflatten = _unflatten_dense_tensors
@@ -69,3 +73,13 @@ def version_of(x: Tensor) -> int:
 def has_fast_bfloat16() -> bool:
     """True if the processor has instructions for bfloat16."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def without_compiler(method: F) -> F:
+    """Return a method of an optimizer of PyTorch as it was written, without the decorators that import the compiler.
+
+    The decorators mark where compiled code is interrupted; `step` must be given its `no_grad` again.
+    """
+    while hasattr(method, "__wrapped__"):
+        method = cast(F, method.__wrapped__)
+    return method

@@ -9,9 +9,34 @@ from typing import Any
 import torch
 from torch import nn
 
+from murmur.core.torch_private import without_compiler
 from murmur.engine.optim.natural_gradient import FisherConfig, Preconditioning
 
 OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+class WithoutCompiler(torch.optim.Optimizer):
+    """Methods of PyTorch's optimizers that do not import `torch._dynamo`.
+
+    That import takes longer than 1.5 s of processor time in every learner process; only compiled steps need it.
+    """
+
+    add_param_group = without_compiler(torch.optim.Optimizer.add_param_group)
+    load_state_dict = without_compiler(torch.optim.Optimizer.load_state_dict)
+    state_dict = without_compiler(torch.optim.Optimizer.state_dict)
+    zero_grad = without_compiler(torch.optim.Optimizer.zero_grad)
+
+
+class PlainSGD(WithoutCompiler, torch.optim.SGD):
+    """PyTorch's SGD, to the bit."""
+
+    step = torch.no_grad()(without_compiler(torch.optim.SGD.step))
+
+
+class PlainAdamW(WithoutCompiler, torch.optim.AdamW):
+    """PyTorch's AdamW, to the bit."""
+
+    step = torch.no_grad()(without_compiler(torch.optim.AdamW.step))
 
 
 @dataclass(frozen=True)
@@ -31,7 +56,7 @@ class SGD:
     nesterov: bool = False
 
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
+        return PlainSGD(
             _trainable(model),
             lr=self.lr,
             momentum=self.momentum,
@@ -58,10 +83,10 @@ class Adam:
 
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
         betas = (self.beta1, self.beta2)
-        return torch.optim.AdamW(_trainable(model), lr=self.lr, betas=betas, weight_decay=self.weight_decay)
+        return PlainAdamW(_trainable(model), lr=self.lr, betas=betas, weight_decay=self.weight_decay)
 
 
-class PreconditionedSGD(torch.optim.SGD):
+class PreconditionedSGD(PlainSGD):
     """SGD on natural gradients, which must be computed within `preconditioning`.
 
     The Fisher estimates are part of its state: a checkpoint holds them, and clearing the state restarts them.

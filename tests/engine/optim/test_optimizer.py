@@ -1,0 +1,85 @@
+"""Optimizers of experiments: PyTorch's to the bit, without its compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from murmur.engine.optim.optimizer import SGD, Adam
+
+STEPS = 12
+TRAIN = """
+import sys
+from pathlib import Path
+from murmur.engine.trainer import Trainer
+from murmur.recipes import toy
+from murmur.run.configuration import configure
+from murmur.worlds.threads import ThreadWorld
+
+for resume, minibatches in ((False, 8), (True, 16)):
+    settings = [f"budget.minibatches={minibatches}", "task.hidden=8", f"optimizer={sys.argv[1]}"]
+    Trainer(configure(toy.experiment(), settings), ThreadWorld(2), Path(sys.argv[2]), resume=resume).fit()
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def steps(make: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[list[Tensor], object]:
+    """Return weights after steps along drawn gradients with a falling rate, half of them after a reload of the state."""
+    torch.manual_seed(3)
+    model = nn.Linear(5, 4)
+    optimizer = make(model)
+    draw = torch.Generator().manual_seed(5)
+    for n in range(STEPS):
+        if n == STEPS // 2:
+            state = optimizer.state_dict()
+            optimizer = make(model)
+            optimizer.load_state_dict(state)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=draw)
+        optimizer.param_groups[0]["lr"] *= 0.9
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        assert all(parameter.grad is None for parameter in model.parameters())
+    return [parameter.detach() for parameter in model.parameters()], optimizer.state_dict()["param_groups"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (SGD(0.1), lambda m: torch.optim.SGD(m.parameters(), 0.1)),
+        (
+            SGD(0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+            lambda m: torch.optim.SGD(m.parameters(), 0.1, 0.9, weight_decay=0.01, nesterov=True),
+        ),
+        (
+            Adam(0.01, 0.8, 0.95, weight_decay=0.1),
+            lambda m: torch.optim.AdamW(m.parameters(), 0.01, (0.8, 0.95), weight_decay=0.1),
+        ),
+    ],
+    ids=["SGD", "Nesterov", "AdamW"],
+)
+def test_steps_are_those_of_pytorch_to_the_bit(ours: SGD | Adam, theirs: Callable[..., torch.optim.Optimizer]) -> None:
+    (found, settings), (wanted, wanted_settings) = steps(ours), steps(theirs)
+    assert all(map(torch.equal, found, wanted))
+    assert settings == wanted_settings
+
+
+def test_step_hooks_are_called() -> None:
+    optimizer, called = SGD(0.1)(nn.Linear(2, 2)), []
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.step()
+    assert called == ["before", "after"]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD(0.1,momentum=0.9)", "Adam(0.01)", "NaturalGradientSGD(0.1)"])
+def test_training_does_not_import_the_compiler(optimizer: str, tmp_path: object) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, optimizer, str(tmp_path)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
