@@ -100,7 +100,7 @@ def alignments(run_folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in cache.rglob("*.npz")}
 
 
-@pytest.mark.parametrize("model", ["hybrid", "ctc"])
+@pytest.mark.parametrize("model", ["hybrid", pytest.param("ctc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("rules", "wanted"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from grids import few
 from murmur.core.learner import Strategy
 from murmur.core.membership import StoppedGracefully
 from murmur.core.world import World
@@ -33,7 +34,6 @@ from murmur.strategies import (
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
 from tally import LEARNERS, Tally, alone, expected
 from tasks import fit, weights_of
 
@@ -52,7 +52,7 @@ def after(seconds: float, world: Callable[[], VirtualWorld]) -> Callable[[], boo
     return lambda: world().clock.now > seconds
 
 
-@pytest.mark.parametrize("strategy", IN_STEP, ids=named)
+@pytest.mark.parametrize("strategy", few(IN_STEP))
 def test_all_stop_at_the_same_boundary(strategy: Strategy, tmp_path: Path) -> None:
     task = ToyTask(samples=8, hidden=8, dropout=0.2, per_epoch=16)
     experiment = Experiment(task, strategy, Budget(minibatches=90), SGD(0.1, momentum=0.9), NewBob())

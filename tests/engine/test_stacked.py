@@ -33,7 +33,7 @@ STRATEGIES = [SyncSGD(), KAVG(4), ADPSGD(), DelayByOne(), SuperLearners(ADPSGD()
 
 def experiment(strategy: Strategy = SyncSGD(), **task: object) -> Experiment:  # noqa: B008 - frozen
     toy = ToyTask(**{"hidden": 32, "per_epoch": 40, "ragged": True} | task)  # type: ignore[arg-type]
-    return Experiment(toy, strategy, Budget(minibatches=120), SGD(0.1, momentum=0.5))
+    return Experiment(toy, strategy, Budget(minibatches=64), SGD(0.1, momentum=0.5))
 
 
 @dataclass
@@ -73,7 +73,7 @@ def test_the_same_run_but_for_rounding(strategy: Strategy) -> None:
         assert replace(ours, loss=0.0, figures={}, consensus_distance=None) == replace(
             theirs, loss=0.0, figures={}, consensus_distance=None
         )
-    assert sum(counted.calls) == 120
+    assert sum(counted.calls) == 64
     assert sum(counted.calls) / len(counted.calls) > 3, "most calls are for many"
     again, _ = trained(experiment(strategy), draw_together)
     assert again.equal(stacked)

@@ -59,7 +59,7 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "task", "optimizer"),
     thinned(
-        [SyncSGD(), KAVG(4), BMUF(4)],
+        [SyncSGD(), KAVG(4), pytest.param(BMUF(4), id="BMUF", marks=pytest.mark.slow)],
         [pytest.param(TOY, id="toy"), pytest.param(OddToy(samples=4, hidden=16, per_epoch=40), id="odd")],
         [Groups(), Adam(0.01)],
     ),

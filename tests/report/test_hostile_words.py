@@ -65,7 +65,7 @@ def run_of(folder: Path, word: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("word", HOSTILE)
+@pytest.mark.parametrize("word", ["".join(HOSTILE), *(pytest.param(w, marks=pytest.mark.slow) for w in HOSTILE)])
 def test_nothing_in_a_report_becomes_markup(word: str, tmp_path: Path) -> None:
     name = word.replace("/", "_")[:60]
     plain = write_report([run_of(tmp_path / "plain" / "runs", "a b c")], tmp_path / "plain.html").read_text()

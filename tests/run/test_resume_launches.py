@@ -28,8 +28,8 @@ from pool import Pool
 from tasks import fit_in_process
 
 pytestmark = pytest.mark.processes
-SETTINGS = ("budget.epochs=12", "task.hidden=8", "task.dropout=0.2", "evaluate_every_epochs=0.4")
-MINIBATCHES = 1200
+SETTINGS = ("budget.epochs=5", "task.hidden=8", "task.dropout=0.2", "evaluate_every_epochs=0.2")
+MINIBATCHES = 500
 IN_STEP = ["SyncSGD()", "KAVG(K=4)", "BMUF(K=4)", "DelayByOne()", "Compressed(KAVG(K=4), 'int8')", "AdaptiveKAVG()"]
 
 

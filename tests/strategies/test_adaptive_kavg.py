@@ -110,7 +110,7 @@ def test_one_learner_is_the_plain_loop_to_the_bit() -> None:
     assert torch.equal(fit(run, VirtualWorld(1)), plain_loop(run))
 
 
-@pytest.mark.parametrize(("minibatches", "learners"), [(401, 2), (401, 4), (403, 4)])
+@pytest.mark.parametrize(("minibatches", "learners"), [(101, 2), (101, 4), (103, 4)])
 def test_every_budget_ends(minibatches: int, learners: int) -> None:
     cluster = Cluster(learners=learners, compute=ConstantSeconds(0.01, {i: 1.0 + i for i in range(learners)}))
     for strategy in ADAPTIVE[3:]:

@@ -229,10 +229,10 @@ def check_schedule(seed: int, mixing: Mixing) -> None:
     assert float((weights_of(leading[0].model) ** 2).sum()) < 1.5, "close to the optimum at zero"
 
 
-@pytest.mark.parametrize("batch", [*range(2), *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(2, 10))])
+@pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(1, 5))])
 def test_fuzzed_schedules(batch: int) -> None:
     """Random kills, stops, restarts and slow cards; a failure names its seed."""
-    for seed in range(batch * 20, batch * 20 + 20):
+    for seed in range(batch * 40, batch * 40 + 40):
         mixing = list(MIXINGS.values())[1 + seed % 5]
         try:
             check_schedule(seed, mixing)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grids import few
 from murmur.core.compression import COMPRESSIONS
 from murmur.core.learner import Strategy
 from murmur.core.mixing import matrix, randomized_ring
@@ -84,7 +85,7 @@ def test_one_learner_rounds_nothing(strategy: Strategy, form: str) -> None:
     assert torch.equal(fit(run, VirtualWorld(1)), plain_loop(run))
 
 
-@pytest.mark.parametrize("strategy", INNER, ids=named)
+@pytest.mark.parametrize("strategy", few(INNER))
 def test_seconds_fall_as_bytes_do_and_learning_does_not_suffer(strategy: Strategy) -> None:
     """On a slow link the duration follows the bytes; the held-out loss stays within a few hundredths."""
     cluster = Cluster(learners=4, compute=ConstantSeconds(1e-6), link=Link(0.0, 2e4))

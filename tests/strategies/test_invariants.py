@@ -87,7 +87,7 @@ def test_processes_agree_to_rounding(strategy: Strategy, task: ToyTask, pool: Po
     assert torch.allclose(learners[0], wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("strategy", "minibatches", "learners"), thinned(IN_STEP, [401, 402, 403], [1, 2, 3, 4]))
+@pytest.mark.parametrize(("strategy", "minibatches", "learners"), thinned(IN_STEP, [101, 102, 103], [1, 2, 3, 4]))
 @pytest.mark.timeout(30)
 def test_every_budget_ends(strategy: Strategy, minibatches: int, learners: int) -> None:
     factors = {i: 1.0 + i for i in range(learners)}
@@ -102,7 +102,7 @@ def test_every_budget_ends(strategy: Strategy, minibatches: int, learners: int) 
 @pytest.mark.parametrize(("strategy", "learners"), thinned(IN_STEP, [4, 3, 2, 1]))
 @pytest.mark.timeout(60)
 def test_every_budget_ends_in_processes(strategy: Strategy, learners: int, pool: Pool) -> None:
-    for minibatches in (401, 402, 403):
+    for minibatches in (41, 42, 43):
         experiment = Experiment(Uneven(), strategy, Budget(minibatches=minibatches), SGD(0.1))
         wanted = fit(
             Experiment(Quadratic(), strategy, Budget(minibatches=minibatches), SGD(0.1)), VirtualWorld(learners)
@@ -111,7 +111,7 @@ def test_every_budget_ends_in_processes(strategy: Strategy, learners: int, pool:
             assert torch.allclose(torch.tensor(weights, dtype=torch.float64), wanted, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("strategy", "minibatches", "learners"), thinned(AT_OWN_PACE, [1, 401, 402], [4, 3, 2, 1]))
+@pytest.mark.parametrize(("strategy", "minibatches", "learners"), thinned(AT_OWN_PACE, [1, 101, 102], [4, 3, 2, 1]))
 @pytest.mark.timeout(60)
 def test_every_budget_ends_at_every_pace(strategy: Strategy, minibatches: int, learners: int) -> None:
     experiment = Experiment(Quadratic(), strategy, Budget(minibatches=minibatches), SGD(0.1), evaluate_every_epochs=0.1)
@@ -126,7 +126,7 @@ def test_every_budget_ends_at_every_pace(strategy: Strategy, minibatches: int, l
 @pytest.mark.parametrize(("strategy", "learners"), thinned(AT_OWN_PACE, [4, 3, 2, 1]))
 @pytest.mark.timeout(60)
 def test_every_budget_ends_at_every_pace_in_processes(strategy: Strategy, learners: int, pool: Pool) -> None:
-    for minibatches in (1, 402):
+    for minibatches in (1, 102):
         experiment = Experiment(
             Uneven(), strategy, Budget(minibatches=minibatches), SGD(0.1), evaluate_every_epochs=0.1
         )
@@ -185,10 +185,10 @@ def test_kavg_of_one_step_is_sync_sgd() -> None:
     ids=named,
 )
 def test_averaging_leaves_the_mean_where_it_was(strategy: Strategy) -> None:
-    """Average without gradients, for the time of 1,000 gradients at random delays."""
+    """Average without gradients, for the time of 400 gradients at random delays."""
     start = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
     world = VirtualWorld(Cluster(learners=4, compute=LognormalSeconds(0.1, 0.8, seed=2)))
-    ended = world.run(Averaging(strategy, start, 1000))
+    ended = world.run(Averaging(strategy, start, 400))
     for me in ended:
         assert torch.allclose(me.weights.snapshot(), start.mean(0), rtol=0, atol=1e-10)
 

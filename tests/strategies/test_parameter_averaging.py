@@ -131,7 +131,7 @@ def test_the_oracle_uses_every_rule() -> None:
 
 
 @pytest.mark.parametrize("strategy", AVERAGING[1:3], ids=named)
-@pytest.mark.parametrize(("minibatches", "learners"), [(401, 1), (401, 2), (402, 3), (401, 4), (403, 4)])
+@pytest.mark.parametrize(("minibatches", "learners"), [(101, 1), (101, 2), (102, 3), (101, 4), (103, 4)])
 def test_every_budget_ends_and_every_minibatch_is_used_once(
     strategy: ParameterAveraging, minibatches: int, learners: int
 ) -> None:

@@ -24,6 +24,11 @@ def thinned(*axes: Sequence[Any]) -> list[ParameterSet]:
     return [_param(axes, case, slow=case not in chosen) for case in cases]
 
 
+def few(values: Sequence[Any], one_in: int = 3) -> list[ParameterSet]:
+    """Values for `parametrize`; one in `one_in` is not marked slow."""
+    return [_param([values], (n,), slow=n % one_in > 0) for n in range(len(values))]
+
+
 def covering(cases: Sequence[tuple[int, ...]], strength: int) -> set[tuple[int, ...]]:
     """Greedy choice of cases in which all combinations of `strength` coordinates occur that occur in `cases`."""
 

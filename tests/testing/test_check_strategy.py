@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from grids import few
 from murmur.core.errors import IncompleteRun
 from murmur.core.learner import Learner, Strategy
 from murmur.strategies import ADPSGD, ALL, KAVG, ParameterAveraging
@@ -16,7 +17,7 @@ from murmur.testing.strategies import check_strategy
 SMALL = {"ParameterAveraging": ParameterAveraging(8)}
 
 
-@pytest.mark.parametrize("name", list(ALL))
+@pytest.mark.parametrize("name", few(list(ALL)))
 def test_the_strategies_of_the_package_pass(name: str) -> None:
     check_strategy(SMALL.get(name) or ALL[name]())
 

@@ -150,7 +150,10 @@ WHY = {
     stop: "no sign of life",
 }
 VERBS = ["mean", "sums behind a gradient", "mixing", "mean beside"]
-FEW = [(stop, VERBS[1]), (stop, VERBS[2]), (stop, VERBS[3]), (kill, VERBS[1]), (crash, VERBS[0]), (leave, VERBS[3])]
+FEW = [
+    *((stop, VERBS[1]), (kill, VERBS[2]), (crash, VERBS[0])),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(stop, VERBS[2]), (stop, VERBS[3]), (leave, VERBS[3])]),
+]
 
 
 def named(value: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class ToyTask:
     per_epoch: int = 100
     seed: int = 0
 
-    @property
+    @cached_property
     def samples_per_epoch(self) -> float:
         return float(sum(self._size(n) for n in range(self.per_epoch)))
 

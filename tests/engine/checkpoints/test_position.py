@@ -49,7 +49,7 @@ def test_every_minibatch_becomes_a_step_once(strategy: Strategy, world: str) -> 
         return VirtualWorld(Cluster(LEARNERS, ConstantSeconds(0.1, dict(enumerate(factors)))))
 
     @settings(
-        max_examples=4 if world == "virtual" else 2,
+        max_examples=2 if world == "virtual" else 1,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from grids import thinned
 from murmur.core.facts import Planner
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import randomized_ring, ring
@@ -45,8 +46,7 @@ CLUSTERS = {
 }
 
 
-@pytest.mark.parametrize("where", CLUSTERS)
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
+@pytest.mark.parametrize(("strategy", "where"), thinned(STRATEGIES, list(CLUSTERS)))
 def test_closed_form_is_what_the_simulator_takes(strategy: Strategy, where: str) -> None:
     cluster = CLUSTERS[where]
     minibatches = 8 * 96

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
+from grids import few
 from murmur.core.facts import Facts
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
@@ -86,7 +87,7 @@ def test_one_learner_is_the_plain_loop(task: CtcTask, name: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", few(list(MADE)))
 def test_processes(task: CtcTask, name: str, pool: Pool) -> None:
     learners = [torch.tensor(w) for w in pool.call(fit_in_process, 2, experiment(task, name))]
     assert torch.equal(*learners)

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
 def test_the_others_go_on_without_a_killed_learner(rank: int, tmp_path: Path) -> None:
     run = Run(tmp_path, *BORNE)
     run.until(60)
@@ -33,7 +34,7 @@ def test_the_others_go_on_without_a_killed_learner(rank: int, tmp_path: Path) ->
 
 @pytest.mark.timeout(300)
 def test_a_killed_learner_comes_back(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--restarts", "1", "--set", "budget.epochs=3", *BORNE)
+    run = Run(tmp_path, "--restarts", "1", "--set", "budget.epochs=2", *BORNE)
     run.until(40)
     os.kill(learners_of(run.process.pid)[1], signal.SIGKILL)
     run.until(len(run.records()) + 30)
@@ -41,13 +42,14 @@ def test_a_killed_learner_comes_back(tmp_path: Path) -> None:
     assert run.end() == 0
     steps = [r for r in run.records() if r["kind"] == "step"]
     mine = [i for i, r in enumerate(steps) if r["learner"] == 1]
-    assert max(mine) > 1100, "it takes part again"
+    assert max(mine) > 700, "it takes part again"
     assert any(later - earlier > 20 for earlier, later in pairwise(mine)), "it was away"
-    assert 1198 <= len(steps) <= 1202
+    assert 798 <= len(steps) <= 802
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fate", [pytest.param("killed", marks=pytest.mark.slow), "stopped"])
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["killed", "stopped"])
 def test_k_step_averaging_goes_on_and_lets_a_learner_in_again(fate: str, tmp_path: Path) -> None:
     borne = BORNE if fate == "killed" else ("--lease-seconds", "5")
     run = Run(tmp_path, "--restarts", "1", "--strategy", "KAVG(K=4)", "--set", "budget.epochs=3", *borne)
