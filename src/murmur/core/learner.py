@@ -45,12 +45,19 @@ class Learner:
         told: Minibatches completed at the checkpoint that its leader has just saved.
     """
 
-    def __init__(self, seat: Seat, weights: Weights, source: Source, lock_step: bool = True) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        weights: Weights,
+        source: Source,
+        lock_step: bool = True,
+        outer: dict[str, Tensor] | None = None,
+    ) -> None:
         self.seat, self.weights, self.source, self.lock_step = seat, weights, source, lock_step
         self.group: Group = seat.group
         self.steps, self.latest = 0, range(0)
         self.fresh_samples = 0.0
-        self.outer: dict[str, Tensor] = {}
+        self.outer: dict[str, Tensor] = {} if outer is None else outer
         self.outer_then: dict[str, Tensor] | None = None
         self.unit, self.follows = 1, False
         self.keepers: Sequence[int] = range(sys.maxsize)  # learners may be added
@@ -269,6 +276,12 @@ class Learner:
         """Take the step that another learner with the same weights has taken, with the mean gradient of both."""
         self._present = mean.present
         self.descend(mean.g)
+
+    async def saved_by_leader(self, minibatches: int) -> None:
+        """Pass the boundary at which this learner's leader has saved, after `minibatches` of all learners."""
+        self.told = minibatches
+        await self.source.boundary(self)
+        self.told = None
 
     def restart(self) -> None:
         """Reset the local optimizer (momentum, second moments, step counts) but not its settings."""

@@ -105,9 +105,9 @@ class Leader(Learner):
     """A leader as the strategy among super-learners sees it: one learner, with the gradient of the super-learner."""
 
     def __init__(self, me: Learner, super_learner: Group, leaders: Group, first: Sequence[int]) -> None:
-        super().__init__(me.seat, LeaderWeights(me.weights.layout), me.source, me.lock_step)
+        super().__init__(me.seat, LeaderWeights(me.weights.layout), me.source, me.lock_step, me.outer)
         self.super_learner, self.group, self.keepers = super_learner, leaders, first
-        self.unit, self.outer = super_learner.size, me.outer
+        self.unit = super_learner.size
         leaders.adds_beside = False  # one backward pass can feed one sum
         self._live: LeaderWeights = self.weights  # type: ignore[assignment]
         self._own_gradient: Tensor | None = None
@@ -219,9 +219,7 @@ async def _follow(me: Learner, super_learner: Group) -> None:
         if len(w):
             me.weights.set_(w)
         if opening.saved >= 0 and opening.kind != CLAIMED:
-            me.told = int(opening.saved)
-            await me.source.boundary(me)
-            me.told = None
+            await me.saved_by_leader(int(opening.saved))
         if opening.kind == END:
             if opening.saved >= 0:
                 raise StoppedGracefully(int(opening.saved))

@@ -138,8 +138,9 @@ class Trainer:
             await self._open(self.out, seat, source, resumed is not None)
         if source.observers and seat.works_beside and seat.group.size > 1:
             self._watch_pace(source)
-        me = Learner(seat, Weights(source.layout), source, Facts.of(self.experiment.strategy).lock_step)
-        me.outer = {} if resumed is None else resumed.outer
+        lock_step = Facts.of(self.experiment.strategy).lock_step
+        outer = None if resumed is None else resumed.outer
+        me = Learner(seat, Weights(source.layout), source, lock_step, outer)
         points.begin()
         return me
 
