@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +77,29 @@ class Mutant:
         path: module below `src/murmur`.
         number: number of the place among the module's places.
         what: line and text before and after.
-        source: the module's text with the error.
     """
 
     path: str
     number: int
     what: str
-    source: str
 
     @property
     def package(self) -> str:
         """Package of the module."""
         return self.path.partition("/")[0]
+
+    def source(self) -> str:
+        """The module's text with the error."""
+        tree = ast.parse((ROOT / "src/murmur" / self.path).read_text(encoding="utf-8"))
+        parent, name, index = next(islice(places(tree), self.number, None))
+        held = getattr(parent, name)
+        new = changed(held if index is None else held[index])
+        assert new is not None
+        if index is None:
+            setattr(parent, name, new)
+        else:
+            held[index] = new
+        return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def changed(node: ast.AST) -> ast.AST | None:
@@ -129,26 +141,15 @@ def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int | None]]:
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
     """All errors that can be planted in a module."""
-    text = path.read_text(encoding="utf-8")
-    for number, (parent, name, index) in enumerate(places(tree := ast.parse(text))):
+    for number, (parent, name, index) in enumerate(places(ast.parse(path.read_text(encoding="utf-8")))):
         held = getattr(parent, name)
         node = held if index is None else held[index]
         new = changed(node)
         if new is None or "log." in ast.unparse(node):
             continue
-        _put(parent, name, index, new)
-        source = ast.unparse(ast.fix_missing_locations(tree))
-        _put(parent, name, index, node)
         before, after = ast.unparse(node).partition("\n")[0], ast.unparse(new).partition("\n")[0]
         what = f"{node.lineno}: {before} -> {after}"  # type: ignore[attr-defined] - such nodes have a line
-        yield Mutant(path.relative_to(ROOT / "src" / "murmur").as_posix(), number, what, source)
-
-
-def _put(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> None:
-    if index is None:
-        setattr(parent, name, node)
-    else:
-        getattr(parent, name)[index] = node
+        yield Mutant(path.relative_to(ROOT / "src" / "murmur").as_posix(), number, what)
 
 
 def drawn(seed: int, count: int) -> list[Mutant]:
@@ -178,7 +179,7 @@ def attempt(mutant: Mutant) -> dict[str, Any]:
             shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "Makefile"):
             shutil.copy(ROOT / name, checkout / name)
-        (checkout / "src/murmur" / mutant.path).write_text(mutant.source, encoding="utf-8")
+        (checkout / "src/murmur" / mutant.path).write_text(mutant.source(), encoding="utf-8")
         near, wide = tests_for(mutant, checkout / "tests")
         by = failing(checkout, near, QUICK) or failing(checkout, wide, QUICK)
         by_slow = "" if by else failing(checkout, wide, SLOW)
