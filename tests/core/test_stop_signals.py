@@ -126,6 +126,7 @@ def test_every_command_tells_how_to_go_on() -> None:
     assert {*AFTER, *RESUMED} == set(COMMANDS)
     assert how_to_go_on(["train", "toy", "--out", "a b"]).endswith("murmur train toy --out 'a b' --resume")
     assert how_to_go_on(["simulate", "toy", "--resume"]).endswith("murmur simulate toy --resume")
+    assert how_to_go_on(["train", "toy", "--force"]).endswith("murmur train toy --resume")  # both are refused
     assert "--resume" not in how_to_go_on(["train", "toy", "--dry-run"])
 
 

@@ -43,5 +43,5 @@ def how_to_go_on(words: Sequence[str]) -> str:
         return AFTER.get(name, AGAIN)
     if "--dry-run" in words:
         return GOES_ON
-    again = [*words, *(() if "--resume" in words else ("--resume",))]
+    again = [word for word in words if word not in ("--force", "--resume")] + ["--resume"]
     return f"finished parts are kept; continue with: {shlex.join(['murmur', *again])}"

@@ -8,12 +8,14 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from learner_programs import TRAINS, python
-from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.launch.environment import COME_KEY, Place
 from murmur.worlds.process.launch.launcher import Launch, Restart, _is_stopped
+from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
 pytestmark = pytest.mark.processes
 
@@ -46,6 +48,19 @@ def test_a_failed_learner_is_started_again(restart: Restart, tmp_path: Path) -> 
     assert Launch(command, learners=2, restarts=1, restart=restart).run() == 0
     again = [(0, True, 1), (1, True, 1)] if restart is Restart.TOGETHER else [(1, True, 0)]
     assert started == [(0, False, 0), (1, False, 0), *again]
+
+
+def test_learners_that_have_not_come_yet_are_ended_at_once() -> None:
+    """They ignore requests, as an interpreter does that imports; a learner that has come is asked and waited for."""
+    for prelude, longest in (("import time; ", 3.0), (TRAINS.replace("begun", COME_KEY), 60.0)):
+        program = prelude + "time.sleep(4)" + ("" if longest < 4 else f"; sys.exit({STOPPED_STATUS})")
+        launch = Launch(lambda place, resume, p=program: python(p), learners=2, stop_signal=signal.SIGUSR1)  # type: ignore[misc]
+        asking = Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        asking.start()
+        began = time.monotonic()
+        assert launch.run() == STOPPED_STATUS
+        assert 2.0 < time.monotonic() - began < 2.0 + longest
+        assert longest < 4 or time.monotonic() - began > 4.0
 
 
 def test_without_restarts_the_failure_ends_the_run() -> None:

@@ -194,16 +194,32 @@ class Launch:
             ignore_until_ready()
 
     def _pass_on(self) -> None:
-        """Pass a stop request on to the learners, repeatedly, for one may not be ready yet."""
+        """Pass a stop request on to the learners, repeatedly, for one may not be ready yet.
+
+        If none has come to the store, they are ended at once: their interpreters still import, and ignore requests.
+        """
         if not self._asked() or time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
             return
         if self.stop_signal is None:
             raise SystemExit(128 + self._asked.number)
-        self._asked_at = time.monotonic()
+        first, self._asked_at = not self._asked_at, time.monotonic()
+        if first and not self._any_has_come():
+            self._end_at_once(self.units)
+            for unit in self.units:
+                unit.code = STOPPED_STATUS
+            return
         for unit in self.units:
             unit.restarts_left = 0
             if self._ended(unit) is None and unit.process is not None:
                 unit.process.send_signal(self.stop_signal)
+
+    def _any_has_come(self) -> bool:
+        """True if a learner of this generation has come to the store; before that it has nothing to save."""
+        try:
+            with closing(StoreClient(self.host, self._port, ASK_SECONDS, self.secret)) as line:
+                return bool(self._standing(line).come)
+        except ConnectionError:
+            return True  # the watch notices what has happened to the store
 
     def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         """End learners; kill them if they would save on request, which is of no use any more."""
