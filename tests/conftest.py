@@ -24,6 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Undo what commands in this process have set: several spinning threads slow all later tests."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Four learner processes for the whole run."""

@@ -33,7 +33,7 @@ class SlowData(Quadratic):
     """Every fourth minibatch, which in lock-step is always the same learner's, takes long to make."""
 
     def minibatch(self, n: int) -> Any:
-        time.sleep(4 * STEP_SECONDS if n % LEARNERS == 1 else 0.0)
+        time.sleep(8 * STEP_SECONDS if n % LEARNERS == 1 else 0.0)
         return super().minibatch(n)
 
 

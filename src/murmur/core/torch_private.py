@@ -44,7 +44,7 @@ __all__ = [
     "without_compiler",
 ]
 
-F = TypeVar("F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 c10d = _distributed_c10d
 backward_engine = torch.autograd.Variable._execution_engine
 unflatten = _unflatten_dense_tensors
@@ -75,11 +75,11 @@ def has_fast_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def without_compiler(method: F) -> F:
+def without_compiler(method: _F) -> _F:
     """Return a method of an optimizer of PyTorch as it was written, without the decorators that import the compiler.
 
     The decorators mark where compiled code is interrupted; `step` must be given its `no_grad` again.
     """
     while hasattr(method, "__wrapped__"):
-        method = cast(F, method.__wrapped__)
+        method = cast(_F, method.__wrapped__)
     return method
