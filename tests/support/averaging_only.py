@@ -86,11 +86,12 @@ class Averaging:
     strategy: Strategy
     start: Tensor
     minibatches: int
+    source: type[Still] = Still
 
     async def __call__(self, seat: Seat) -> Learner:
         model = Point(self.start.shape[1])
         layout = Layout.trainable(model)
         layout.scatter(self.start[seat.group.rank])
-        me = Learner(seat, Weights(layout), Still(layout, self.minibatches), Facts.of(self.strategy).lock_step)
+        me = Learner(seat, Weights(layout), self.source(layout, self.minibatches), Facts.of(self.strategy).lock_step)
         await self.strategy(me)
         return me
