@@ -41,7 +41,7 @@ from averaging_only import Averaging, Still
 
 SIZE, WIDTH, MINIBATCHES, GRADIENT_SECONDS, BITS = 4, 20_000, 4000, 0.005, 1e9
 EVERY_SECONDS = 0.1  # mean time between two cuts
-PATIENCE_SECONDS, TOLERANCE = 300.0, 1e-10
+PATIENCE_SECONDS, TOLERANCE = 120.0, 1e-10
 STRATEGIES: dict[str, Strategy] = {
     "ADPSGD": ADPSGD(),
     "ADPSGD randomized ring": ADPSGD(randomized_ring),
@@ -111,9 +111,11 @@ def measure(network: Network, name: str) -> dict[str, Any]:
             thread = Thread(target=cutting, args=(network, ports, over, counted))
             began = time.monotonic()
             thread.start()
-            codes = running.wait(range(SIZE), PATIENCE_SECONDS)
-            over.set()
-            thread.join()
+            try:
+                codes = running.wait(range(SIZE), PATIENCE_SECONDS)
+            finally:
+                over.set()
+                thread.join()
             seconds = time.monotonic() - began
         distances = [json.loads(file.read_text()) for file in sorted(Path(place).glob("*.json"))]
     return {"broken": sum(counted), "statuses": list(codes.values()), "seconds": seconds, "distances": distances}
