@@ -26,6 +26,7 @@ from murmur.worlds.process.group import TorchGroup
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore, connect
+from murmur.worlds.process.transport import listener
 from murmur.worlds.process.transport.listener import listen
 from murmur.worlds.process.transport.mail import Mail
 from murmur.worlds.process.world import ProcessWorld
@@ -106,6 +107,34 @@ def test_a_broken_connection_is_opened_again_though_nothing_is_to_be_sent() -> N
     assert first._lines[1] is not before
     first.post(torch.ones(1), 1, "a")
     assert second.box.take(0, "a", 30.0, lambda: TimeoutError("nothing came")).x.tolist() == [1.0]
+    for mail in (first, second):
+        mail.close()
+    server.close()
+
+
+@pytest.mark.parametrize("error", [ConnectionAbortedError, ConnectionResetError, BrokenPipeError])
+def test_messages_survive_a_connection_that_breaks_while_it_opens(
+    error: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = StoreServer(listen(), SECRET)
+    first, second = (
+        Mail(NetStore(StoreClient(*server.address, 5, SECRET), ""), rank, "127.0.0.1", 60, SECRET) for rank in (0, 1)
+    )
+    call, tries = listener.call_in, []
+
+    def breaks_twice(line: socket.socket, secret: bytes, purpose: str, *arguments: Any) -> None:
+        if purpose == "mail to 1":
+            tries.append(line)
+            if len(tries) <= 2:
+                raise error("broken by the system")
+        call(line, secret, purpose, *arguments)
+
+    monkeypatch.setattr(listener, "call_in", breaks_twice)
+    for n in range(3):
+        first.post(torch.full((2,), float(n)), 1, "a")
+    for n in range(3):
+        assert second.box.take(0, "a", 10.0, lambda: TimeoutError("a message was lost")).x.tolist() == [n, n]
+    assert len(tries) == 3
     for mail in (first, second):
         mail.close()
     server.close()

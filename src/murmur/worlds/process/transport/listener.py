@@ -143,7 +143,7 @@ def dial(
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens")
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             call_in(line, secret, purpose, number, deadline)
-        except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+        except (EOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError) as error:
             line.close()
             if time.monotonic() > deadline:
                 raise HungUp(f"{where[0]}:{where[1]} closes the connection during the handshake") from error
