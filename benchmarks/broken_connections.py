@@ -137,8 +137,10 @@ def main() -> None:
     asked = options.parse_args()
     if asked.learner:
         return take_part(asked.learner[0], Path(asked.learner[1]))
-    if why := refusal():
-        raise SystemExit(why)
+    if reason := refusal():
+        print(f"broken_connections cannot run: {reason}")
+        print(json.dumps({"benchmark": "broken_connections", "figures": {}, "bars": [], "cannot_run": reason}))
+        return None
     found = dict(figures())
     bars = []
     for name, each in found.items():
