@@ -9,7 +9,7 @@
 | `Tensor._version` | whether gradients were changed in place | 2.6, 2.13 |
 | `torch._C.DisableTorchFunction` | calls of the original functions inside a `TorchFunctionMode` | 2.6, 2.13 |
 | `torch.autograd.Variable._execution_engine` | callbacks at the end of a backward pass | 2.6, 2.13 |
-| `__wrapped__` of methods of `torch.optim.Optimizer` | optimizers that do not import the compiler | 2.6, 2.13 |
+| `__wrapped__` of methods of `torch.optim.Optimizer` | optimizers that do not import the compiler | 2.13 |
 | `torch.ops.mkldnn._is_mkldnn_bf16_supported` | whether the processor computes in bfloat16 | 2.6, 2.13 |
 
 `make matrix` runs the tests of the core on other versions of Python and PyTorch.
