@@ -69,7 +69,7 @@ def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
     assert max(record.staleness for record in seen if record.kind == "step") == facts.staleness
 
 
-@pytest.mark.parametrize(("strategy", "learners"), thinned(LOOSE, [6, 8]))
+@pytest.mark.parametrize(("strategy", "learners"), thinned(LOOSE, [6, 12]))
 def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> None:
     facts = Facts.of(strategy)
     sent = []
