@@ -53,6 +53,18 @@ def test_vectors_are_copies() -> None:
     assert tensor.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1 / 3, -0.7])
+def test_adding_in_place_has_the_bits_of_adding_to_the_vector(alpha: float) -> None:
+    model = nn.Sequential(nn.Linear(37, 19), nn.Linear(19, 5))
+    layout = Layout.trainable(model)
+    delta = torch.randn(layout.numel)
+    wanted = layout.gather().add_(delta, alpha=alpha)
+    layout.add_(delta, alpha)
+    assert layout.alike
+    assert torch.equal(layout.gather(), wanted)
+    assert not Layout([torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)]).alike
+
+
 def test_absent_gradients_stay_absent() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     layout = Layout.trainable(model)

@@ -42,6 +42,7 @@ TESTS_OF = {  # packages whose tests also exercise a package
     "speech": ("speech", "tasks"),
 }
 LIMIT_SECONDS = 900.0
+ATTEMPTS = 3
 QUICK, SLOW = "not slow and not gpu and not cluster", "slow and not gpu and not cluster"
 MISSED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "only by long tests": lambda row: not row["by"] and bool(row["by_slow"]),
@@ -179,16 +180,28 @@ def attempt(mutant: Mutant) -> dict[str, Any]:
             shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "Makefile"):
             shutil.copy(ROOT / name, checkout / name)
-        (checkout / "src/murmur" / mutant.path).write_text(mutant.source(), encoding="utf-8")
-        near, wide = tests_for(mutant, checkout / "tests")
-        by = failing(checkout, near, QUICK) or failing(checkout, wide, QUICK)
-        by_slow = "" if by else failing(checkout, wide, SLOW)
-        shutil.copy(ROOT / "src/murmur" / mutant.path, checkout / "src/murmur" / mutant.path)
-        name = by or by_slow
-        if "::" in name and failing(checkout, [f"tests/{name}"], QUICK if by else SLOW):
-            raise RuntimeError(f"{name} fails without a planted error, too")
+        by, by_slow = caught(mutant, checkout)
     row = {"path": mutant.path, "number": mutant.number, "what": mutant.what, "by": by, "by_slow": by_slow}
     return {**row, "seconds": round(time.monotonic() - began, 1)}
+
+
+def caught(mutant: Mutant, checkout: Path) -> tuple[str, str]:
+    """The quick test and the long test that catch an error, "" for none.
+
+    Raises:
+        RuntimeError: A test fails without the error, too, in each of `ATTEMPTS` attempts.
+    """
+    module = checkout / "src/murmur" / mutant.path
+    near, wide = tests_for(mutant, checkout / "tests")
+    for _ in range(ATTEMPTS):
+        module.write_text(mutant.source(), encoding="utf-8")
+        by = failing(checkout, near, QUICK) or failing(checkout, wide, QUICK)
+        by_slow = "" if by else failing(checkout, wide, SLOW)
+        shutil.copy(ROOT / "src/murmur" / mutant.path, module)
+        name = by or by_slow
+        if "::" not in name or not failing(checkout, [f"tests/{name}"], QUICK if by else SLOW):
+            return by, by_slow
+    raise RuntimeError(f"{name} fails without a planted error, too")
 
 
 def failing(checkout: Path, paths: Sequence[str], marks: str) -> str:

@@ -100,7 +100,20 @@ class AddsAndSets:
         me.weights.set_(await me.consensus())
 
 
-OUTER = [ADPSGD(), KAVG(3), BMUF(2), SyncSGD(), ASGD(), AddsAndSets(), ParameterAveraging(8)]
+@dataclass(frozen=True)
+class AddsAndStrays:
+    """Strategy that adds to the weights, and at times steps with a gradient that its members do not have."""
+
+    lock_step: ClassVar[bool] = False
+
+    async def __call__(self, me: Learner) -> None:
+        async for g in me.claimed_gradients():
+            me.descend(2 * g if me.steps % 3 == 0 else g)
+            me.weights.add_(torch.full_like(g, 0.01 * me.steps))
+        me.weights.set_(await me.consensus())
+
+
+OUTER = [ADPSGD(), KAVG(3), BMUF(2), SyncSGD(), ASGD(), AddsAndSets(), AddsAndStrays(), ParameterAveraging(8)]
 
 
 @pytest.mark.parametrize("outer", OUTER, ids=lambda outer: type(outer).__name__)

@@ -79,6 +79,9 @@ class FactsOfInner(ABC):
 class Planner(Protocol):
     """Closed forms for a strategy's `planned` to choose from; each returns a `murmur.simulation.planner.forms.Form`."""
 
+    def synchronous(self, vectors: float) -> Any:
+        """A mean of all gradients behind the backward pass, with `vectors` of the model's length in memory."""
+
     def every(self, K: int, vectors: float) -> Any:
         """A mean of all after K gradients, with `vectors` of the model's length in a learner's memory."""
 

@@ -94,6 +94,17 @@ class Layout:
             with torch.no_grad():
                 foreach_copy_([t.detach() for t in self.tensors], self.views(flat))
 
+    @property
+    def alike(self) -> bool:
+        """True if all tensors have the vector's type: adding in place then rounds as adding to the vector does."""
+        return all(t.dtype == self.dtype for t in self.tensors)
+
+    def add_(self, flat: Tensor, alpha: float = 1.0) -> None:
+        """Add alpha times a vector (P,) to the tensors, in place."""
+        with torch.no_grad():
+            for tensor, view in zip(self.tensors, self.views(flat), strict=True):
+                tensor.detach().add_(view, alpha=alpha)
+
     def gather_gradients(self, out: Tensor | None = None) -> tuple[Tensor, list[bool]]:
         """Copy the .grad fields into a vector (P,), zeros where absent; also return a list of those present."""
         flat = self.empty() if out is None else out

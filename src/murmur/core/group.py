@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from murmur.core.flat import is_finite
 from murmur.core.membership import Membership
+
+Exchange = Callable[[Tensor, Sequence[float]], Awaitable[Tensor]]
 
 
 class PeerLost(RuntimeError):
@@ -195,6 +197,25 @@ class Group(ABC):
         averaging behind a backward pass; strategies use `mean`.
         """
 
+    def start_broadcast(self, x: Tensor, root: int, tag: str) -> Awaitable[Tensor]:
+        """Begin to send the vector of member `root` to all members, and return at once; await it.
+
+        All members begin the broadcasts of a tag in the same order, and meet in a mean or sum between any two of them.
+        The root leaves its x as it is, and the others only read the vector, until the meeting after the next broadcast
+        of this tag.
+
+        Args:
+            x: The root's vector; elsewhere a vector of its shape and type, which may be overwritten.
+            root: Rank of the sender.
+            tag: Name of the sequence of broadcasts.
+        """
+        name = f"broadcast {tag}"
+        if self.rank == root:
+            for member in range(self.size):
+                if member != root:
+                    self.post(x, member, name)
+        return Incoming(self, root, name, x if self.rank == root else None)
+
     async def mean(self, x: Tensor, weight: float = 1.0) -> Tensor:
         """Return the weighted mean over the members, sum_i w_i x_i / sum_i w_i, as a new vector.
 
@@ -206,11 +227,25 @@ class Group(ABC):
             ValueError: The weight is negative or infinite.
             WorldMismatch: Members passed vectors of different lengths.
         """
+        return await self._mean(x, weight, self.mean_with)
+
+    async def mean_behind(self, x: Tensor, weight: float) -> Tensor:
+        """Return the weighted mean of gradients, as `mean` does; worlds that model time let it begin behind backward.
+
+        Only where `adds_beside` is true. Worlds in which time really passes sum buckets by `start_sum` instead.
+        """
+        return await self._mean(x, weight, self.mean_with_behind)
+
+    async def mean_with_behind(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        """Return what `mean_with` returns, for gradients whose backward pass has just ended."""
+        return await self.mean_with(x, weights)
+
+    async def _mean(self, x: Tensor, weight: float, exchange: Exchange) -> Tensor:
         weights = [said[0] for said in await self.share_numbers(x, (share_of(x, weight),))]
         self.total_weight = sum(weights)
         if self.total_weight == 0 or self.size == 1:
             return x.clone()
-        return await self.mean_with(x, weights)
+        return await exchange(x, weights)
 
     async def mix(self, x: Tensor, row: Mapping[int, float]) -> Tensor:
         """Mix with neighbours: return sum_j T_ij x_j for row i of a symmetric T, as a new vector.
@@ -233,6 +268,26 @@ class Group(ABC):
         return mixed
 
 
+class Incoming:
+    """The vector of a broadcast by messages; awaiting it waits for its arrival.
+
+    Args:
+        group: Group of the broadcast.
+        root: Rank of the sender.
+        tag: Tag of the message.
+        x: The vector, on the sender.
+    """
+
+    def __init__(self, group: Group, root: int, tag: str, x: Tensor | None) -> None:
+        self._group, self._root, self._tag, self._x = group, root, tag, x
+
+    def __await__(self) -> Generator[Any, None, Tensor]:
+        if self._x is None:
+            message = yield from self._group.recv(self._root, self._tag).__await__()
+            self._x = message.x
+        return self._x
+
+
 class GroupAround(Group):
     """Group that forwards all verbs to `inner`: a base for groups that change one of them."""
 
@@ -246,6 +301,9 @@ class GroupAround(Group):
 
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         return await self.inner.mean_with(x, weights)
+
+    async def mean_with_behind(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        return await self.inner.mean_with_behind(x, weights)
 
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         self.inner.post(x, to, tag, header)
@@ -272,6 +330,9 @@ class GroupAround(Group):
 
     def count(self, counter: str, amount: int = 0) -> int:
         return self.inner.count(counter, amount)
+
+    def start_broadcast(self, x: Tensor, root: int, tag: str) -> Awaitable[Tensor]:
+        return self.inner.start_broadcast(x, root, tag)
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         return self.inner.start_sum(x)

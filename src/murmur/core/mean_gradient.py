@@ -42,7 +42,8 @@ class MeanGradients:
         else:
             drawn = await draw(None) or self.source.nothing()
             flags = drawn.g.new_tensor([*map(float, drawn.present), float(drawn.broken)])
-            both = await group.mean(torch.cat([drawn.g, flags]), weight=drawn.samples)
+            mean = group.mean_behind if group.adds_beside else group.mean
+            both = await mean(torch.cat([drawn.g, flags]), drawn.samples)
             *there, broken = (flag > 0 for flag in both[drawn.g.numel() :].tolist())
             g, present = both[: drawn.g.numel()], there
         if broken:

@@ -3,10 +3,10 @@
     G_s = sum_i n_i g_i(w_s) / sum_i n_i        over the members i of super-learner s, summed behind the backward pass
 
 Every member keeps a replica of the leader's weights and optimizer and takes the same steps with the same G_s. Changes
-that averaging with other super-learners *adds* to the leader's weights are sent to the members beside the next gradient
-and land on all replicas, including the leader's, one step late. Weights that averaging *sets* (lock-step strategies),
-and those after a step with another gradient than G_s, are sent before the next gradient begins. A message of a few
-numbers opens every step: the kind of step and its minibatches.
+that averaging with other super-learners *adds* to the leader's weights are broadcast to the members beside the next
+gradient and land on all replicas, including the leader's, one step late. Weights that averaging *sets* (lock-step
+strategies), and those after a step with another gradient than G_s, are broadcast before the next gradient begins. A
+message of a few numbers opens every step: the kind of step and its minibatches.
 
 Zhang et al. 2019 (H-ADPSGD). The super-learner is the unit of failure: a lost member takes all of it down.
 """
@@ -14,7 +14,7 @@ Zhang et al. 2019 (H-ADPSGD). The super-learner is the unit of failure: a lost m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +27,8 @@ from murmur.core.learner import Draw, Gradient, Learner
 from murmur.core.membership import Preparation, StoppedGracefully
 from murmur.core.weights import Weights
 
-STEP, DELTA, AHEAD = "step", "delta", "ahead"  # tags of messages from the leader
+STEP, AHEAD = "step", "ahead"  # tags of messages from the leader
+DELTA, WHOLE = "delta", "whole"  # tags of its broadcasts
 END, IN_TURN, CLAIMED = 0.0, 1.0, 2.0  # kinds of steps
 
 
@@ -40,7 +41,8 @@ class Opening(NamedTuple):
         start, stop: Positions of the minibatches of its claim.
         stepped: True if members repeat the leader's step with the latest gradient of the super-learner.
         restarted: True if the optimizer has been reset since.
-        due: True if a message with the changes by averaging follows.
+        due: True if a broadcast of the changes by averaging begins with this step, to land before the next one.
+        whole: True if a broadcast of the whole weights comes before this step.
         times: Factor of the strategy on the learning rates.
         saved: Minibatches completed at the checkpoint that the leader has written since its latest step, or -1.
     """
@@ -52,6 +54,7 @@ class Opening(NamedTuple):
     stepped: float
     restarted: float
     due: float
+    whole: float
     times: float
     saved: float
 
@@ -93,11 +96,17 @@ class LeaderWeights(Weights):
             super().set_(w)
 
     def turn(self) -> Tensor | None:
-        """Between two gradients, apply the additions of the turn before; return those that the members get now."""
+        """Between two gradients, apply the additions of the turn before; return those that the members get now.
+
+        If the replica has strayed, all additions land at once, and None is returned: the members get the whole weights.
+        """
         with self._section():
             landing, self._landing, self._due = self._landing, self._due, None
             if landing is not None:
                 super().add_(landing)
+            if self.strayed and self._landing is not None:
+                super().add_(self._landing)
+                self._landing = None
             return self._landing
 
 
@@ -112,7 +121,9 @@ class Leader(Learner):
         self._live: LeaderWeights = self.weights  # type: ignore[assignment]
         self._own_gradient: Tensor | None = None
         self._stepped = self._restarted = False
+        self._apart = False  # True after a step of its optimizer that those of the members have not taken
         self._assigned: tuple[float, ...] = ()
+        self._sending: list[Awaitable[Tensor]] = []
 
     def assign(self, done: int, among: int) -> None:
         """Assign all minibatches after the first `done` to the members of the first `among` live super-learners."""
@@ -122,36 +133,42 @@ class Leader(Learner):
 
     def restart(self) -> None:
         super().restart()
-        self._restarted = True
+        self._restarted, self._apart = True, False
 
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
         super().descend(g, staleness)
-        if g is self._own_gradient and not self._stepped:
+        if g is self._own_gradient and not self._stepped and not self._apart:
             self._stepped = True  # the members repeat it
         else:
-            self._live.strayed = True
+            self._live.strayed = self._apart = True
 
     def end(self) -> None:
         """End the run of the members, with the leader's weights."""
         self._live.strayed = True
-        self._open(END)
+        self._live.turn()
+        self._post(self._opening(END), self._live.snapshot())  # a leader that ends takes part in no broadcast
 
     def _open(self, kind: float, steps: int = 0, claim: range = range(0)) -> None:
         due = self._live.turn()
-        w = self._live.snapshot() if self._live.strayed else self.weights.layout.empty()[:0]
+        whole = self._live.snapshot() if self._live.strayed else None
+        opening = self._opening(kind, steps, claim)
+        self._post(opening._replace(due=due is not None, whole=whole is not None), self.weights.layout.empty()[:0])
+        given = ((DELTA, due), (WHOLE, whole))
+        self._sending = [self.super_learner.start_broadcast(x, 0, tag) for tag, x in given if x is not None]
+        self._stepped = self._restarted = self._live.strayed = False
+        self._assigned = ()
+
+    def _opening(self, kind: float, steps: int = 0, claim: range = range(0)) -> Opening:
         saved, self.saved = -1 if self.saved is None else self.saved, None
-        opening = Opening(
-            *(kind, steps, claim.start, claim.stop, self._stepped, self._restarted, due is not None),
+        return Opening(
+            *(kind, steps, claim.start, claim.stop, self._stepped, self._restarted, False, False),
             times=self.source.times,
             saved=saved,
         )
-        header = (*opening, *self._assigned)
+
+    def _post(self, opening: Opening, w: Tensor) -> None:
         for member in range(1, self.super_learner.size):
-            self.super_learner.post(w, member, STEP, header)
-            if due is not None:
-                self.super_learner.post(due, member, DELTA)
-        self._stepped = self._restarted = self._live.strayed = False
-        self._assigned = ()
+            self.super_learner.post(w, member, STEP, (*opening, *self._assigned))
 
     async def draw(self, before_backward: Callable[[float], None] | None) -> Gradient | None:  # noqa: ARG002
         self._open(IN_TURN, self.steps)
@@ -180,11 +197,40 @@ class Leader(Learner):
     async def _of_super_learner(self, draw: Draw) -> Gradient | None:
         before = self.fresh_samples
         gradient = await draw(None) if self.super_learner.size == 1 else await self.averaged(self.super_learner, draw)
+        for sent in self._sending:
+            await sent
         if gradient is None or gradient.samples == 0:
             return None
         self.fresh_samples = before + gradient.samples
         self._present, self._own_gradient = gradient.present, gradient.g
         return gradient
+
+
+class Replica:
+    """A member's side of the leader's broadcasts."""
+
+    def __init__(self, weights: Weights, super_learner: Group) -> None:
+        self._weights, self._super_learner = weights, super_learner
+        self._room = {tag: weights.layout.empty() for tag in (DELTA, WHOLE)}  # written by some broadcasts
+        self._due: Awaitable[Tensor] | None = None
+
+    async def catch_up(self, opening: Opening, w: Tensor) -> None:
+        """Bring the weights to those of the leader at an opening, and take part in the broadcasts that begin with it.
+
+        Args:
+            opening: The leader's message.
+            w: Weights sent with it, at the end; else empty.
+        """
+        if self._due is not None:
+            self._weights.add_(await self._due)
+        self._due = self._begin(DELTA) if opening.due else None
+        if opening.whole:
+            w = await self._begin(WHOLE)
+        if len(w):
+            self._weights.set_(w)
+
+    def _begin(self, tag: str) -> Awaitable[Tensor]:
+        return self._super_learner.start_broadcast(self._room[tag], 0, tag)
 
 
 async def follow(me: Learner, super_learner: Group) -> None:
@@ -206,7 +252,7 @@ async def follow(me: Learner, super_learner: Group) -> None:
 
 async def _follow(me: Learner, super_learner: Group) -> None:
     mean: Gradient | None = None
-    due = False
+    replica = Replica(me.weights, super_learner)
     while True:
         w, _, header = await super_learner.recv(0, STEP)
         opening, assigned = Opening(*header[:HEADER_NUMBERS]), [int(number) for number in header[HEADER_NUMBERS:]]
@@ -214,17 +260,14 @@ async def _follow(me: Learner, super_learner: Group) -> None:
             me.repeat(mean)
         if opening.restarted:
             me.restart()
-        if due:
-            me.weights.add_((await super_learner.recv(0, DELTA)).x)
-        if len(w):
-            me.weights.set_(w)
+        await replica.catch_up(opening, w)
         if opening.saved >= 0 and opening.kind != CLAIMED:
             await me.saved_by_leader(int(opening.saved))
         if opening.kind == END:
             if opening.saved >= 0:
                 raise StoppedGracefully(int(opening.saved))
             return
-        due, me.source.times, me.steps = opening.due > 0, opening.times, int(opening.steps)
+        me.source.times, me.steps = opening.times, int(opening.steps)
         if assigned:
             me.source.assignment = me.source.assignment.anew(assigned[0], assigned[1], assigned[2:])
         claim = range(int(opening.start), int(opening.stop))

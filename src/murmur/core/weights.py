@@ -84,8 +84,11 @@ class Weights:
             raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(delta.shape)}")
         with self._section():
             self.version += 1
-            self._writable().add_(delta, alpha=alpha)
-            self._settle()
+            if self._held or self._ahead is not None or not self.layout.alike:
+                self._writable().add_(delta, alpha=alpha)
+                self._settle()
+            else:
+                self.layout.add_(delta, alpha)
 
     @contextmanager
     def held(self) -> Iterator[int]:

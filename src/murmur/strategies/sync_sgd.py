@@ -32,4 +32,4 @@ class SyncSGD:
         return allreduce_vectors(learners)
 
     def planned(self, planner: Planner) -> Any:
-        return planner.every(1, vectors=3)
+        return planner.synchronous(vectors=3)

@@ -7,7 +7,7 @@ that any world can be checked anywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import torch
 
@@ -227,6 +227,22 @@ async def activities_run_beside(seat: Seat) -> None:
     _close(torch.tensor([await activity]), torch.tensor([20 * (seat.group.size - 1) / 2]), "value of the activity")
 
 
+async def broadcasts_run_beside(seat: Seat) -> None:
+    """Check that a broadcast can be read until the meeting after the next one, and that two tags do not mix."""
+    group = seat.group
+    before: list[Awaitable[torch.Tensor]] = []
+    root = group.size - 1
+    for k in range(5):
+        x = torch.full((6,), float(10 * k + group.rank))
+        begun = [group.start_broadcast(x + shift, root, tag) for shift, tag in ((0.0, "one"), (0.5, "other"))]
+        for shift, vector in zip((0.0, 0.5), before, strict=False):
+            _expect((await vector).tolist(), [10.0 * (k - 1) + root + shift] * 6, f"broadcast {k - 1}")
+        before = begun
+        await group.mean(torch.zeros(1))
+    for vector in before:
+        await vector
+
+
 async def _rounds(group: Group, count: int) -> float:
     total = 0.0
     for _ in range(count):
@@ -288,6 +304,7 @@ CHECKS: tuple[Program[None], ...] = (
     splits_are_independent,
     counters_are_shared,
     sums_run_beside,
+    broadcasts_run_beside,
     activities_run_beside,
 )
 REFUSALS: tuple[Program[None], ...] = (different_lengths, negative_weight, failing_activity, one_fails)

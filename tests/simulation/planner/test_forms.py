@@ -73,8 +73,8 @@ def test_no_time_depends_on_uninitialised_memory(strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize("strategy", [SuperLearners(ADPSGD(), 8), SuperLearners(KAVG(4), 8)], ids=named)
-def test_wide_nodes_that_copy_to_the_host(strategy: Strategy) -> None:
-    """Vectors for seven members are sent one after another; each copy overlaps the previous transfer."""
+def test_wide_nodes_of_devices(strategy: Strategy) -> None:
+    """Sums and broadcasts of eight devices stay inside their node; leaders copy to their hosts for each other."""
     cluster = preset("v100-ethernet").cluster(16, LognormalSeconds(0.07, 0.1), 165e6)
     found = time_strategy(strategy, cluster, 16 * 200)
     assert form_of(strategy, ClusterSetting.of(cluster)).seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)

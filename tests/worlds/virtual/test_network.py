@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,56 @@ def test_adding_takes_its_time(kind: str) -> None:
     share = {"ring": 7 / 8, "tree": 3.0, "hierarchical": 1 / 2 + 3 / 8}[kind]
     took = [Network(Clock(), c).allreduce_seconds(range(8), 1000) for c in (slow, fast)]
     assert took[0] - took[1] == pytest.approx(share * 1000 / 100)
+
+
+def test_sums_of_gradients_begin_behind_the_backward_pass() -> None:
+    """A vector of 1 MiB, two buckets of 25 MiB, and a last one of 10 MiB, at 61 MiB/s: two learners take 1 s."""
+    mib = 2**20
+    cluster = Cluster(2, link=Link(0.0, 61 * mib), message_bytes=61 * mib)
+    assert Network(Clock(), cluster).allreduce_seconds(range(2), 1) == pytest.approx(1.0)
+    for gradient, exposed in ((0.3, 0.8), (1.2, 0.2), (1.5, 10 / 61), (90.0, 10 / 61)):
+        found = Network(Clock(), cluster).exposed_allreduce_seconds(range(2), 1, gradient)
+        assert found == pytest.approx(exposed), gradient
+
+
+def test_no_small_sum_is_hidden() -> None:
+    """All tensors but the last 1 MiB are one bucket, which also carries the flags."""
+    mib = 2**20
+    cluster = Cluster(2, link=Link(0.0, mib), message_bytes=8 * mib)
+    assert Network(Clock(), cluster).exposed_allreduce_seconds(range(2), 1, 100.0) == pytest.approx(7.0)
+    assert Network(Clock(), cluster).exposed_allreduce_seconds(range(2), 1, 0.0) == pytest.approx(8.0)
+
+
+def test_devices_of_one_node_reach_each_other_directly() -> None:
+    """Sums and broadcasts of devices on several nodes pass through host memory, and nothing of them is hidden."""
+    cluster = Cluster(4, learners_per_node=2, inside=Link(0.0, 100.0), link=Link(0.0, 50.0), message_bytes=1000.0)
+    copying = replace(cluster, copy_bytes_per_second=500.0)
+    inside, across = range(2), range(4)
+    for learners, copies in ((inside, 0.0), (across, 4.0)):
+        for ask in (
+            lambda network, learners: network.allreduce_seconds(learners, 1),
+            lambda network, learners: network.broadcast_seconds(learners, 1, 0),
+        ):
+            without, with_copies = (ask(Network(Clock(), c), learners) for c in (cluster, copying))
+            assert with_copies - without == pytest.approx(copies)
+    large = replace(copying, message_bytes=100 * 2.0**20)
+    for learners, hidden in ((inside, True), (across, False)):
+        seconds = Network(Clock(), large).allreduce_seconds(learners, 1)
+        assert (Network(Clock(), large).exposed_allreduce_seconds(learners, 1, 1e9) < seconds) == hidden
+
+
+def test_broadcasts_by_hand() -> None:
+    """Three hops inside a node; two levels inside and one among two nodes of three."""
+    chain = Cluster(4, learners_per_node=4, inside=Link(0.5, 100.0), message_bytes=1000.0)
+    network = Network(Clock(), chain)
+    assert network.broadcast_seconds(range(4), 1, 2) == pytest.approx(3 * 0.5 + 10.0)
+    assert [network.sent_bytes[i] for i in range(4)] == [1000.0, 1000.0, 1000.0, 0.0]
+    assert sum(network.card_bytes.values()) == 0
+    wide = Cluster(6, learners_per_node=3, inside=Link(0.5, 100.0), link=Link(1.0, 10.0), message_bytes=1000.0)
+    network = Network(Clock(), wide)
+    assert network.broadcast_seconds(range(6), 1, 0) == pytest.approx(2 * 10.5 + 101.0)
+    assert (sum(network.sent_bytes.values()), sum(network.card_bytes.values())) == (5000.0, 1000.0)
+    assert Network(Clock(), wide).broadcast_seconds([3], 1, 3) == 0
 
 
 def test_recorded_times_are_replayed(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 t_i: compute times of learner i; L: learners; C: seconds of an allreduce with its copies; b: bytes of the model; B, a:
 bandwidth and latency of a network card.
 
-    SyncSGD          (E max_i t_i + C) / L                          nothing is hidden behind the backward pass
+    SyncSGD          E (max_i t_i + C - min(C (1 - l / b), beta max_i t_i)) / L
     KAVG, BMUF       (E max_i (t_i1 + ... + t_iK) + C) / (K L)
     DelayByOne       d_i <- max(d_i + t_i, max_j d_j + C), per round, / L
     ADPSGD           1 / sum_i 1 / E t_i                            gradients do not wait; rounds: `planner.rounds`
     ASGD             max(b / B, b / R_copy, (E t + 2 (a + b / B) + 4 b / R_copy) / (L - 1))
-    SuperLearners    the outer strategy among nodes with t = max(E max inside + C inside, (n - 1) b / B') and n
-                     minibatches per gradient; a lock-step outer strategy also sends its weights to the n - 1 members,
-                     (n - 1) b / B' after every mean
+    SuperLearners    the outer strategy among nodes with t = max(SyncSGD's step inside the node, D) and n minibatches
+                     per gradient; a lock-step outer strategy also broadcasts its weights, D after every mean
+
+l: bytes of the last bucket, whose sum begins when the backward pass has ended (for devices on several nodes l = b:
+their sums pass through host memory); beta: share of the backward pass; D: seconds of a broadcast inside the node.
 
 E is the mean over a table of compute times drawn from the cluster's description. Recorded times, jitter and stragglers
 therefore need no formula of their own.
@@ -90,6 +92,18 @@ class ClusterSetting:
         """Seconds of copying one vector between device and host."""
         return self.size / self.cluster.copy_bytes_per_second
 
+    def synchronous(self) -> Times:
+        """Seconds of a step of synchronous SGD, (draws,): the slowest gradient, and what its sum takes after it."""
+        network, learners, size = Network(Clock(), self.cluster), range(self.cluster.learners), int(self.size) or 1
+        slowest = self.times.max(1)
+        exposed = [network.exposed_allreduce_seconds(learners, size, float(t)) for t in slowest]
+        steps: Times = slowest + np.asarray(exposed)
+        return steps
+
+    def broadcast(self) -> float:
+        """Seconds of a broadcast by the first learner of the cluster."""
+        return Network(Clock(), self.cluster).broadcast_seconds(range(self.cluster.learners), int(self.size) or 1, 0)
+
     def allreduce(self) -> float:
         """Seconds of a mean of all learners of the cluster."""
         if self.cluster.learners < 2:
@@ -116,6 +130,9 @@ class ClosedForms:
     """The closed forms on one setting, from which a strategy chooses; see `murmur.core.facts.Planner`."""
 
     setting: ClusterSetting
+
+    def synchronous(self, vectors: float) -> Form:
+        return _synchronous(vectors, self.setting)
 
     def every(self, K: int, vectors: float) -> Form:
         return _periodic(K, vectors, self.setting)
@@ -145,8 +162,20 @@ def _bound_by(waiting: float, communicating: float, own: float) -> str:
     return largest[1]
 
 
+def _synchronous(vectors: float, setting: ClusterSetting) -> Form:
+    """Form of synchronous SGD, whose sum runs behind the backward pass."""
+    step, count = float(setting.synchronous().mean()), setting.learners * setting.unit
+    slowest, own = _slowest(setting.times, 1), float(setting.times.mean(0).min())
+    lines = (
+        "seconds a minibatch = E (max_i t_i + C - min(C (1 - l / b), beta max_i t_i)) / L",
+        f"                    = ({slowest:.6g} + {step - slowest:.6g}) / {count} = {step / count:.6g}"
+        f"      (C {setting.allreduce():.6g})",
+    )
+    return Form(step / count, _bound_by(slowest - own, step - slowest, own), vectors, lines)
+
+
 def _periodic(K: int, vectors: float, setting: ClusterSetting) -> Form:
-    """Form of K steps followed by a mean of all learners; K = 1 is SyncSGD."""
+    """Form of K steps followed by a mean of all learners."""
     slowest, cost, count = _slowest(setting.times, K), setting.allreduce(), setting.learners * setting.unit
     own = float(setting.times.mean(0).min())
     seconds = (slowest + cost / K) / count
@@ -213,24 +242,30 @@ def _nodes(outer_strategy: object, width: int, setting: ClusterSetting) -> Form:
     if learners % width:
         raise ValueError(f"SuperLearners(node_size={width}) does not divide {learners} learners: plan full nodes")
     within = replace(cluster, learners=width, links={}, faults=())
-    inside = ClusterSetting(within, setting.times[:, :width]).allreduce()
-    link = cluster.inside if cluster.learners_per_node > 1 else cluster.link
-    moving, copying = setting.size / link.bytes_per_second, setting.copies  # copying and sending overlap
-    handed = (width - 1) * max(moving, copying) + (width > 1) * (min(moving, copying) + copying)
+    rows = setting.times.reshape(-1, width)
+    node, handed = ClusterSetting(within, rows).synchronous(), ClusterSetting(within, rows).broadcast()
     every = Facts.of(outer_strategy).sets_weights_every
     sets = 0.0 if every is None else 1 / every
-    slowest = setting.times.reshape(len(setting.times), -1, width).max(2)
-    times = np.maximum(slowest + inside, 0.0 if sets else handed) + sets * handed
+    own = node.reshape(len(setting.times), -1)
+    inside = float((node - rows.max(1)).mean())
+    times = np.maximum(own, 0.0 if sets else handed) + sets * handed
     a_card = max(1, cluster.learners_per_node // width)  # nodes of this strategy that share one card
     card = Link(cluster.link.latency_seconds, cluster.link.bytes_per_second / a_card)
     outer = replace(
-        cluster, learners=learners // width, link=card, links={}, faults=(), nodes=None, learners_per_node=1
+        cluster,
+        learners=learners // width,
+        link=card,
+        links={},
+        faults=(),
+        nodes=None,
+        learners_per_node=1,
+        backward_share=0.0,  # sums among nodes begin when those inside have ended
     )
     form = form_of(outer_strategy, ClusterSetting(outer, times, setting.unit * width))
     lines = (
-        "a node's gradient   = E max inside + C inside, and the weights to the members",
-        f"                    = {float(slowest.mean()):.6g} + {inside:.6g}, {handed:.6g} s: {float(times.mean()):.6g} s"
-        f" for {width} minibatches",
+        "a node's gradient   = E max inside + exposed sum inside, and D beside it",
+        f"                    = {float(rows.max(1).mean()):.6g} + {inside:.6g}, {handed:.6g} s:"
+        f" {float(times.mean()):.6g} s for {width} minibatches",
         *form.lines,
     )
     binds = NETWORK + " inside nodes" if inside > float(times.mean()) / 2 else form.binds

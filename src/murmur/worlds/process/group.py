@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,9 @@ from murmur.worlds.process.membership.stalls import Waits, ranks
 from murmur.worlds.process.store.torch_store import NetStore, clone
 from murmur.worlds.process.transport.backends import address_of, ended, make_gloo, make_nccl
 from murmur.worlds.process.transport.gloo_sockets import Connection, Device, GlooSockets, connections, drop
+from murmur.worlds.process.transport.shared_vectors import SLOTS, SharedVectors, available
 from murmur.worlds.process.transport.traffic import Flow
+from murmur.worlds.real import Activity
 
 Work = Any  # torch._C._distributed_c10d.Work
 FORMING_SECONDS = 10.0  # short, because a member of a new group may die before it is formed
@@ -79,6 +82,17 @@ class Pending:
         yield  # type: ignore[unreachable]  # makes this function a generator
 
 
+class Shared:
+    """A broadcast through shared memory; awaiting it waits until the root has written the vector."""
+
+    def __init__(self, group: TorchGroup, root: int, tag: str, slot: Tensor) -> None:
+        self._group, self._root, self._tag, self._slot = group, root, tag, slot
+
+    def __await__(self) -> Generator[Any, None, Tensor]:
+        yield from self._group.recv(self._root, self._tag).__await__()
+        return self._slot
+
+
 class TorchGroup(Group):
     """Processes that work together; `members` are their positions in the world.
 
@@ -100,6 +114,9 @@ class TorchGroup(Group):
         hosts, devices = zip(*(wiring.told(m) for m in members), strict=True)
         self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
         self._connections: GlooSockets | None = None
+        self._on_one_host = len(set(hosts)) == 1 and all(device == "cpu" for device in devices)
+        self._shared: dict[str, SharedVectors | None] = {}
+        self._broadcasts: dict[str, int] = defaultdict(int)
         self._who = f"{name} with learners {ranks(self.members)}"
         self._born = {} if wiring.failure_detector is None else wiring.failure_detector.incarnations(self.members)
         wiring.groups.add(self)
@@ -201,6 +218,52 @@ class TorchGroup(Group):
         with self.wiring.trace.span(COMMUNICATING, f"broadcast of {self.name}"):
             self._wait(self._group.broadcast([there], options), "broadcast")
         return there.to(x.device)
+
+    def start_broadcast(self, x: Tensor, root: int, tag: str) -> Awaitable[Tensor]:
+        """Begin a broadcast: through shared memory between processes of one host, else by gloo or NCCL."""
+        if self._group is None:
+            return Pending(None, x, lambda _, x: x)
+        if tag not in self._shared:
+            self._shared[tag] = self._share(x, root) if self._on_one_host and available() else None
+        shared, name, number = self._shared[tag], f"broadcast {tag}", self._broadcasts[tag]
+        self._broadcasts[tag] += 1
+        if shared is None:
+            return self._broadcast_beside(x, root)
+        slot = shared.slots[number % SLOTS]
+        if self.rank != root:
+            return Shared(self, root, name, slot)
+
+        async def write() -> Tensor:
+            slot.copy_(x)
+            for member in range(self.size):
+                if member != root:
+                    self.post(x[:0], member, name)
+            return x
+
+        return Activity(write(), name, lambda _: None)  # a failure is raised where the broadcast is awaited
+
+    def _share(self, x: Tensor, root: int) -> SharedVectors | None:
+        """Map the root's vectors on all members; None if a member cannot see them."""
+        own = SharedVectors.make(x.numel(), x.dtype) if self.rank == root else None
+        told = self._compare(x, (os.getpid(), -1 if own is None else own.descriptor), "broadcast")
+        process, descriptor = (int(number) for number in told[root])
+        shared = own or SharedVectors.open(process, descriptor, x.numel(), x.dtype)
+        everywhere = self._compare(x, (float(shared is not None),), "broadcast")
+        if own is not None:
+            own.close()
+        return shared if all(found for (found,) in everywhere) else None
+
+    def _broadcast_beside(self, x: Tensor, root: int) -> Awaitable[Tensor]:
+        there = x if x.device.type == "cpu" or self._nccl is not None else x.cpu()
+        options = c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+
+        def finish(work: Work, there: Tensor) -> Tensor:
+            with self.wiring.trace.span(COMMUNICATING, f"broadcast of {self.name}"):
+                self._wait(work, "broadcast")
+            return there.to(x.device)
+
+        return Pending((self._nccl or self._group).broadcast([there], options), there, finish)
 
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         self.wiring.mail.post(x, self._learner(to), f"{self.name} {tag}", header)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from murmur.core.overlapped_mean import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from murmur.core.trace import COMPUTE
 from murmur.worlds.virtual.collectives import ALLREDUCE
 
@@ -170,6 +171,8 @@ class Cluster:
         reduce_bytes_per_second: Speed at which a learner adds one vector to another; infinity: at once.
         copy_bytes_per_second: Speed of copies between device and host, once before sending and once after receiving,
             independent in the two directions; infinity: at once.
+        backward_share: Share of a gradient's seconds that its backward pass takes, behind which sums of gradients run:
+            two thirds for layers whose backward pass costs twice their forward pass.
     """
 
     learners: int = 2
@@ -185,6 +188,7 @@ class Cluster:
     allreduce: str = "ring"
     reduce_bytes_per_second: float = float("inf")
     copy_bytes_per_second: float = float("inf")
+    backward_share: float = 2 / 3
 
     def __post_init__(self) -> None:
         _positive("Cluster.lease_seconds", self.lease_seconds)
@@ -193,6 +197,8 @@ class Cluster:
         for what in ("reduce_bytes_per_second", "copy_bytes_per_second"):
             if not getattr(self, what) > 0:
                 raise ValueError(f"Cluster.{what} must be positive, got {getattr(self, what)}")
+        if not 0 <= self.backward_share <= 1:
+            raise ValueError(f"Cluster.backward_share must lie in [0, 1], got {self.backward_share}")
         if self.allreduce not in ALLREDUCE:
             raise ValueError(f"Cluster.allreduce must be one of {', '.join(ALLREDUCE)}, got {self.allreduce!r}")
         for what in ("learners", "learners_per_node", "nodes"):
@@ -228,6 +234,11 @@ class Cluster:
     def link_of(self, learner: int) -> Link:
         """Return the network card of a learner's node."""
         return self.links.get(self.node_of(learner), self.link)
+
+    def last_bucket_bytes(self, size: float) -> float:
+        """Return the bytes of a gradient of `size` bytes whose sum begins when the backward pass has ended."""
+        rest = max(0.0, size - FIRST_BUCKET_BYTES)
+        return rest % BUCKET_BYTES if rest >= BUCKET_BYTES else rest or size
 
     def places(self, learners: Sequence[int]) -> dict[int, int]:
         """Return the number of these learners on each node."""

@@ -1,4 +1,4 @@
-"""Seconds and bytes of an allreduce by its closed form: ring, binomial tree, and one level inside nodes.
+"""Seconds and bytes of allreduces and broadcasts by closed forms: ring, binomial tree, and one level inside nodes.
 
 b bytes, L learners on N nodes of n each; a hop takes a + x / B (latency a, bandwidth B) on a card, a' + x / B' inside
 a node; adding x bytes takes x / R.
@@ -8,6 +8,9 @@ a node; adding x bytes takes x / R.
     hierarchical  reduce-scatter and allgather inside: 2 (n - 1) hops of b / n,
                   between them n rings of b / n side by side over shared cards: 2 (N - 1) hops of b / N,
                   and ((n - 1) / n + (N - 1) / (N n)) b / R
+
+    broadcast     inside one node a chain of n - 1 hops, through which the vector flows in small pieces: the latencies
+                  and b / B';  among nodes the way down of the tree
 
 A ring visits the learners of a node in succession, so one message per step crosses each card. Every step waits for the
 slowest link, as all links of a ring carry equal loads. Thakur, Rabenseifner & Gropp 2005; Patarasu & Yuan 2009.
@@ -94,6 +97,15 @@ def hierarchical(size: float, places: Places) -> Cost:
     sent = 2 * (width - 1) / width * size + over_card / width
     seconds = within + between + added * size / places.reduce_bytes_per_second
     return Cost(seconds, sent, 2 * (width - 1) + 2 * (nodes - 1), over_card)
+
+
+def broadcast(size: float, places: Places) -> float:
+    """Seconds of sending a vector from one learner to all: a chain inside one node, a binomial tree among nodes."""
+    if len(places.per_node) == 1:
+        return (places.learners - 1) * places.inside.latency_seconds + size / places.inside.bytes_per_second
+    return _levels(places.widest) * places.inside.seconds(size) + _levels(len(places.per_node)) * places.card.seconds(
+        size
+    )
 
 
 def _levels(count: int) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -55,12 +55,42 @@ class Meeting:
             self.done.fire(error=PeerLost(what, learner))
 
 
+@dataclass
+class Arrival:
+    """One broadcast of one group.
+
+    Attributes:
+        done: Event that fires with the vector when it has arrived.
+        root: Rank of the sender.
+        asked: Ranks of the members that take part so far.
+    """
+
+    done: Event[Tensor]
+    root: int
+    asked: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A member's side of a broadcast; awaiting it records the wait."""
+
+    done: Event[Tensor]
+    trace: Trace
+
+    def __await__(self) -> Generator[Any, None, Tensor]:
+        came = self.trace.now()
+        x = yield from self.done.__await__()
+        self.trace.add(WAITING, came, self.trace.now(), self.done.what)
+        return x
+
+
 class VirtualHub:
     """State shared by the members of one group: collectives by number, inboxes, counters, sub-groups."""
 
     def __init__(self, clock: Clock, network: Network, name: str, members: Sequence[int]) -> None:
         self.clock, self.network, self.name, self.members = clock, network, name, list(members)
         self.meetings: dict[tuple[str, int], Meeting] = {}
+        self.arrivals: dict[tuple[str, int], Arrival] = {}
         self.inboxes: list[Inbox] = [defaultdict(list) for _ in members]
         self.receivers: list[list[Waiting]] = [[] for _ in members]
         self.counters: dict[str, int] = defaultdict(int)
@@ -81,6 +111,25 @@ class VirtualHub:
         if len(meeting.given) == len(self.members) - 1:
             del self.meetings[key]
         return meeting
+
+    def arrival(self, verb: str, number: int, rank: int, root: int) -> Arrival:
+        """Return the number-th broadcast of a verb for a member; it is forgotten when all members have asked for it."""
+        key = (verb, number)
+        arrival = self.arrivals.get(key)
+        if arrival is None:
+            arrival = self.arrivals[key] = Arrival(self.clock.event(f"{verb} #{number} of {self.name}"), root)
+        arrival.asked.add(rank)
+        if len(arrival.asked) == len(self.members):
+            del self.arrivals[key]
+        if root in self.gone:
+            self._lose_broadcasts(root)
+        return arrival
+
+    def _lose_broadcasts(self, root: int) -> None:
+        """Let all broadcasts fail that a lost member has not begun."""
+        for arrival in self.arrivals.values():
+            if arrival.root == root and root not in arrival.asked and not arrival.done.fired:
+                arrival.done.fire(error=self.silence_of(root))
 
     def deliver(self, to: int, tag: str, message: Message) -> None:
         """Deliver a message."""
@@ -125,6 +174,7 @@ class VirtualHub:
         self.gone[rank] = self.members[rank]
         for meeting in self.meetings.values():
             meeting.lose(rank, self.members[rank])
+        self._lose_broadcasts(rank)
 
     def silence_of(self, rank: int) -> PeerLost:
         """Return the error for a wait for a lost member."""
@@ -139,6 +189,7 @@ class VirtualHub:
                 if len(part.gone) == len(part.members) and not part.once:
                     part.gone.clear()
                     part.meetings.clear()
+                    part.arrivals.clear()
                 part.welcome(learner)
 
     def forget(self, learner: int) -> None:
@@ -191,6 +242,25 @@ class VirtualGroup(Group):
             return weighted_mean(xs, weights), seconds
 
         return (await self._meet("exchange of mean", x.clone(), finish)).clone()  # type: ignore[no-any-return]
+
+    async def mean_with_behind(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
+            network, hub = self.hub.network, self.hub  # of the member that comes last
+            gradient_seconds = network.gradient_seconds[hub.members[self.rank]]
+            size = x.numel() * x.element_size()
+            return weighted_mean(xs, weights), network.exposed_allreduce_seconds(hub.members, size, gradient_seconds)
+
+        return (await self._meet("exchange of mean", x.clone(), finish)).clone()  # type: ignore[no-any-return]
+
+    def start_broadcast(self, x: Tensor, root: int, tag: str) -> Awaitable[Tensor]:
+        verb = f"broadcast {tag}"
+        self._calls[verb] += 1
+        arrival = self.hub.arrival(verb, self._calls[verb], self.rank, root)
+        if self.rank == root:
+            given, hub = x.clone(), self.hub
+            seconds = hub.network.broadcast_seconds(hub.members, x.numel() * x.element_size(), hub.members[root])
+            hub.clock.after(seconds, lambda: arrival.done.fire(given))
+        return Awaited(arrival.done, self.trace)
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         async def added() -> Tensor:

@@ -23,7 +23,7 @@ from functools import partial
 
 from murmur.worlds.virtual.clock import TICK_SECONDS, Clock
 from murmur.worlds.virtual.cluster import Cluster
-from murmur.worlds.virtual.collectives import ALLREDUCE, Cost, Hop, Places
+from murmur.worlds.virtual.collectives import ALLREDUCE, Cost, Hop, Places, broadcast
 
 Done = Callable[[], None]
 NEVER = float("inf")
@@ -189,6 +189,7 @@ class Network:
         self.sent_bytes: dict[int, float] = defaultdict(float)
         self.sent_messages: dict[int, int] = defaultdict(int)
         self.card_bytes: dict[int, float] = defaultdict(float)
+        self.gradient_seconds: dict[int, float] = defaultdict(float)  # of each learner's latest gradient
         self._out: dict[tuple[str, int], WayOut] = {}
         self._in: dict[tuple[str, int], WayIn] = {}
         self._lines: dict[tuple[int, int], deque[tuple[float, Done]]] = {}  # messages queued behind one of their pair
@@ -285,13 +286,51 @@ class Network:
             self.sent_messages[learner] += int(cost.messages)
         for node in self.cluster.places(learners):
             self.card_bytes[node] += cost.card_bytes
-        return cost.seconds + 2 * size / self.cluster.copy_bytes_per_second
+        return cost.seconds + self._copies(learners, size)
+
+    def exposed_allreduce_seconds(self, learners: Sequence[int], num_bytes: int, gradient_seconds: float) -> float:
+        """Return and record the cost of an allreduce behind a backward pass: the seconds after the end of that pass.
+
+            C - min(C (1 - l / b), beta t)
+
+        C: seconds of the allreduce; b: bytes of the vector; l: bytes of the last bucket, whose sum begins at the end of
+        the pass; t: seconds of the gradient, beta: share of its backward pass. Sums of devices on several nodes pass
+        through host memory, one after another at the end of the pass: nothing of them is hidden.
+        """
+        seconds, size = self.allreduce_seconds(learners, num_bytes), self.size_of(num_bytes)
+        if size == 0 or self._copies(learners, size) > 0:
+            return seconds
+        last = self.cluster.last_bucket_bytes(size) / size
+        return seconds - min(seconds * (1 - last), self.cluster.backward_share * gradient_seconds)
+
+    def broadcast_seconds(self, learners: Sequence[int], num_bytes: int, root: int) -> float:
+        """Return and record the cost of a broadcast by learner `root`, in seconds, with copies to the host."""
+        if len(learners) < 2:
+            return 0.0
+        size = self.size_of(num_bytes)
+        seconds = broadcast(size, self.places(learners))
+        others = [learner for learner in learners if learner != root]
+        for sender in (root, *others[:-1]):  # in a tree others send, and just as much
+            self.sent_bytes[sender] += size
+            self.sent_messages[sender] += 1
+        nodes = list(self.cluster.places((root, *others)))
+        for node in nodes[:-1]:
+            self.card_bytes[node] += size
+        return seconds + self._copies(learners, size)
+
+    def _copies(self, learners: Sequence[int], size: float) -> float:
+        """Seconds of copies between devices and hosts; devices of one node reach each other directly."""
+        apart = len(self.cluster.places(learners)) > 1 or self.cluster.learners_per_node == 1
+        return 2 * size / self.cluster.copy_bytes_per_second if apart else 0.0
 
     def allreduce_cost(self, learners: Sequence[int], size: float) -> Cost:
         """Return the cost of an allreduce of `size` bytes among these learners, by its closed form."""
+        return ALLREDUCE[self.cluster.allreduce](size, self.places(learners))
+
+    def places(self, learners: Sequence[int]) -> Places:
+        """Return the places of these learners with the slowest of their links."""
         cluster = self.cluster
         cards = [cluster.link_of(learner) for learner in learners]
         card = Hop(max(c.latency_seconds for c in cards), min(c.bytes_per_second for c in cards))
         inside = Hop(cluster.inside.latency_seconds, cluster.inside.bytes_per_second)
-        places = Places(tuple(cluster.places(learners).values()), card, inside, cluster.reduce_bytes_per_second)
-        return ALLREDUCE[cluster.allreduce](size, places)
+        return Places(tuple(cluster.places(learners).values()), card, inside, cluster.reduce_bytes_per_second)

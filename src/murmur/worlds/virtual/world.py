@@ -34,6 +34,7 @@ class VirtualSeat(Seat):
         self._desk = executor
         self.trace = Trace(rank, lambda: clock.now, world.sink)
         self.group = VirtualGroup(hub, rank, self.trace)
+        self._gradient_seconds = hub.network.gradient_seconds
         self._steps = 0
         self._spawned: list[ClockTask[Any]] = []
 
@@ -48,6 +49,7 @@ class VirtualSeat(Seat):
         try:
             seconds = self.cluster.compute(self.rank, self._steps)
             self._steps += 1
+            self._gradient_seconds[self.rank] = seconds
             start = self.clock.now
             await self.clock.sleep(seconds, f"its gradient #{self._steps}")
             self.trace.add(COMPUTE, start, self.clock.now, f"gradient {self._steps}")
