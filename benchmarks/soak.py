@@ -46,7 +46,7 @@ from trouble import LOOPBACK, PacedRegression, StepLog, steps_of
 SIZE, SECONDS, BITS, SLOW_BITS = 4, 0.05, 1e9, 2e6
 WITNESS = 0  # never killed
 LENGTHS = (0.1, 1.5)  # of faults that pass, in seconds between faults
-PACE = 0.76  # share of the undisturbed pace (measured), which sets the budget for the given minutes
+PACE = 0.8  # share of the undisturbed pace (measured), which sets the budget for the given minutes
 HANG_SECONDS, LOOK_SECONDS, MOST_SAMPLES, LEAST_SECONDS = 60.0, 0.5, 400, 60.0
 STARTING_SECONDS = 120.0  # no learner takes a step while four interpreters start
 BEGUN = 0.1  # share of the minibatches after which the setup is complete, including the first evaluation
