@@ -1,8 +1,9 @@
 """Accuracy of the virtual cluster's wall times: 2 and 4 real learners, three networks, four strategies.
 
-Every cell (learners, bandwidth, with or without a straggler, strategy) trains for real on hosts made of network
-namespaces, and once in virtual time. The virtual cluster's parameters are measured beforehand on two of the hosts:
-seconds of a step alone, of a small message, of a mean of two vectors and of adding them. Nothing is fitted to a cell.
+Every cell (learners, bandwidth, with or without a straggler, strategy, length of the vector) trains for real on hosts
+made of network namespaces, and once in virtual time. The virtual cluster's parameters are measured beforehand on two of
+the hosts, for each vector: seconds of a step alone, of a small message, of a mean of two vectors and of adding them.
+Nothing is fitted to a cell.
 The gradient is paced (`paced.py`): it takes its time without the processor. Wall time counts from the moment at which
 all learners have taken their first few steps, really and virtually, which excludes connecting and first use. Every
 cell runs twice, in two passes over all of them; one during which others used the processor is run again while time
@@ -39,8 +40,11 @@ from murmur.worlds.virtual.world import VirtualWorld
 from namespaces import HostLearners, Network, Pair, exchanges, hosts, learners, obey, refusal
 from paced import Others, Paced, train
 
-# Below 1 MiB the gradient is one bucket: the mean of SyncSGD begins when the backward pass is over, as in the model.
-SECONDS, NUMEL, PARTS, K = 0.12, 240_000, 2, 4
+# Below 1 MiB the gradient is one bucket, whose mean begins when the backward pass is over. Of 48 MB the larger part is
+# summed behind the backward pass.
+K = 4
+VECTORS = {"1 MB": (0.12, 240_000, 2), "48 MB": (1.0, 12_000_000, 96)}  # seconds of a gradient, elements, tensors
+LARGE_SIZE, LARGE_NETWORKS = 2, ("400 Mb/s", "1 Gb/s")
 BITS = {"100 Mb/s": 100e6, "400 Mb/s": 400e6, "1 Gb/s": 1e9}
 MTU = 9000  # with packets of 1500 bytes the emulated network costs two cores more time than 1 Gb/s does
 SIZES, PAIR, SLOW, SLOWNESS = (2, 4), [0, 1], 1, (1.0, 2.0)
@@ -52,19 +56,20 @@ STRATEGIES: dict[
     "DelayByOne": (DelayByOne(), 2, 10),
     "ADPSGD": (ADPSGD(), 2, 15),
 }
-ALONE_STEPS, PASSES, ENOUGH_SECONDS = 12, 2, 420
+ALONE_STEPS, PASSES, ENOUGH_SECONDS = 12, 2, 600
 OTHERS = 0.1  # cores that others may use while a cell runs
 WITHIN, TIE = 0.10, 0.03
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: number of learners, network, slowness of learner 1, strategy."""
+    """One run: number of learners, network, slowness of learner 1, strategy, length of the vector."""
 
     learners: int
     network: str
     slowness: float
     strategy: str
+    vector: str = "1 MB"
 
     @property
     def minibatches(self) -> int:
@@ -83,19 +88,19 @@ class Cell:
 
     def __str__(self) -> str:
         slow = "" if self.slowness == 1 else f", one {self.slowness:g}x slower"
-        return f"{self.learners} learners, {self.network}{slow}, {self.strategy}"
+        return f"{self.learners} learners, {self.network}{slow}, {self.strategy}, {self.vector}"
 
 
-def train_cell(place: Place, strategy: str, minibatches: int, slowness: float) -> list[float]:
+def train_cell(place: Place, strategy: str, minibatches: int, slowness: float, vector: str) -> list[float]:
     """A learner's side of a cell: the times of its steps, on the machine's one clock."""
-    task = Paced(SECONDS, NUMEL, PARTS, slowness if place.rank == SLOW else 1.0)
+    task = Paced(*VECTORS[vector], slowness if place.rank == SLOW else 1.0)
     return train(place, task, STRATEGIES[strategy][0], minibatches).steps
 
 
-def alone(place: Place, slowness: float) -> tuple[float, float]:
+def alone(place: Place, slowness: float, vector: str) -> tuple[float, float]:
     """Wall seconds and processor seconds of a step of a single learner."""
     own = Place(0, 1, 0, place.host, place.port, generation=place.generation * 1000 + place.rank)
-    ran = train(own, Paced(SECONDS, NUMEL, PARTS, slowness), SyncSGD(), ALONE_STEPS)
+    ran = train(own, Paced(*VECTORS[vector], slowness), SyncSGD(), ALONE_STEPS)
     return ran.seconds_per_step, ran.cpu_seconds_per_step
 
 
@@ -127,12 +132,14 @@ class Told:
         factors: measured factors on the time of a step, by nominal slowness.
         links: links by the name of the network.
         reduce_bytes_per_second: speed of adding vectors.
+        message_bytes: length of a vector.
     """
 
     seconds: float
     factors: Mapping[float, float]
     links: Mapping[str, Link]
     reduce_bytes_per_second: float
+    message_bytes: float
 
     def seconds_of(self, cell: Cell) -> float:
         """The virtual cluster's prediction."""
@@ -140,42 +147,46 @@ class Told:
             learners=cell.learners,
             compute=ConstantSeconds(self.seconds, {SLOW: self.factors[cell.slowness]}),
             link=self.links[cell.network],
-            message_bytes=4.0 * NUMEL,
+            message_bytes=self.message_bytes,
             reduce_bytes_per_second=self.reduce_bytes_per_second,
         )
         sources = VirtualWorld(cluster).run(partial(virtually, cell))
         return cell.seconds(at for source in sources for at in source.at)
 
 
-def measure(running: HostLearners, network: Network) -> tuple[Told, dict[str, Any]]:
-    """Measure two learners and every network, before any cell."""
+def measure(running: HostLearners, network: Network, vector: str) -> tuple[Told, dict[str, Any]]:
+    """Measure two learners and the networks of a vector, before any cell."""
+    nominal, numel, _ = VECTORS[vector]
+    small = vector == Cell.vector
     steps: dict[float, float] = {}
     cpu = []
-    for slowness in SLOWNESS:
-        found = running.do("alone", PAIR, slowness=slowness)
+    for slowness in SLOWNESS if small else SLOWNESS[:1]:
+        found = running.do("alone", PAIR, slowness=slowness, vector=vector)
         steps[slowness] = statistics.fmean(seconds for seconds, _ in found)
         cpu.append(max(used for _, used in found) / slowness)
     pairs = {}
-    for name, bits in BITS.items():
+    for name in BITS if small else LARGE_NETWORKS:
         for host in PAIR:
-            network.limit(host, bits)
-        pairs[name] = Pair(**running.do("exchanges", PAIR, numel=NUMEL)[0])
-        print(f"{name}: {pairs[name]}, {pairs[name].link(4 * NUMEL)}", flush=True)
+            network.limit(host, BITS[name])
+        pairs[name] = Pair(**running.do("exchanges", PAIR, numel=numel)[0])
+        print(f"{name}, {vector}: {pairs[name]}, {pairs[name].link(4 * numel)}", flush=True)
     adding = statistics.median(pair.adding for pair in pairs.values())
     factors = {slowness: seconds / steps[1.0] for slowness, seconds in steps.items()}
-    told = Told(steps[1.0], factors, {name: pair.link(4 * NUMEL) for name, pair in pairs.items()}, 4 * NUMEL / adding)
-    print(f"a step {told.seconds:.4f} s, slower ones {factors}, sleep / CPU of a step {SECONDS / max(cpu):.1f}")
+    links = {name: pair.link(4 * numel) for name, pair in pairs.items()}
+    told = Told(steps[1.0], factors, links, 4 * numel / adding, 4.0 * numel)
+    print(f"a step {told.seconds:.4f} s, slower ones {factors}, sleep / CPU of a step {nominal / max(cpu):.1f}")
     raw = {
         "pair": {n: asdict(p) for n, p in pairs.items()},
         "step_seconds": steps[1.0],
         "factors": list(factors.items()),
     }
-    return told, {**raw, "compute_to_cpu": SECONDS / max(cpu)}
+    return told, {**raw, "compute_to_cpu": nominal / max(cpu)}
 
 
 def really(running: HostLearners, cell: Cell) -> float:
     """Wall seconds of a cell."""
     how = {"strategy": cell.strategy, "minibatches": cell.minibatches, "slowness": cell.slowness}
+    how["vector"] = cell.vector
     return cell.seconds(at for steps in running.do("train", range(cell.learners), **how) for at in steps)
 
 
@@ -211,7 +222,7 @@ def wrong_pairs(cells: Sequence[tuple[Cell, float, float]]) -> tuple[list[str], 
     """
     wrong, apart = [], 0
     for (a, real_a, virtual_a), (b, real_b, virtual_b) in combinations(cells, 2):
-        setting = [(c.learners, c.network, c.slowness) for c in (a, b)]
+        setting = [(c.learners, c.network, c.slowness, c.vector) for c in (a, b)]
         if setting[0] != setting[1]:
             continue
         real = (real_a / a.timed) / (real_b / b.timed)
@@ -254,13 +265,16 @@ def main() -> None:
         return
     ranks = list(range(max(SIZES)))
     cells = [Cell(*what) for what in product(SIZES, BITS, SLOWNESS, STRATEGIES)]
+    cells += [
+        Cell(LARGE_SIZE, network, 1.0, strategy, "48 MB") for network in LARGE_NETWORKS for strategy in STRATEGIES
+    ]
     began = time.monotonic()
     runs = Runs({cell: [] for cell in cells}, {cell: [] for cell in cells})
     with (
         hosts(len(ranks), 1e9, MTU) as network,
         learners(network, ranks, [sys.executable, __file__]) as running,
     ):
-        told, raw = measure(running, network)
+        measured = {vector: measure(running, network, vector) for vector in VECTORS}
         for cell in cells * PASSES:
             runs.perform(running, network, cell)
         while runs.disturbed and time.monotonic() - began < ENOUGH_SECONDS:
@@ -269,8 +283,13 @@ def main() -> None:
             )
     for cell in runs.disturbed:
         print(f"{cell}: others used the processor during every run")
-    raw |= {"runs": [[*runs.clean[cell], *runs.other[cell]] for cell in cells], "disturbed_cells": len(runs.disturbed)}
-    report([(cell, runs.seconds(cell), told.seconds_of(cell)) for cell in cells], raw)
+    told, raw = {v: t for v, (t, _) in measured.items()}, {v: r for v, (_, r) in measured.items()}
+    small = raw[Cell.vector] | {"large": raw["48 MB"]}
+    small |= {
+        "runs": [[*runs.clean[cell], *runs.other[cell]] for cell in cells],
+        "disturbed_cells": len(runs.disturbed),
+    }
+    report([(cell, runs.seconds(cell), told[cell.vector].seconds_of(cell)) for cell in cells], small)
 
 
 if __name__ == "__main__":
