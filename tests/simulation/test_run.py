@@ -139,10 +139,10 @@ def test_a_run_that_is_cut_off_is_continued(tmp_path: Path) -> None:
     """Half of the budget, then the rest: the model of the whole run, to the bit, in the same virtual time."""
     whole = simulate(simulation(tmp_path / "whole", "KAVG(K=3)"))
     first = simulation(tmp_path / "parts", "KAVG(K=3)", ("budget.minibatches=12", *SMALL[1:]))
-    simulate(first)
+    half = simulate(first)
     with (first.out / "records.jsonl").open("a") as records:  # a step after the checkpoint, and a truncated line
         records.write(json.dumps({"kind": "step", "learner": 0, "minibatches": 12}) + '\n{"kind": "st')
-    seconds, steps = behind(first.out)
+    seconds, steps, sent = behind(first.out)
     assert dict(steps) == {0: 3, 1: 3, 2: 3, 3: 3}
     parts = simulate(replace(simulation(first.out, "KAVG(K=3)"), resume=True))
     assert seconds == parts.since_seconds > 0
@@ -150,6 +150,9 @@ def test_a_run_that_is_cut_off_is_continued(tmp_path: Path) -> None:
     assert sum(parts.staleness.values()) == 24
     ours, theirs = (load_file(tmp_path / folder / "model.safetensors")["weights"] for folder in ("parts", "whole"))
     assert ours.equal(theirs)
+    a_mean = 2 * 3 / 4 * 4 * ours.numel()  # of four learners, in float32
+    assert sent == list(half.sent_bytes)
+    assert all(0 < b - a < 1.1 * a_mean for a, b in zip(whole.sent_bytes, parts.sent_bytes, strict=True))
 
 
 def test_a_run_ended_by_a_fault_is_a_result(tmp_path: Path) -> None:

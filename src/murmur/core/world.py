@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -73,6 +73,10 @@ class Seat(ABC):
     def sending(self) -> tuple[float, float]:
         """Return seconds per byte on the fastest connection and bytes sent since the last call; nan if unknown."""
         return math.nan, math.nan
+
+    def counted(self) -> Mapping[str, list[float]]:
+        """Return what the world has counted so far, to be kept with checkpoints, so that a continued run counts on."""
+        return {}
 
     @property
     def works_beside(self) -> bool:

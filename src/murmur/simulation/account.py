@@ -43,13 +43,13 @@ class Account:
         seconds: Virtual seconds of training, without evaluation.
         real_seconds: Real seconds of the simulation.
         since_seconds: Virtual seconds of earlier launches of a continued run; seconds of computing, waiting and
-            communicating, and bytes, count this launch alone.
+            communicating, and bytes of cards, count this launch alone.
         minibatches, samples: Totals of all learners.
         compute_seconds: Seconds of computing of each learner.
         waiting_seconds, communicating_seconds: Seconds of each learner that it waited for others or for bytes,
             including those of averaging beside the gradient.
         staleness: {changes of the weights while the gradient was computed: steps of all learners}.
-        sent_bytes: Bytes sent by each learner.
+        sent_bytes: Bytes sent by each learner in the whole run.
         card_bytes, card_bytes_per_second: Bytes sent through the network card of each node, and its bandwidth.
         clock_seconds: Virtual seconds of this launch until its last event, including evaluation and the end of the
             protocol.

@@ -130,9 +130,10 @@ def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, r
     check_model(request, experiment)
     run.begin()
     write_run(request, experiment, simulation.facts(cluster, experiment))
-    since, done = behind(simulation.out) if simulation.resume else (0.0, Counter[int]())
+    since, done, sent = behind(simulation.out) if simulation.resume else (0.0, Counter[int](), [])
     together = draw_together if simulation.batched else None
-    world = VirtualWorld(continued(cluster, since, done) if simulation.resume else cluster, together=together)
+    cluster = continued(cluster, since, done) if simulation.resume else cluster
+    world = VirtualWorld(cluster, together=together, sent_bytes=sent)
     seats: list[list[Seat]] = [[] for _ in range(cluster.learners)]
     progress = VirtualProgress(experiment.budget.total(experiment.task), label)
 
@@ -146,12 +147,12 @@ def _trained(simulation: Simulation, experiment: Experiment, cluster: Cluster, r
     return of_run(experiment, world, seats, simulation.out, since)
 
 
-def behind(out: Path) -> tuple[float, Counter[int]]:
-    """Virtual seconds, and steps of each learner, at the newest checkpoint of a run; 0 without one."""
+def behind(out: Path) -> tuple[float, Counter[int], list[float]]:
+    """Virtual seconds, steps and sent bytes of each learner at the newest checkpoint of a run; 0 without one."""
     found, _ = Checkpoints(out / "checkpoints").newest(0)
     done: Counter[int] = Counter()
     if found is None:
-        return 0.0, done
+        return 0.0, done, []
     facts = found.facts
     for line in (out / "records.jsonl").read_text().splitlines():
         try:
@@ -159,7 +160,7 @@ def behind(out: Path) -> tuple[float, Counter[int]]:
         except ValueError:
             continue  # a partial line of a killed process
         done[record["learner"]] += record["kind"] == "step" and record["minibatches"] < facts["minibatches"]
-    return float(facts["seconds"]), done
+    return float(facts["seconds"]), done, facts["counted"].get("sent_bytes", [])
 
 
 def allow_files(learners: int) -> None:

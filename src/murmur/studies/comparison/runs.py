@@ -202,10 +202,9 @@ def recognised(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
-def _sent(out: Path) -> float | None:
-    """Bytes sent by all learners; a continued run counts only those of its last launch."""
-    told = json.loads((out / "simulated.json").read_text(encoding="utf-8"))
-    return None if told["since_seconds"] else float(sum(told["sent_bytes"]))
+def _sent(out: Path) -> float:
+    """Bytes sent by all learners."""
+    return float(sum(json.loads((out / "simulated.json").read_text(encoding="utf-8"))["sent_bytes"]))
 
 
 def _digest_in(out: Path) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -34,7 +34,7 @@ class VirtualSeat(Seat):
         self._desk = executor
         self.trace = Trace(rank, lambda: clock.now, world.sink)
         self.group = VirtualGroup(hub, rank, self.trace)
-        self._gradient_seconds = hub.network.gradient_seconds
+        self._gradient_seconds, self._sent_bytes = hub.network.gradient_seconds, hub.network.sent_bytes
         self._steps = 0
         self._spawned: list[ClockTask[Any]] = []
 
@@ -57,6 +57,10 @@ class VirtualSeat(Seat):
             return result()
         finally:
             self._desk.forget(job)
+
+    def counted(self) -> Mapping[str, list[float]]:
+        """Return the bytes sent by each learner."""
+        return {"sent_bytes": [self._sent_bytes[learner] for learner in range(self.cluster.learners)]}
 
     async def sleep(self, seconds: float) -> None:
         await self.clock.sleep(seconds, f"{seconds:.3g} s to pass")
@@ -83,6 +87,7 @@ class VirtualWorld:
         cluster: Cluster to simulate.
         sink: Receives every learner's spans of time.
         together: Computes gradients of many learners in one call; None: each is computed alone.
+        sent_bytes: Bytes sent by each learner before this launch, if the run is continued.
         clock, network: Clock and network of the latest run, with virtual seconds, events, bytes and messages.
         killed: Learners killed by the latest run's faults, or that gave up after the loss of another one.
     """
@@ -92,9 +97,10 @@ class VirtualWorld:
         cluster: Cluster | int,
         sink: Callable[[Span], None] | None = None,
         together: ComputeBatch | None = None,
+        sent_bytes: Sequence[float] = (),
     ) -> None:
         self.cluster = Cluster(learners=cluster) if isinstance(cluster, int) else cluster
-        self.sink, self.together = sink, together
+        self.sink, self.together, self.sent_bytes = sink, together, sent_bytes
         self.clock = Clock()
         self.network = Network(self.clock, self.cluster)
         self.killed: list[int] = []
@@ -112,6 +118,7 @@ class VirtualWorld:
         """
         clock = self.clock = Clock()
         self.network = Network(clock, self.cluster)
+        self.network.sent_bytes.update(enumerate(self.sent_bytes))
         self.killed = []
         run = _Run(self, VirtualHub(clock, self.network, "world", range(self.size)), program)
         for rank in range(self.size):
