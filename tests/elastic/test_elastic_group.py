@@ -14,6 +14,7 @@ from murmur.core.flat import Layout
 from murmur.core.group import Group, PeerLost
 from murmur.core.world import Seat
 from murmur.elastic.elastic_group import ElasticGroup
+from murmur.elastic.rendezvous import LeftBehind, Named
 from murmur.worlds.virtual.cluster import Cluster, Kill
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
@@ -61,3 +62,26 @@ def test_a_result_is_broadcast_and_not_computed_twice(ended: set[int]) -> None:
         assert summed == [3.0, 3.0]
         assert times == (1 if ended or rank in ended else 2)
     assert len(survivors) == 3
+
+
+@pytest.mark.parametrize("others", [{}, {1: 2}], ids=["alone", "others go on"])
+def test_the_last_learner_goes_on_alone_unless_others_do(others: dict[int, int]) -> None:
+    async def program(seat: Seat) -> tuple[int, tuple[int, ...], list[float]]:
+        me = SimpleNamespace(steps=0, weights=None, outer={}, source=SimpleNamespace(assignment=Assignment((0, 1))))
+        group = ElasticGroup(seat.group, me, Layout([]))
+        if seat.group.rank == 1:
+            return 0, (), []
+
+        async def named(_: int) -> Named:
+            return Named({0: 1, **others}, "again")
+
+        group._rendezvous.request_to_join = named  # type: ignore[method-assign]
+        await group._go_on_alone()
+        return group.regrouped, group.live, (await group.start_sum(torch.ones(2))).tolist()
+
+    world = VirtualWorld(Cluster(learners=2))
+    if others:
+        with pytest.raises(LeftBehind):
+            world.run(program)
+        return
+    assert world.run(program)[0] == (1, (0,), [1.0, 1.0])

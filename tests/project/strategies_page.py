@@ -34,12 +34,16 @@ EQUATIONS = {
     "DelayByOne": "w_{k+1} = (W_k T_k)_l − α g(w_k), the average hidden behind the gradient",
     "ADPSGD": "W ← W T_k − α g(Φ); T_k is `ring`, `randomized_ring`, `pairwise`, `exponential` or `random_pairs`",
     "ASGD": "server: w ← w − α d(age) g, in order of arrival",
+    "Downpour": "c ← c + steps of `push` gradients; w_i ← c + steps not pushed, every `pull` gradients; all train",
+    "EASGD": "every K steps d = ρ (w_i − c); c ← c + d, w_i ← w_i − d; all train",
     "SuperLearners": "the mean gradient of a node in place of g; with ADPSGD this is H-ADPSGD",
     "Compressed": "any strategy with its vectors in bfloat16, float16 or int8, with error feedback",
     "OwnShares": "an asynchronous strategy with minibatches assigned beforehand instead of claimed",
 }
 REMARKS = {  # strategy -> what the loss of a learner means for it, beside its facts
     "ASGD": "the run ends without the server",
+    "Downpour": "the run ends if the learner held a shard of the server",
+    "EASGD": "the run ends if the learner held a shard of the centre",
     "OwnShares": "as its inner strategy; the lost learner's minibatches wait until it is restarted",
     "SuperLearners": "the node is lost with its learner; the run ends if the strategy among nodes is lock-step",
 }

@@ -110,6 +110,10 @@ def test_the_running_mean_stops_where_it_is_best(target: list[float], n: int) ->
     assert torch.allclose(best, torch.stack(MODELS[:n]).mean(0))
 
 
+def test_of_equally_good_means_that_of_fewest_models_counts() -> None:
+    assert torch.equal(RunningMean()(MODELS, lambda _: 1.0), MODELS[0])
+
+
 def test_weights_are_found_inside_the_hull() -> None:
     for target in ([0.0, 0.1], [0.5, 0.05], [0.0, 1.0], [2.0, 2.0]):
         loss = distance(torch.tensor(target).double())

@@ -23,10 +23,12 @@ from murmur.strategies import (
     ALL,
     ASGD,
     BMUF,
+    EASGD,
     KAVG,
     AdaptiveKAVG,
     Compressed,
     DelayByOne,
+    Downpour,
     OwnShares,
     ParameterAveraging,
     SuperLearners,
@@ -41,7 +43,7 @@ from tasks import Point, fit
 BUDGET = 61  # not a multiple of any number of learners or of members
 BASIC: list[Strategy] = [
     *(SyncSGD(), KAVG(3), BMUF(2), AdaptiveKAVG(), ParameterAveraging(8), DelayByOne(), DelayByOne(pairwise)),
-    *(ADPSGD(), ASGD(), OwnShares()),
+    *(ADPSGD(), ASGD(), OwnShares(), Downpour(2, 3, 2), EASGD(2, shards=2)),
 ]
 AROUND: list[Strategy] = [
     *(Compressed(ADPSGD(), "bfloat16"), OwnShares(SuperLearners(ADPSGD(), 2)), OwnShares(SuperLearners(ADPSGD(), 4))),

@@ -25,6 +25,8 @@ from murmur.strategies.averaging_rules import Jobs
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.compressed import Compressed
 from murmur.strategies.delay_by_one import DelayByOne
+from murmur.strategies.downpour import Downpour
+from murmur.strategies.easgd import EASGD
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.strategies.super_learners import SuperLearners
@@ -45,6 +47,7 @@ STRATEGIES = [
 LOOSE = [  # strategies with unbounded staleness, or with that of an inner strategy
     Compressed(KAVG(4), "float32"),
     *(ADPSGD(), ADPSGD(randomized_ring), ADPSGD(pairwise), ASGD()),
+    *(Downpour(), Downpour(4, 2, shards=3), EASGD(2), EASGD(4, shards=2)),
     *(SuperLearners(ADPSGD(), 2), SuperLearners(SyncSGD(), 2), SuperLearners(ADPSGD(randomized_ring), 3)),
 ]
 TASK = ToyTask(samples=4, hidden=64)

@@ -9,6 +9,7 @@ import torch
 
 from murmur.core.compression import COMPRESSIONS, CompressedGroup
 from murmur.core.learner import Strategy
+from murmur.core.membership import Preparation
 from murmur.core.world import Seat, World
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
@@ -83,6 +84,23 @@ def test_what_a_lost_learner_had_left_is_never_done() -> None:
     assert set(range(60)) - set(taken) == set(range(2, 60, 3)) - set(taken)
     assert {n for n in taken if n % 3 != 2} == {n for n in range(60) if n % 3 != 2}
     assert 4 <= len([n for n in taken if n % 3 == 2]) <= 6
+
+
+async def claimed_and_prepared(seat: Seat) -> list[tuple[range | None, list[range]]]:
+    membership, found = SharesGroup(seat.group, range(1, 4), 4).membership, []
+    for size in ((), (3,), (3,), (3,)):
+        prepared: list[range] = []
+        claim = membership.claim(10, 20, *size)
+        membership.expect(0.1, Preparation(begin=prepared.append))
+        found.append((claim, prepared))
+    return found
+
+
+def test_the_next_share_is_prepared() -> None:
+    """Place 1 of 4, numbers 10 to 19: one number, then up to three at a time."""
+    assert VirtualWorld(Cluster(1)).run(claimed_and_prepared) == [
+        [(range(11, 12), [range(15, 16)]), (range(15, 18), [range(19, 20)]), (range(19, 20), []), (None, [])]
+    ]
 
 
 def test_a_server_that_claims_nothing_is_refused() -> None:

@@ -94,6 +94,9 @@ class Planner(Protocol):
     def served(self) -> Any:
         """A parameter server on rank 0."""
 
+    def sharded(self, shards: int, exchanges: float) -> Any:
+        """Gradients that wait for no exchange, with `exchanges` a gradient with a server cut over `shards` learners."""
+
     def nodes(self, outer: object, size: int) -> Any:
         """Super-learners of `size` learners that sum their gradients, with a strategy among them."""
 

@@ -43,6 +43,7 @@ class Learner:
         latest: Positions of the minibatches of its latest claim.
         saved: Minibatches completed at its latest checkpoint.
         told: Minibatches completed at the checkpoint that its leader has just saved.
+        steady: Lock held while its state is saved; an activity that changes several parts of the state holds it too.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Learner:
         self._means = MeanGradients(seat, weights, source)
         self._averager: PairwiseAverager | None = None
         self._joining = RLock()
+        self.steady = RLock()
 
     @property
     def averager(self) -> PairwiseAverager:

@@ -51,6 +51,8 @@ class PairwiseAverager:
 
     Attributes:
         holders: Ranks whose weights make up the model (only the server of a parameter server); None: all learners.
+        takers: Ranks that take the steps of the model (only the server of `ASGD`); None: all learners.
+        shown: Returns the weights, shape (P,), that evaluations and late learners get from this learner.
         pace_seconds: Median of this learner's latest gradient times, the duration of a round; 0 before the first.
         exchanges: Exchanges completed so far.
         dropped: Messages from learners that are gone, or for an earlier incarnation of this one.
@@ -59,6 +61,8 @@ class PairwiseAverager:
     def __init__(self, group: Group, weights: Weights, now: Callable[[], float]) -> None:
         self.group, self.weights, self.now = group, weights, now
         self.holders: tuple[int, ...] | None = None
+        self.takers: tuple[int, ...] | None = None
+        self.shown: Callable[[], Tensor] = weights.snapshot
         self.exchanges = self.dropped = 0
         self._edges: dict[int, Edge] = {}
         self._begun: dict[int, tuple[Tensor, float]] = {}  # snapshots posted but not yet answered, and their T_ij
@@ -157,7 +161,7 @@ class PairwiseAverager:
         if kind == DONE:
             self._closing = True
         elif kind == ASK:
-            self.group.plain.post(self.weights.snapshot(), message.source, SNAPSHOT, message.header[1:2])
+            self.group.plain.post(self.shown(), message.source, SNAPSHOT, message.header[1:2])
         elif kind == SWAP:
             self._swap(message)
 
@@ -224,7 +228,7 @@ class PairwiseAverager:
         """
         me = self.group.rank
         self._request.begin(self.held_by)
-        found = {me: self.weights.snapshot()} if me in self.held_by else {}
+        found = {me: self.shown()} if me in self.held_by else {}
         while not found.keys() >= set(self.held_by):
             message = await self._request.poll(self.poll_seconds)
             if message is not None and message.header[0] == self._request.number:

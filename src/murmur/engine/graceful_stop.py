@@ -80,7 +80,7 @@ class GracefulStop:
         if not self.asked():
             return
         group, others = me.group, len(me.view) - 1
-        serves = me.averager.holders is not None and group.rank in me.averager.holders
+        serves = me.averager.takers is not None and group.rank in me.averager.takers
         if serves and group.count("stopped") < others:
             return
         if group.count("halts", 1) == 1:

@@ -12,6 +12,8 @@ from murmur.strategies.asgd import ASGD, by_age, undamped
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.compressed import Compressed
 from murmur.strategies.delay_by_one import DelayByOne
+from murmur.strategies.downpour import Downpour
+from murmur.strategies.easgd import EASGD
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.own_shares import OwnShares
 from murmur.strategies.parameter_averaging import ParameterAveraging
@@ -29,6 +31,8 @@ ALL: Mapping[str, Callable[..., Strategy]] = {
         DelayByOne,
         ADPSGD,
         ASGD,
+        Downpour,
+        EASGD,
         SuperLearners,
         Compressed,
         OwnShares,
@@ -50,11 +54,13 @@ __all__ = [
     "ALL",
     "ASGD",
     "BMUF",
+    "EASGD",
     "KAVG",
     "PARTS",
     "AdaptiveKAVG",
     "Compressed",
     "DelayByOne",
+    "Downpour",
     "OwnShares",
     "ParameterAveraging",
     "SuperLearners",

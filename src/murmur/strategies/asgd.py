@@ -38,7 +38,7 @@ class ASGD:
     damping: Callable[[int], float] = undamped
 
     async def __call__(self, me: Learner) -> None:
-        me.averager.holders = (0,)
+        me.averager.holders = me.averager.takers = (0,)
         answers = me.spawn(me.answer(), "answers")
         await (self.serve(me) if me.group.rank == 0 < me.group.size - 1 else self.learn(me))
         await answers

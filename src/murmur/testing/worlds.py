@@ -151,6 +151,7 @@ async def claims_cover_the_budget(seat: Seat) -> None:
     """Check that each number is claimed by one learner, for claims of any size; `spent` follows the last claims."""
     group, membership = seat.group, seat.group.membership
     _expect(membership.view().live, tuple(range(group.size)), "live learners")
+    await group.mean(torch.zeros(1))  # a learner that has ended is not live: none ends before all have looked
     mine: list[float] = []
     while not membership.spent:
         claim = membership.claim(5, 25, 1 + group.rank % 3)

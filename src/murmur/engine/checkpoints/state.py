@@ -23,11 +23,12 @@ OUTER = "outer."
 def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and facts of a learner at an evaluation point."""
     tensors, plain = pack_optimizer(source.optimizer)
-    tensors["weights"] = me.weights.snapshot()
     if source.buffers.tensors:
         tensors["buffers"] = source.buffers.gather()
-    outer = me.outer if me.outer_then is None else me.outer_then
-    tensors.update({OUTER + name: vector for name, vector in outer.items()})
+    with me.steady:
+        tensors["weights"] = me.weights.snapshot()
+        outer = me.outer if me.outer_then is None else me.outer_then
+        tensors.update({OUTER + name: vector for name, vector in outer.items()})
     facts = {
         "learners": savers(me),
         "world": me.seat.group.size,
@@ -54,11 +55,11 @@ def claims_of(me: Learner, source: TaskSource, mark: int) -> Claims:
     """Return the claims known to a learner; in lock-step there are none, only moved minibatches."""
     if me.lock_step:
         return Claims(moved=source.assignment.to_come(me.steps))
-    holders = me.averager.holders
+    takers = me.averager.takers
     unfinished = {*me.group.membership.unfinished(), *source.log.doing}
     done = source.log.save(mark)
-    holds = holders is None or me.group.rank in holders
-    return Claims(sorted(p for p in unfinished if p < mark), done if holds else (), source.assignment.moved)
+    takes = takers is None or me.group.rank in takers
+    return Claims(sorted(p for p in unfinished if p < mark), done if takes else (), source.assignment.moved)
 
 
 def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ bandwidth and latency of a network card.
     KAVG, BMUF       (E max_i (t_i1 + ... + t_iK) + C) / (K L)
     DelayByOne       d_i <- max(d_i + t_i, max_j d_j + C), per round, / L
     ADPSGD           1 / sum_i 1 / E t_i                            gradients do not wait; rounds: `planner.rounds`
+    Downpour, EASGD  1 / sum_i 1 / E t_i                            gradients do not wait; exchanges: `_sharded`
     ASGD             max(b / B, b / R_copy, (E t + 2 (a + b / B) + 4 b / R_copy) / (L - 1))
     SuperLearners    the outer strategy among nodes with t = max(SyncSGD's step inside the node, D) and n minibatches
                      per gradient; a lock-step outer strategy also broadcasts its weights, D after every mean
@@ -146,6 +147,9 @@ class ClosedForms:
     def served(self) -> Form:
         return _served(self.setting)
 
+    def sharded(self, shards: int, exchanges: float) -> Form:
+        return _sharded(shards, exchanges, self.setting)
+
     def nodes(self, outer: object, size: int) -> Form:
         return _nodes(outer, size, self.setting)
 
@@ -233,6 +237,21 @@ def _served(setting: ClusterSetting) -> Form:
         f" = {seconds:.6g}",
     )
     return Form(seconds / setting.unit, "server's card" if serving >= free else COMPUTE, 4.0, lines)
+
+
+def _sharded(shards: int, exchanges: float, setting: ClusterSetting) -> Form:
+    """Form of a server cut over learners: an exchange that is due while one is under way is left out."""
+    cluster, size = setting.cluster, setting.size
+    rate = float((1 / setting.times.mean(0)).sum())
+    seconds = size / cluster.link.bytes_per_second  # of a vector on a card
+    cards = min(shards, setting.learners) / max(seconds, 1e-12)  # exchanges a second that the holders' cards carry
+    own = float(setting.times.mean()) / (2 * (cluster.link.latency_seconds + seconds + setting.copies) + 1e-12)
+    carried = min(exchanges, cards / rate, own) if setting.learners > 1 else 0.0
+    lines = (
+        "seconds a minibatch = 1 / sum_i 1 / E t_i;  exchanges a gradient: at most S B / b of all a second",
+        f"                    = {1 / (rate * setting.unit):.6g};  {carried:.3g} of {exchanges:.3g} due exchanges",
+    )
+    return Form(1 / (rate * setting.unit), COMPUTE, 5.0, lines, carried)
 
 
 def _nodes(outer_strategy: object, width: int, setting: ClusterSetting) -> Form:

@@ -57,14 +57,13 @@ class Places:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one allreduce: seconds, bytes and messages sent by a learner, bytes that leave through a node's card.
+    """Cost of one allreduce: seconds, bytes sent by a learner, bytes that leave through a node's card.
 
     For a tree these are the costs of the busiest learner and card.
     """
 
     seconds: float
     sent_bytes: float
-    messages: float
     card_bytes: float
 
 
@@ -75,7 +74,7 @@ def ring(size: float, places: Places) -> Cost:
     hops = [places.inside.seconds(part)] * (places.widest > 1) + [places.card.seconds(part)] * (nodes > 1)
     adding = (count - 1) * part / places.reduce_bytes_per_second
     sent = 2 * (count - 1) * part
-    return Cost(2 * (count - 1) * max(hops) + adding, sent, 2 * (count - 1), sent if nodes > 1 else 0.0)
+    return Cost(2 * (count - 1) * max(hops) + adding, sent, sent if nodes > 1 else 0.0)
 
 
 def tree(size: float, places: Places) -> Cost:
@@ -83,8 +82,8 @@ def tree(size: float, places: Places) -> Cost:
     inside, between = _levels(places.widest), _levels(len(places.per_node))
     moving = inside * places.inside.seconds(size) + between * places.card.seconds(size)
     adding = (inside + between) * size / places.reduce_bytes_per_second
-    deepest = inside + between  # messages sent by the root
-    return Cost(2 * moving + adding, deepest * size, deepest, between * size)
+    sent = (inside + between) * size  # by the root
+    return Cost(2 * moving + adding, sent, between * size)
 
 
 def hierarchical(size: float, places: Places) -> Cost:
@@ -96,7 +95,7 @@ def hierarchical(size: float, places: Places) -> Cost:
     over_card = 2 * (nodes - 1) / nodes * size
     sent = 2 * (width - 1) / width * size + over_card / width
     seconds = within + between + added * size / places.reduce_bytes_per_second
-    return Cost(seconds, sent, 2 * (width - 1) + 2 * (nodes - 1), over_card)
+    return Cost(seconds, sent, over_card)
 
 
 def broadcast(size: float, places: Places) -> float:

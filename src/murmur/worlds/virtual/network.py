@@ -187,7 +187,6 @@ class Network:
     def __init__(self, clock: Clock, cluster: Cluster) -> None:
         self.clock, self.cluster = clock, cluster
         self.sent_bytes: dict[int, float] = defaultdict(float)
-        self.sent_messages: dict[int, int] = defaultdict(int)
         self.card_bytes: dict[int, float] = defaultdict(float)
         self.gradient_seconds: dict[int, float] = defaultdict(float)  # of each learner's latest gradient
         self._out: dict[tuple[str, int], WayOut] = {}
@@ -207,7 +206,6 @@ class Network:
         """Call `deliver` when the message has arrived in full."""
         size = self.size_of(num_bytes)
         self.sent_bytes[source] += size
-        self.sent_messages[source] += 1
         if source == to:
             self.clock.after(0.0, deliver)
             return
@@ -283,7 +281,6 @@ class Network:
         cost = self.allreduce_cost(learners, size)
         for learner in learners:
             self.sent_bytes[learner] += cost.sent_bytes
-            self.sent_messages[learner] += int(cost.messages)
         for node in self.cluster.places(learners):
             self.card_bytes[node] += cost.card_bytes
         return cost.seconds + self._copies(learners, size)
@@ -312,7 +309,6 @@ class Network:
         others = [learner for learner in learners if learner != root]
         for sender in (root, *others[:-1]):  # in a tree others send, and just as much
             self.sent_bytes[sender] += size
-            self.sent_messages[sender] += 1
         nodes = list(self.cluster.places((root, *others)))
         for node in nodes[:-1]:
             self.card_bytes[node] += size

@@ -1,0 +1,99 @@
+"""Downpour SGD: a parameter server that absorbs the steps of learners which train at their own copies.
+
+    learner:   w_i <- w_i + s_i                   s_i: a step of its local optimizer (plain SGD: - alpha g_i)
+    push:      c <- c + u_i                       u_i: the learner's steps since its latest push
+    pull:      w_i <- c + (steps that it has not pushed)
+
+With push = pull = 1 and equal speeds this is ASGD with steps in place of gradients. The server is cut into shards that
+learners serve beside their gradients (`parameter_shards`), so that all of them train; pushes and pulls run beside the
+gradients too. Dean et al. 2012, Large scale distributed deep networks, section 4.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from murmur.core.facts import Planner
+from murmur.core.learner import Learner
+from murmur.strategies.parameter_shards import ParameterShards, ShardRule, check_counts, descend_alone
+
+BASE = "base"
+
+
+class Pushed(ShardRule):
+    """Sums of steps that are added to the centre.
+
+    `base` is the centre at this learner's latest pull, plus what it has pushed since: w_i - base is not pushed yet.
+    """
+
+    def __init__(self, me: Learner) -> None:
+        self._me = me
+        self._asked: Tensor | None = None  # `base` when the latest exchange began
+
+    def begin(self) -> None:
+        """Note the weights before the first step."""
+        if BASE not in self._me.outer:
+            self._me.outer[BASE] = self._me.weights.snapshot()
+
+    def absorb(self, centre: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (new := centre + x), new
+
+    def give(self) -> Tensor:
+        self.begin()
+        base = self._me.outer[BASE]
+        steps = self._me.group.as_sent(self._me.weights.snapshot() - base)  # what a compression loses is pushed later
+        self._me.outer[BASE] = base + steps
+        return steps
+
+    def ask(self) -> None:
+        self._asked = self._me.outer[BASE]
+
+    def land(self, answer: Tensor) -> None:
+        assert self._asked is not None
+        change = answer - self._asked
+        self._me.weights.add_(change)
+        self._me.outer[BASE] = self._me.outer[BASE] + change
+
+
+@dataclass(frozen=True)
+class Downpour:
+    """Steps of `push` gradients go to the server, whose weights come back every `pull` gradients; `shards` servers."""
+
+    lock_step: ClassVar[bool] = False
+    tolerates_loss: ClassVar[bool] = True  # of learners that hold no shard
+    bitwise_alone: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
+    push: int = 1
+    pull: int = 1
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        check_counts(push=self.push, pull=self.pull, shards=self.shards)
+
+    async def __call__(self, me: Learner) -> None:
+        answers = me.spawn(me.answer(), "answers")
+        await (self.learn(me) if me.group.size > 1 else descend_alone(me))
+        await answers
+
+    async def learn(self, me: Learner) -> None:
+        """Take steps, and exchange beside them."""
+        rule = Pushed(me)
+        shards = ParameterShards(me, self.shards, rule)
+        pushed = pulled = 0  # gradients since then
+        async for g in me.claimed_gradients():
+            rule.begin()
+            me.descend(g)
+            pushed, pulled = pushed + 1, pulled + 1
+            give, take = pushed >= self.push, pulled >= self.pull
+            if (give or take) and shards.exchange(give, take):
+                pushed, pulled = 0 if give else pushed, 0 if take else pulled
+        await shards.end()
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        return (1 / self.push + 1 / self.pull) * (learners - 1) / learners  # a holder sends nothing for its own shard
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.sharded(self.shards, (1 / self.push + 1 / self.pull) / 2)

@@ -1,0 +1,238 @@
+"""Downpour and elastic averaging: event-by-event oracles, sums that are kept, losses, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from murmur.core.group import PeerLost
+from murmur.core.learner import Learner
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optim.optimizer import SGD
+from murmur.engine.task import Loss
+from murmur.engine.trainer import Trainer
+from murmur.strategies import EASGD, Downpour
+from murmur.strategies.parameter_shards import CENTRE
+from murmur.testing.strategies import plain_loop
+from murmur.worlds.threads import ThreadWorld
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
+from murmur.worlds.virtual.world import VirtualWorld
+from named import named
+from tasks import Quadratic, fit
+
+AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)
+ALPHA, MINIBATCHES = 0.1, 60
+SHARDED = [Downpour(), Downpour(push=1, pull=3), Downpour(push=4, pull=2), EASGD(2), EASGD(3, rate=0.4)]
+
+
+@dataclass
+class Replayed:
+    """One learner of the oracle: its weights, and what the equations of the strategies need.
+
+    Attributes:
+        w: Weights.
+        base: Downpour: centre at its latest pull, plus what it has pushed since.
+        pushed, pulled: Gradients since then; EASGD uses the first.
+    """
+
+    w: Tensor
+    base: Tensor
+    pushed: int = 0
+    pulled: int = 0
+
+
+def exchange(strategy: Downpour | EASGD, it: Replayed, centre: Tensor, learners: int, last: bool) -> Tensor:
+    """Carry out what is due after a gradient, and return the centre."""
+    it.pushed, it.pulled = it.pushed + 1 - last, it.pulled + 1 - last
+    if isinstance(strategy, EASGD):
+        if last or it.pushed >= strategy.K:
+            it.pushed = 0
+            difference = (strategy.rate or 0.9 / learners) * (it.w - centre)
+            centre, it.w = centre + difference, it.w - difference
+        return centre
+    if last or it.pushed >= strategy.push:
+        it.pushed = 0
+        centre, it.base = centre + it.w - it.base, it.w.clone()
+    if it.pulled >= strategy.pull:
+        it.pulled = 0
+        it.w, it.base = centre + it.w - it.base, centre.clone()
+    return centre
+
+
+def replay(
+    strategy: Downpour | EASGD, learners: int, compute: Callable[[int, int], float]
+) -> tuple[Tensor, list[Replayed]]:
+    """Return the centre and the learners after all minibatches, event by event, on a network that takes no time.
+
+    Learner 0 holds the only shard. Answers to the others land when their next gradient has begun.
+    """
+    task, claimed = Quadratic(), 0
+    centre = torch.zeros(task.size, dtype=torch.float64)
+    them = [Replayed(centre.clone(), centre.clone()) for _ in range(learners)]
+    under_way: list[tuple[float, int, int, Tensor]] = []  # (end, learner, minibatch, point of the gradient)
+    steps = [0] * learners
+
+    def claim(now: float, i: int, at: Tensor) -> None:
+        nonlocal claimed
+        if claimed < MINIBATCHES:
+            under_way.append((now + compute(i, steps[i]), i, claimed, at))
+            steps[i] += 1
+            claimed += 1
+
+    for i in range(learners):
+        claim(0.0, i, them[i].w)
+    while under_way:
+        under_way.sort(key=lambda job: job[0])
+        now, i, n, point = under_way.pop(0)
+        them[i].w = before = them[i].w - ALPHA * (point - task.centre(n))
+        centre = exchange(strategy, them[i], centre, learners, last=False)
+        claim(now, i, them[0].w if i == 0 else before)
+    return centre, them
+
+
+def ends(strategy: Downpour | EASGD, centre: Tensor, them: list[Replayed]) -> Iterator[Tensor]:
+    """Yield the centre after a last exchange of all learners, for each order in which these may arrive."""
+    for order in permutations(them):
+        end = centre
+        for it in order:
+            end = exchange(strategy, replace(it), end, len(them), last=True)
+        yield end
+
+
+@pytest.mark.parametrize("learners", [2, 3, 5])
+@pytest.mark.parametrize("strategy", SHARDED, ids=named)
+def test_event_by_event(strategy: Downpour | EASGD, learners: int) -> None:
+    compute = LognormalSeconds(0.1, 0.8, seed=7)
+    experiment = Experiment(Quadratic(), strategy, Budget(minibatches=MINIBATCHES), SGD(ALPHA))
+    got = fit(experiment, VirtualWorld(Cluster(learners=learners, compute=compute, link=AT_ONCE)))
+    centre, them = replay(strategy, learners, compute)
+    assert any(torch.allclose(got, end, rtol=1e-12, atol=1e-12) for end in ends(strategy, centre, them))
+
+
+class Steps(Quadratic):
+    """Gradients that do not depend on the weights: -c_n."""
+
+    def loss(self, model, minibatch):  # type: ignore[no-untyped-def]
+        centre, weight = minibatch
+        return Loss(-weight * (model.w * centre).sum(), weight)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+@pytest.mark.parametrize("periods", [(1, 1), (3, 2)])
+@pytest.mark.parametrize("latency", [0.0, 0.35])
+def test_downpour_adds_every_step_once(periods: tuple[int, int], shards: int, latency: float) -> None:
+    """With gradients that do not depend on the weights, the centre ends at the sum of all steps."""
+    strategy, task = Downpour(*periods, shards), Steps()
+    cluster = Cluster(4, LognormalSeconds(0.1, 0.7, seed=3), Link(latency, 1e3))
+    got = fit(Experiment(task, strategy, Budget(minibatches=MINIBATCHES), SGD(ALPHA)), VirtualWorld(cluster))
+    assert torch.allclose(got, ALPHA * sum(task.centre(n) for n in range(MINIBATCHES)), rtol=0, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class Watched(EASGD):
+    """Elastic averaging that notes a learner's weights when its gradients end, and the shards before the end."""
+
+    ends: dict[str, Tensor] = field(default_factory=dict, compare=False)
+
+    async def learn(self, me: Learner) -> None:
+        meet = me.averager.meet
+
+        async def noted(barrier: str) -> None:
+            self.ends[f"{barrier}, learner {me.group.rank}"] = me.weights.snapshot()
+            await meet(barrier)
+            if CENTRE in me.outer:
+                self.ends[f"{barrier}, shard {me.group.rank}"] = me.outer[CENTRE].clone()
+
+        me.averager.meet = noted  # type: ignore[method-assign]
+        await super().learn(me)
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.35])
+def test_elastic_exchanges_keep_the_sum_of_centre_and_weights(latency: float) -> None:
+    """With one gradient per exchange of which none is under way at the end, c + sum w is the sum of all steps."""
+    task, strategy = Steps(), Watched(K=1, rate=0.3, shards=2)
+    cluster = Cluster(3, ConstantSeconds(0.1), Link(latency, 1e9))
+    fit(Experiment(task, strategy, Budget(minibatches=MINIBATCHES), SGD(ALPHA)), VirtualWorld(cluster))
+    centre = torch.cat([strategy.ends[f"all given, shard {holder}"] for holder in range(2)])
+    steps = ALPHA * sum(task.centre(n) for n in range(MINIBATCHES))
+    weights = sum(strategy.ends[f"all given, learner {i}"] for i in range(3))
+    assert float((centre + weights - steps).norm()) < (1.0 if latency else 0.7) * float(steps.norm())
+    assert float((centre - steps / 4).norm()) < float(steps.norm())
+
+
+@pytest.mark.parametrize("strategy", [Downpour(2, 2, 2), EASGD(2, shards=2)], ids=named)
+def test_all_learners_train(strategy: Downpour | EASGD) -> None:
+    seen: dict[int, int] = {}
+
+    def count(learner: int) -> tuple[Callable[[object], None], ...]:
+        def step(record: object) -> None:
+            if getattr(record, "kind", "") == "step":
+                seen[learner] = seen.get(learner, 0) + 1
+
+        return (step,)
+
+    world = VirtualWorld(Cluster(4, ConstantSeconds(0.1)))
+    run = Experiment(Quadratic(), strategy, Budget(minibatches=80), SGD(0.05))
+    Trainer(run, world, observers=lambda seat: count(seat.group.rank)).fit()
+    assert seen == dict.fromkeys(range(4), 20)
+    assert world.clock.now < 2.0 + 1.0  # 20 gradients each; no server takes a learner's place
+
+
+@pytest.mark.parametrize("strategy", SHARDED, ids=named)
+def test_one_learner_is_the_plain_loop(strategy: Downpour | EASGD) -> None:
+    experiment = Experiment(Quadratic(), strategy, Budget(minibatches=50), SGD(ALPHA, momentum=0.9))
+    assert torch.equal(fit(experiment, VirtualWorld(1)), plain_loop(experiment))
+
+
+@pytest.mark.parametrize("strategy", [Downpour(), EASGD()], ids=named)
+def test_learners_without_a_shard_may_die_and_come_back(strategy: Downpour | EASGD) -> None:
+    faults = (Kill(2, 1.05), Kill(3, 1.5), Rejoin(3, 2.2))
+    cluster = Cluster(learners=4, compute=ConstantSeconds(0.1), faults=faults, lease_seconds=0.5)
+    experiment = Experiment(Quadratic(), strategy, Budget(minibatches=200), SGD(0.05), evaluate_every_epochs=0.03)
+    got = fit(experiment, VirtualWorld(cluster))
+    assert float((got**2).sum()) < 1.0
+
+
+@pytest.mark.parametrize("strategy", [Downpour(shards=2), EASGD(shards=2)], ids=named)
+@pytest.mark.parametrize("faults", [(Kill(1, 1.0),), (Kill(1, 1.0), Rejoin(1, 1.2))], ids=["lost", "started again"])
+def test_a_lost_shard_ends_the_run_by_name(strategy: Downpour | EASGD, faults: tuple[Kill | Rejoin, ...]) -> None:
+    cluster = Cluster(learners=3, compute=ConstantSeconds(0.1), faults=faults, lease_seconds=0.5)
+    experiment = Experiment(Quadratic(), strategy, Budget(minibatches=200), SGD(0.05))
+    with pytest.raises(PeerLost, match=r"learner 1.* shard of the parameters, is lost|learner 1 was started again"):
+        fit(experiment, VirtualWorld(cluster))
+
+
+@pytest.mark.parametrize("strategy", [Downpour(shards=2), EASGD(2, shards=3)], ids=named)
+def test_threads_end_with_the_same_weights(strategy: Downpour | EASGD) -> None:
+    experiment = Experiment(Quadratic(), strategy, Budget(minibatches=200), SGD(0.05))
+    assert float((fit(experiment, ThreadWorld(3, timeout_seconds=30)) ** 2).sum()) < 1.0
+
+
+@pytest.mark.parametrize("strategy", [Downpour(), EASGD(2)], ids=named)
+def test_evaluations_see_the_centre(strategy: Downpour | EASGD, tmp_path: Path) -> None:
+    """The figures of an evaluation lie near those of the centre: the mean loss of learners that wander is larger."""
+    task = Quadratic()
+    experiment = Experiment(task, strategy, Budget(minibatches=120), SGD(0.05), evaluate_every_epochs=0.02)
+    out = tmp_path / "run"
+    outcome = Trainer(experiment, VirtualWorld(Cluster(3, ConstantSeconds(0.1))), out).fit()
+    assert outcome.figures["loss"] < 1.0
+    assert sum('"evaluation"' in line for line in (out / "records.jsonl").read_text().splitlines()) >= 5
+
+
+@pytest.mark.parametrize("made", [lambda: Downpour(0), lambda: EASGD(K=0), lambda: Downpour(shards=0)])
+def test_counts_are_positive(made: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        made()
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.5])
+def test_the_moving_rate_is_a_fraction(rate: float) -> None:
+    with pytest.raises(ValueError, match=r"rate must be in \(0, 1\]"):
+        EASGD(rate=rate)
