@@ -46,6 +46,16 @@ MAY_LACK = {
     "synth": {"espeakng_loader"},
     "deploy": {"onnx", "onnxruntime", "sherpa_onnx"},
 }
+NEED_EXTRAS = {
+    "speech",
+    "tasks",
+    "recognition",
+    "recipes",
+    "commands",
+    "report",
+    "worlds",
+    "studies",
+}  # in some modules
 WORKS = {  # what a user of each extra does first
     "core": (["--help"], ["doctor", "--learners", "1"], ["train", "toy", "--set", "budget.minibatches=8"]),
     "speech": (["prepare", "--list"], ["lm", "--help"], ["score", "--help"]),
@@ -143,10 +153,8 @@ def check_environment(python: Path, extra: str, may_lack: set[str]) -> None:
     wrong = {module: name for module, name in lacking.items() if name not in may_lack}
     if wrong:
         raise Failed(f"{extra}: cannot be imported: {wrong}")
-    if extra == "core" and (layers := {m.split(".")[1] for m in lacking} - {"speech", "recipes", "commands", "demo"}):
-        bare = {"report", "worlds", "studies", "compared"}  # figures, MPI
-        if layers - bare:
-            raise Failed(f"the core needs an extra in {', '.join(sorted(layers - bare))}")
+    if extra == "core" and (layers := {m.split(".")[1] for m in lacking} - NEED_EXTRAS):
+        raise Failed(f"the core needs an extra in {', '.join(sorted(layers))}")
     for words in WORKS[extra]:
         run([str(folder / "bin" / "murmur"), *words], folder)
     print(f"   {len(lacking)} modules need another extra", flush=True)

@@ -97,6 +97,16 @@ def test_shrinks() -> None:
         SaturationShrink()(0.1, lambda: {"loss": 0.5})
 
 
+def test_the_output_layer_has_a_bound_of_its_own() -> None:
+    step = torch.tensor([3.0, 4.0, 0.0, 6.0, 8.0])
+    parts = [step[:2], step[2:3], step[3:]]
+    limited = MaxChange(1.0, None, output=2.0, output_tensors=1)(step, parts)
+    assert torch.allclose(limited, torch.tensor([0.6, 0.8, 0.0, 1.2, 1.6]))
+    limited = MaxChange(None, 5.0, output=2.0, output_tensors=1)(step, parts)
+    scale = 5.0 / (25.0 + 4.0) ** 0.5
+    assert torch.allclose(limited, scale * torch.tensor([3.0, 4.0, 0.0, 1.2, 1.6]))
+
+
 def distance(target: Tensor) -> object:
     return lambda w: float((w - target).norm())
 

@@ -37,6 +37,7 @@ from pool import Pool
 from tasks import Groups, Point, Quadratic, fit, fit_in_process, weights_of
 
 ALPHA, MOMENTUM, FRAMES = 0.02, 0.5, 8.0  # a minibatch holds 2 on average
+DECAY = 0.05
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,21 @@ class Far(Quadratic):
         return {"loss": spread, "saturation": spread / 50}
 
 
+KALDI = SGD(ALPHA, MOMENTUM, DECAY, keep_rate=True)
 AVERAGING = [
     ParameterAveraging(FRAMES, Jobs(1), outlier_margin=2.0),
-    ParameterAveraging(FRAMES, Jobs(2, reach=0.5), MaxChange(0.2, None), ProportionalShrink(0.5), 1.0, "keep"),
+    ParameterAveraging(
+        FRAMES, Jobs(2, reach=0.5), MaxChange(0.2, None, output=0.3), ProportionalShrink(0.5), 1.0, "keep"
+    ),
     ParameterAveraging(FRAMES, Jobs(3), MaxChange(None, 0.15), SaturationShrink(), 3.0, combine=WeightedMean(4)),
-    ParameterAveraging(FRAMES, Jobs(4), MaxChange(None, None), outlier_margin=1e3, combine=RunningMean(1)),
+    ParameterAveraging(
+        FRAMES, Jobs(4), MaxChange(None, None), outlier_margin=1e3, combine=RunningMean(1), decay="whole"
+    ),
 ]
 
 
 def experiment(strategy: ParameterAveraging, minibatches: int = 250) -> Experiment:
-    return Experiment(Far(ragged=True), strategy, Budget(minibatches=minibatches), SGD(ALPHA, momentum=MOMENTUM))
+    return Experiment(Far(ragged=True), strategy, Budget(minibatches=minibatches), KALDI)
 
 
 def loss_of(w: Tensor) -> float:
@@ -75,7 +81,8 @@ def loss_of(w: Tensor) -> float:
 
 
 def limited(step: Tensor, limit: MaxChange) -> Tensor:
-    for bound in (limit.per_tensor, limit.overall):
+    """Bound a step; the model has one tensor, which is its output layer."""
+    for bound in (limit.per_tensor if limit.output is None else limit.output, limit.overall):
         if bound is not None and step.norm() > bound:
             step = step * (bound / step.norm())
     return step
@@ -94,9 +101,9 @@ def oracle(strategy: ParameterAveraging, learners: int, minibatches: int = 250) 
             for n in range(done + j, min(done + 4 * J, minibatches), J) if j < J else ():
                 losses[j] += task.weight(n) * 0.5 * float(((own - task.centre(n)) ** 2).sum())
                 samples[j] += task.weight(n)
-                g = own - task.centre(n)
+                g = own - task.centre(n) + DECAY / (J if strategy.decay == "by jobs" else 1) * own
                 momentum[j] = MOMENTUM * momentum[j] + g if j in momentum else g
-                step = -J * ALPHA * momentum[j]
+                step = -J * ALPHA * (1 - MOMENTUM) * momentum[j]
                 facts["limited"] += not torch.equal(limited(step, strategy.limit), step)
                 own = own + limited(step, strategy.limit)
             losses[j] /= max(samples[j], 1.0)
@@ -105,7 +112,7 @@ def oracle(strategy: ParameterAveraging, learners: int, minibatches: int = 250) 
         facts["left out"] += done > 0 and sum(c == 0 and s > 0 for c, s in zip(counted, samples, strict=True))
         facts[f"width {J}"] += 1
         w = sum((c * end for c, end in zip(counted, ends, strict=True)), torch.zeros_like(w)) / sum(counted)
-        w = w * strategy.shrink(J * ALPHA, lambda w=w: {"saturation": loss_of(w) / 50})  # type: ignore[misc]
+        w = w * strategy.shrink(J * ALPHA * (1 - MOMENTUM), lambda w=w: {"saturation": loss_of(w) / 50})  # type: ignore[misc]
         newest = [w, *newest][: strategy.combine.models]
         if strategy.optimizer == "restart":
             momentum = {}

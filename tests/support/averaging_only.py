@@ -26,6 +26,7 @@ class Still:
     layout: Layout
     total: int
     times: float = 1.0
+    decay_times: float = 1.0
     assignment: Assignment = field(default_factory=lambda: Assignment((0,)))
     draws: list[int] = field(default_factory=list)
 

@@ -34,6 +34,7 @@ from murmur.strategies import (
     SyncSGD,
 )
 from murmur.strategies.adaptive_rules import Stages
+from murmur.strategies.averaging_rules import Jobs, MaxChange, RunningMean
 from murmur.user_loop.joined import Plan
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.store.torch_store import connect
@@ -426,6 +427,27 @@ def test_mixed_types_and_absent_gradients() -> None:
 def test_adaptive_strategies_that_average_parameters() -> None:
     ends = ran(threads(2), ForeignLoop(ParameterAveraging(frames_per_iteration=24), (17, 19)))
     assert torch.equal(ends[0][0], ends[1][0])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("decay", "share"), [("by jobs", 0.5), ("whole", 1.0)])
+def test_parameter_averaging_divides_the_weight_decay_of_a_loop(decay: str, share: float) -> None:
+    """Without gradients a step multiplies the weights by 1 - 2 lr (decay / J), for J = 2 at twice the rate."""
+    free = MaxChange(None, None)
+    strategy = ParameterAveraging(24, Jobs(2), free, combine=RunningMean(1), decay=decay)  # type: ignore[arg-type]
+
+    def body(seat: Seat) -> float:
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), 0.25, weight_decay=0.5)
+        plan = Plan(total_steps=6, samples_per_step=8.0, evaluate=lambda _: {"loss": 0.0})
+        with murmur.join(strategy, model, optimizer, plan, seat=seat) as me:
+            for _ in range(3):
+                (0.0 * model.weight.sum()).backward()
+                me.step(samples=8.0, loss=0.0)
+        assert optimizer.param_groups[0]["weight_decay"] == 0.5
+        return float(model.weight)
+
+    assert ran(threads(2), Words(body)) == pytest.approx([(1 - 2 * 0.25 * 0.5 * share) ** 3] * 2)
 
 
 LAUNCHED = """

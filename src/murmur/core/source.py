@@ -80,6 +80,7 @@ class LocalOptimizer(Protocol):
     """Taker of a learner's steps."""
 
     times: float  # factor on the learning rates that the strategy sets, in addition to the schedule
+    decay_times: float  # factor on the weight decay that the strategy sets
 
     def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
         """Take one step of the local optimizer with g, inside the model."""

@@ -44,6 +44,7 @@ class Opening(NamedTuple):
         due: True if a broadcast of the changes by averaging begins with this step, to land before the next one.
         whole: True if a broadcast of the whole weights comes before this step.
         times: Factor of the strategy on the learning rates.
+        decay_times: Factor of the strategy on the weight decay.
         saved: Minibatches completed at the checkpoint that the leader has written since its latest step, or -1.
     """
 
@@ -56,6 +57,7 @@ class Opening(NamedTuple):
     due: float
     whole: float
     times: float
+    decay_times: float
     saved: float
 
 
@@ -163,6 +165,7 @@ class Leader(Learner):
         return Opening(
             *(kind, steps, claim.start, claim.stop, self._stepped, self._restarted, False, False),
             times=self.source.times,
+            decay_times=self.source.decay_times,
             saved=saved,
         )
 
@@ -267,7 +270,7 @@ async def _follow(me: Learner, super_learner: Group) -> None:
             if opening.saved >= 0:
                 raise StoppedGracefully(int(opening.saved))
             return
-        me.source.times, me.steps = opening.times, int(opening.steps)
+        me.source.times, me.source.decay_times, me.steps = opening.times, opening.decay_times, int(opening.steps)
         if assigned:
             me.source.assignment = me.source.assignment.anew(assigned[0], assigned[1], assigned[2:])
         claim = range(int(opening.start), int(opening.stop))

@@ -53,7 +53,7 @@ class TaskSource:
         self.experiment, self.seat, self.observers = experiment, seat, tuple(observers)
         self.task: Task = experiment.task
         self.first = 0
-        self.times = 1.0
+        self.times = self.decay_times = 1.0
         self.total = experiment.budget.total(self.task)
         self.assignment = Assignment(tuple(range(seat.group.size)), self.total)
         with seat.exclusive():
@@ -64,6 +64,7 @@ class TaskSource:
         self.optimizer = experiment.optimizer(self.model)
         self._moved: Mapping[int, int] = {}
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._decays = [group.get("weight_decay", 0.0) for group in self.optimizer.param_groups]
         self._g = self.layout.empty()
         self._turn = 0
         self._claimed = 0  # minibatches claimed by all learners, as far as this one's claims show
@@ -226,8 +227,10 @@ class TaskSource:
 
     def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
         factor = self.experiment.schedule(self.progress()) * self.times
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+        for group, rate, decay in zip(self.optimizer.param_groups, self._rates, self._decays, strict=True):
             group["lr"] = rate * factor
+            if decay:
+                group["weight_decay"] = decay * self.decay_times
         self.counters.rate = self._rates[0] * factor
         if not is_finite(g):  # a mean over all learners, with the same bits on each
             self.counters.skip_step()

@@ -44,10 +44,16 @@ class Jobs:
 
 @dataclass(frozen=True)
 class MaxChange:
-    """Bounds on the Euclidean length of one step: for each tensor's part, then for the whole; None: no bound."""
+    """Bounds on the Euclidean length of one step: for each tensor's part, then for the whole; None: no bound.
+
+    `output` is the bound of the last `output_tensors` tensors, those of the output layer; None: as the others. Kaldi's
+    recipes use 1.5 there.
+    """
 
     per_tensor: float | None = 0.75
     overall: float | None = 2.0
+    output: float | None = None
+    output_tensors: int = 2
 
     def __call__(self, step: Tensor, parts: Sequence[Tensor]) -> Tensor | None:
         """Return the step (P,) within the bounds (`step` itself if it was), or None if it is not finite.
@@ -57,9 +63,10 @@ class MaxChange:
         lengths = torch.stack(foreach_norm(list(parts))).double()
         if not bool(lengths.isfinite().all()):
             return None
-        scales = torch.ones_like(lengths)
-        if self.per_tensor is not None:
-            scales = (self.per_tensor / lengths).clamp(max=1.0)
+        bounds = torch.full_like(lengths, math.inf if self.per_tensor is None else self.per_tensor)
+        if self.output is not None:
+            bounds[-self.output_tensors :] = self.output
+        scales = (bounds / lengths).clamp(max=1.0)
         if self.overall is not None:
             scales = scales * (self.overall / (lengths * scales).norm()).clamp(max=1.0)
         if bool((scales == 1).all()):

@@ -7,8 +7,8 @@
 
 n: minibatches that hold `frames_per_iteration` on average; n_j: frames used; J(t): a ramp; limited: max-change; s:
 shrink. The rules are in `averaging_rules`. The schedule of the experiment gives the *effective* rate r(t); Kaldi's is
-Exponential(0.1). Povey et al. 2015 (arXiv 1410.7455); Kaldi nnet3; kaldi-mpi: Rosciszewski & Kaliski, HPCS 2017. Left
-out: half minibatches in the first iteration, an l2 factor divided by J, growing layer by layer.
+Exponential(0.1), its step with momentum `keep_rate`. Povey et al. 2015 (arXiv 1410.7455); Kaldi nnet3; kaldi-mpi:
+Rosciszewski & Kaliski, HPCS 2017. Left out: half minibatches in the first iteration, growing layer by layer.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class ParameterAveraging:
         optimizer: "restart": the local optimizer is reset after every average, as in Kaldi, where each job is a new
             process; "keep": each learner keeps its optimizer's state.
         combine: Rule that makes the final model from the newest ones.
+        decay: Factor on the optimizer's weight decay: "by jobs" divides it by J(t), as Kaldi does with its l2 factor;
+            "whole" leaves it as it is.
     """
 
     lock_step: ClassVar[bool] = True
@@ -63,6 +65,7 @@ class ParameterAveraging:
     outlier_margin: float = 1.0
     optimizer: Literal["restart", "keep"] = "restart"
     combine: RunningMean | WeightedMean = field(default_factory=RunningMean)
+    decay: Literal["by jobs", "whole"] = "by jobs"
 
     def __post_init__(self) -> None:
         if not (self.frames_per_iteration > 0 and self.outlier_margin >= 0):
@@ -75,6 +78,7 @@ class ParameterAveraging:
             await me.between_rounds()
             done = me.reached.minibatches
             me.source.times = J = self.jobs(me.reached.fraction, len(me.group.live))
+            me.source.decay_times = 1 / J if self.decay == "by jobs" else 1.0
             me.assign(done, J)
             loss = await self.iteration(me, n)
             table = await self.reports(me, loss)

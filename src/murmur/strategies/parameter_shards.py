@@ -182,6 +182,7 @@ class ParameterShards:
             self._missing -= 1
             if self._missing == 0 and self.under_way:
                 self.rule.land(self._known)
+                self.me.averager.exchanges += 1
                 self.under_way = False
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +91,7 @@ class LoopSource:
         self.assignment = Assignment(tuple(range(group.size)))
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.behind = Behind(self.layout)
-        self.times = 1.0
+        self.times = self.decay_times = 1.0
         self.stepping = False
         self._g = self.layout.empty()
         self._turn = self._claimed = 0
@@ -170,20 +171,27 @@ class LoopSource:
         return Gradient(torch.zeros_like(self._g), [False] * len(self.layout.tensors), 0.0, math.nan)
 
     def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:  # noqa: ARG002 - nothing is recorded
-        rates = [group["lr"] for group in self.optimizer.param_groups]
         self.layout.hand_gradients(g, present)
         self.stepping = True
         try:
-            if self.times != 1.0:
-                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate * self.times
-            self.optimizer.step()
+            with self._scaled("lr", self.times), self._scaled("weight_decay", self.decay_times):
+                self.optimizer.step()
         finally:
             self.stepping = False
-            if self.times != 1.0:  # the rates belong to the loop and its scheduler
-                for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate
         self.clear()
+
+    @contextmanager
+    def _scaled(self, name: str, factor: float) -> Iterator[None]:
+        """Multiply a setting of the optimizer inside the block; it belongs to the loop and its scheduler."""
+        groups = [group for group in self.optimizer.param_groups if name in group] if factor != 1.0 else []
+        before = [group[name] for group in groups]
+        for group in groups:
+            group[name] *= factor
+        try:
+            yield
+        finally:
+            for group, value in zip(groups, before, strict=True):
+                group[name] = value
 
     def clear(self) -> None:
         """Clear the gradients for the next step."""

@@ -15,7 +15,18 @@ from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import randomized_ring, ring
 from murmur.simulation.planner.forms import ClusterSetting, form_of
 from murmur.simulation.planner.timing import time_strategy
-from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, SuperLearners, SyncSGD
+from murmur.strategies import (
+    ADPSGD,
+    ASGD,
+    BMUF,
+    EASGD,
+    KAVG,
+    AdaptiveKAVG,
+    DelayByOne,
+    Downpour,
+    SuperLearners,
+    SyncSGD,
+)
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.presets import preset
 from named import named
@@ -31,6 +42,8 @@ STRATEGIES: list[Strategy] = [
     ADPSGD(ring),
     ADPSGD(randomized_ring),
     ASGD(),
+    Downpour(),
+    EASGD(4),
     SuperLearners(ADPSGD(), 4),
     SuperLearners(SyncSGD(), 2),
 ]
@@ -53,6 +66,15 @@ def test_closed_form_is_what_the_simulator_takes(strategy: Strategy, where: str)
     found = time_strategy(strategy, cluster, minibatches)
     form = form_of(strategy, ClusterSetting.of(cluster))
     assert form.seconds == pytest.approx(found.seconds_per_minibatch, rel=0.06)
+
+
+@pytest.mark.parametrize("strategy", [Downpour(), Downpour(4, 4), EASGD(2)], ids=named)
+@pytest.mark.parametrize("where", ["fast, equal", "slow, equal", "jitter", "nodes"])
+def test_exchanges_with_a_sharded_server_that_cards_carry(strategy: Strategy, where: str) -> None:
+    cluster = CLUSTERS[where]
+    found = time_strategy(strategy, cluster, 8 * 192)
+    carried = form_of(strategy, ClusterSetting.of(cluster)).rounds
+    assert carried == pytest.approx(sum(found.exchanges) / sum(found.gradients), rel=0.06)
 
 
 @pytest.fixture

@@ -48,17 +48,19 @@ class SGD:
         momentum: Share of the previous step added to the new one; 0: none.
         weight_decay: Factor of the weights added to their gradients; 0: none.
         nesterov: True for Nesterov's momentum.
+        keep_rate: True: steps are multiplied by 1 - momentum, as in Kaldi, so that momentum keeps the effective rate.
     """
 
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    keep_rate: bool = False
 
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
         return PlainSGD(
             _trainable(model),
-            lr=self.lr,
+            lr=self.lr * (1 - self.momentum if self.keep_rate else 1.0),
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             nesterov=self.nesterov,
@@ -104,23 +106,25 @@ class PreconditionedSGD(PlainSGD):
 class NaturalGradientSGD:
     """SGD with natural gradients (equations and source: `natural_gradient.fisher`), optionally with momentum.
 
-    Each learner preconditions its gradient with its own Fisher estimates, before any mean over learners. The step is
-    torch's: Kaldi's factor (1 - momentum) must be included in `lr`.
+    Each learner preconditions its gradient with its own Fisher estimates, before any mean over learners.
 
     Attributes:
         lr: Learning rate, before the factor of the schedule.
         momentum: Share of the previous step added to the new one; 0: none.
         weight_decay: Factor of the weights added to the preconditioned gradients; 0: none.
         fisher: Settings of the estimates of the Fisher matrices.
+        keep_rate: True: steps are multiplied by 1 - momentum, as in Kaldi, so that momentum keeps the effective rate.
     """
 
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
     fisher: FisherConfig = field(default_factory=FisherConfig)
+    keep_rate: bool = False
 
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
-        settings = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        lr = self.lr * (1 - self.momentum if self.keep_rate else 1.0)
+        settings = {"lr": lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         return PreconditionedSGD(_trainable(model), self.fisher, settings)
 
 

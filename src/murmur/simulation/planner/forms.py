@@ -240,16 +240,21 @@ def _served(setting: ClusterSetting) -> Form:
 
 
 def _sharded(shards: int, exchanges: float, setting: ClusterSetting) -> Form:
-    """Form of a server cut over learners: an exchange that is due while one is under way is left out."""
-    cluster, size = setting.cluster, setting.size
+    """Form of a server cut over S learners: an exchange that is due while one is under way is left out.
+
+    The cards of the holders carry S B / b exchanges a second of the other learners; copies to the host are left out.
+    """
+    cluster, learners = setting.cluster, setting.learners
     rate = float((1 / setting.times.mean(0)).sum())
-    seconds = size / cluster.link.bytes_per_second  # of a vector on a card
-    cards = min(shards, setting.learners) / max(seconds, 1e-12)  # exchanges a second that the holders' cards carry
-    own = float(setting.times.mean()) / (2 * (cluster.link.latency_seconds + seconds + setting.copies) + 1e-12)
-    carried = min(exchanges, cards / rate, own) if setting.learners > 1 else 0.0
+    vector = setting.size / cluster.link.bytes_per_second
+    own = float(setting.times.mean()) / (2 * (cluster.link.latency_seconds + vector + setting.copies))
+    held = min(shards, learners)
+    far = min(exchanges, own, held / vector / (rate * (learners - 1) / learners)) if learners > 1 else 0.0
+    near = exchanges if held == 1 else far  # a holder of everything exchanges with itself
+    carried = (near + (learners - 1) * far) / learners
     lines = (
-        "seconds a minibatch = 1 / sum_i 1 / E t_i;  exchanges a gradient: at most S B / b of all a second",
-        f"                    = {1 / (rate * setting.unit):.6g};  {carried:.3g} of {exchanges:.3g} due exchanges",
+        "seconds a minibatch = 1 / sum_i 1 / E t_i;  exchanges of others a second: at most S B / b",
+        f"                    = {1 / (rate * setting.unit):.6g};  {carried:.3g} of {exchanges:.3g} exchanges a gradient",
     )
     return Form(1 / (rate * setting.unit), COMPUTE, 5.0, lines, carried)
 

@@ -70,7 +70,7 @@ class Idle:
         last_seconds: Time of its latest step.
     """
 
-    times = 1.0
+    times = decay_times = 1.0
 
     def __init__(self, seat: Seat, total: int) -> None:
         self.total = total

@@ -36,14 +36,15 @@ NETWORK = Dnn(hidden=128, layers=3, context=5)
 FRAMES = 128  # minibatch to which rates refer
 PASS = 240_000  # frames of all learners, by default: about one pass over the data
 SECONDS_PER_FRAME = 0.326 / 64
+IBM_EPOCHS = 16  # of the papers, into which the budget is cut
 MESSAGE_BYTES, PRESET, JITTER = 164.6 * 2**20, "v100-ethernet", 0.1
 STACK_RATE = 0.04  # rate of the machines, from the studies on digits
 FIXED = {
-    "format": 1,
+    "format": 2,
     "data": "AN4 cepstra, states of monophones, every eighth speaker of train held out",
     "network": repr(NETWORK),
     "kaldi": "exponential to a tenth",
-    "ibm": "linear warm-up over half of the budget, then down to 1/32 of the peak",
+    "ibm": "linear warm-up over 10 of 16 parts of the budget, then times 1 / sqrt 2 in each part",
     "constant": "the same rate throughout",
     "stack": "one pass a machine, momentum 0.9, weight decay 2e-4",
     "clock": [SECONDS_PER_FRAME, MESSAGE_BYTES, PRESET, JITTER],
@@ -126,7 +127,8 @@ class StudyCell:
 
     def _schedule(self, passes: float) -> Schedule:
         if self.schedule == "ibm":
-            return WarmUpAnneal(self.times, passes / 2, (1 / 32) ** (2 / passes))
+            epoch = passes / IBM_EPOCHS
+            return WarmUpAnneal(self.times, 10 * epoch, 2 ** (-0.5 / epoch))
         return Exponential(0.1 if self.schedule == "kaldi" else 1.0, self.times)
 
 
