@@ -254,7 +254,7 @@ def _sharded(shards: int, exchanges: float, setting: ClusterSetting) -> Form:
     carried = (near + (learners - 1) * far) / learners
     lines = (
         "seconds a minibatch = 1 / sum_i 1 / E t_i;  exchanges of others a second: at most S B / b",
-        f"                    = {1 / (rate * setting.unit):.6g};  {carried:.3g} of {exchanges:.3g} exchanges a gradient",
+        f"                    = {1 / (rate * setting.unit):.6g};  {carried:.3g} of {exchanges:.3g} due a gradient",
     )
     return Form(1 / (rate * setting.unit), COMPUTE, 5.0, lines, carried)
 
