@@ -8,6 +8,7 @@ out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ from murmur.core.torch_private import foreach_copy_, unflatten
 
 def is_finite(x: Tensor) -> bool:
     """True if every element is finite. Takes one pass without a copy; a second one only if the sum overflows."""
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())  # finite numbers may have an infinite sum
+    return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())  # finite numbers may have an infinite sum
 
 
 class Layout:
