@@ -50,6 +50,42 @@ def test_a_directory_gives_speakers(data: Path) -> None:
     assert "     9 b -> x" in (data / "errors.txt").read_text()
 
 
+def test_time_marked_files(tmp_path: Path) -> None:
+    (tmp_path / "ref.stm").write_text(
+        ';; LABEL "SWB" "Switchboard" "calls"\nf A s1 0 5 <SWB> GOING TO go\nf A s2 5 9 <SWB> yes (uh)\n'
+    )
+    (tmp_path / "hyp.ctm").write_text("f A 1 .2 gonna\nf A 2 .2 go\nf A 6 .2 no\n")
+    (tmp_path / "map.glm").write_text(";; x\n[GOING TO] => {[GOING TO] / [GONNA]} / [ ] __ [ ]\n")
+    files = (tmp_path / "ref.stm", tmp_path / "hyp.ctm")
+    code, said = run(*files)
+    assert (code, said.splitlines()[0][:45]) == (0, "%WER 60.00 [ 3 / 5, 0 ins, 1 del, 2 sub ]; 95")
+    code, said = run(*files, "--glm", tmp_path / "map.glm", "--errors", tmp_path / "errors.txt")
+    assert code == 0, said
+    assert said.splitlines()[1:] == [
+        "Switchboard: %WER 25.00 [ 1 / 4, 0 ins, 0 del, 1 sub ]",
+        "s1  %WER 0.00 [ 0 / 2, 0 ins, 0 del, 0 sub ]",
+        "s2  %WER 50.00 [ 1 / 2, 0 ins, 0 del, 1 sub ]",
+    ]
+    assert "hyp  no" in (tmp_path / "errors.txt").read_text()
+    code, said = run(*files, files[1])
+    assert code == 0
+    assert "second - first: +0.00 % absolute" in said
+
+
+def test_time_marked_files_are_asked_for_as_such(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "ref.stm").write_text("f A s1 0 5 a\n")
+    (tmp_path / "hyp.ctm").write_text("f A 1 b a\n")
+    for words, what in (
+        ((tmp_path / "ref.stm", tmp_path / "hyp.ctm"), "hyp.ctm:1: not a time"),
+        ((tmp_path / "ref.stm", tmp_path / "hyp.ctm", "--unit", "char"), "scored in words"),
+        ((data / "text", data / "first", "--glm", tmp_path / "ref.stm"), "--glm needs an STM"),
+        ((tmp_path / "ref.stm", tmp_path / "hyp.ctm", "--glm", tmp_path / "none"), "--glm"),
+    ):
+        code, said = run(*words)
+        assert code != 0
+        assert what in said
+
+
 def test_few_speakers_are_not_drawn(data: Path) -> None:
     write_table(data / "utt2spk", dict.fromkeys(REFERENCES, "only"))
     code, said = run(data, data / "first")

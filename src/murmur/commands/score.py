@@ -15,6 +15,9 @@ from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.decoding.bootstrap import compare, interval
 from murmur.speech.decoding.error_report import write_error_report
 from murmur.speech.decoding.wer import ErrorRate, Unit, score_by_group, score_utterances, total_of
+from murmur.speech.scoring.glm import read_glm, without_hyphens
+from murmur.speech.scoring.stm import TimeMarkError, read_ctm, read_stm
+from murmur.speech.scoring.time_marked import by_label, score_segments, write_alignments
 
 app = typer.Typer(add_completion=False)
 FEW_SPEAKERS = 8  # with fewer speakers, utterances are drawn instead of speakers
@@ -34,14 +37,19 @@ class Draws:
         return "utterances" if self.speakers is None else "speakers"
 
 
-Reference = Annotated[Path, typer.Argument(metavar="REF", help="Transcripts: a Kaldi text file or data directory.")]
-Hypotheses = Annotated[list[Path], typer.Argument(metavar="HYP...", help="One or two files of hypotheses.")]
+Reference = Annotated[
+    Path, typer.Argument(metavar="REF", help="Transcripts: a Kaldi text file or data directory, or an STM file.")
+]
+Hypotheses = Annotated[
+    list[Path], typer.Argument(metavar="HYP...", help="One or two files of hypotheses; CTM for an STM reference.")
+]
 UnitOption = Annotated[Unit, typer.Option(help="Unit that is counted.")]
 Speakers = Annotated[
     Path | None, typer.Option(help="utt2spk: show errors by speaker; with 8 or more, draw speakers for the intervals.")
 ]
 Errors = Annotated[Path | None, typer.Option(help="Write all utterances, aligned, worst first, to this file.")]
 Replications = Annotated[int, typer.Option(min=1, help="Number of bootstrap draws.")]
+MappingFile = Annotated[Path | None, typer.Option(help="GLM file: rules for the spelling of an STM and of its CTM.")]
 Seed = Annotated[int, typer.Option(help="Seed of the bootstrap draws.")]
 
 
@@ -54,6 +62,7 @@ def score(
     errors: Errors = None,
     replications: Replications = 10_000,
     seed: Seed = 0,
+    glm: MappingFile = None,
 ) -> None:
     """Compute the word or character error rate of hypotheses, with a 95 % bootstrap interval, by speaker.
 
@@ -63,10 +72,37 @@ def score(
     and utt2spk. Two files of hypotheses are compared by a paired bootstrap: both are scored on the same draws.
 
     Example: murmur score data/test runs/a/text runs/b/text
+
+    Time-marked references and hypotheses are scored as by NIST's sclite (-D -F): alternatives, optional words,
+    fragments, segments left out, subsets by their labels. --glm gives rules that make spellings agree.
+
+    Example: murmur score eval2000.stm recognised.ctm --glm en2000.glm
     """
     if len(hypotheses) > 2:
         raise SettingError(f"one or two files of hypotheses can be scored, got {len(hypotheses)}")
-    check(reference, hypotheses, speakers, errors)
+    check(reference, hypotheses, speakers, errors, glm)
+    if reference.suffix == ".stm":
+        if unit != "word" or speakers is not None:
+            raise SettingError(
+                "an STM reference names its speakers and is scored in words: leave --unit, --speakers out"
+            )
+        score_time_marked(reference, hypotheses, glm, errors, replications, seed)
+        return
+    if glm is not None:
+        raise SettingError("--glm needs an STM reference and CTM hypotheses")
+    score_texts(reference, hypotheses, unit, speakers, errors, replications, seed)
+
+
+def score_texts(
+    reference: Path,
+    hypotheses: list[Path],
+    unit: Unit,
+    speakers: Path | None,
+    errors: Path | None,
+    replications: int,
+    seed: int,
+) -> None:
+    """Score files of lines `utterance words...`."""
     own = reference / "utt2spk"
     speakers = speakers or (own if own.is_file() else None)
     references = texts_of(reference)
@@ -87,7 +123,9 @@ def score(
         typer.echo(by_speaker(scores, speaker_of))
 
 
-def check(reference: Path, hypotheses: list[Path], speakers: Path | None, errors: Path | None) -> None:
+def check(
+    reference: Path, hypotheses: list[Path], speakers: Path | None, errors: Path | None, glm: Path | None
+) -> None:
     """Check, before any file is read, that all files can be read and the report can be written.
 
     Raises:
@@ -100,8 +138,43 @@ def check(reference: Path, hypotheses: list[Path], speakers: Path | None, errors
             )
     if speakers is not None:
         file_to_read(speakers, "--speakers")
+    if glm is not None:
+        file_to_read(glm, "--glm")
     if errors is not None:
         file_to_write(errors, "--errors")
+
+
+def score_time_marked(
+    reference: Path, hypotheses: list[Path], glm: Path | None, errors: Path | None, replications: int, seed: int
+) -> None:
+    """Score CTM files against an STM file: in all, by subset, by speaker.
+
+    Raises:
+        SettingError: a file cannot be read; the message names file and line.
+    """
+    try:
+        rules = None if glm is None else read_glm(glm)
+        stm = read_stm(reference, str if rules is None else lambda text: rules.applied(without_hyphens(text)))
+        words = [read_ctm(path) for path in hypotheses]
+        if rules is not None:
+            words = [{at: rules.of_hypothesis(found) for at, found in each.items()} for each in words]
+        scored = [score_segments(stm, each) for each in words]
+    except TimeMarkError as error:
+        raise SettingError(str(error)) from error
+    speaker_of = {each.name: each.segment.speaker for each in scored[0]}
+    few = len(set(speaker_of.values())) < FEW_SPEAKERS
+    draws = Draws(None if few else speaker_of, replications, seed)
+    scores = [{each.name: each.rate for each in found} for found in scored]
+    for number, (file, found) in enumerate(zip(hypotheses, scored, strict=True), 1):
+        typer.echo(line_of(scores[number - 1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
+        for label, rate in by_label(found).items():
+            typer.echo(f"{stm.names.get(label, label)}: {rate}")
+        if errors is not None:
+            several = errors.with_name(f"{errors.stem}-{number}{errors.suffix}")
+            write_alignments(errors if len(hypotheses) == 1 else several, found)
+    if len(scores) == 2:
+        typer.echo(difference_of(scores[0], scores[1], draws))
+    typer.echo(by_speaker(scores, speaker_of))
 
 
 def texts_of(path: Path) -> dict[str, str]:

@@ -1,0 +1,94 @@
+"""Error rates of time-marked hypotheses against a reference, by segment, speaker and subset, as sclite counts them.
+
+A recognised word belongs to the first segment of its recording that ends after the middle of the word, and to the last
+one if none does. Words of segments that are not scored are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from murmur.speech.decoding.error_rate import ErrorRate, total_of
+from murmur.speech.scoring.stm import Recording, Reference, Segment, TimedWord, TimeMarkError
+from murmur.speech.scoring.word_network import Pair, align
+
+
+@dataclass(frozen=True)
+class ScoredSegment:
+    """A segment with the alignment of its words."""
+
+    segment: Segment
+    pairs: tuple[Pair, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the segment: file, channel and begin in seconds."""
+        return f"{'-'.join(self.segment.recording)}-{self.segment.begin:09.2f}"
+
+    @property
+    def rate(self) -> ErrorRate:
+        """Its errors; optional words count as words of the reference."""
+        kinds = [pair.kind for pair in self.pairs]
+        deleted, replaced, inserted = (kinds.count(k) for k in ("deletion", "substitution", "insertion"))
+        return ErrorRate(len(kinds) - inserted, inserted, deleted, replaced)
+
+
+def score_segments(reference: Reference, hypothesis: Mapping[Recording, Sequence[TimedWord]]) -> list[ScoredSegment]:
+    """Align every segment that is scored. A recording without a recognised word has deletions alone.
+
+    Raises:
+        TimeMarkError: The hypothesis has a recording that the reference lacks.
+    """
+    unknown = sorted(set(hypothesis) - set(reference.segments))
+    if unknown:
+        name, channel = unknown[0]
+        raise TimeMarkError(f"the reference has no segment of {name!r}, channel {channel!r}: another test set?")
+    scored = []
+    for recording, segments in reference.segments.items():
+        for segment, words in zip(segments, _shared_out(segments, hypothesis.get(recording, ())), strict=True):
+            if segment.network is not None:
+                scored.append(ScoredSegment(segment, tuple(align(segment.network, words))))
+    return scored
+
+
+def _shared_out(segments: Sequence[Segment], words: Sequence[TimedWord]) -> list[list[str]]:
+    found: list[list[str]] = [[] for _ in segments]
+    at = 0
+    for word in words:
+        while at < len(segments) - 1 and not word.before(segments[at].end):
+            at += 1
+        found[at].append(word.word)
+    return found
+
+
+def by_label(scored: Iterable[ScoredSegment]) -> dict[str, ErrorRate]:
+    """Errors of each subset, sorted by label."""
+    return _grouped(scored, lambda segment: segment.labels)
+
+
+def write_alignments(path: Path, scored: Iterable[ScoredSegment]) -> None:
+    """Write all segments, aligned, those with the most errors first.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    lines = list[str]()
+    for each in sorted(scored, key=lambda s: -s.rate.errors):
+        shown = [(pair.reference or "*", pair.hypothesis or "*", pair.kind[0].upper()) for pair in each.pairs]
+        widths = [max(len(word) for word in column) for column in shown]
+        lines.append(f"{each.name}  {each.segment.speaker}  {each.rate}")
+        for name, side in (("ref", 0), ("hyp", 1), ("", 2)):
+            words = (column[side].replace("C", " ") if side == 2 else column[side] for column in shown)
+            row = " ".join(f"{word:<{width}}" for word, width in zip(words, widths, strict=True))
+            lines.append(f"  {name:3}  {row}".rstrip())
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def _grouped(scored: Iterable[ScoredSegment], groups: Callable[[Segment], Sequence[str]]) -> dict[str, ErrorRate]:
+    rates: dict[str, list[ErrorRate]] = {}
+    for each in scored:
+        for group in groups(each.segment):
+            rates.setdefault(group, []).append(each.rate)
+    return {group: total_of(found) for group, found in sorted(rates.items())}

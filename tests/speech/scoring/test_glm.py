@@ -1,0 +1,67 @@
+"""Mapping rules: agreement with rfilter1, hypotheses, damaged files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from murmur.speech.scoring.glm import MappingRules, read_glm, without_hyphens
+from murmur.speech.scoring.stm import TimedWord, TimeMarkError
+from nist import filtered
+
+WORDS = ("a", "b", "ab", "ba", "a's", "uh", "c")
+RULES = """;; spelling
+* name = "test"
+[BYE-BYE] => [BYE BYE] / [ ] __ [ ] ;; two words
+[GONNA] => {[GONNA] / [GOING TO]} / [ ] __ [ ]
+[UH] => [(%HESITATION)] / [ ] __ [ ]
+[NEW YORK] => [NEWYORK] / [ ] __ [ CITY]
+['S] => [ IS] / [IT] __ [ ]
+"""
+
+
+def rules(folder: Path, text: str = RULES) -> MappingRules:
+    (folder / "rules.glm").write_text(text)
+    return read_glm(folder / "rules.glm")
+
+
+def test_as_rfilter1(tmp_path: Path) -> None:
+    draw = random.Random(3)
+
+    def some(most: int, least: int = 1) -> str:
+        return " ".join(draw.choice(WORDS) for _ in range(draw.randint(least, most))).upper()
+
+    for _ in range(60):
+        made = [
+            f"[{some(2)}] => [{some(2, 0)}] / [{draw.choice((' ', ' ', 'a ', ''))}] __ [{draw.choice((' ', ' b', ''))}]"
+            for _ in range(draw.randint(1, 6))
+        ]
+        lines = [some(8).lower() for _ in range(10)]
+        theirs = [" ".join(line.lower().split()) for line in filtered(tmp_path, made, lines)]
+        found = read_glm(tmp_path / "rules.glm")
+        assert [found.applied(line) for line in lines] == theirs
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    applied = rules(tmp_path).applied("Bye-bye it's gonna uh uhh NEW YORK city new york")
+    assert applied == "bye bye it is {gonna / going to} (%hesitation) uhh newyork city new york"
+
+
+def test_words_of_hypotheses_share_their_time(tmp_path: Path) -> None:
+    words = [TimedWord(1.0, 0.4, "bye-bye"), TimedWord(2.0, 0.2, "gonna"), TimedWord(3.0, 0.2, "uh")]
+    found = rules(tmp_path).of_hypothesis(words)
+    assert [(w.begin, w.duration, w.word) for w in found] == [
+        (1.0, 0.2, "bye"), (1.2, 0.2, "bye"), (2.0, 0.2, "gonna"), (3.0, 0.2, "uh")
+    ]  # fmt: skip
+
+
+def test_hyphens_of_fragments_stay() -> None:
+    assert without_hyphens("twenty-one wor- -ord a-b-c") == "twenty one wor- -ord a b c"
+
+
+@pytest.mark.parametrize("line", ["A => B", "[] => [B] / [ ] __ [ ]", "[A] -> [B]"])
+def test_a_damaged_rule(line: str, tmp_path: Path) -> None:
+    with pytest.raises(TimeMarkError, match=r"rules.glm:2: no rule"):
+        rules(tmp_path, f";; first\n{line}\n")
