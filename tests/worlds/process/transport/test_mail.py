@@ -139,6 +139,21 @@ def test_a_lost_learner_ends_waits_until_it_sends_again(store: NetStore) -> None
     second.close()
 
 
+def test_the_flow_to_a_learner_counts_what_it_has_got(store: NetStore) -> None:
+    first, second = Mail(store, 0, "127.0.0.1", 30, SECRET), Mail(store.clone(), 1, "127.0.0.1", 30, SECRET)
+    assert first.flows() == {}
+    deliver(first, second, 20.0)
+    before = first.flows()
+    first.post(torch.zeros(25_000), 1, "a")
+    assert second.box.take(0, "a", 20.0, nothing).x.numel() == 25_000
+    deadline = time.monotonic() + 10
+    while first.flows()[1].sent_bytes - before[1].sent_bytes < 100_000:  # once the last packet is acknowledged
+        assert time.monotonic() < deadline
+    assert set(first.flows()) == {1}
+    first.close()
+    second.close()
+
+
 def threads_named(*names: str) -> list[Thread]:
     return [thread for thread in threading.enumerate() if thread.name in names]
 
