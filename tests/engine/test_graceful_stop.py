@@ -26,6 +26,7 @@ from murmur.strategies import (
     KAVG,
     Compressed,
     DelayByOne,
+    Downpour,
     OwnShares,
     ParameterAveraging,
     SuperLearners,
@@ -34,6 +35,7 @@ from murmur.strategies import (
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from tally import LEARNERS, Tally, alone, expected
 from tasks import fit, weights_of
 
@@ -68,7 +70,12 @@ def test_all_stop_at_the_same_boundary(strategy: Strategy, tmp_path: Path) -> No
     assert torch.equal(weights_of(outcome.model), wanted)
 
 
-@pytest.mark.parametrize("strategy", [ADPSGD(alone), ASGD(), SuperLearners(ADPSGD(alone)), OwnShares(ADPSGD(alone))])
+SERVED = [ASGD(), Downpour(), Downpour(3, 2, shards=4)]
+
+
+@pytest.mark.parametrize(
+    "strategy", [ADPSGD(alone), *SERVED, SuperLearners(ADPSGD(alone)), OwnShares(ADPSGD(alone))], ids=named
+)
 def test_without_lock_step_each_stops_by_itself_and_nothing_is_lost(strategy: Strategy, tmp_path: Path) -> None:
     experiment = Experiment(Tally(cut={"left": 1000}), strategy, Budget(minibatches=60), SGD(1.0))
     cluster = Cluster(LEARNERS, ConstantSeconds(0.1, {1: 3.0, 2: 0.6}))
@@ -80,7 +87,7 @@ def test_without_lock_step_each_stops_by_itself_and_nothing_is_lost(strategy: St
     assert torch.allclose(weights_of(outcome.model), expected(strategy))
 
 
-@pytest.mark.parametrize("strategy", [KAVG(3), ADPSGD(alone), ASGD()], ids=["in step", "on their own", "server"])
+@pytest.mark.parametrize("strategy", [KAVG(3), ADPSGD(alone), *SERVED], ids=named)
 @pytest.mark.timeout(60)
 def test_threads_stop_too(strategy: Strategy, tmp_path: Path) -> None:
     began: list[int] = []

@@ -25,7 +25,8 @@ from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
-from tasks import Quadratic, fit
+from pool import Pool
+from tasks import Quadratic, fit, fit_in_process
 
 AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)
 ALPHA, MINIBATCHES = 0.1, 60
@@ -213,6 +214,17 @@ def test_a_lost_shard_ends_the_run_by_name(strategy: Downpour | EASGD, faults: t
 def test_threads_end_with_the_same_weights(strategy: Downpour | EASGD) -> None:
     experiment = Experiment(Quadratic(), strategy, Budget(minibatches=200), SGD(0.05))
     assert float((fit(experiment, ThreadWorld(3, timeout_seconds=30)) ** 2).sum()) < 1.0
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("periods", [(1, 1, 2), (3, 2, 1)])
+def test_processes_add_every_step_once(pool: Pool, periods: tuple[int, int, int]) -> None:
+    task = Steps()
+    experiment = Experiment(task, Downpour(*periods), Budget(minibatches=MINIBATCHES), SGD(ALPHA))
+    steps = ALPHA * sum(task.centre(n) for n in range(MINIBATCHES))
+    for weights in pool.call(fit_in_process, 3, experiment):
+        assert torch.allclose(torch.tensor(weights, dtype=torch.float64), steps, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("strategy", [Downpour(), EASGD(2)], ids=named)

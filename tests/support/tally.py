@@ -11,7 +11,7 @@ from torch import nn
 
 from murmur.core.learner import Strategy
 from murmur.engine.task import Loss, Score
-from murmur.strategies import ASGD
+from murmur.strategies import ASGD, Downpour
 from tasks import Point
 
 BUDGET, LEARNERS = 60, 4
@@ -63,6 +63,6 @@ def alone(k: int, view: Any, rank: int) -> dict[int, float]:
 
 def expected(strategy: Strategy) -> torch.Tensor:
     """Return the consensus if every minibatch has become a step once."""
-    if isinstance(strategy, ASGD):
+    if isinstance(strategy, ASGD | Downpour):
         return torch.ones(BUDGET, dtype=torch.float64)
     return torch.full((BUDGET,), 1 / LEARNERS, dtype=torch.float64)  # super-learners: half a gradient, of half as many

@@ -43,6 +43,7 @@ class Learner:
         latest: Positions of the minibatches of its latest claim.
         saved: Minibatches completed at its latest checkpoint.
         told: Minibatches completed at the checkpoint that its leader has just saved.
+        rest: Brings all that the strategy has under way to its end, before a graceful stop saves; None: nothing is.
         steady: Lock held while its state is saved; an activity that changes several parts of the state holds it too.
     """
 
@@ -70,6 +71,7 @@ class Learner:
         self._averager: PairwiseAverager | None = None
         self._joining = RLock()
         self.steady = RLock()
+        self.rest: Callable[[], Awaitable[None]] | None = None
 
     @property
     def averager(self) -> PairwiseAverager:

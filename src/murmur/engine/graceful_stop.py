@@ -7,15 +7,17 @@ lock-step each learner saves and ends by itself; learners that hold the model st
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
 
-from murmur.core.group import Group
+from murmur.core.group import Group, PeerLost
 from murmur.core.learner import Learner
 from murmur.core.membership import StoppedGracefully
 from murmur.engine.task_source import TaskSource
 
+log = logging.getLogger(__name__)
 CHECK_SECONDS = 1.0
 WAIT_SECONDS = 10.0  # longest wait of a learner that has saved for the others, which may need it
 
@@ -101,9 +103,29 @@ class GracefulStop:
         while (at := group.count("stopped at")) == 0:
             await me.seat.sleep(me.averager.poll_seconds)
         self._save(me, at)
-        group.count("stopped", 1)
+        rests = await self._rest(me, at)
         end = me.seat.now + WAIT_SECONDS
-        while group.count("stopped") < len(me.view) and me.seat.now < end:
-            await me.seat.sleep(me.averager.poll_seconds)
+        await _all_have(me, "stopped", end)
+        if rests:
+            self._save(me, at)  # with what the others have given since
+            await _all_have(me, "saved again", end)
         me.averager.done()
         raise StoppedGracefully(at)
+
+    async def _rest(self, me: Learner, at: int) -> bool:
+        """Bring what the strategy has under way to its end, and save again; return False if there is nothing."""
+        if me.rest is None:
+            return False
+        try:
+            await me.rest()
+        except PeerLost as lost:
+            log.warning("what was under way at the stop is left to the next launch: %s", lost)
+        self._save(me, at)
+        return True
+
+
+async def _all_have(me: Learner, counter: str, end: float) -> None:
+    """Count this learner, and wait until all live ones have been counted, or until `end`."""
+    me.group.count(counter, 1)
+    while me.group.count(counter) < len(me.view) and me.seat.now < end:
+        await me.seat.sleep(me.averager.poll_seconds)

@@ -40,6 +40,9 @@ class ShardRule(ABC):
     def ask(self) -> None:  # noqa: B027 - most rules need no note
         """Note that an exchange with an answer begins, after `give`."""
 
+    def restart_at(self, centre: Tensor) -> None:  # noqa: B027 - most rules keep nothing
+        """Note that the weights are now those of the centre."""
+
     @abstractmethod
     def land(self, answer: Tensor) -> None:
         """Change the weights by the answer to the latest exchange, shape (P,). It may land beside a gradient."""
@@ -76,6 +79,7 @@ class ParameterShards:
         me.averager.holders = (0,)
         if me.group.rank == 0:
             me.averager.shown = self.centre
+        me.rest = self.rest
         self._activity: Awaitable[None] = me.spawn(self._serve(), "parameter shards")
 
     def centre(self) -> Tensor:
@@ -105,15 +109,27 @@ class ParameterShards:
             self._ask(x, BESIDE if take else NO_ANSWER)
         return True
 
-    async def end(self) -> None:
-        """Exchange a last time, then set the weights to the centre that has absorbed the exchanges of all learners."""
+    async def rest(self) -> None:
+        """Exchange, and wait for it: the shards then have absorbed all that this learner has to give."""
         while self.under_way:
             await self.me.seat.sleep(self.me.averager.poll_seconds)
-        x = self.rule.give()
-        self._over = True
-        await self._awaited(x if is_finite(x) else None)
+        with self.me.steady:
+            x = self.rule.give()
+            self.rule.ask()
+        if not is_finite(x):
+            return
+        answer = await self._awaited(x)
+        with self.me.steady:
+            self.rule.land(answer)
+
+    async def end(self) -> None:
+        """Exchange a last time, then set the weights to the centre that has absorbed the exchanges of all learners."""
+        await self.rest()
+        self._over, self.me.rest = True, None
         await self.me.averager.meet("all given")
-        self.me.weights.set_(await self._awaited(None))
+        centre = await self._awaited(None)
+        self.me.weights.set_(centre)
+        self.rule.restart_at(centre)
         await self.me.averager.meet("all taken")
         self.me.group.post(torch.empty(0), self.me.group.rank, SHARDS, (END, NO_ANSWER, self._launch))
         await self._activity

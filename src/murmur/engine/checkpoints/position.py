@@ -87,6 +87,7 @@ class Log:
         self._doing = range(0)
         self._done = array("q")
         self._saved = [0, 0]  # numbers of steps at the last save, and at the last but one
+        self._mark, self._since = -1, 0  # of the last save
 
     def begin(self, claim: range) -> None:
         """Record that the gradient of a claim has begun; the previous one has become a step."""
@@ -106,9 +107,12 @@ class Log:
     def save(self, mark: int) -> list[int]:
         """Return the steps to save in a checkpoint part at an evaluation point: those beyond it, and the latest ones.
 
-        The latest steps are those since the last save but one, which other learners may not know yet.
+        The latest steps are those since the last save but one, which other learners may not know yet. Another save at
+        the same point replaces the last one.
         """
-        early = [p for p in self._done[: self._saved[1]] if p >= mark]
-        latest = self._done[self._saved[1] :]
-        self._saved = [len(self._done), self._saved[0]]
-        return [*early, *latest]
+        if mark != self._mark:
+            self._mark, self._since = mark, self._saved[1]
+            self._saved = [0, self._saved[0]]
+        self._saved[0] = len(self._done)
+        early = [p for p in self._done[: self._since] if p >= mark]
+        return [*early, *self._done[self._since :]]
