@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
-from murmur.strategies import EASGD, Downpour
+from murmur.strategies import EASGD, Compressed, Downpour
 from murmur.strategies.parameter_shards import CENTRE
 from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
@@ -134,6 +135,42 @@ def test_downpour_adds_every_step_once(periods: tuple[int, int], shards: int, la
     cluster = Cluster(4, LognormalSeconds(0.1, 0.7, seed=3), Link(latency, 1e3))
     got = fit(Experiment(task, strategy, Budget(minibatches=MINIBATCHES), SGD(ALPHA)), VirtualWorld(cluster))
     assert torch.allclose(got, ALPHA * sum(task.centre(n) for n in range(MINIBATCHES)), rtol=0, atol=1e-12)
+
+
+def test_what_a_compression_loses_is_pushed_later() -> None:
+    """Only what the last push of each learner lost is missing: at most 1/254 of its largest step."""
+    task, strategy = Steps(), Compressed(Downpour(1, 2, shards=3), "int8")
+    cluster = Cluster(4, LognormalSeconds(0.1, 0.7, seed=3))
+    got = fit(Experiment(task, strategy, Budget(minibatches=4 * MINIBATCHES), SGD(ALPHA)), VirtualWorld(cluster))
+    wanted = ALPHA * sum(task.centre(n) for n in range(4 * MINIBATCHES))
+    assert float((got - wanted).abs().max()) < 4 * 2 * ALPHA * 3 / 254
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A strategy in which the weights of learner 1 stop being finite once."""
+
+    strategy: Downpour | EASGD
+    lock_step: ClassVar[bool] = False
+
+    async def __call__(self, me: Learner) -> None:
+        if me.group.rank == 1:
+            descend = me.descend
+
+            def broken(g: Tensor, staleness: int | None = None) -> None:
+                descend(g, staleness)
+                if me.steps == 5:
+                    me.weights.set_(torch.full_like(g, torch.nan))
+
+            me.descend = broken  # type: ignore[method-assign]
+        await self.strategy(me)
+
+
+@pytest.mark.parametrize("strategy", [Downpour(shards=2), Downpour(2, 3), EASGD(2)], ids=named)
+def test_a_learner_without_finite_weights_takes_the_centre(strategy: Downpour | EASGD) -> None:
+    world = VirtualWorld(Cluster(3, ConstantSeconds(0.1)))
+    got = fit(Experiment(Quadratic(), Broken(strategy), Budget(minibatches=120), SGD(0.1)), world)
+    assert float((got**2).sum()) < 1.0
 
 
 @dataclass(frozen=True)

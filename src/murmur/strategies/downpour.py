@@ -43,16 +43,16 @@ class Pushed(ShardRule):
 
     def give(self) -> Tensor:
         self.begin()
-        base = self._me.outer[BASE]
-        steps = self._me.group.as_sent(self._me.weights.snapshot() - base)  # what a compression loses is pushed later
-        self._me.outer[BASE] = base + steps
-        return steps
+        return self._me.weights.snapshot() - self._me.outer[BASE]
+
+    def gave(self, x: Tensor) -> None:
+        self._me.outer[BASE] = self._me.outer[BASE] + x  # what a compression has lost is pushed later
 
     def ask(self) -> None:
         self._asked = self._me.outer[BASE]
 
     def restart_at(self, centre: Tensor) -> None:
-        self._me.outer[BASE] = centre
+        self._me.outer[BASE] = centre.clone()
 
     def land(self, answer: Tensor) -> None:
         assert self._asked is not None

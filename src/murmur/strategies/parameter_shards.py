@@ -35,13 +35,17 @@ class ShardRule(ABC):
 
     @abstractmethod
     def give(self) -> Tensor:
-        """Return the vector x of an exchange that begins now, shape (P,)."""
+        """Return the vector of an exchange that begins now, shape (P,)."""
+
+    @abstractmethod
+    def gave(self, x: Tensor) -> None:
+        """Note the vector x that the shards get: that of `give`, as a compression changes it."""
 
     def ask(self) -> None:  # noqa: B027 - most rules need no note
         """Note that an exchange with an answer begins, after `give`."""
 
     def restart_at(self, centre: Tensor) -> None:  # noqa: B027 - most rules keep nothing
-        """Note that the weights are now those of the centre."""
+        """Note that the weights have been set to the centre."""
 
     @abstractmethod
     def land(self, answer: Tensor) -> None:
@@ -64,7 +68,8 @@ class ParameterShards:
     """
 
     def __init__(self, me: Learner, shards: int, rule: ShardRule) -> None:
-        self.me, self.rule, self.under_way = me, rule, False
+        self.me, self.rule = me, rule
+        self.under_way = self._diverged = False
         self.holders = range(min(shards, me.group.size))
         ends = [me.weights.layout.numel * s // len(self.holders) for s in range(len(self.holders) + 1)]
         self._parts = [slice(first, last) for first, last in pairwise(ends)]
@@ -91,7 +96,9 @@ class ParameterShards:
         return known
 
     def exchange(self, give: bool = True, take: bool = True) -> bool:
-        """Begin an exchange beside the gradients; return False if one is under way, or x is not finite.
+        """Begin an exchange beside the gradients; return False if one is under way.
+
+        A learner whose weights are not finite gives nothing, and takes the centre.
 
         Args:
             give: Shards absorb a vector.
@@ -100,27 +107,48 @@ class ParameterShards:
         if self.under_way:
             return False
         with self.me.steady:
-            x = self.rule.give() if give else None
-            if x is not None and not is_finite(x):
-                return False
+            x = self._given() if give else None
+            take = take or self._diverged
             if take:
                 self.rule.ask()
             self.under_way, self._missing = take, len(self.holders)
             self._ask(x, BESIDE if take else NO_ANSWER)
         return True
 
+    def _given(self) -> Tensor | None:
+        """Return the vector that the shards get now; None if it is not finite."""
+        x = self.rule.give()
+        self._diverged = not is_finite(x)
+        if self._diverged:
+            return None
+        parts = [x[part] for part in self._parts]
+        sent = [self.me.group.as_sent(part) for part in parts]
+        x = x if all(a is b for a, b in zip(sent, parts, strict=True)) else torch.cat(sent)
+        self.rule.gave(x)
+        return x
+
+    def _land(self, answer: Tensor) -> None:
+        if not is_finite(answer):
+            raise FloatingPointError(
+                "the server's weights are not finite: training has diverged. Lower the learning rate"
+            )
+        if self._diverged:
+            self.me.weights.set_(answer)
+            self.rule.restart_at(answer)
+            self._diverged = False
+        else:
+            self.rule.land(answer)
+
     async def rest(self) -> None:
         """Exchange, and wait for it: the shards then have absorbed all that this learner has to give."""
         while self.under_way:
             await self.me.seat.sleep(self.me.averager.poll_seconds)
         with self.me.steady:
-            x = self.rule.give()
+            x = self._given()
             self.rule.ask()
-        if not is_finite(x):
-            return
         answer = await self._awaited(x)
         with self.me.steady:
-            self.rule.land(answer)
+            self._land(answer)
 
     async def end(self) -> None:
         """Exchange a last time, then set the weights to the centre that has absorbed the exchanges of all learners."""
@@ -142,7 +170,7 @@ class ParameterShards:
             if holder != self.me.group.rank:
                 self.me.group.post(given, holder, SHARDS, (ASK, answer, self._launch))
                 continue
-            known[holder] = self._absorb(given if x is None else self.me.group.as_sent(given))
+            known[holder] = self._absorb(given)
             if answer == BESIDE:
                 self._receive(holder, known[holder])
         return known
@@ -197,7 +225,7 @@ class ParameterShards:
             self._known[self._parts[holder]] = x
             self._missing -= 1
             if self._missing == 0 and self.under_way:
-                self.rule.land(self._known)
+                self._land(self._known)
                 self.me.averager.exchanges += 1
                 self.under_way = False
 
