@@ -170,7 +170,7 @@ class ParameterShards:
             if holder != self.me.group.rank:
                 self.me.group.post(given, holder, SHARDS, (ASK, answer, self._launch))
                 continue
-            known[holder] = self._absorb(given)
+            known[holder] = self.me.group.as_sent(self._absorb(given))  # as the others get it
             if answer == BESIDE:
                 self._receive(holder, known[holder])
         return known
