@@ -255,7 +255,7 @@ def test_threads_end_with_the_same_weights(strategy: Downpour | EASGD) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("periods", [(1, 1, 2), (3, 2, 1)])
 def test_processes_add_every_step_once(pool: Pool, periods: tuple[int, int, int]) -> None:
     task = Steps()
