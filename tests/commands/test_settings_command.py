@@ -109,7 +109,16 @@ def test_json() -> None:
     ("pattern", "names"),
     [
         ("HIDDEN", ["task.hidden"]),
-        ("optimizer.*", ["optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "optimizer.nesterov"]),
+        (
+            "optimizer.*",
+            [
+                "optimizer.lr",
+                "optimizer.momentum",
+                "optimizer.weight_decay",
+                "optimizer.nesterov",
+                "optimizer.keep_rate",
+            ],
+        ),
         ("?eed", ["seed"]),
         ("task.[hd]*", ["task.hidden", "task.dropout"]),
     ],

@@ -14,7 +14,7 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import Adam
 from murmur.speech.features.augment import SpecAugment
-from murmur.strategies import ALL, KAVG, Compressed, ParameterAveraging
+from murmur.strategies import ALL, EASGD, KAVG, Compressed, ParameterAveraging
 from murmur.tasks.ctc.task import CtcTask
 from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
@@ -24,7 +24,11 @@ from plateaus import make_set
 from pool import Pool
 from tasks import fit, fit_in_process
 
-SMALL = {"ParameterAveraging": ParameterAveraging(1000), "Compressed": Compressed(KAVG(4), "bfloat16")}
+SMALL = {
+    "EASGD": EASGD(1),
+    "ParameterAveraging": ParameterAveraging(1000),
+    "Compressed": Compressed(KAVG(4), "bfloat16"),
+}
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}
 LEARNERS, MINIBATCHES = 2, 16
 
@@ -48,7 +52,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> CtcTask:
 
 
 def experiment(task: CtcTask, name: str) -> Experiment:
-    budget = Budget(minibatches=MINIBATCHES)
+    # The steps of two learners are shared among three vectors by elastic averaging.
+    budget = Budget(minibatches=2 * MINIBATCHES if name == "EASGD" else MINIBATCHES)
     return Experiment(task, MADE[name], budget, Adam(lr=2e-2), evaluate_every_epochs=2.0, max_gradient_norm=0.1)
 
 
