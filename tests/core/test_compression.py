@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from before import Before
 from murmur.core.compression import COMPRESSIONS, Cast, CompressedGroup, Scaled
 from murmur.core.mixing import randomized_ring, ring
-from murmur.core.world import Program, Seat, World
+from murmur.core.world import Seat, World
 from murmur.testing.worlds import check_group
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Link
@@ -98,35 +99,25 @@ def test_received_bytes_need_not_be_aligned() -> None:
 
 
 @dataclass(frozen=True)
-class Speaking:
-    """World with compressed groups."""
+class Speak:
+    """A seat's group compresses from now on."""
 
-    world: World
     form: str
 
-    @property
-    def size(self) -> int:
-        return self.world.size
-
-    def run(self, program: Program[Any]) -> list[Any]:
-        return self.world.run(Spoken(program, self.form))
-
-
-@dataclass(frozen=True)
-class Spoken:
-    program: Program[Any]
-    form: str
-
-    async def __call__(self, seat: Seat) -> Any:
+    async def __call__(self, seat: Seat) -> None:
         seat.group = CompressedGroup(seat.group, COMPRESSIONS[self.form])
-        return await self.program(seat)
+
+
+def speaking(world: World, form: str) -> Before:
+    """World with compressed groups."""
+    return Before(world, Speak(form))
 
 
 @pytest.mark.parametrize(
     "world", [VirtualWorld, lambda n: ThreadWorld(n, timeout_seconds=10)], ids=["virtual", "threads"]
 )
 def test_a_group_that_speaks_float32_keeps_every_promise(world: Callable[[int], World]) -> None:
-    check_group(lambda size: Speaking(world(size), "float32"))
+    check_group(lambda size: speaking(world(size), "float32"))
 
 
 @dataclass(frozen=True)
@@ -174,7 +165,7 @@ def test_the_mean_follows_its_equation(form: str, size: int, numel: int) -> None
     means = Means(numel)
     wanted = means.oracle(size, form)
     for world in (VirtualWorld(size), ThreadWorld(size, timeout_seconds=10)):
-        got = torch.tensor(Speaking(world, form).run(means), dtype=torch.float64)
+        got = torch.tensor(speaking(world, form).run(means), dtype=torch.float64)
         assert all(torch.equal(learner, got[0]) for learner in got)
         assert torch.allclose(got[0], wanted, rtol=1e-12, atol=1e-12)
 
@@ -182,7 +173,7 @@ def test_the_mean_follows_its_equation(form: str, size: int, numel: int) -> None
 @pytest.mark.processes
 @pytest.mark.parametrize("form", COMPRESSIONS)
 def test_the_mean_in_processes(form: str, pool: Pool) -> None:
-    got = torch.tensor(Speaking(PooledWorld(pool, 3), form).run(Means()), dtype=torch.float64)
+    got = torch.tensor(speaking(PooledWorld(pool, 3), form).run(Means()), dtype=torch.float64)
     assert torch.allclose(got, Means().oracle(3, form).expand_as(got), rtol=1e-12, atol=1e-12)
 
 
@@ -203,7 +194,7 @@ class Steady:
 @pytest.mark.parametrize("form", ["bfloat16", "float16", "int8"])
 def test_what_was_rounded_off_is_sent_later(form: str) -> None:
     value = 1.0 + 2**-12 + 2**-13
-    once, often = (Speaking(VirtualWorld(3), form).run(Steady(value, rounds))[0] for rounds in (1, 64))
+    once, often = (speaking(VirtualWorld(3), form).run(Steady(value, rounds))[0] for rounds in (1, 64))
     assert abs(once - value) > 2**-14
     assert abs(often - value) < 2**-5 / 64
 
@@ -225,7 +216,7 @@ class Mixes:
 
 @pytest.mark.parametrize("form", COMPRESSIONS)
 def test_mixing_never_moves_the_mean(form: str) -> None:
-    start, end = (torch.tensor(Speaking(VirtualWorld(5), form).run(Mixes(k)), dtype=torch.float64) for k in (0, 300))
+    start, end = (torch.tensor(speaking(VirtualWorld(5), form).run(Mixes(k)), dtype=torch.float64) for k in (0, 300))
     assert torch.allclose(end.mean(0), start.mean(0), rtol=0, atol=1e-9)
     assert (end - end.mean(0)).norm() < 0.05 * (start - start.mean(0)).norm()
 
@@ -246,7 +237,7 @@ async def messages(seat: Seat) -> list[Any]:
 @pytest.mark.parametrize("form", COMPRESSIONS)
 def test_messages_arrive_unchanged(form: str) -> None:
     for world in (VirtualWorld(2), ThreadWorld(2, timeout_seconds=10)):
-        received = Speaking(world, form).run(messages)[0]
+        received = speaking(world, form).run(messages)[0]
         assert sorted(str((dtype, numel)) for source, _, dtype, numel, _ in received if source == 1) == sorted(
             str(seen) for seen in [(torch.float32, 300), (torch.float64, 7), (torch.float32, 0), (torch.int64, 3)]
         )
@@ -266,7 +257,7 @@ async def counted(seat: Seat) -> int:
 def test_bytes_are_counted_and_seconds_fall_with_them(form: str, size: int) -> None:
     """A mean of P elements costs as much as an allreduce, 2 (L - 1) / L P, on the wire and on a slow link."""
     world = VirtualWorld(Cluster(learners=size, link=Link(0.0, 1000.0)))
-    sent = Speaking(world, form).run(counted)
+    sent = speaking(world, form).run(counted)
     elements = 2 * (size - 1) * 1024 + 1024
     assert sent == [elements * BYTES[form]] * size
     assert dict(world.network.sent_bytes) == {rank: elements * BYTES[form] for rank in range(size)}

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from murmur.core.world import Program, Seat, World
+from before import Before
+from murmur.core.world import Seat, World
 from murmur.testing.worlds import check_group
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
@@ -35,35 +34,13 @@ def test_torch_world(pool: Pool) -> None:
     check_group(lambda size: PooledWorld(pool, size))
 
 
-@dataclass(frozen=True)
-class Late:
-    """World whose learner of one rank comes late to every program."""
-
-    world: World
-    rank: int
-
-    @property
-    def size(self) -> int:
-        return self.world.size
-
-    def run(self, program: Program[Any]) -> list[Any]:
-        return self.world.run(LateProgram(program, self.rank))
-
-
-@dataclass(frozen=True)
-class LateProgram:
-    program: Program[Any]
-    rank: int
-
-    async def __call__(self, seat: Seat) -> Any:
-        if seat.group.rank == self.rank:
-            await seat.sleep(0.02)
-        return await self.program(seat)
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     "world", [VirtualWorld, lambda n: ThreadWorld(n, timeout_seconds=10)], ids=["virtual", "threads"]
 )
 def test_a_learner_may_come_late(world: Callable[[int], World], rank: int) -> None:
-    check_group(lambda size: Late(world(size), rank), sizes=(2, 3))
+    async def late(seat: Seat) -> None:
+        if seat.group.rank == rank:
+            await seat.sleep(0.02)
+
+    check_group(lambda size: Before(world(size), late), sizes=(2, 3))

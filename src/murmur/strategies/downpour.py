@@ -4,9 +4,9 @@
     push:      c <- c + u_i                       u_i: the learner's steps since its latest push
     pull:      w_i <- c + (steps that it has not pushed)
 
-With push = pull = 1 and equal speeds this is ASGD with steps in place of gradients. The server is cut into shards that
-learners serve beside their gradients (`parameter_shards`), so that all of them train; pushes and pulls run beside the
-gradients too. Dean et al. 2012, Large scale distributed deep networks, section 4.1.
+With push = pull = 1 this is ASGD with steps in place of gradients, and with answers that land a gradient later. The
+server is cut into shards that learners serve beside their gradients (`parameter_shards`), so that all of them train;
+pushes and pulls run beside the gradients too. Dean et al. 2012, Large scale distributed deep networks, section 4.1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from murmur.core.facts import Planner
 from murmur.core.learner import Learner
-from murmur.strategies.parameter_shards import ParameterShards, ShardRule, check_counts, descend_alone
+from murmur.strategies.parameter_shards import ParameterShards, ShardRule, check_counts, descend_alone, with_answers
 
 BASE = "base"
 
@@ -77,9 +77,7 @@ class Downpour:
         check_counts(push=self.push, pull=self.pull, shards=self.shards)
 
     async def __call__(self, me: Learner) -> None:
-        answers = me.spawn(me.answer(), "answers")
-        await (self.learn(me) if me.group.size > 1 else descend_alone(me))
-        await answers
+        await with_answers(me, self.learn if me.group.size > 1 else descend_alone)
 
     async def learn(self, me: Learner) -> None:
         """Take steps, and exchange beside them."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from murmur.core.facts import Planner
 from murmur.core.learner import Learner
-from murmur.strategies.parameter_shards import ParameterShards, ShardRule, check_counts, descend_alone
+from murmur.strategies.parameter_shards import ParameterShards, ShardRule, check_counts, descend_alone, with_answers
 
 BETA = 0.9
 
@@ -62,9 +62,7 @@ class EASGD:
             raise ValueError(f"rate must be in (0, 1], got {self.rate}")
 
     async def __call__(self, me: Learner) -> None:
-        answers = me.spawn(me.answer(), "answers")
-        await (self.learn(me) if me.group.size > 1 else descend_alone(me))
-        await answers
+        await with_answers(me, self.learn if me.group.size > 1 else descend_alone)
 
     async def learn(self, me: Learner) -> None:
         """Take steps, and exchange beside them."""

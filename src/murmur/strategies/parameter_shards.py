@@ -10,7 +10,7 @@ Dean et al. 2012 cut a parameter server into shards; theirs are processes of the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import torch
@@ -228,6 +228,13 @@ class ParameterShards:
                 self._land(self._known)
                 self.me.averager.exchanges += 1
                 self.under_way = False
+
+
+async def with_answers(me: Learner, learn: Callable[[Learner], Awaitable[None]]) -> None:
+    """Train, and answer beside it the learners that ask for the weights."""
+    answers = me.spawn(me.answer(), "answers")
+    await learn(me)
+    await answers
 
 
 async def descend_alone(me: Learner) -> None:

@@ -246,7 +246,7 @@ def _sharded(shards: int, exchanges: float, setting: ClusterSetting) -> Form:
     """
     cluster, learners = setting.cluster, setting.learners
     rate = float((1 / setting.times.mean(0)).sum())
-    vector = setting.size / cluster.link.bytes_per_second
+    vector = (setting.size or 1) / cluster.link.bytes_per_second
     own = float(setting.times.mean()) / (2 * (cluster.link.latency_seconds + vector + setting.copies))
     held = min(shards, learners)
     far = min(exchanges, own, held / vector / (rate * (learners - 1) / learners)) if learners > 1 else 0.0

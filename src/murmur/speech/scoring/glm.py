@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,16 +40,12 @@ class MappingRules:
 
     rules: Sequence[Rule]
 
-    def __post_init__(self) -> None:
-        first: dict[str, list[Rule]] = defaultdict(list)
-        for rule in self.rules:
-            first[rule.find[0]].append(rule)
-        object.__setattr__(self, "_by_first", dict(first))
-
-    @property
+    @cached_property
     def by_first(self) -> Mapping[str, Sequence[Rule]]:
         """Rules by the first character that they look for."""
-        found: Mapping[str, Sequence[Rule]] = self._by_first  # type: ignore[attr-defined]
+        found: dict[str, list[Rule]] = defaultdict(list)
+        for rule in self.rules:
+            found[rule.find[0]].append(rule)
         return found
 
     def applied(self, text: str) -> str:

@@ -76,12 +76,12 @@ def write_alignments(path: Path, scored: Iterable[ScoredSegment]) -> None:
     """
     lines = list[str]()
     for each in sorted(scored, key=lambda s: -s.rate.errors):
-        shown = [(pair.reference or "*", pair.hypothesis or "*", pair.kind[0].upper()) for pair in each.pairs]
+        letters = (" " if pair.kind == "correct" else pair.kind[0].upper() for pair in each.pairs)
+        shown = [(p.reference or "*", p.hypothesis or "*", kind) for p, kind in zip(each.pairs, letters, strict=True)]
         widths = [max(len(word) for word in column) for column in shown]
         lines.append(f"{each.name}  {each.segment.speaker}  {each.rate}")
         for name, side in (("ref", 0), ("hyp", 1), ("", 2)):
-            words = (column[side].replace("C", " ") if side == 2 else column[side] for column in shown)
-            row = " ".join(f"{word:<{width}}" for word, width in zip(words, widths, strict=True))
+            row = " ".join(f"{column[side]:<{width}}" for column, width in zip(shown, widths, strict=True))
             lines.append(f"  {name:3}  {row}".rstrip())
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
