@@ -1,23 +1,37 @@
-"""Held-out loss and word error rate at equal samples: strategies at 1, 2, 4, 8 learners, three seeds.
+"""Held-out loss and word errors at equal samples: is the model of many learners as good as that of one?
 
-    python benchmarks/equal_samples.py [--cache FOLDER] [--set budget.epochs=4] [--learners 2 --learners 4] [RECIPE]
+    python benchmarks/equal_samples.py SET [--set task.corpus=FOLDER] [--cache FOLDER] [--jobs 2] [--part NAME]
 
-Real gradients on a virtual cluster of slightly jittering learners, one thread. The settings of one learner follow the
-number L of learners by the rule of `murmur.engine.scaling` (`--scaling`):
+SET is digits, an4 or librispeech. Real gradients on a virtual cluster of slightly jittering learners, a thread a cell.
+Settings follow the number of learners by the rule of `murmur.engine.scaling` (Auto), in both regimes: the minibatch of
+all learners stays that of one learner, or grows from a minibatch that is 8 times smaller. Sizes and rules, fixed before
+the first row:
 
-    stays    each minibatch is cut among the learners, as far as it can be cut
-    grows    every learner takes whole minibatches; the rate grows with them after a warm-up
-    fixed    every learner takes whole minibatches at the rate of one
+Budget: digits 13 epochs of 154 minibatches (8 chunks), AN4 12 of 250 (8 chunks), LibriSpeech 3 of 620 (24 chunks, 4.5
+million frames): 2,002, 3,000 and 1,860 turns at 8 learners where the minibatch stays, 2,002 and 3,000 where it grows.
+Rates, all at seed 0, by held-out loss on dev: one learner by ONE_LEARNER times the recipe's rate; every strategy by
+TRIALS times the rate found for one learner. Seeds 1 and 2 at the best rate.
+Parts, in this order:
+    bars      one learner, and the strategies that bars name, at 8 learners; the minibatch stays
+    sixteen   the best two asynchronous strategies of `bars` at 16 learners, at their rates; the minibatch stays
+    others    all other strategies at 8 learners, seed 0; the minibatch stays
+    natural   natural gradient in place of Adam: one learner; SyncSGD and ADPSGD at 8 learners, seed 0
+    four      the strategies of `bars` at 4 learners, at their rates, seed 0
+    grows     one learner with the small minibatch, and the strategies of `bars` at 8 learners, seed 0
+A difference of word error rates is judged by paired bootstrap over utterances with all their seeds.
 
-Every finished cell is a line of results/equal_samples.jsonl, with the word errors of each test utterance;
-the script continues from there and takes a row for done if its experiment has the same digest and learners.
+Every finished cell is a line of results/equal_samples.jsonl, with the word errors of each test utterance; the script
+continues from there. `--jobs` cells run at the same time; figures do not depend on it.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,11 +44,11 @@ from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.core.mixing import randomized_ring
 from murmur.engine.experiment import Experiment
-from murmur.engine.scaling import Auto, Fixed
+from murmur.engine.optim.optimizer import NaturalGradientSGD
+from murmur.engine.scaling import Auto
 from murmur.run.configuration import configure, load
 from murmur.strategies import (
     ADPSGD,
-    ALL,
     BMUF,
     KAVG,
     AdaptiveKAVG,
@@ -47,156 +61,310 @@ from murmur.strategies import (
 )
 from murmur.strategies.adaptive_rules import Geometric
 from murmur.studies.comparison.intervals import difference
-from murmur.studies.comparison.rows import Rows, digest_of
+from murmur.studies.comparison.rows import Row, Rows, digest_of
 from murmur.studies.comparison.virtual import train as follow
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 
-SEEDS = (0, 1, 2)
 KEPT = Path(__file__).parents[1] / "results" / "equal_samples.jsonl"
+SEEDS, ONE_LEARNER, TRIALS = (0, 1, 2), (0.5, 1.0, 2.0), (1.0, 2.0)
+NATURAL_RATES = (0.02, 0.06, 0.2)
+ALONE = "one learner"
+ADPSGD_LOCAL, ADPSGD_AVERAGED = "ADPSGD(randomized_ring)", "ADPSGD(randomized_ring, moments='averaged')"
+SUPER = "SuperLearners(ADPSGD(randomized_ring, moments='averaged'), 2)"
+BARS: dict[str, Strategy] = {
+    ADPSGD_AVERAGED: ADPSGD(randomized_ring, moments="averaged"),
+    SUPER: SuperLearners(ADPSGD(randomized_ring, moments="averaged"), 2),
+    "DelayByOne(moments='averaged')": DelayByOne(moments="averaged"),
+    "KAVG(8, moments='averaged')": KAVG(8, moments="averaged"),
+    ADPSGD_LOCAL: ADPSGD(randomized_ring),
+    "SyncSGD": SyncSGD(),
+}
+OTHERS: dict[str, Strategy] = {
+    "KAVG(8)": KAVG(8),
+    "DelayByOne": DelayByOne(),
+    "SuperLearners(ADPSGD(randomized_ring), 2)": SuperLearners(ADPSGD(randomized_ring), 2),
+    "GossipPGA(8)": GossipPGA(8),
+    "GossipPGA(8, moments='averaged')": GossipPGA(8, moments="averaged"),
+    "SlowMo(8)": SlowMo(8),
+    "SlowMo(8, moments='averaged')": SlowMo(8, moments="averaged"),
+    "DiLoCo(8)": DiLoCo(8),
+    "BMUF(8, eta=0.5)": BMUF(8, eta=0.5),
+    "BMUF(8, eta=0.5, moments='averaged')": BMUF(8, eta=0.5, moments="averaged"),
+    "BMUF(8, eta=0.5, moments='at_outer')": BMUF(8, eta=0.5, moments="at_outer"),
+    "KAVG(2, moments='averaged')": KAVG(2, moments="averaged"),
+    "AdaptiveKAVG(8 to 1)": AdaptiveKAVG(K=Geometric(8, 1)),
+}
+STRATEGIES = {ALONE: SyncSGD(), **BARS, **OTHERS}
+LIMITED = {ADPSGD_LOCAL: 1.05, ADPSGD_AVERAGED: 1.05, SUPER: 1.05, "DelayByOne(moments='averaged')": 1.05}
+BLOCKS = ("KAVG", "SlowMo", "BMUF", "DiLoCo")  # K-step averaging and its forms with outer momentum
 
 
-def strategies(learners: int) -> dict[str, Strategy]:
-    """The compared strategies."""
-    found: dict[str, Strategy] = {"SyncSGD": SyncSGD()}
-    if learners > 1:
-        found |= {
-            "KAVG(8)": KAVG(8),
-            "KAVG(2)": KAVG(2),
-            "AdaptiveKAVG(AdaComm(16))": AdaptiveKAVG(),
-            "AdaptiveKAVG(8 to 1)": AdaptiveKAVG(K=Geometric(8, 1)),
-            "BMUF(8)": BMUF(8),
-            "SlowMo(8)": SlowMo(8),
-            "DiLoCo(8)": DiLoCo(8),
-            "GossipPGA(8)": GossipPGA(8),
-            "DelayByOne": DelayByOne(),
-            "ADPSGD(randomized_ring)": ADPSGD(randomized_ring),
-        }
-    if learners > 2:
-        found["SuperLearners(ADPSGD(), 2)"] = SuperLearners(ADPSGD(), 2)
-    return found
+class Corpus(StrEnum):
+    """Sets of the study."""
+
+    DIGITS = "digits"
+    AN4 = "an4"
+    LIBRISPEECH = "librispeech"
 
 
-class Scaling(StrEnum):
-    """Scaling of the settings with the number of learners."""
+class Part(StrEnum):
+    """Parts of the study, in the order in which bars need them."""
 
-    STAYS = "stays"
+    BARS = "bars"
+    SIXTEEN = "sixteen"
+    OTHERS = "others"
+    NATURAL = "natural"
+    FOUR = "four"
     GROWS = "grows"
-    FIXED = "fixed"
 
 
-RULES = {Scaling.STAYS: Auto("stays"), Scaling.GROWS: Auto("grows"), Scaling.FIXED: Fixed()}
+SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "digits": ("digits_demo", ("budget.epochs=13",)),
+    "an4": ("an4", ("task.chunks.size=8", "task.decoding.scored=none")),
+    "librispeech": (
+        "librispeech",
+        ("task.front.speeds=(1.0,)", "budget.epochs=3", "task.decoding.scored=none", "task.decoding.tune_every=6"),
+    ),
+}
 
 
-def cells(base: Experiment, learners: list[int], scaling: Scaling) -> Iterator[tuple[str, int, int, Experiment]]:
-    """(name, learners, seed, experiment) of all cells: the whole table for the first seed, then for the next."""
-    for seed in SEEDS:
-        for count in learners:
-            for name, strategy in strategies(count).items():
-                task = replace(base.task, seed=seed)  # type: ignore[type-var]
-                yield name, count, seed, replace(base, task=task, strategy=strategy, seed=seed, scaling=RULES[scaling])
+@dataclass(frozen=True)
+class Cell:
+    """A run: strategy by name, learners, rate over that of the recipe, seed, regime, optimizer."""
+
+    name: str
+    learners: int = 1
+    rate: float = 1.0
+    seed: int = 0
+    grows: bool = False
+    natural: bool = False
+
+    def experiment(self, base: Experiment) -> Experiment:
+        """Return the experiment of the run."""
+        task: Any = replace(base.task, seed=self.seed)  # type: ignore[type-var]
+        if self.grows:
+            task = replace(task, chunks=replace(task.chunks, size=max(1, task.chunks.size // 8)))
+        factor = self.rate / 8**0.5 if self.grows else self.rate  # of a minibatch 8 times smaller
+        optimizer: Any = base.optimizer
+        if self.natural:
+            optimizer = NaturalGradientSGD(lr=self.rate, momentum=0.9, keep_rate=True)
+        else:
+            optimizer = replace(optimizer, lr=optimizer.lr * factor)
+        scaling = Auto("grows" if self.grows else "stays")
+        strategy = STRATEGIES[self.name]
+        return replace(base, task=task, strategy=strategy, seed=self.seed, scaling=scaling, optimizer=optimizer)  # type: ignore[arg-type]
 
 
-def train(experiment: Experiment, learners: int) -> dict[str, Any]:
-    """One cell's figures."""
-    course = follow(experiment, Cluster(learners=learners, compute=LognormalSeconds(0.1, 0.1)))
+@dataclass(frozen=True)
+class Study:
+    """A set with its settings and rows."""
+
+    corpus: Corpus
+    base: Experiment
+    jobs: int
+    done: dict[str, Row]
+
+    def key(self, cell: Cell) -> str:
+        """Return the digest of a run; it does not depend on folders of this machine."""
+        experiment = cell.experiment(self.base)
+        places = {name: Path(name) for name in ("cache", "corpus") if getattr(experiment.task, name, None) is not None}
+        plain = replace(experiment, task=replace(experiment.task, **places))  # type: ignore[type-var]
+        return digest_of([plain.digest(), cell.learners])
+
+    def rows(self, cells: Sequence[Cell]) -> list[Row]:
+        """Return the rows of runs, after the missing ones have been made."""
+        keys = {cell: self.key(cell) for cell in cells}
+        missing = [cell for cell in cells if keys[cell] not in self.done]
+        began, kept = time.monotonic(), Rows(KEPT)
+        with ProcessPoolExecutor(self.jobs, multiprocessing.get_context("spawn")) as pool:
+            running = {pool.submit(train, self.base, cell): cell for cell in missing}
+            for number, finished in enumerate(as_completed(running), 1):
+                cell = running[finished]
+                row = {"set": str(self.corpus), **vars(cell), "digest": keys[cell], **finished.result()}
+                self.done[keys[cell]] = row
+                kept.append(row)
+                left = (time.monotonic() - began) / number * (len(missing) - number) / 60
+                print(f"{told(row)}; {number} of {len(missing)}, {left:.0f} min left", flush=True)
+        return [self.done[keys[cell]] for cell in cells]
+
+    def tuned(self, cells: Iterable[Cell], rates: Sequence[float]) -> list[Cell]:
+        """Return the cells, each at the best of the rates times its own, by held-out loss."""
+        grids = [[replace(cell, rate=rate * cell.rate) for rate in rates] for cell in cells]
+        self.rows([cell for grid in grids for cell in grid])
+        return [min(grid, key=lambda cell: loss(self.done[self.key(cell)])) for grid in grids]
+
+    def seeds(self, cells: Iterable[Cell]) -> list[Row]:
+        """Return the rows of all seeds."""
+        return self.rows([replace(cell, seed=seed) for seed in SEEDS for cell in cells])
+
+
+def train(base: Experiment, cell: Cell) -> dict[str, Any]:
+    """Return the figures of a run; a run that diverges has no loss."""
+    torch.set_num_threads(1)
+    began = time.process_time()
+    experiment = cell.experiment(base)
+    course = follow(experiment, Cluster(learners=cell.learners, compute=LognormalSeconds(0.1, 0.1)))
     if course.model is None:
-        raise FloatingPointError(course.ended)
-    score = experiment.task.test(course.model)
-    errors = [(each.errors, each.words) for each in score.recognised]
-    names = digest_of([each.utterance for each in score.recognised])
-    found = {"heldout": course.figures, "test": dict(score.figures), "virtual_seconds": course.seconds}
-    return {**found, "utterances": names, "errors": errors}
+        return {"ended": course.ended, "heldout": {"loss": None}, "processor_seconds": time.process_time() - began}
+    trained = time.process_time()
+    score: Any = experiment.task.test(course.model)
+    return {
+        "turns": course.minibatches // cell.learners,
+        "heldout": course.figures,
+        "test": {name: value for name, value in score.figures.items() if name.startswith("network")},
+        "virtual_seconds": course.seconds,
+        "processor_seconds": [trained - began, time.process_time() - trained],
+        "utterances": digest_of([each.utterance for each in score.recognised]),
+        "errors": [(each.errors, each.words) for each in score.recognised],
+    }
 
 
-def by_utterance(row: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def loss(row: Row) -> float:
+    """Return the held-out loss; infinity if the run diverged."""
+    found = row["heldout"]["loss"]
+    return float("inf") if found is None else float(found)
+
+
+def told(row: Row) -> str:
+    """Return a row in a line."""
+    regime = ("grows" if row["grows"] else "stays") + (", natural gradient" if row["natural"] else "")
+    where = f"{row['name']} at {row['learners']} ({regime}), rate {row['rate']:g}, seed {row['seed']}"
+    return f"{row['set']}: {where}: loss {loss(row):.4f}"
+
+
+def by_utterance(row: Row) -> dict[str, tuple[int, int]]:
     """(errors, words) of each test utterance; rows list them in order, with a digest in place of the names."""
     return {f"{row['utterances']} {n:06d}": (errors, words) for n, (errors, words) in enumerate(row["errors"])}
 
 
-def table(rows: Mapping[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any]:
-    """Mean held-out loss over seeds, ratio to one learner's, and word errors, by strategy and number of learners."""
-    found = {}
-    for (name, learners), cell in sorted(rows.items(), key=lambda item: (item[0][1], item[0][0])):
-        alone = [row for row in rows["SyncSGD", 1] if row["seed"] in {r["seed"] for r in cell}]
-        mean = statistics.mean(r["heldout"]["loss"] for r in cell)
-        ratios = [a["heldout"]["loss"] / b["heldout"]["loss"] for a, b in zip(cell, alone, strict=True)]
-        wer = difference(*({row["seed"]: by_utterance(row) for row in rows} for rows in (alone, cell)))
-        found[f"{name} at {learners}"] = {
-            "loss": mean,
-            "ratio": statistics.mean(ratios),
-            "ratios": ratios,
-            "wer": wer.second.percent,
-            "wer_difference": [wer.difference.value, wer.difference.low, wer.difference.high],
-        }
-        print(
-            f"{name:28} {learners} learners  loss {mean:.4f} ({statistics.mean(ratios) - 1:+.1%}, {len(cell)} seeds)"
-            f"  wer {wer.second.percent:.2f} (difference {wer.difference})"
-        )
+def compared(cell: Row, rows: Sequence[Row], alone: Sequence[Row]) -> dict[str, Any]:
+    """Return loss and word errors of a strategy's runs over those of one learner with the same seeds."""
+    seeds = {row["seed"]: row for row in alone}
+    pairs = [(seeds[row["seed"]], row) for row in rows if row["seed"] in seeds]
+    ratios = [loss(b) / loss(a) for a, b in pairs]
+    found: dict[str, Any] = {
+        "rate": cell["rate"],
+        "turns": cell.get("turns"),
+        "seeds": len(pairs),
+        "loss": statistics.mean(loss(row) for _, row in pairs),
+        "ratio": statistics.mean(ratios),
+        "ratios": ratios,
+    }
+    if all("errors" in row for pair in pairs for row in pair):
+        sides = [{row["seed"]: by_utterance(row) for row in side} for side in zip(*pairs, strict=True)]
+        wer = difference(sides[0], sides[1])
+        found |= {"wer": wer.second.percent}
+        found["wer_difference"] = [wer.difference.value, wer.difference.low, wer.difference.high]
     return found
 
 
-def bars_of(found: Mapping[str, Any], learners: list[int]) -> list[dict[str, Any]]:
-    """Bars: gaps to one learner with the large minibatch, and of the best strategy."""
-    bars = []
-    for count in [n for n in learners if n > 1]:
-        ratios = {
-            name: found[f"{name} at {count}"]["ratio"] for name in strategies(count) if f"{name} at {count}" in found
-        }
-        large = ratios.get("SyncSGD")
-        for name, ratio in ratios.items():
-            kind = name.split("(")[0]
-            lock_step = kind in ALL and Facts.of(ALL[kind]()).lock_step
-            if large is not None and lock_step and kind != "SyncSGD":
-                bars.append(
-                    bar(f"{name}, {count} learners: loss over that of the {count}-fold minibatch", ratio / large, 1.03)
-                )
-        if ratios and count in (4, 8):
-            best = min(ratios, key=lambda name: ratios[name])
-            bars.append(
-                bar(
-                    f"best of {count} learners ({best}): loss over one learner's",
-                    ratios[best],
-                    1.05 if count == 4 else 1.08,
-                )
+@dataclass
+class Table:
+    """Figures of the study by line; the lines begin with one learner's."""
+
+    figures: dict[str, dict[str, Any]]
+
+    def add(self, rows: Sequence[Row], alone: Sequence[Row]) -> None:
+        """Add the runs of one or several strategies."""
+        groups: dict[str, list[Row]] = {}
+        for row in rows:
+            regime = (", grows" if row["grows"] else "") + (", natural gradient" if row["natural"] else "")
+            groups.setdefault(f"{row['name']} at {row['learners']}{regime}", []).append(row)
+        for name, group in groups.items():
+            self.figures[name] = line = compared(group[0], group, alone)
+            interval = "{:+.2f} ({:+.2f} to {:+.2f})".format(*line["wer_difference"]) if "wer" in line else ""
+            print(
+                f"{name:40} rate {line['rate']:<5g} loss {line['loss']:.4f} ({line['ratio'] - 1:+.1%},"
+                f" {line['seeds']} seeds)  wer {line.get('wer', float('nan')):.2f} {interval}",
+                flush=True,
             )
+
+    def ratio(self, name: str, learners: int) -> float | None:
+        """Return the mean ratio of losses, once there are three seeds."""
+        line = self.figures.get(f"{name} at {learners}")
+        return None if line is None or line["seeds"] < len(SEEDS) else float(line["ratio"])
+
+
+def asynchronous(name: str) -> bool:
+    """True if no gradient waits for an exchange: without lock-step, or with averaging behind the gradient."""
+    facts = Facts.of(STRATEGIES[name])
+    return not facts.lock_step or facts.staleness == 1
+
+
+def bars_of(table: Table, corpus: str) -> list[dict[str, Any]]:
+    """Return the bars whose rows are there."""
+    bars = []
+    for learners, limit in ((8, 1.02), (16, 1.05)):
+        ratios = {name: table.ratio(name, learners) for name in STRATEGIES if asynchronous(name)}
+        found = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+        if found:
+            best = min(found, key=lambda name: found[name])
+            bars.append(
+                bar(f"{corpus}, {learners} learners, best asynchronous ({best}): loss ratio", found[best], limit)
+            )
+    for name, limit in LIMITED.items():
+        if (ratio := table.ratio(name, 8)) is not None:
+            bars.append(bar(f"{corpus}, 8 learners, {name}: loss ratio", ratio, limit))
+    ratios = {name: table.ratio(name, 8) for name in STRATEGIES if name.startswith(BLOCKS) and "(8" in name}
+    blocks = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    if blocks:
+        best = min(blocks, key=lambda name: blocks[name])
+        bars.append(bar(f"{corpus}, 8 learners, averaging every 8 steps ({best}): loss ratio", blocks[best], 1.05))
+    for name in (ADPSGD_AVERAGED, SUPER):
+        if table.ratio(name, 8) is not None:
+            low = table.figures[f"{name} at 8"]["wer_difference"][1]
+            bars.append(bar(f"{corpus}, 8 learners, {name}: low end of the difference of WER, points", low, 0.0))
     return bars
 
 
+def run(study: Study, parts: Sequence[Part]) -> Table:
+    """Make the missing rows of some parts, and the table of these."""
+    table = Table({})
+    alone = study.tuned([Cell(ALONE)], ONE_LEARNER)[0]
+    ours = study.seeds([alone])
+    table.add(ours, ours)
+    at_eight = [replace(alone, name=name, learners=8) for name in BARS]
+    best = study.tuned(at_eight, TRIALS)
+    later: dict[Part, Callable[[], list[Row]]] = {
+        Part.BARS: lambda: study.seeds(best),
+        Part.SIXTEEN: lambda: study.seeds(sixteen(study, best)),
+        Part.OTHERS: lambda: study.rows(study.tuned([replace(alone, name=n, learners=8) for n in OTHERS], TRIALS)),
+        Part.FOUR: lambda: study.rows([replace(cell, learners=4) for cell in best]),
+    }
+    for part in parts:
+        if part in later:
+            table.add(later[part](), ours)
+        elif part == Part.NATURAL:
+            own = study.tuned([replace(alone, natural=True, rate=1.0)], NATURAL_RATES)[0]
+            names = ("SyncSGD", ADPSGD_LOCAL, ADPSGD_AVERAGED)
+            many = study.tuned([replace(own, name=name, learners=8) for name in names], TRIALS)
+            table.add(study.rows([own, *many]), study.rows([own]))
+        else:
+            small = study.tuned([Cell(ALONE, grows=True)], ONE_LEARNER)[0]
+            many = study.tuned([replace(small, name=name, learners=8) for name in BARS], TRIALS)
+            table.add(study.rows([small, *many]), study.rows([small]))
+    return table
+
+
+def sixteen(study: Study, best: Sequence[Cell]) -> list[Cell]:
+    """Return the best two asynchronous strategies at 8 learners, for 16."""
+    rows = {cell: loss(study.done[study.key(cell)]) for cell in best if asynchronous(cell.name)}
+    return [replace(cell, learners=16) for cell in sorted(rows, key=lambda cell: rows[cell])[:2]]
+
+
 def main(
-    recipe: Annotated[str, typer.Argument(help="One of murmur's recipes.")] = "digits_demo",
-    cache: Annotated[Path, typer.Option(help="Folder of the recipe's features and alignments.")] = Path("runs/cache"),
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Change a field of the recipe.")] = None,
-    learners: Annotated[list[int] | None, typer.Option(help="Numbers of learners; repeatable.")] = None,
-    scaling: Annotated[Scaling, typer.Option(help="Scaling of settings with the number of learners.")] = Scaling.STAYS,
-    only: Annotated[list[str] | None, typer.Option(help="Only this strategy; repeatable.")] = None,
+    corpus: Annotated[Corpus, typer.Argument(help="Set of the study.")],
+    cache: Annotated[Path, typer.Option(help="Folder of features and alignments.")] = Path("runs/cache"),
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Change a field, such as task.corpus.")] = None,
+    part: Annotated[list[Part] | None, typer.Option(help="Only this part; repeatable. Default: all.")] = None,
+    jobs: Annotated[int, typer.Option(help="Number of cells at the same time.")] = 1,
 ) -> None:
     """Train the missing cells, then print the table and the bars."""
-    torch.set_num_threads(1)
-    counts = sorted({1, *(learners or (2, 4, 8))})
-    base = configure(load(recipe), [f"task.cache={cache}", *(settings or ())])
-    kept = Rows(KEPT)
-    done = kept.read()
-    rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for name, count, seed, experiment in cells(base, counts, scaling):
-        if only and count > 1 and name not in only:
-            continue
-        plain = replace(experiment, task=replace(experiment.task, cache=Path("cache")))  # type: ignore[type-var]
-        key = digest_of([plain.digest(), count])
-        if key not in done:
-            row = {
-                "recipe": recipe,
-                "scaling": scaling,
-                "strategy": name,
-                "learners": count,
-                "seed": seed,
-                "digest": key,
-            }
-            done[key] = {**row, **train(experiment, count)}
-            kept.append(done[key])
-            print(f"seed {seed}: {name} at {count} learners: {done[key]['heldout']}", flush=True)
-        rows.setdefault((name, count), []).append(done[key])
-    found = table(rows)
-    close(f"equal_samples_{recipe}_{scaling}", found, bars_of(found, counts))
+    recipe, fixed = SETTINGS[corpus]
+    base = configure(load(recipe), [f"task.cache={cache}", *fixed, *(settings or ())])
+    study = Study(corpus, base, jobs, Rows(KEPT).read())
+    table = run(study, part or list(Part))
+    close(f"equal_samples_{corpus}", table.figures, bars_of(table, corpus))
 
 
 if __name__ == "__main__":

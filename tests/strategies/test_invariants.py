@@ -21,7 +21,9 @@ from murmur.strategies import (
     AdaptiveKAVG,
     Compressed,
     DelayByOne,
+    GossipPGA,
     ParameterAveraging,
+    SlowMo,
     SuperLearners,
     SyncSGD,
 )
@@ -35,7 +37,15 @@ from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, weights_of
 from unscaled import Experiment
 
 SMALL = {"ParameterAveraging": ParameterAveraging(16), "Compressed": Compressed(KAVG(4), "bfloat16")}
-MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}
+AVERAGED_MOMENTS: dict[str, Strategy] = {
+    "KAVG moments": KAVG(4, moments="averaged"),
+    "GossipPGA moments": GossipPGA(moments="averaged"),
+    "DelayByOne moments": DelayByOne(moments="averaged"),
+    "ADPSGD moments": ADPSGD(moments="averaged"),
+    "SuperLearners moments": SuperLearners(ADPSGD(moments="averaged")),
+    "SlowMo moments": SlowMo(moments="at_outer"),
+}
+MADE = {**{name: SMALL.get(name) or make() for name, make in ALL.items()}, **AVERAGED_MOMENTS}
 STRATEGIES = [pytest.param(made, id=name) for name, made in MADE.items()]
 IN_STEP = [pytest.param(made, id=name) for name, made in MADE.items() if Facts.of(made).lock_step]
 AT_OWN_PACE = [pytest.param(made, id=name) for name, made in MADE.items() if not Facts.of(made).lock_step]

@@ -51,6 +51,7 @@ Fault = Kill | Rejoin | Stop
 TOTAL, LEASE = 96, 2.0
 OUTLIVING = [
     KAVG(4),
+    KAVG(4, moments="averaged"),
     BMUF(4),
     SlowMo(4),
     DiLoCo(4),

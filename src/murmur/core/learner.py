@@ -15,6 +15,7 @@ from torch import Tensor
 
 from murmur.core.group import Group, Message, PeerLost
 from murmur.core.mean_gradient import Draw, MeanGradients
+from murmur.core.moments import Moments
 from murmur.core.pairwise import PairwiseAverager
 from murmur.core.pending_gradient import PendingGradient
 from murmur.core.source import WHOLE, Gradient, Piece, Progress, Source
@@ -121,6 +122,11 @@ class Learner:
         It is the same for all learners between rounds.
         """
         return self.source.progress_at(self.source.reached(self.steps))
+
+    @property
+    def moments(self) -> Moments:
+        """Moments of this learner's optimizer, which a strategy may average."""
+        return self.source.moments
 
     async def gradient(self) -> Tensor:
         """Return one gradient g_i(w_i), shape (P,); zeros with `fresh_samples == 0` when the budget is spent.

@@ -24,6 +24,7 @@ from torch import Tensor
 from murmur.core.flat import is_finite
 from murmur.core.group import Group, Message, PeerLost, weighted_mean
 from murmur.core.membership import RunOver, View
+from murmur.core.moments import Moments, WeightsAndMoments
 from murmur.core.weight_request import ASK, GOSSIP, SNAPSHOT, WeightRequest
 from murmur.core.weights import Weights
 
@@ -54,8 +55,10 @@ class PairwiseAverager:
         parts: Part of the model's vector (P,) that each holder keeps, in order of rank; None: each keeps all of it.
         takers: Ranks that take the steps of the model (only the servers of `ASGD`); None: all learners.
         servers: Ranks that take no gradients.
-        shown: Returns the weights that evaluations and late learners get from this learner: shape (P,), or its part.
+        shown: Returns what evaluations and late learners get from this learner: its weights (P,) or their part, and
+            moments if they are exchanged.
         pace_seconds: Median of this learner's latest gradient times, the duration of a round; 0 before the first.
+        exchanged: Vector that neighbours exchange: the weights, or weights and moments.
         exchanges: Exchanges completed so far.
         dropped: Messages from learners that are gone, or for an earlier incarnation of this one.
     """
@@ -67,6 +70,7 @@ class PairwiseAverager:
         self.takers: tuple[int, ...] | None = None
         self.servers = range(0)
         self.shown: Callable[[], Tensor] = weights.snapshot
+        self.exchanged: Weights | WeightsAndMoments = weights
         self.exchanges = self.dropped = 0
         self._edges: dict[int, Edge] = {}
         self._begun: dict[int, tuple[Tensor, float]] = {}  # snapshots posted but not yet answered, and their T_ij
@@ -76,6 +80,11 @@ class PairwiseAverager:
         self.pace_seconds = 0.0
         self._closing = False
         self._request = WeightRequest(group, now)
+
+    def carry(self, moments: Moments) -> None:
+        """Exchange moments with the weights from now on, and give them to late learners too; all learners do."""
+        self.exchanged = WeightsAndMoments(self.weights, moments)
+        self.shown = self.exchanged.snapshot
 
     @property
     def leads(self) -> bool:
@@ -162,7 +171,7 @@ class PairwiseAverager:
                     continue
                 begun = sum(weight for _, weight in self._begun.values())
                 if j not in self._begun and not edge.answered and begun + weight <= MOST_BEGUN:
-                    x = self.group.as_sent(self.weights.snapshot()) if x is None else x
+                    x = self.group.as_sent(self.exchanged.snapshot()) if x is None else x
                     if not is_finite(x):
                         return  # the next exchange that a neighbour begins brings finite weights
                     self._post(j, edge, x, weight)
@@ -191,15 +200,15 @@ class PairwiseAverager:
                 self.dropped += 1
                 return
             if message.source not in self._begun:
-                answer = self.group.as_sent(self.weights.snapshot())
+                answer = self.group.as_sent(self.exchanged.snapshot())
                 if not is_finite(answer):
                     answer = message.x
-                    self.weights.set_(answer)
+                    self.exchanged.set_(answer)
                 self._post(message.source, edge, answer, weight)
                 edge.answered = True
             posted, own = self._begun.pop(message.source)
             # Both ends must use the same weight; in a symmetric T they do already.
-            self.weights.add_(message.x - posted, alpha=(own + weight) / 2)
+            self.exchanged.add_(message.x - posted, alpha=(own + weight) / 2)
             self.exchanges += 1
 
     def _incarnation(self, j: int) -> int:
@@ -244,11 +253,11 @@ class PairwiseAverager:
         """
         me = self.group.rank
         self._request.begin(self.held_by)
-        found = {me: self.shown()} if me in self.held_by else {}
+        found = {me: self.shown()[: self.weights.layout.numel]} if me in self.held_by else {}
         while not found.keys() >= set(self.held_by):
             message = await self._request.poll(self.poll_seconds)
             if message is not None and message.header[0] == self._request.number:
-                found[message.source] = message.x
+                found[message.source] = message.x[: self.weights.layout.numel]
             self._request.remind([j for j in self.held_by if j not in found])
         return found
 
@@ -265,7 +274,7 @@ class PairwiseAverager:
             if message is not None and is_finite(message.x):
                 found[message.source] = message.x
                 if self.parts is None or len(found) == len(self.parts):
-                    self.weights.set_(message.x if self.parts is None else self.joined(found))
+                    self.exchanged.set_(message.x if self.parts is None else self.joined(found))
                     return
             self._request.remind([j for j in self.held_by if j not in found])
         self.done()

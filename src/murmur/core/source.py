@@ -10,6 +10,7 @@ from torch import Tensor
 
 from murmur.core.assignment import Assignment
 from murmur.core.membership import Preparation
+from murmur.core.moments import Moments
 
 SKIPPED_SAMPLES = 2.0**-40  # negligible beside real samples; a total weight of exactly 0 would end the run
 
@@ -101,6 +102,10 @@ class LocalOptimizer(Protocol):
     times: float  # factor on the learning rates that the strategy sets, in addition to the schedule
     decay_times: float  # factor on the weight decay that the strategy sets
     recorded: bool  # its steps are recorded: False for all but the first of several servers with parts of a model
+
+    @property
+    def moments(self) -> Moments:
+        """Moments of the optimizer, which strategies may average."""
 
     def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
         """Take one step of the local optimizer with g, inside the model."""

@@ -25,6 +25,7 @@ from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.learner import Draw, Gradient, Learner
 from murmur.core.membership import Preparation, StoppedGracefully
+from murmur.core.moments import Moments
 from murmur.core.source import Piece
 from murmur.core.weights import Weights
 
@@ -83,7 +84,7 @@ class LeaderWeights(Weights):
         self._landing: Tensor | None = None
 
     def snapshot(self) -> Tensor:
-        with self._section():
+        with self.section():
             w = super().snapshot()
             for part in (self._landing, self._due):
                 if part is not None:
@@ -91,12 +92,12 @@ class LeaderWeights(Weights):
             return w
 
     def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
-        with self._section():
+        with self.section():
             self.version += 1
             self._due = delta * alpha if self._due is None else self._due.add_(delta, alpha=alpha)
 
     def set_(self, w: Tensor) -> None:
-        with self._section():
+        with self.section():
             self._due = self._landing = None
             self.strayed = True
             super().set_(w)
@@ -106,7 +107,7 @@ class LeaderWeights(Weights):
 
         If the replica has strayed, all additions land at once, and None is returned: the members get the whole weights.
         """
-        with self._section():
+        with self.section():
             landing, self._landing, self._due = self._landing, self._due, None
             if landing is not None:
                 super().add_(landing)
@@ -128,6 +129,7 @@ class Leader(Learner):
         self._own_gradient: Tensor | None = None
         self._stepped = self._restarted = False
         self._apart = False  # True after a step of its optimizer that those of the members have not taken
+        self._averaged_moments: Moments | None = None  # members, which keep moments of their own, cannot follow
         self._assigned: tuple[float, ...] = ()
         self._sending: list[Awaitable[Tensor]] = []
 
@@ -143,10 +145,17 @@ class Leader(Learner):
 
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
         super().descend(g, staleness)
-        if g is self._own_gradient and not self._stepped and not self._apart:
+        own = not (self._apart or self._averaged_moments is not None)
+        if g is self._own_gradient and not self._stepped and own:
             self._stepped = True  # the members repeat it
         else:
             self._live.strayed = self._apart = True
+
+    @property
+    def moments(self) -> Moments:
+        """Moments of the leader's optimizer. Once a strategy uses them, the members get its weights after each step."""
+        self._averaged_moments = super().moments
+        return self._averaged_moments
 
     def end(self) -> None:
         """End the run of the members, with the leader's weights."""

@@ -37,7 +37,8 @@ class Weights:
         self._event: torch.cuda.Event | None = None
 
     @contextmanager
-    def _section(self) -> Iterator[None]:
+    def section(self) -> Iterator[None]:
+        """One critical section; methods of this object may be called inside."""
         with self._lock:
             if self.layout.device.type != "cuda":
                 yield
@@ -63,14 +64,14 @@ class Weights:
 
     def snapshot(self) -> Tensor:
         """Return a copy of w_i, shape (P,)."""
-        with self._section():
+        with self.section():
             return self.layout.gather() if self._ahead is None else self._ahead.clone()
 
     def set_(self, w: Tensor) -> None:
         """w_i <- w. For synchronous results only: changes since the snapshot was taken are lost."""
         if w.shape != (self.layout.numel,):
             raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(w.shape)}")
-        with self._section():
+        with self.section():
             self.version += 1
             if self._held:
                 self._writable().copy_(w)
@@ -82,7 +83,7 @@ class Weights:
         """w_i <- w_i + alpha delta. Steps that landed in the meantime are kept."""
         if delta.shape != (self.layout.numel,):
             raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(delta.shape)}")
-        with self._section():
+        with self.section():
             self.version += 1
             if self._held or self._ahead is not None or not self.layout.alike:
                 self._writable().add_(delta, alpha=alpha)
@@ -93,14 +94,14 @@ class Weights:
     @contextmanager
     def held(self) -> Iterator[int]:
         """Keep the model's weights unchanged inside the block, whatever other activities do; yield their version."""
-        with self._section():
+        with self.section():
             self._settle()
             self._held += 1
             version = self.version
         try:
             yield version
         finally:
-            with self._section():
+            with self.section():
                 self._held -= 1
 
     def step(self, change: Callable[[], None]) -> None:
@@ -109,7 +110,7 @@ class Weights:
         Raises:
             RuntimeError: A gradient is being computed.
         """
-        with self._section():
+        with self.section():
             if self._held:
                 raise RuntimeError("a step while a gradient is being computed: call descend after the gradient")
             self._settle()

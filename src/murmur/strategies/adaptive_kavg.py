@@ -19,11 +19,19 @@ from murmur.core.facts import allreduce_vectors
 from murmur.core.learner import Learner, Progress
 from murmur.core.source import SKIPPED_SAMPLES
 from murmur.strategies.adaptive_rules import AdaComm, Rule, Stages, Standing
+from murmur.strategies.block_moments import BlockMoments, MeanMoments, check, vectors
 
 
 @dataclass(frozen=True)
 class AdaptiveKAVG:
-    """Rules for K, for B (`minibatches` a step) and for r (`rate`, a factor on the schedule's rates)."""
+    """Rules for K, for B (`minibatches` a step) and for r (`rate`, a factor on the schedule's rates).
+
+    Attributes:
+        K: Rule of the steps between averages.
+        minibatches: Rule of the minibatches of a step.
+        rate: Rule of the factor on the rates.
+        moments: As for `KAVG`.
+    """
 
     lock_step: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = True
@@ -35,17 +43,21 @@ class AdaptiveKAVG:
     K: Rule = field(default_factory=AdaComm)
     minibatches: Rule = field(default_factory=Stages)
     rate: Rule = field(default_factory=Stages)
+    moments: MeanMoments = "local"
+
+    def __post_init__(self) -> None:
+        check(self.moments, ("local", "averaged"))
 
     async def __call__(self, me: Learner) -> None:
         F = me.outer.setdefault("F", me.weights.snapshot().new_full((4,), math.nan))  # first loss, rate; latest ones
+        moments = BlockMoments(me, self.moments, 1)
         while me.training:
             first_loss, first_rate, loss, rate = F.tolist()
             now = Standing(replace(me.reached, loss=loss, rate=rate), first_loss, first_rate)
             me.source.times = self.rate(now)
             loss = await self.steps(me, max(1, round(self.K(now))), max(1, round(self.minibatches(now))))
             rate = 0.0 if math.isnan(me.progress.rate) else me.progress.rate  # nan before the first step, at weight 0
-            own = torch.cat([me.weights.snapshot(), F.new_tensor([loss, rate])])
-            mean = await me.group.mean(own, weight=me.fresh_samples)
+            mean = await moments.mean(F.new_tensor([loss, rate]))
             me.weights.set_(mean[:-2])
             F.copy_(torch.cat([mean[-2:] if math.isnan(first_loss) else F[:2], mean[-2:]]))
 
@@ -67,4 +79,8 @@ class AdaptiveKAVG:
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         start = Standing(Progress(0, 0.0, 0.0, 0.0, math.nan, math.nan))
-        return allreduce_vectors(learners) / (round(self.K(start)) * round(self.minibatches(start)))
+        return (
+            vectors(self.moments)
+            * allreduce_vectors(learners)
+            / (round(self.K(start)) * round(self.minibatches(start)))
+        )

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from murmur.core.facts import Planner, mixing_vectors
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, ring
+from murmur.strategies.block_moments import MeanMoments, check, vectors
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class ADPSGD:
 
     Attributes:
         mixing: Neighbours and weights of a round: `ring`, `randomized_ring`, `pairwise`, `exponential`.
+        moments: Moments of the local optimizers: "local": kept by each learner; "averaged": exchanged and averaged with
+            the weights.
     """
 
     lock_step: ClassVar[bool] = False
@@ -31,8 +34,14 @@ class ADPSGD:
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
     mixing: Mixing = ring
+    moments: MeanMoments = "local"
+
+    def __post_init__(self) -> None:
+        check(self.moments, ("local", "averaged"))
 
     async def __call__(self, me: Learner) -> None:
+        if self.moments == "averaged":
+            me.averager.carry(me.moments)
         averaging = me.spawn(self.average(me), "averaging")
         async for g in me.claimed_gradients():
             me.descend(g)  # w_i <- w_i - alpha g(phi_i)
@@ -44,7 +53,7 @@ class ADPSGD:
             me.gossip(self.mixing(k, me.view, me.group.rank))  # w_i <- w_i + T_ij (x_j - x_i), when x_j arrives
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return mixing_vectors(self.mixing, learners)  # for equally fast learners
+        return vectors(self.moments) * mixing_vectors(self.mixing, learners)  # for equally fast learners
 
     def planned(self, planner: Planner) -> Any:
         return planner.pairwise(self.mixing)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
+from murmur.strategies.block_moments import BlockMoments, OuterMoments, check, vectors
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class BMUF:
             that L learners with whole minibatches have 1 - 1 / L.
         zeta: Block rate.
         nesterov: True for Nesterov's form.
+        moments: Moments of the local optimizers between blocks (`block_moments`): local, averaged, at_outer (BMUF-Adam,
+            Chen, Ding & Huo, ICASSP 2020).
     """
 
     lock_step: ClassVar[bool] = True
@@ -41,31 +44,37 @@ class BMUF:
     eta: float | None = None
     zeta: float = 1.0
     nesterov: bool = True
+    moments: OuterMoments = "local"
 
     def __post_init__(self) -> None:
         if self.K < 1 or not (self.eta is None or 0 <= self.eta < 1) or not self.zeta > 0:
             raise ValueError(f"BMUF needs K >= 1, 0 <= eta < 1 and zeta > 0, got {self}")
+        check(self.moments)
 
     async def __call__(self, me: Learner) -> None:
         W = me.outer.setdefault("W", me.weights.snapshot())
         W_g, delta = me.weights.snapshot(), me.outer.setdefault("Delta", W.new_zeros(W.shape))
+        moments, blocks = BlockMoments(me, self.moments, self.K), me.outer.setdefault("blocks", W.new_zeros(1))
         while me.training:
             async for g in me.gradients(at_most=self.K):
                 me.descend(g)
-            mean = await me.group.mean(me.weights.snapshot(), weight=me.fresh_samples)
+            mean = await moments.mean()
             if me.training:
                 eta = 1 - 1 / max(1.0, me.progress.growth) if self.eta is None else self.eta
                 delta.mul_(eta).add_(mean - W_g, alpha=self.zeta)
                 W.add_(delta)
                 W_g = W + eta * delta if self.nesterov else W.clone()
                 me.weights.set_(W_g)
+                before = blocks.item()
+                now = blocks.mul_(eta).add_(self.zeta).item()
+                moments.move_on(now + eta * (now - before) if self.nesterov else now)
 
     @property
     def sets_weights_every(self) -> float:
         return self.K
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return allreduce_vectors(learners) / self.K
+        return vectors(self.moments) * allreduce_vectors(learners) / self.K
 
     def planned(self, planner: Planner) -> Any:
         return planner.every(self.K, vectors=6)

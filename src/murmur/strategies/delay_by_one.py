@@ -20,11 +20,19 @@ from murmur.core.facts import Planner, mixing_vectors
 from murmur.core.group import Group
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, uniform
+from murmur.core.moments import WeightsAndMoments
+from murmur.core.weights import Weights
+from murmur.strategies.block_moments import MeanMoments, check, vectors
 
 
 @dataclass(frozen=True)
 class DelayByOne:
-    """Averaging with the rows of `mixing` behind every gradient."""
+    """Averaging behind every gradient.
+
+    Attributes:
+        mixing: Neighbours and weights of a turn.
+        moments: Moments of the local optimizers: "local": kept by each learner; "averaged": averaged with the weights.
+    """
 
     lock_step: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
@@ -32,6 +40,10 @@ class DelayByOne:
     staleness: ClassVar[int | None] = 1
     sets_weights_every: ClassVar[float | None] = 1
     mixing: Mixing = uniform
+    moments: MeanMoments = "local"
+
+    def __post_init__(self) -> None:
+        check(self.moments, ("local", "averaged"))
 
     async def __call__(self, me: Learner) -> None:
         beside = me.group.split([range(me.group.size)])  # averaging overlaps other exchanges
@@ -39,23 +51,27 @@ class DelayByOne:
         rounds = count(me.progress.minibatches // me.group.size)
         mixed = self.start_averaging(me, beside, rounds)
         async for g in me.turns():  # g is taken at W_k while W_k T_k is on its way
-            me.weights.set_(await mixed)
+            self.state(me).set_(await mixed)
             if me.fresh_samples > 0:
                 me.descend(g)
             mixed = self.start_averaging(me, beside, rounds)
-        me.weights.set_(await me.group.plain.mean(await mixed))
+        self.state(me).set_(await me.group.plain.mean(await mixed))
         me.outer_then = None
+
+    def state(self, me: Learner) -> Weights | WeightsAndMoments:
+        """Return the vector that is averaged."""
+        return me.weights if self.moments == "local" else WeightsAndMoments(me.weights, me.moments)
 
     def start_averaging(self, me: Learner, beside: Group, rounds: Iterator[int]) -> Awaitable[Tensor]:
         """Start to compute (W_k T_k)_l while the learner goes on."""
         me.outer_then = dict(me.outer)
-        w, row = me.weights.snapshot(), self.mixing(next(rounds), range(beside.size), beside.rank)
+        w, row = self.state(me).snapshot(), self.mixing(next(rounds), range(beside.size), beside.rank)
         # One collective in place of L - 1 messages if all learners are neighbours.
         averaging = beside.mean(w) if self.mixing is uniform else beside.mix(w, row)
         return me.spawn(averaging, "averaging")
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return mixing_vectors(self.mixing, learners)
+        return vectors(self.moments) * mixing_vectors(self.mixing, learners)
 
     def planned(self, planner: Planner) -> Any:
         return planner.delayed(self.mixing)

@@ -15,11 +15,19 @@ from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
+from murmur.strategies.block_moments import BlockMoments, OuterMoments, check, vectors
 
 
 @dataclass(frozen=True)
 class DiLoCo:
-    """Outer Nesterov momentum `mu` and outer `rate`, after K steps per learner."""
+    """Local steps and an outer step of Nesterov's momentum.
+
+    Attributes:
+        K: Steps of a learner between two outer steps.
+        rate: Outer rate.
+        mu: Outer momentum.
+        moments: Moments of the local optimizers between blocks (`block_moments`): local, averaged, at_outer.
+    """
 
     lock_step: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = True
@@ -29,30 +37,35 @@ class DiLoCo:
     K: int = 32
     rate: float = 0.7
     mu: float = 0.9
+    moments: OuterMoments = "local"
 
     def __post_init__(self) -> None:
         if self.K < 1 or not self.rate > 0 or not 0 <= self.mu < 1:
             raise ValueError(f"DiLoCo needs K >= 1, rate > 0 and 0 <= mu < 1, got {self}")
+        check(self.moments)
 
     async def __call__(self, me: Learner) -> None:
         x = me.weights.snapshot()
         v = me.outer.setdefault("v", x.new_zeros(x.shape))
+        moments, blocks = BlockMoments(me, self.moments, self.K), me.outer.setdefault("blocks in v", x.new_zeros(1))
         while me.training:
             async for g in me.gradients(at_most=self.K):
                 me.descend(g)
-            mean = await me.group.mean(me.weights.snapshot(), weight=me.fresh_samples)
+            mean = await moments.mean()
             if me.training:
                 change = x - mean
                 v.mul_(self.mu).add_(change)
                 x = x - self.rate * (change + self.mu * v)
                 me.weights.set_(x)
+                blocks.mul_(self.mu).add_(1)
+                moments.move_on(self.rate * (1 + self.mu * blocks.item()))
 
     @property
     def sets_weights_every(self) -> float:
         return self.K
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return allreduce_vectors(learners) / self.K
+        return vectors(self.moments) * allreduce_vectors(learners) / self.K
 
     def planned(self, planner: Planner) -> Any:
         return planner.every(self.K, vectors=5)

@@ -15,11 +15,20 @@ from typing import Any, ClassVar
 from murmur.core.facts import Planner, allreduce_vectors, mixing_vectors
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, ring
+from murmur.core.moments import WeightsAndMoments
+from murmur.strategies.block_moments import OuterMoments, check, vectors
 
 
 @dataclass(frozen=True)
 class GossipPGA:
-    """Averaging with the rows of `mixing` after every step, and an exact mean after every H-th."""
+    """Averaging with neighbours after every step, and an exact mean after every H-th.
+
+    Attributes:
+        H: Steps from one exact mean to the next.
+        mixing: Neighbours and weights of the other steps.
+        moments: Moments of the local optimizers: "local": kept by each learner; "averaged": mixed with the weights;
+            "at_outer": averaged with the weights in the exact means only.
+    """
 
     lock_step: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
@@ -28,25 +37,31 @@ class GossipPGA:
     sets_weights_every: ClassVar[float | None] = 1
     H: int = 8
     mixing: Mixing = ring
+    moments: OuterMoments = "local"
 
     def __post_init__(self) -> None:
         if self.H < 1:
             raise ValueError(f"GossipPGA needs H >= 1, got {self}")
+        check(self.moments)
 
     async def __call__(self, me: Learner) -> None:
         rounds = count(me.progress.minibatches // me.group.size)
         async for g in me.turns():
             if me.fresh_samples > 0:
                 me.descend(g)
-            k, w = next(rounds), me.weights.snapshot()
+            k = next(rounds)
             exact = (k + 1) % self.H == 0
-            row = self.mixing(k, range(me.group.size), me.group.rank)
-            me.weights.set_(await (me.group.plain.mean(w) if exact else me.group.mix(w, row)))
+            mixed = self.moments == "averaged" or (exact and self.moments == "at_outer")
+            state = WeightsAndMoments(me.weights, me.moments) if mixed else me.weights
+            x, row = state.snapshot(), self.mixing(k, range(me.group.size), me.group.rank)
+            state.set_(await (me.group.plain.mean(x) if exact else me.group.mix(x, row)))
         me.weights.set_(await me.group.plain.mean(me.weights.snapshot()))
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         share = 1 / self.H
-        return share * allreduce_vectors(learners) + (1 - share) * mixing_vectors(self.mixing, learners)
+        between = vectors("averaged" if self.moments == "averaged" else "local")
+        exact = vectors(self.moments) * allreduce_vectors(learners)
+        return share * exact + (1 - share) * between * mixing_vectors(self.mixing, learners)
 
     def planned(self, planner: Planner) -> Any:
         return planner.every(1, vectors=4)

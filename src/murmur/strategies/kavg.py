@@ -3,7 +3,8 @@
     K times   w_i <- w_i - alpha g_i(w_i),
     then      w_i <- sum_j n_j w_j / sum_j n_j     (n_j: samples that learner j used in this round)
 
-Zhou & Cong 2018 (arXiv 1708.01012), Cong et al. 2017. K = 1 with plain SGD is synchronous SGD. Momentum stays local.
+Zhou & Cong 2018 (arXiv 1708.01012), Cong et al. 2017. K = 1 with plain SGD is synchronous SGD. Moments of the
+optimizer stay local, or are averaged too (`block_moments`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
+from murmur.strategies.block_moments import BlockMoments, MeanMoments, check, vectors
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class KAVG:
 
     Attributes:
         K: Steps of each learner between two averages.
+        moments: "local": each learner keeps the moments of its optimizer; "averaged": they are averaged as the models.
     """
 
     lock_step: ClassVar[bool] = True
@@ -30,23 +33,26 @@ class KAVG:
     ends_equal: ClassVar[bool] = True
     staleness: ClassVar[int | None] = 0
     K: int = 8
+    moments: MeanMoments = "local"
 
     def __post_init__(self) -> None:
         if self.K < 1:
             raise ValueError(f"KAVG needs K >= 1, got {self.K}")
+        check(self.moments, ("local", "averaged"))
 
     async def __call__(self, me: Learner) -> None:
+        moments = BlockMoments(me, self.moments, self.K)
         while me.training:
             async for g in me.gradients(at_most=self.K):
                 me.descend(g)
-            me.weights.set_(await me.group.mean(me.weights.snapshot(), weight=me.fresh_samples))
+            me.weights.set_(await moments.mean())
 
     @property
     def sets_weights_every(self) -> float:
         return self.K
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return allreduce_vectors(learners) / self.K
+        return vectors(self.moments) * allreduce_vectors(learners) / self.K
 
     def planned(self, planner: Planner) -> Any:
         return planner.every(self.K, vectors=4)

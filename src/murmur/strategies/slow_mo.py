@@ -16,11 +16,19 @@ from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
+from murmur.strategies.block_moments import BlockMoments, OuterMoments, check, vectors
 
 
 @dataclass(frozen=True)
 class SlowMo:
-    """Slow momentum `beta`, slow rate `alpha`, and blocks of K steps per learner."""
+    """K-step averaging with slow momentum.
+
+    Attributes:
+        K: Steps of a learner in a block.
+        beta: Slow momentum.
+        alpha: Slow rate.
+        moments: Moments of the local optimizers between blocks (`block_moments`): local, averaged, at_outer.
+    """
 
     lock_step: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = True
@@ -30,23 +38,28 @@ class SlowMo:
     K: int = 8
     beta: float = 0.5
     alpha: float = 1.0
+    moments: OuterMoments = "local"
 
     def __post_init__(self) -> None:
         if self.K < 1 or not 0 <= self.beta < 1 or not self.alpha > 0:
             raise ValueError(f"SlowMo needs K >= 1, 0 <= beta < 1 and alpha > 0, got {self}")
+        check(self.moments)
 
     async def __call__(self, me: Learner) -> None:
         x = me.weights.snapshot()
         u = me.outer.setdefault("u", x.new_zeros(x.shape))
+        moments, blocks = BlockMoments(me, self.moments, self.K), me.outer.setdefault("blocks in u", x.new_zeros(1))
         while me.training:
             async for g in me.gradients(at_most=self.K):
                 me.descend(g)
-            mean = await me.group.mean(me.weights.snapshot(), weight=me.fresh_samples)
+            mean = await moments.mean()
             if me.training:
                 rate = me.progress.rate
                 if rate > 0:  # nan before the first step
                     u.mul_(self.beta).add_(x - mean, alpha=1 / rate)
                     x = x - self.alpha * rate * u
+                    blocks.mul_(self.beta).add_(1)
+                    moments.move_on(self.alpha * blocks.item())
                 me.weights.set_(x)
 
     @property
@@ -54,7 +67,7 @@ class SlowMo:
         return self.K
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return allreduce_vectors(learners) / self.K
+        return vectors(self.moments) * allreduce_vectors(learners) / self.K
 
     def planned(self, planner: Planner) -> Any:
         return planner.every(self.K, vectors=5)

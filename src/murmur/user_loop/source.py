@@ -18,6 +18,7 @@ from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import NOTHING, Preparation
+from murmur.core.moments import Moments
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE
 from murmur.core.world import drive
 from murmur.user_loop.group import JoinedGroup
@@ -90,6 +91,7 @@ class LoopSource:
         self.layout, self.buffers, self.integers = layout, Layout.buffers(model), Layout.integers(model)
         self.assignment = Assignment(tuple(range(group.size)))
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self.moments = Moments(optimizer, layout)
         self.behind = Behind(self.layout)
         self.times = self.decay_times = 1.0
         self.piece = WHOLE

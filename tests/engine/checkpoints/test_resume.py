@@ -64,6 +64,14 @@ NESTED: list[Strategy] = [
     SuperLearners(KAVG(3)),
     SuperLearners(Compressed(BMUF(3), "int8")),
 ]
+AVERAGED_MOMENTS: list[Strategy] = [
+    KAVG(3, moments="averaged"),
+    BMUF(3, moments="at_outer"),
+    DelayByOne(moments="averaged"),
+    GossipPGA(3, moments="at_outer"),
+    Compressed(SlowMo(3, moments="at_outer"), "int8"),
+    SuperLearners(DiLoCo(3, moments="averaged")),
+]
 
 
 class CutOff(Exception):
@@ -109,6 +117,7 @@ EXPERIMENTS = [
         *((strategy, SGD(0.1, momentum=0.9), NewBob()) for strategy in [*IN_STEP, *NESTED]),
         *((s, NaturalGradientSGD(0.1, momentum=0.9), NewBob()) for s in (KAVG(3), SuperLearners(KAVG(3)))),
         (AdaptiveKAVG(), Adam(0.01), NewBob(improvement=0.5)),
+        *((strategy, Adam(0.01), NewBob()) for strategy in AVERAGED_MOMENTS),
     ]
 ]
 

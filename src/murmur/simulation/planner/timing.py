@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
 from murmur.core.membership import NOTHING, Preparation, RunOver
+from murmur.core.moments import Moments
 from murmur.core.source import WHOLE, Gradient, Progress
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
+from murmur.engine.optim.optimizer import PlainAdamW
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -137,6 +140,12 @@ class Idle:
 
     async def boundary(self, me: Any) -> None:
         pass
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Zeros of the length of Adam's moments."""
+        layout = NoLayout()
+        return Moments(PlainAdamW(layout.tensors), layout)
 
 
 @dataclass(frozen=True)

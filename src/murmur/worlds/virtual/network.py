@@ -207,14 +207,19 @@ class Network:
         """Return the bytes on the wire of a vector of `num_bytes`: none for an empty one (a request).
 
         With `Cluster.message_bytes` they are b n / P for n elements: a part of the vector (P,) of the model costs its
-        share. A longer vector, or one of unknown length, costs b.
+        share. A longer vector costs b for each P elements in full (the weights and their moments; a few numbers beside
+        the weights cost nothing), and one of unknown length b.
         """
         fixed = self.cluster.message_bytes
         if fixed is None or num_bytes == 0:
             return num_bytes
-        if numel is None or self.whole is None or numel >= self.whole:
+        if numel is None or self.whole is None:
             return fixed
-        return fixed * numel / self.whole
+        return fixed * (numel // self.whole if numel >= self.whole else numel / self.whole)
+
+    def size_in_collective(self, num_bytes: int, numel: int | None) -> float:
+        """Return the bytes on the wire of a vector in a collective, where a short one costs as much as the model's."""
+        return max(self.size_of(num_bytes), self.size_of(num_bytes, numel))
 
     def send(self, source: int, to: int, num_bytes: int, deliver: Done, numel: int | None = None) -> None:
         """Call `deliver` when a message with a vector of `num_bytes` and `numel` elements has arrived in full."""
@@ -287,11 +292,11 @@ class Network:
         free[learner] = max(free[learner], at) + size / self.cluster.copy_bytes_per_second
         return free[learner]
 
-    def allreduce_seconds(self, learners: Sequence[int], num_bytes: int) -> float:
+    def allreduce_seconds(self, learners: Sequence[int], num_bytes: int, numel: int | None = None) -> float:
         """Return and record the cost of an allreduce of the cluster's kind, in seconds, with copies to the host."""
         if len(learners) < 2:
             return 0.0
-        size = self.size_of(num_bytes)
+        size = self.size_in_collective(num_bytes, numel)
         cost = self.allreduce_cost(learners, size)
         for learner in learners:
             self.sent_bytes[learner] += cost.sent_bytes
@@ -314,11 +319,11 @@ class Network:
         last = self.cluster.last_bucket_bytes(size) / size
         return seconds - min(seconds * (1 - last), self.cluster.backward_share * gradient_seconds)
 
-    def broadcast_seconds(self, learners: Sequence[int], num_bytes: int, root: int) -> float:
+    def broadcast_seconds(self, learners: Sequence[int], num_bytes: int, root: int, numel: int | None = None) -> float:
         """Return and record the cost of a broadcast by learner `root`, in seconds, with copies to the host."""
         if len(learners) < 2:
             return 0.0
-        size = self.size_of(num_bytes)
+        size = self.size_in_collective(num_bytes, numel)
         seconds = broadcast(size, self.places(learners))
         others = [learner for learner in learners if learner != root]
         for sender in (root, *others[:-1]):  # in a tree others send, and just as much

@@ -1,0 +1,78 @@
+"""Moments of the local optimizers between blocks of K steps: kept by each learner, averaged, or moved on.
+
+    local      x_i stays
+    averaged   x_i <- sum_j n_j x_j / sum_j n_j           with the weights, after each block
+    at_outer   x_i <- d^(b K) x(t) + (1 - d^(b K)) E      the mean, moved on by the length b of the outer step
+
+x: a moment with decay d per step; E: its gradient statistics in the block (`Moments.moved_on`). At b = 1 the last two
+are equal. Chen, Ding & Huo, ICASSP 2020 (BMUF-Adam); DES-LOC (arXiv 2505.22549) for the mean. With Adam the mean
+triples the traffic.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from murmur.core.learner import Learner
+
+MeanMoments = Literal["local", "averaged"]
+OuterMoments = Literal["local", "averaged", "at_outer"]
+MOMENTS_OF_ADAM = 2  # vectors of the model's length; traffic is declared for Adam
+KEPT = "moments"  # name of the moments of a block's start among the strategy's vectors
+
+
+def check(moments: str, outer: tuple[str, ...] = ("local", "averaged", "at_outer")) -> None:
+    """Check the name of a way.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    if moments not in outer:
+        raise ValueError(f"moments must be one of {', '.join(outer)}, got {moments!r}")
+
+
+def vectors(moments: str) -> int:
+    """Return the vectors of the model's length in one exchange."""
+    return 1 if moments == "local" else 1 + MOMENTS_OF_ADAM
+
+
+class BlockMoments:
+    """Moments of a learner in a strategy of blocks.
+
+    A late learner takes them over with the strategy's vectors, in which a checkpoint holds them too.
+
+    Args:
+        me: Learner.
+        moments: Way: local, averaged or at_outer.
+        K: Steps of a block.
+    """
+
+    def __init__(self, me: Learner, moments: str, K: int) -> None:
+        self.me, self.way, self.K = me, moments, K
+        self.before = torch.empty(0)
+        if moments != "local":
+            self.before = me.outer.setdefault(KEPT, me.moments.snapshot())
+            me.moments.set_(self.before)
+
+    async def mean(self, *further: Tensor) -> Tensor:
+        """Return the mean of [w_i; further] over all learners, weighted by samples; set the moments to their mean."""
+        me = self.me
+        own = torch.cat([me.weights.snapshot(), *further])
+        if self.way == "local":
+            return await me.group.mean(own, weight=me.fresh_samples)
+        mean = await me.group.mean(torch.cat([own, me.moments.snapshot()]), weight=me.fresh_samples)
+        self.before = me.outer[KEPT]
+        self._set(mean[own.numel() :].clone())
+        return mean[: own.numel()]
+
+    def move_on(self, blocks: float) -> None:
+        """Let the moments follow an outer step of the length of `blocks` mean changes."""
+        if self.way == "at_outer":
+            self._set(self.me.moments.moved_on(self.before, self.me.outer[KEPT], self.K, blocks))
+
+    def _set(self, moments: Tensor) -> None:
+        self.me.moments.set_(moments)
+        self.me.outer[KEPT] = moments
