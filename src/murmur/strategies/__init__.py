@@ -19,6 +19,7 @@ from murmur.strategies.gossip_pga import GossipPGA
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.own_shares import OwnShares
 from murmur.strategies.parameter_averaging import ParameterAveraging
+from murmur.strategies.quasi_global import QuasiGlobal
 from murmur.strategies.slow_mo import SlowMo
 from murmur.strategies.super_learners import SuperLearners
 from murmur.strategies.sync_sgd import SyncSGD
@@ -36,6 +37,7 @@ ALL: Mapping[str, Callable[..., Strategy]] = {
         DelayByOne,
         GossipPGA,
         ADPSGD,
+        QuasiGlobal,
         ASGD,
         Downpour,
         EASGD,
@@ -71,6 +73,7 @@ __all__ = [
     "GossipPGA",
     "OwnShares",
     "ParameterAveraging",
+    "QuasiGlobal",
     "SlowMo",
     "SuperLearners",
     "SyncSGD",

@@ -71,10 +71,12 @@ def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan)
 
 
 def shown(strategy: Any) -> str:
-    """Return a strategy as written on the command line, with functions by name."""
+    """Return a strategy as written on the command line, with functions by name, without choices at their default."""
     parts = []
-    for name in (f.name for f in fields(strategy)) if is_dataclass(strategy) else ():
+    for name, default in ((f.name, f.default) for f in fields(strategy)) if is_dataclass(strategy) else ():
         value = getattr(strategy, name)
+        if isinstance(value, str) and value == default:
+            continue
         inner = shown(value) if hasattr(value, "__dataclass_fields__") else getattr(value, "__name__", repr(value))
         parts.append(f"{name}={inner}")
     return f"{type(strategy).__name__}({', '.join(parts)})"

@@ -1,0 +1,69 @@
+"""Asynchronous averaging with quasi-global momentum: momentum of all changes of the weights, averaging included.
+
+    m    <-  mu m + (1 - mu) (w' - w) / r       w, w': weights at this gradient and at the one before, r: rate of its step
+    w_i  <-  w_i - r (g_i + beta m)             beside ADPSGD's rounds of averaging
+
+Neighbours' steps reach m with their weights, so that m follows the direction of all learners where the momentum of a
+local optimizer follows that of one. The local optimizer must be plain SGD: r m is a change of weights. One learner has
+SGD with momentum: in the mean m = g / (1 - beta). Lin et al. 2021 (arXiv 2102.04761), QG-DSGDm, where learners go in
+step; mu = beta = 0.9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from murmur.core.facts import Planner, mixing_vectors
+from murmur.core.learner import Learner
+from murmur.core.mixing import Mixing, ring
+
+
+@dataclass(frozen=True)
+class QuasiGlobal:
+    """Asynchronous averaging with neighbours and quasi-global momentum.
+
+    Attributes:
+        mixing: Neighbours and weights of a round, as in `ADPSGD`.
+        beta: Share of the momentum in a step.
+        mu: Decay of the momentum.
+
+    Raises:
+        ValueError: `beta` or `mu` is not in [0, 1).
+    """
+
+    lock_step: ClassVar[bool] = False
+    tolerates_loss: ClassVar[bool] = True
+    accepts_new_learners: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
+    mixing: Mixing = ring
+    beta: float = 0.9
+    mu: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta < 1 and 0 <= self.mu < 1):
+            raise ValueError(f"QuasiGlobal needs 0 <= beta < 1 and 0 <= mu < 1, got {self}")
+
+    async def __call__(self, me: Learner) -> None:
+        averaging = me.spawn(self.average(me), "averaging")
+        w = me.weights.snapshot()
+        m, rate = me.outer.get("m", w.new_zeros(w.shape)), 0.0
+        async for g in me.claimed_gradients():
+            before, w = w, me.weights.snapshot()
+            if rate > 0:
+                me.outer["m"] = m = m.lerp((before - w) / rate, 1 - self.mu)
+            me.descend(g.add(m, alpha=self.beta))
+            rate = me.progress.rate
+        await averaging
+        me.weights.set_(await me.consensus())
+
+    async def average(self, me: Learner) -> None:
+        """Take part in a round of averaging about once a gradient."""
+        async for k in me.rounds():
+            me.gossip(self.mixing(k, me.view, me.group.rank))
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        return mixing_vectors(self.mixing, learners)  # for equally fast learners
+
+    def planned(self, planner: Planner) -> Any:
+        return planner.pairwise(self.mixing)
