@@ -23,6 +23,7 @@ from murmur.strategies import (
     ASGD,
     BMUF,
     KAVG,
+    A2CiD2,
     Compressed,
     DelayByOne,
     DiLoCo,
@@ -31,6 +32,7 @@ from murmur.strategies import (
     OwnShares,
     ParameterAveraging,
     SlowMo,
+    StreamingDiLoCo,
     SuperLearners,
     SyncSGD,
 )
@@ -48,6 +50,7 @@ IN_STEP: list[Strategy] = [
     BMUF(3),
     SlowMo(3),
     DiLoCo(3),
+    StreamingDiLoCo(4, 2, 1),
     GossipPGA(3),
     DelayByOne(),
     ParameterAveraging(24),
@@ -80,7 +83,9 @@ SERVED = [ASGD(), ASGD(servers=2), Downpour(), Downpour(3, 2, shards=4), Downpou
 
 
 @pytest.mark.parametrize(
-    "strategy", [ADPSGD(alone), *SERVED, SuperLearners(ADPSGD(alone)), OwnShares(ADPSGD(alone))], ids=named
+    "strategy",
+    [ADPSGD(alone), A2CiD2(alone), *SERVED, SuperLearners(ADPSGD(alone)), OwnShares(ADPSGD(alone))],
+    ids=named,
 )
 def test_without_lock_step_each_stops_by_itself_and_nothing_is_lost(strategy: Strategy, tmp_path: Path) -> None:
     experiment = Experiment(Tally(cut={"left": 1000}), strategy, Budget(minibatches=60), SGD(1.0))

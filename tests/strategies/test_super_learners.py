@@ -30,10 +30,12 @@ from murmur.strategies import (
     ASGD,
     BMUF,
     KAVG,
+    A2CiD2,
     DiLoCo,
     GossipPGA,
     ParameterAveraging,
     SlowMo,
+    StreamingDiLoCo,
     SuperLearners,
     SyncSGD,
 )
@@ -128,10 +130,12 @@ class AddsAndStrays:
 
 OUTER = [
     ADPSGD(),
+    A2CiD2(),
     KAVG(3),
     BMUF(2),
     SlowMo(2),
     DiLoCo(2),
+    StreamingDiLoCo(4, 2, 1),
     GossipPGA(2),
     SyncSGD(),
     ASGD(),

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +32,19 @@ SWAP, WAKE, DONE = 0.0, 2.0, 3.0  # kinds of messages; ASK = 1.0 is the fourth
 CONSENSUS = "consensus"
 MOST_BEGUN = 1 + 1e-9
 POLL_SECONDS = 0.25  # longest delay before a change of the view is noticed while no message arrives
+
+
+class Averaged(Protocol):
+    """Weights that exchanges read and change: a learner's own, or those of a strategy that moves more vectors."""
+
+    def snapshot(self) -> Tensor:
+        """Return a copy of w_i, shape (P,)."""
+
+    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
+        """w_i <- w_i + alpha delta."""
+
+    def set_(self, w: Tensor) -> None:
+        """w_i <- w."""
 
 
 @dataclass
@@ -50,6 +64,7 @@ class PairwiseAverager:
     """One learner's side of edge-wise averaging, of consensus, and of the end of a run without lock-step.
 
     Attributes:
+        weights: Weights that exchanges read and change; a strategy may put others in place of the learner's.
         holders: Ranks whose weights make up the model (only the server of a parameter server); None: all learners.
         parts: Part of the model's vector (P,) that each holder keeps, in order of rank; None: each keeps all of it.
         takers: Ranks that take the steps of the model (only the servers of `ASGD`); None: all learners.
@@ -61,7 +76,8 @@ class PairwiseAverager:
     """
 
     def __init__(self, group: Group, weights: Weights, now: Callable[[], float]) -> None:
-        self.group, self.weights, self.now = group, weights, now
+        self.group, self.now = group, now
+        self.weights: Averaged = weights
         self.holders: tuple[int, ...] | None = None
         self.parts: tuple[slice, ...] | None = None
         self.takers: tuple[int, ...] | None = None

@@ -6,6 +6,7 @@ from typing import Any
 from murmur.core import mixing
 from murmur.core.learner import Strategy
 from murmur.strategies import adaptive_rules, averaging_rules
+from murmur.strategies.a2cid2 import A2CiD2
 from murmur.strategies.adaptive_kavg import AdaptiveKAVG
 from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD, by_age, undamped
@@ -20,6 +21,7 @@ from murmur.strategies.kavg import KAVG
 from murmur.strategies.own_shares import OwnShares
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.strategies.slow_mo import SlowMo
+from murmur.strategies.streaming_diloco import StreamingDiLoCo
 from murmur.strategies.super_learners import SuperLearners
 from murmur.strategies.sync_sgd import SyncSGD
 
@@ -31,11 +33,13 @@ ALL: Mapping[str, Callable[..., Strategy]] = {
         BMUF,
         SlowMo,
         DiLoCo,
+        StreamingDiLoCo,
         AdaptiveKAVG,
         ParameterAveraging,
         DelayByOne,
         GossipPGA,
         ADPSGD,
+        A2CiD2,
         ASGD,
         Downpour,
         EASGD,
@@ -63,6 +67,7 @@ __all__ = [
     "EASGD",
     "KAVG",
     "PARTS",
+    "A2CiD2",
     "AdaptiveKAVG",
     "Compressed",
     "DelayByOne",
@@ -72,6 +77,7 @@ __all__ = [
     "OwnShares",
     "ParameterAveraging",
     "SlowMo",
+    "StreamingDiLoCo",
     "SuperLearners",
     "SyncSGD",
 ]
