@@ -33,6 +33,7 @@ from murmur.strategies import (
     GossipPGA,
     ParameterAveraging,
     SlowMo,
+    StreamingDiLoCo,
     SuperLearners,
     SyncSGD,
 )
@@ -49,6 +50,7 @@ SMALL = {
     "BMUF": BMUF(3),
     "SlowMo": SlowMo(3),
     "DiLoCo": DiLoCo(3),
+    "StreamingDiLoCo": StreamingDiLoCo(4, 2, 1),
     "GossipPGA": GossipPGA(3),
     "ParameterAveraging": ParameterAveraging(24),
 }

@@ -23,6 +23,7 @@ from murmur.strategies import (
     ASGD,
     BMUF,
     KAVG,
+    A2CiD2,
     Compressed,
     DelayByOne,
     DiLoCo,
@@ -30,7 +31,9 @@ from murmur.strategies import (
     GossipPGA,
     OwnShares,
     ParameterAveraging,
+    QuasiGlobal,
     SlowMo,
+    StreamingDiLoCo,
     SuperLearners,
     SyncSGD,
 )
@@ -48,6 +51,7 @@ IN_STEP: list[Strategy] = [
     BMUF(3),
     SlowMo(3),
     DiLoCo(3),
+    StreamingDiLoCo(4, 2, 1),
     GossipPGA(3),
     DelayByOne(),
     ParameterAveraging(24),
@@ -80,7 +84,9 @@ SERVED = [ASGD(), ASGD(servers=2), Downpour(), Downpour(3, 2, shards=4), Downpou
 
 
 @pytest.mark.parametrize(
-    "strategy", [ADPSGD(alone), *SERVED, SuperLearners(ADPSGD(alone)), OwnShares(ADPSGD(alone))], ids=named
+    "strategy",
+    [ADPSGD(alone), A2CiD2(alone), QuasiGlobal(alone), *SERVED, SuperLearners(ADPSGD(alone)), OwnShares(ADPSGD(alone))],
+    ids=named,
 )
 def test_without_lock_step_each_stops_by_itself_and_nothing_is_lost(strategy: Strategy, tmp_path: Path) -> None:
     experiment = Experiment(Tally(cut={"left": 1000}), strategy, Budget(minibatches=60), SGD(1.0))

@@ -232,7 +232,7 @@ def test_running_statistics_are_those_of_the_learners_that_train(servers: int) -
 
 
 def test_a_model_needs_an_element_for_each_server() -> None:
-    with pytest.raises(ValueError, match="a model of 5 elements cannot be cut over 6 servers"):
+    with pytest.raises(ValueError, match="a model of 5 elements cannot be cut in 6 parts"):
         fit(Experiment(Quadratic(), ASGD(servers=6), Budget(minibatches=9), SGD(0.1)), VirtualWorld(8))
 
 

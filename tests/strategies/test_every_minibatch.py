@@ -24,6 +24,7 @@ from murmur.strategies import (
     BMUF,
     EASGD,
     KAVG,
+    A2CiD2,
     AdaptiveKAVG,
     Compressed,
     DelayByOne,
@@ -32,7 +33,9 @@ from murmur.strategies import (
     GossipPGA,
     OwnShares,
     ParameterAveraging,
+    QuasiGlobal,
     SlowMo,
+    StreamingDiLoCo,
     SuperLearners,
     SyncSGD,
 )
@@ -51,13 +54,14 @@ BASIC: list[Strategy] = [
         BMUF(2),
         SlowMo(2),
         DiLoCo(2),
+        StreamingDiLoCo(4, 2, 1),
         GossipPGA(2),
         AdaptiveKAVG(),
         ParameterAveraging(8),
         DelayByOne(),
         DelayByOne(pairwise),
     ),
-    *(ADPSGD(), ASGD(), OwnShares(), Downpour(2, 3, 2), EASGD(2, shards=2)),
+    *(ADPSGD(), A2CiD2(), QuasiGlobal(), ASGD(), OwnShares(), Downpour(2, 3, 2), EASGD(2, shards=2)),
 ]
 AROUND: list[Strategy] = [
     *(Compressed(ADPSGD(), "bfloat16"), OwnShares(SuperLearners(ADPSGD(), 2)), OwnShares(SuperLearners(ADPSGD(), 4))),

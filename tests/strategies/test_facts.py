@@ -16,6 +16,7 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
+from murmur.strategies.a2cid2 import A2CiD2
 from murmur.strategies.adaptive_kavg import AdaptiveKAVG
 from murmur.strategies.adaptive_rules import Stages
 from murmur.strategies.adpsgd import ADPSGD
@@ -30,7 +31,9 @@ from murmur.strategies.easgd import EASGD
 from murmur.strategies.gossip_pga import GossipPGA
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.parameter_averaging import ParameterAveraging
+from murmur.strategies.quasi_global import QuasiGlobal
 from murmur.strategies.slow_mo import SlowMo
+from murmur.strategies.streaming_diloco import StreamingDiLoCo
 from murmur.strategies.super_learners import SuperLearners
 from murmur.strategies.sync_sgd import SyncSGD
 from murmur.testing.strategies import Observed, plain_loop
@@ -45,11 +48,13 @@ STRATEGIES = [
     SyncSGD(),
     *(KAVG(4), KAVG(8), BMUF(4), SlowMo(4), DiLoCo(4), GossipPGA(2), AdaptiveKAVG(Stages((4,))), LARGE),
     ParameterAveraging(16, Jobs(8)),
+    *(StreamingDiLoCo(4, 1, 0), StreamingDiLoCo(8, 2, 3), StreamingDiLoCo(4, 4, 1)),
     *(DelayByOne(), DelayByOne(ring), DelayByOne(pairwise), DelayByOne(exponential)),
 ]
 LOOSE = [  # strategies with unbounded staleness, or with that of an inner strategy
     Compressed(KAVG(4), "float32"),
     *(ADPSGD(), ADPSGD(randomized_ring), ADPSGD(pairwise), ASGD(), ASGD(servers=3)),
+    *(A2CiD2(), A2CiD2(pairwise), QuasiGlobal()),
     *(Downpour(), Downpour(4, 2, shards=3), EASGD(2), EASGD(4, shards=2), Downpour(2, 3, servers=2), EASGD(servers=1)),
     *(SuperLearners(ADPSGD(), 2), SuperLearners(SyncSGD(), 2), SuperLearners(ADPSGD(randomized_ring), 3)),
 ]

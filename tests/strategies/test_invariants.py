@@ -18,6 +18,7 @@ from murmur.strategies import (
     ADPSGD,
     ALL,
     KAVG,
+    A2CiD2,
     AdaptiveKAVG,
     Compressed,
     DelayByOne,
@@ -190,6 +191,7 @@ def test_kavg_of_one_step_is_sync_sgd() -> None:
     "strategy",
     [
         *(KAVG(4), AdaptiveKAVG(), DelayByOne(), DelayByOne(ring), ADPSGD(), ADPSGD(randomized_ring)),
+        *(A2CiD2(), A2CiD2(pairwise)),
         *(SuperLearners(ADPSGD(pairwise), 1), Compressed(ADPSGD(), "int8"), Compressed(DelayByOne(ring), "bfloat16")),
     ],
     ids=named,

@@ -64,7 +64,7 @@ def test_equation(mixing: Mixing, learners: int, falling: bool) -> None:
 class Slope(Quadratic):
     """Gradients that are all the same."""
 
-    def centre(self, n: int) -> Tensor:  # noqa: ARG002 - the same for all
+    def centre(self, n: int) -> Tensor:
         return torch.ones(self.size, dtype=torch.float64)
 
 

@@ -30,10 +30,13 @@ from murmur.strategies import (
     ASGD,
     BMUF,
     KAVG,
+    A2CiD2,
     DiLoCo,
     GossipPGA,
     ParameterAveraging,
+    QuasiGlobal,
     SlowMo,
+    StreamingDiLoCo,
     SuperLearners,
     SyncSGD,
 )
@@ -128,10 +131,13 @@ class AddsAndStrays:
 
 OUTER = [
     ADPSGD(),
+    A2CiD2(),
+    QuasiGlobal(),
     KAVG(3),
     BMUF(2),
     SlowMo(2),
     DiLoCo(2),
+    StreamingDiLoCo(4, 2, 1),
     GossipPGA(2),
     SyncSGD(),
     ASGD(),

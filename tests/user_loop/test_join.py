@@ -32,6 +32,7 @@ from murmur.strategies import (
     OwnShares,
     ParameterAveraging,
     SlowMo,
+    StreamingDiLoCo,
     SuperLearners,
     SyncSGD,
 )
@@ -56,6 +57,7 @@ LOCK_STEP = [
         BMUF(3),
         SlowMo(3),
         DiLoCo(3),
+        StreamingDiLoCo(4, 2, 1),
         GossipPGA(2),
         AdaptiveKAVG(Stages((2,))),
         DelayByOne(),

@@ -109,8 +109,14 @@ class Planner(Protocol):
     def delayed(self, mixing: Mixing) -> Any:
         """A mean that overlaps the next gradient."""
 
-    def pairwise(self, mixing: Mixing) -> Any:
-        """Gradients that wait for no exchange, with averaging between neighbours beside them."""
+    def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Any:
+        """Means of one fragment after the other, each once in K gradients, that overlap the next `tau` gradients."""
+
+    def pairwise(self, mixing: Mixing, more_vectors: float = 0) -> Any:
+        """Gradients that wait for no exchange, with averaging between neighbours beside them.
+
+        `more_vectors`: of the model's length in a learner's memory, beside those of averaging.
+        """
 
     def served(self, servers: int) -> Any:
         """Gradients that wait for an exchange with a model cut over the first `servers` ranks, which take none."""

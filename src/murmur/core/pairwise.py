@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +33,19 @@ SWAP, WAKE, DONE = 0.0, 2.0, 3.0  # kinds of messages; ASK = 1.0 is the fourth
 CONSENSUS = "consensus"
 MOST_BEGUN = 1 + 1e-9
 POLL_SECONDS = 0.25  # longest delay before a change of the view is noticed while no message arrives
+
+
+class Exchanged(Protocol):
+    """Vector that exchanges read and change: weights, weights and moments, or a strategy's own."""
+
+    def snapshot(self) -> Tensor:
+        """Return a copy of w_i, shape (P,)."""
+
+    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
+        """w_i <- w_i + alpha delta."""
+
+    def set_(self, w: Tensor) -> None:
+        """w_i <- w."""
 
 
 @dataclass
@@ -58,7 +72,7 @@ class PairwiseAverager:
         shown: Returns what evaluations and late learners get from this learner: its weights (P,) or their part, and
             moments if they are exchanged.
         pace_seconds: Median of this learner's latest gradient times, the duration of a round; 0 before the first.
-        exchanged: Vector that neighbours exchange: the weights, or weights and moments.
+        exchanged: Vector that neighbours exchange; a strategy may put another one in place of the weights.
         exchanges: Exchanges completed so far.
         dropped: Messages from learners that are gone, or for an earlier incarnation of this one.
     """
@@ -70,7 +84,7 @@ class PairwiseAverager:
         self.takers: tuple[int, ...] | None = None
         self.servers = range(0)
         self.shown: Callable[[], Tensor] = weights.snapshot
-        self.exchanged: Weights | WeightsAndMoments = weights
+        self.exchanged: Exchanged = weights
         self.exchanges = self.dropped = 0
         self._edges: dict[int, Edge] = {}
         self._begun: dict[int, tuple[Tensor, float]] = {}  # snapshots posted but not yet answered, and their T_ij

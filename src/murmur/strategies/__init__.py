@@ -6,6 +6,7 @@ from typing import Any
 from murmur.core import mixing
 from murmur.core.learner import Strategy
 from murmur.strategies import adaptive_rules, averaging_rules
+from murmur.strategies.a2cid2 import A2CiD2
 from murmur.strategies.adaptive_kavg import AdaptiveKAVG
 from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD, by_age, undamped
@@ -21,6 +22,7 @@ from murmur.strategies.own_shares import OwnShares
 from murmur.strategies.parameter_averaging import ParameterAveraging
 from murmur.strategies.quasi_global import QuasiGlobal
 from murmur.strategies.slow_mo import SlowMo
+from murmur.strategies.streaming_diloco import StreamingDiLoCo
 from murmur.strategies.super_learners import SuperLearners
 from murmur.strategies.sync_sgd import SyncSGD
 
@@ -32,11 +34,13 @@ ALL: Mapping[str, Callable[..., Strategy]] = {
         BMUF,
         SlowMo,
         DiLoCo,
+        StreamingDiLoCo,
         AdaptiveKAVG,
         ParameterAveraging,
         DelayByOne,
         GossipPGA,
         ADPSGD,
+        A2CiD2,
         QuasiGlobal,
         ASGD,
         Downpour,
@@ -65,6 +69,7 @@ __all__ = [
     "EASGD",
     "KAVG",
     "PARTS",
+    "A2CiD2",
     "AdaptiveKAVG",
     "Compressed",
     "DelayByOne",
@@ -75,6 +80,7 @@ __all__ = [
     "ParameterAveraging",
     "QuasiGlobal",
     "SlowMo",
+    "StreamingDiLoCo",
     "SuperLearners",
     "SyncSGD",
 ]

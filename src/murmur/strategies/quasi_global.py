@@ -1,6 +1,6 @@
 """Asynchronous averaging with quasi-global momentum: momentum of all changes of the weights, averaging included.
 
-    m    <-  mu m + (1 - mu) (w' - w) / r       w, w': weights at this gradient and at the one before, r: rate of its step
+    m    <-  mu m + (1 - mu) (w' - w) / r       w', w: weights before the latest step, and now; r: rate of that step
     w_i  <-  w_i - r (g_i + beta m)             beside ADPSGD's rounds of averaging
 
 Neighbours' steps reach m with their weights, so that m follows the direction of all learners where the momentum of a

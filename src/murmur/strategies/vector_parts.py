@@ -1,4 +1,4 @@
-"""The vector of a model cut over the holders of a parameter server.
+"""The vector of a model cut in parts, for the holders of a parameter server or for exchanges of a part at a time.
 
 part s of S:   elements [P s / S, P (s + 1) / S) of the vector (P,)
 """
@@ -16,13 +16,13 @@ PART = "part"  # name of the bounds of a holder's part, and of P, among the vect
 
 
 def parts_of(numel: int, count: int) -> tuple[slice, ...]:
-    """Return the parts of a vector of `numel` elements that is cut over `count` holders.
+    """Return `count` parts of a vector of `numel` elements.
 
     Raises:
-        ValueError: There are fewer elements than holders.
+        ValueError: There are fewer elements than parts.
     """
     if count > numel:
-        raise ValueError(f"a model of {numel} elements cannot be cut over {count} servers")
+        raise ValueError(f"a model of {numel} elements cannot be cut in {count} parts")
     return tuple(slice(first, last) for first, last in pairwise(numel * s // count for s in range(count + 1)))
 
 

@@ -36,6 +36,7 @@ from murmur.strategies import (
     GossipPGA,
     ParameterAveraging,
     SlowMo,
+    StreamingDiLoCo,
     SuperLearners,
     SyncSGD,
 )
@@ -50,6 +51,7 @@ SMALL = {
     "BMUF": BMUF(3),
     "SlowMo": SlowMo(3),
     "DiLoCo": DiLoCo(3),
+    "StreamingDiLoCo": StreamingDiLoCo(4, 2, 1),
     "GossipPGA": GossipPGA(3),
     "ParameterAveraging": ParameterAveraging(24, optimizer="keep"),
 }
@@ -59,9 +61,11 @@ NESTED: list[Strategy] = [
     Compressed(KAVG(3), "int8"),
     Compressed(ParameterAveraging(24), "bfloat16"),
     Compressed(DelayByOne(), "int8"),
+    Compressed(StreamingDiLoCo(3, 3, 1, alpha=0.0), "int8"),
     Compressed(SuperLearners(KAVG(3)), "float16"),
     SuperLearners(SyncSGD()),
     SuperLearners(KAVG(3)),
+    SuperLearners(StreamingDiLoCo(4, 2, 2)),
     SuperLearners(Compressed(BMUF(3), "int8")),
 ]
 AVERAGED_MOMENTS: list[Strategy] = [

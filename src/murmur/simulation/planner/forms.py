@@ -7,6 +7,7 @@ bandwidth and latency of a network card.
     KAVG, BMUF       (E max_i (t_i1 + ... + t_iK) + C) / (K L)
     ParameterAveraging  the same with J(f) learners in place of L, averaged over the fraction f of the budget
     DelayByOne       d_i <- max(d_i + t_i, max_j d_j + C), per round, / L
+    StreamingDiLoCo  d_i <- max(d_i + tau t_i, max_j d_j + C_F) + (K / F - tau) t_i, per fragment, F / (K L)
     ADPSGD           1 / sum_i 1 / E t_i                            gradients do not wait; rounds: `planner.rounds`
     Downpour, EASGD  1 / sum_i 1 / E t_i                            gradients do not wait; see `_sharded`, `_apart`
     ASGD             max(b / (S B), b / (S R_copy), (E t + 2 (a + b / B + 2 b / R_copy)) / (L - S)), S servers;
@@ -26,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -113,12 +115,12 @@ class ClusterSetting:
         """Seconds of a broadcast by the first learner of the cluster."""
         return Network(Clock(), self.cluster).broadcast_seconds(range(self.cluster.learners), int(self.size) or 1, 0)
 
-    def allreduce(self) -> float:
-        """Seconds of a mean of all learners of the cluster."""
+    def allreduce(self, parts: int = 1) -> float:
+        """Seconds of a mean of all learners of the cluster, of one of some equal parts of the vector."""
         if self.cluster.learners < 2:
             return 0.0
         network = Network(Clock(), self.cluster)
-        return network.allreduce_seconds(range(self.cluster.learners), int(self.size) or 1)
+        return network.allreduce_seconds(range(self.cluster.learners), int(self.size / parts) or 1)
 
 
 def form_of(strategy: Any, setting: ClusterSetting) -> Form:
@@ -155,8 +157,12 @@ class ClosedForms:
     def delayed(self, mixing: Mixing) -> Form:
         return _delayed(mixing, self.setting)
 
-    def pairwise(self, mixing: Mixing) -> Form:
-        return _gossiping(mixing, self.setting)
+    def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Form:
+        return _streamed(K, fragments, tau, vectors, self.setting)
+
+    def pairwise(self, mixing: Mixing, more_vectors: float = 0) -> Form:
+        form = _gossiping(mixing, self.setting)
+        return replace(form, vectors=form.vectors + more_vectors)
 
     def served(self, servers: int) -> Form:
         return _served(servers, self.setting)
@@ -236,6 +242,27 @@ def _delayed(mixing: Mixing, setting: ClusterSetting) -> Form:
     )
     binds = NETWORK if cost > step * 0.999 else _bound_by(step - own, 0.0, own)
     return Form(step / count, binds, 5.0, lines)
+
+
+def _streamed(K: int, fragments: int, tau: int, vectors: float, setting: ClusterSetting) -> Form:
+    """Form of means of fragments beside the next tau gradients; C_F: seconds of the mean of a fragment."""
+    cost, count = setting.allreduce(fragments), setting.learners * setting.unit
+    begins = [K * p // fragments for p in range(fragments + 1)]
+    rows = np.concatenate([setting.times] * -(-4 * K // len(setting.times)))
+    rows = rows[: len(rows) // K * K]
+    done, waited = np.zeros(setting.learners), 0.0
+    for block in rows.reshape(-1, K, setting.learners):
+        for begin, end in pairwise(begins):
+            beside = done + block[begin : begin + tau].sum(0)
+            merged = np.maximum(beside, done.max() + cost)
+            waited += float((merged - np.maximum(beside, done.max())).mean())
+            done = merged + block[begin + tau : end].sum(0)
+    step, own, exposed = float(done.max()) / len(rows), float(setting.times.mean(0).min()), waited / len(rows)
+    lines = (
+        "seconds a minibatch = F / (K L) (round of d_i <- max(d_i + tau t_i, max_j d_j + C_F) + (K / F - tau) t_i)",
+        f"                    = {step:.6g} / {count} = {step / count:.6g}      (mean t {own:.6g}, C_F {cost:.6g})",
+    )
+    return Form(step / count, _bound_by(step - own - exposed, exposed, own), vectors, lines)
 
 
 def _gossiping(mixing: Mixing, setting: ClusterSetting) -> Form:
