@@ -58,7 +58,7 @@ class TaskSource:
         experiment = experiment.scaled(seat.group.size)
         self.experiment, self.seat, self.observers = experiment, seat, tuple(observers)
         self.task: Task = experiment.task
-        self.first = 0
+        self.first = self._turn = self.drawn = 0
         self.times = self.decay_times = 1.0
         self.recorded = True
         self.piece = WHOLE
@@ -79,7 +79,6 @@ class TaskSource:
         self._betas = [group.get("betas") for group in self.optimizer.param_groups]
         self._decays = [group.get("weight_decay", 0.0) for group in self.optimizer.param_groups]
         self._g = self.layout.empty()
-        self._turn = 0
         self._claimed = 0  # minibatches claimed by all learners, as far as this one's claims show
         self.counters = Counters(experiment.most_skipped)
         self.log = Log()
@@ -88,7 +87,6 @@ class TaskSource:
         self.heldout: tuple[float, ...] = ()
         self._natural = getattr(self.optimizer, "preconditioning", None)
         self._probe: Any = None
-        self.drawn = 0
         self.cover = Cover()
         self._boundaries: list[Boundary] = []
         self.clock = TrainingClock(seat)
