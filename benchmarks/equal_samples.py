@@ -9,8 +9,8 @@ the first row:
 
 Budget: digits 13 epochs of 154 minibatches (8 chunks), AN4 8 of about 250 (8 chunks), LibriSpeech 3 of about 620 (24
 chunks, 4.5 million frames): about 2,000 turns at 8 learners in both regimes.
-Rates, all at seed 0, by held-out loss on dev: one learner by ONE_LEARNER times the recipe's rate; every strategy by
-TRIALS times the rate found for one learner. Seeds 1 and 2 at the best rate.
+Rates, all at seed 0, by held-out loss on dev, with `Auto(noise=0)`: one learner by ONE_LEARNER times the recipe's rate;
+every strategy by TRIALS times the rate found for one learner. Seeds 1 and 2 at the best rate.
 Parts, in this order:
     bars      one learner, and the strategies that bars name, at 8 learners; the minibatch stays
     sixteen   the best two asynchronous strategies of `bars` at 16 learners, at their rates; the minibatch stays
@@ -159,7 +159,7 @@ class Cell:
             optimizer = NaturalGradientSGD(lr=self.rate, momentum=0.9, keep_rate=True)
         else:
             optimizer = replace(optimizer, lr=optimizer.lr * factor)
-        scaling = Auto("grows" if self.grows else "stays")
+        scaling = Auto("grows" if self.grows else "stays", noise=0.0)  # the trials find the rate
         strategy = STRATEGIES[self.name]
         return replace(base, task=task, strategy=strategy, seed=self.seed, scaling=scaling, optimizer=optimizer)  # type: ignore[arg-type]
 

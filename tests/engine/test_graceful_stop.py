@@ -85,7 +85,14 @@ SERVED = [ASGD(), ASGD(servers=2), Downpour(), Downpour(3, 2, shards=4), Downpou
 
 @pytest.mark.parametrize(
     "strategy",
-    [ADPSGD(alone), A2CiD2(alone), QuasiGlobal(alone, beta=0.0), *SERVED, SuperLearners(ADPSGD(alone)), OwnShares(ADPSGD(alone))],
+    [
+        ADPSGD(alone),
+        A2CiD2(alone),
+        QuasiGlobal(alone, beta=0.0),
+        *SERVED,
+        SuperLearners(ADPSGD(alone)),
+        OwnShares(ADPSGD(alone)),
+    ],
     ids=named,
 )
 def test_without_lock_step_each_stops_by_itself_and_nothing_is_lost(strategy: Strategy, tmp_path: Path) -> None:

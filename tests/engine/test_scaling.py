@@ -21,7 +21,7 @@ from murmur.engine.scaling import Auto, Fixed, described, scaling
 from murmur.engine.schedule import Cosine, LargeBatch, TimesLearners
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
-from murmur.strategies import ADPSGD, BMUF, KAVG, ParameterAveraging, SuperLearners, SyncSGD
+from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, Downpour, ParameterAveraging, SuperLearners, SyncSGD
 from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Kill, LognormalSeconds
@@ -162,12 +162,37 @@ def test_a_continued_run_keeps_the_cut_with_which_it_began(tmp_path: Path) -> No
         Trainer(part(60), VirtualWorld(2), tmp_path, resume=True).fit()
 
 
+@pytest.mark.parametrize("strategy", [ASGD(), Downpour(2, 2)])
+@pytest.mark.parametrize(("rule", "factor"), [(Auto(), 1.0), (Auto("stays"), 1 / 3)])
+def test_added_steps_are_steps_of_single_pieces(strategy: Any, rule: Any, factor: float) -> None:
+    """A server's model moves by each learner's gradient, not by their mean."""
+    found = rates(run(strategy, rule), VirtualWorld(4))
+    assert [record.rate for record in found] == [pytest.approx(0.1 * factor)] * len(found)
+    assert run(strategy, rule).scaled(4).rule.betas((0.9, 0.999), 4)[1] == pytest.approx(1 - 0.001 * factor)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "pieces"),
+    [(SyncSGD(), 1), (KAVG(4), 3), (ADPSGD(), 3), (SuperLearners(ADPSGD(), 2), 1.5), (SuperLearners(SyncSGD(), 2), 1)],
+)
+def test_moments_of_pieces_raise_the_rate_of_adam(strategy: Any, pieces: float) -> None:
+    """With pure noise of variance c s^2 on a piece, Adam's step is sqrt(c) times smaller."""
+    for noise, optimizer in ((0.5, Adam(0.1)), (1 / 3, Adam(0.1)), (0.5, SGD(0.1))):
+        experiment = replace(run(strategy, Auto("stays", noise=noise)), optimizer=optimizer)
+        wanted = 0.1 * (pieces**noise if isinstance(optimizer, Adam) else 1.0) * (4 / 3)
+        assert rates(experiment, VirtualWorld(4))[-1].rate == pytest.approx(wanted)
+    assert scaling(strategy, pieces=3).noisy == pytest.approx(pieces ** (1 / 3))
+
+
 def test_the_chosen_values_are_told() -> None:
     rule = scaling(KAVG(8))
     assert described(rule, 8, Adam()) == (
         "minibatch of a turn x 8; rate x 8 after a warm-up over 30% of the budget; betas 0.7172 and 0.992"
     )
-    assert described(scaling(KAVG(8), pieces=8), 8, Adam()) == "minibatch of a turn x 1, cut in 8"
+    assert described(scaling(KAVG(8), pieces=8), 8, Adam()) == (
+        "minibatch of a turn x 1, cut in 8; rate x 2 for moments of pieces"
+    )
+    assert described(scaling(ASGD(), pieces=8), 8, SGD()) == "minibatch of a turn x 0.125, cut in 8; rate x 0.125"
 
 
 def test_values_stand_in_the_folder_of_a_run(tmp_path: Path) -> None:
@@ -187,9 +212,9 @@ def test_values_stand_in_the_folder_of_a_run(tmp_path: Path) -> None:
     assert simulated["seconds"] == pytest.approx(24 * 0.1 / 4, rel=0.5)
 
 
-@pytest.mark.parametrize("values", [{"warm": 1.0}, {"warm": -0.1}])
+@pytest.mark.parametrize("values", [{"warm": 1.0}, {"warm": -0.1}, {"noise": 0.6}, {"noise": -0.1}])
 def test_wrong_values_are_refused(values: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="warm must be"):
+    with pytest.raises(ValueError, match=f"{next(iter(values))} must be"):
         Auto(**values)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one piece"):
         scaling(KAVG(8), pieces=0)

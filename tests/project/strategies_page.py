@@ -64,6 +64,8 @@ MEANINGS = {  # fact -> its meaning
     "sets_weights_every": "gradients between exchanges that set all weights; `None`: exchanges only add to them",
     "assigns_minibatches": "it chooses the minibatches of each learner; a loop with its own loader cannot run it",
     "least_learners": "smallest sensible number of learners",
+    "adds_steps": "the model moves by the sum of all learners' steps, not by their mean",
+    "gradients_a_step": "learners whose gradients are summed for one step of an optimizer; `None`: all",
     "follows_growth": "it scales its steps with the number of learners itself ([scaling](scaling.md))",
 }
 METHODS = (

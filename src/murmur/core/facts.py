@@ -34,6 +34,8 @@ class Facts:
             cannot run it.
         least_learners: Smallest useful number of learners.
         follows_growth: It scales its steps with the number of learners itself, so that the rate is left alone.
+        adds_steps: The model moves by the sum of all learners' steps, not by their mean.
+        gradients_a_step: Learners whose gradients are summed for one step of an optimizer; None: all.
     """
 
     lock_step: bool = True
@@ -47,6 +49,8 @@ class Facts:
     assigns_minibatches: bool = False
     least_learners: int = 1
     follows_growth: bool = False
+    adds_steps: bool = False
+    gradients_a_step: int | None = 1
 
     @classmethod
     def of(cls, strategy: object) -> Facts:
@@ -81,6 +85,14 @@ class FactsOfInner(ABC):
     @property
     def follows_growth(self) -> bool:
         return Facts.of(self.inner).follows_growth
+
+    @property
+    def adds_steps(self) -> bool:
+        return Facts.of(self.inner).adds_steps
+
+    @property
+    def gradients_a_step(self) -> int | None:
+        return Facts.of(self.inner).gradients_a_step
 
     def training_learners(self, learners: int) -> int:
         return training_learners(self.inner, learners)

@@ -263,12 +263,12 @@ class TaskSource:
         for group, rate, decay, betas in zip(
             self.optimizer.param_groups, self._rates, self._decays, self._betas, strict=True
         ):
-            group["lr"] = rate * factor
+            group["lr"] = rate * factor * (1.0 if betas is None else self.rule.noisy)
             if betas is not None:
                 group["betas"] = self.rule.betas(betas, at.learners)
             if decay:
                 group["weight_decay"] = decay * self.decay_times
-        self.counters.rate = self._rates[0] * factor
+        self.counters.rate = self.optimizer.param_groups[0]["lr"]
         if not is_finite(g):  # a mean over all learners, with the same bits on each
             self.counters.skip_step()
             return

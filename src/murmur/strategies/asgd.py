@@ -103,6 +103,7 @@ class ASGD:
     tolerates_loss: ClassVar[bool] = True  # of learners that train; without a server the run ends
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
+    adds_steps: ClassVar[bool] = True
     damping: Callable[[int], float] = undamped
     servers: int = 1
 

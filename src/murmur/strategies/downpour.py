@@ -88,6 +88,7 @@ class Downpour:
     tolerates_loss: ClassVar[bool] = True  # of learners that hold no shard
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
+    adds_steps: ClassVar[bool] = True
     push: int = 1
     pull: int = 1
     shards: int = 1

@@ -60,6 +60,11 @@ class SuperLearners(FactsOfInner):
         return self.outer
 
     @property
+    def gradients_a_step(self) -> int | None:
+        outer = Facts.of(self.outer).gradients_a_step
+        return None if outer is None else outer * self.node_size
+
+    @property
     def tolerates_loss(self) -> bool:
         outer = Facts.of(self.outer)
         return outer.tolerates_loss and not outer.lock_step  # leaders form no elastic group

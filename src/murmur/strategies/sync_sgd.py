@@ -23,6 +23,7 @@ class SyncSGD:
     ends_equal: ClassVar[bool] = True
     staleness: ClassVar[int | None] = 0
     sets_weights_every: ClassVar[float | None] = 1
+    gradients_a_step: ClassVar[int | None] = None
 
     async def __call__(self, me: Learner) -> None:
         async for g in me.gradients(mean_over=me.group):
