@@ -238,8 +238,8 @@ class VirtualGroup(Group):
 
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
-            seconds = self.hub.network.allreduce_seconds(self.hub.members, x.numel() * x.element_size())
-            return weighted_mean(xs, weights), seconds
+            size = x.numel() * x.element_size()
+            return weighted_mean(xs, weights), self.hub.network.allreduce_seconds(self.hub.members, size, x.numel())
 
         return (await self._meet("exchange of mean", x.clone(), finish)).clone()  # type: ignore[no-any-return]
 

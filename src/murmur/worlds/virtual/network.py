@@ -287,11 +287,17 @@ class Network:
         free[learner] = max(free[learner], at) + size / self.cluster.copy_bytes_per_second
         return free[learner]
 
-    def allreduce_seconds(self, learners: Sequence[int], num_bytes: int) -> float:
-        """Return and record the cost of an allreduce of the cluster's kind, in seconds, with copies to the host."""
+    def allreduce_seconds(self, learners: Sequence[int], num_bytes: int, numel: int | None = None) -> float:
+        """Return and record the cost of an allreduce of the cluster's kind, in seconds, with copies to the host.
+
+        Args:
+            learners: Learners that take part.
+            num_bytes: Bytes of the vector.
+            numel: Its elements, so that a part of the model's vector costs its share; None: it is a whole one.
+        """
         if len(learners) < 2:
             return 0.0
-        size = self.size_of(num_bytes)
+        size = self.size_of(num_bytes, numel)
         cost = self.allreduce_cost(learners, size)
         for learner in learners:
             self.sent_bytes[learner] += cost.sent_bytes
