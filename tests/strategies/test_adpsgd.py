@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from averaging_only import Averaging
 from grids import thinned
@@ -20,32 +20,17 @@ from murmur.core.mixing import Mixing, matrix, randomized_ring, ring
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
-from murmur.engine.task import Loss
 from murmur.engine.trainer import Outcome, Trainer
 from murmur.strategies import ADPSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic, fit, weights_of
+from tasks import Looked, Quadratic, fit, weights_of
 from unscaled import Experiment
 
 ALPHA = 0.1
 AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)
 SOME_MIXINGS = [pytest.param(MIXINGS[name], id=name) for name in ("ring", "randomized_ring", "pairwise", "exponential")]
-
-
-@dataclass(frozen=True)
-class Looked(Quadratic):
-    """Quadratic that records each model's minibatches, and the weights at which their gradients were taken."""
-
-    by: dict[nn.Module, list[tuple[int, Tensor]]] = field(default_factory=dict, compare=False, repr=False)
-
-    def minibatch(self, n: int) -> tuple[Tensor, float, int]:  # type: ignore[override]
-        return *super().minibatch(n), n
-
-    def loss(self, model: nn.Module, minibatch: tuple[Tensor, float, int]) -> Loss:  # type: ignore[override]
-        self.by.setdefault(model, []).append((minibatch[2], weights_of(model)))
-        return super().loss(model, minibatch[:2])
 
 
 def check_papers_equation(mixing: Mixing, cluster: Cluster, rounds: int) -> None:

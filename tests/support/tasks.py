@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,20 @@ class Quadratic:
 
 def weights_of(model: nn.Module) -> Tensor:
     return Layout.trainable(model).gather()
+
+
+@dataclass(frozen=True)
+class Looked(Quadratic):
+    """Quadratic that records each model's minibatches, and the weights at which their gradients were taken."""
+
+    by: dict[nn.Module, list[tuple[int, Tensor]]] = field(default_factory=dict, compare=False, repr=False)
+
+    def minibatch(self, n: int) -> tuple[Tensor, float, int]:  # type: ignore[override]
+        return *super().minibatch(n), n
+
+    def loss(self, model: nn.Module, minibatch: tuple[Tensor, float, int]) -> Loss:  # type: ignore[override]
+        self.by.setdefault(model, []).append((minibatch[2], weights_of(model)))
+        return super().loss(model, minibatch[:2])
 
 
 def fit(experiment: Experiment, world: World) -> Tensor:

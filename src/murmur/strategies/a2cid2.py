@@ -38,6 +38,7 @@ from murmur.core.mixing import Mixing, matrix, ring
 Z = "z"  # name of the second vector among the vectors of a checkpoint
 ROUNDS = 100  # of a mixing, over which its Laplacian is a mean
 MEMORY = 16  # rounds of the running means of exchanges
+FEWEST = 1e-9  # exchanges of a round without neighbours, so that a mixing without any gives a finite quotient
 CONNECTED = 1e-9  # smallest second eigenvalue of the Laplacian of a connected graph, up to rounding
 
 
@@ -71,17 +72,18 @@ class CoupledWeights:
         self._me, self._given = me, eta
         self._eta, self._ratio = 0.0, 1.0
         self._since = me.seat.now
-        self._before, self._neighbours = 0, 0  # exchanges completed, and neighbours, when the latest round began
+        self._latest: tuple[int, int] | None = None  # exchanges completed, and neighbours, when the latest round began
         self._carried = self._due = 1.0  # running means over rounds: exchanges completed, and exchanges of the mixing
         me.outer.setdefault(Z, me.weights.snapshot())
 
     def begin_round(self, neighbours: int) -> None:
         """Count the exchanges since the latest round; the round that begins has a number of neighbours."""
         exchanges = self._me.averager.exchanges
-        if self._neighbours:
-            self._carried += (exchanges - self._before - self._carried) / MEMORY
-            self._due += (self._neighbours - self._due) / MEMORY
-        self._before, self._neighbours = exchanges, neighbours
+        if self._latest is not None:
+            before, due = self._latest
+            self._carried += (exchanges - before - self._carried) / MEMORY
+            self._due += (max(due, FEWEST) - self._due) / MEMORY
+        self._latest = exchanges, neighbours
 
     def follow(self, mixing: Mixing, learners: int) -> None:
         """Take the constants of the graph of a number of live learners."""

@@ -51,7 +51,7 @@ SMALL = {
     "BMUF": BMUF(3),
     "SlowMo": SlowMo(3),
     "DiLoCo": DiLoCo(3),
-    "StreamingDiLoCo": StreamingDiLoCo(4, 2, 1),
+    "StreamingDiLoCo": StreamingDiLoCo(4, 2, 2),
     "GossipPGA": GossipPGA(3),
     "ParameterAveraging": ParameterAveraging(24, optimizer="keep"),
 }
@@ -65,7 +65,7 @@ NESTED: list[Strategy] = [
     Compressed(SuperLearners(KAVG(3)), "float16"),
     SuperLearners(SyncSGD()),
     SuperLearners(KAVG(3)),
-    SuperLearners(StreamingDiLoCo(4, 2, 2)),
+    SuperLearners(StreamingDiLoCo(5, 2, 1)),
     SuperLearners(Compressed(BMUF(3), "int8")),
 ]
 AVERAGED_MOMENTS: list[Strategy] = [

@@ -456,3 +456,12 @@ def test_a_gradient_in_parts_costs_a_vector(servers: int) -> None:
         fit(Experiment(Quadratic(size=10), ASGD(servers=servers), Budget(minibatches=minibatches), SGD(0.1)), world)
         sent.append(sum(world.network.sent_bytes.values()))
     assert sent[1] - sent[0] == pytest.approx(2 * 20 * 1000.0)
+
+
+def test_a_mean_of_weights_and_moments_costs_three_vectors() -> None:
+    """A few numbers beside the weights cost nothing, and a part its share."""
+    network = Network(Clock(), Cluster(2, link=Link(0.0, 1000.0), message_bytes=1000.0))
+    network.whole = 100
+    whole = network.allreduce_seconds(range(2), 400)
+    for numel, vectors in ((50, 0.5), (100, 1), (102, 1), (199, 1), (308, 3)):
+        assert network.allreduce_seconds(range(2), 4 * numel, numel) == pytest.approx(vectors * whole)

@@ -120,7 +120,8 @@ class ClusterSetting:
         if self.cluster.learners < 2:
             return 0.0
         network = Network(Clock(), self.cluster)
-        return network.allreduce_seconds(range(self.cluster.learners), int(self.size / parts) or 1)
+        network.whole = parts
+        return network.allreduce_seconds(range(self.cluster.learners), int(self.size) or 1, 1)
 
 
 def form_of(strategy: Any, setting: ClusterSetting) -> Form:

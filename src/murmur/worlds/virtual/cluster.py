@@ -178,8 +178,9 @@ class Cluster:
         compute: Seconds of a minibatch as a function of (learner, step).
         link: Network card of every node, unless `links` has another one.
         links: Cards that differ, by node (with one learner per node: by learner).
-        message_bytes: Size on the wire of a vector of the model's length, and of collectives; a message with a part of
-            it costs its share. None takes the size of the real vectors.
+        message_bytes: Size on the wire of a vector of the model's length, of sums behind the backward pass and of
+            broadcasts; a message with a part of it, or its mean, costs its share. None takes the size of the real
+            vectors.
         faults: Kills, stops and restarts, in virtual seconds.
         lease_seconds: Silence after which a learner counts as dead.
         nodes: Number of nodes; None: as many as the learners need.

@@ -238,8 +238,8 @@ class VirtualGroup(Group):
 
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
-            seconds = self.hub.network.allreduce_seconds(self.hub.members, x.nbytes, x.numel())
-            return weighted_mean(xs, weights), seconds
+            size = x.numel() * x.element_size()
+            return weighted_mean(xs, weights), self.hub.network.allreduce_seconds(self.hub.members, size, x.numel())
 
         return (await self._meet("exchange of mean", x.clone(), finish)).clone()  # type: ignore[no-any-return]
 
@@ -258,7 +258,7 @@ class VirtualGroup(Group):
         arrival = self.hub.arrival(verb, self._calls[verb], self.rank, root)
         if self.rank == root:
             given, hub = x.clone(), self.hub
-            seconds = hub.network.broadcast_seconds(hub.members, x.nbytes, hub.members[root], x.numel())
+            seconds = hub.network.broadcast_seconds(hub.members, x.numel() * x.element_size(), hub.members[root])
             hub.clock.after(seconds, lambda: arrival.done.fire(given))
         return Awaited(arrival.done, self.trace)
 
@@ -266,7 +266,7 @@ class VirtualGroup(Group):
         async def added() -> Tensor:
             def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
                 check_alike(xs, self.name)
-                seconds = self.hub.network.allreduce_seconds(self.hub.members, x.nbytes, x.numel())
+                seconds = self.hub.network.allreduce_seconds(self.hub.members, x.numel() * x.element_size())
                 return torch.stack(xs).sum(0), seconds
 
             return x.copy_(await self._meet("sum", x.clone(), finish))
@@ -338,7 +338,7 @@ class VirtualGroup(Group):
     async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
             check_alike(xs, self.name)
-            return xs[root], self.hub.network.allreduce_seconds(self.hub.members, x.nbytes, x.numel())
+            return xs[root], self.hub.network.allreduce_seconds(self.hub.members, x.numel() * x.element_size())
 
         return (await self._meet("broadcast", x.clone(), finish)).clone()  # type: ignore[no-any-return]
 

@@ -217,10 +217,6 @@ class Network:
             return fixed
         return fixed * (numel // self.whole if numel >= self.whole else numel / self.whole)
 
-    def size_in_collective(self, num_bytes: int, numel: int | None) -> float:
-        """Return the bytes on the wire of a vector in a collective, where a short one costs as much as the model's."""
-        return max(self.size_of(num_bytes), self.size_of(num_bytes, numel))
-
     def send(self, source: int, to: int, num_bytes: int, deliver: Done, numel: int | None = None) -> None:
         """Call `deliver` when a message with a vector of `num_bytes` and `numel` elements has arrived in full."""
         size = self.size_of(num_bytes, numel)
@@ -293,10 +289,16 @@ class Network:
         return free[learner]
 
     def allreduce_seconds(self, learners: Sequence[int], num_bytes: int, numel: int | None = None) -> float:
-        """Return and record the cost of an allreduce of the cluster's kind, in seconds, with copies to the host."""
+        """Return and record the cost of an allreduce of the cluster's kind, in seconds, with copies to the host.
+
+        Args:
+            learners: Learners that take part.
+            num_bytes: Bytes of the vector.
+            numel: Its elements, so that a part of the model's vector costs its share; None: it is a whole one.
+        """
         if len(learners) < 2:
             return 0.0
-        size = self.size_in_collective(num_bytes, numel)
+        size = self.size_of(num_bytes, numel)
         cost = self.allreduce_cost(learners, size)
         for learner in learners:
             self.sent_bytes[learner] += cost.sent_bytes
@@ -319,11 +321,11 @@ class Network:
         last = self.cluster.last_bucket_bytes(size) / size
         return seconds - min(seconds * (1 - last), self.cluster.backward_share * gradient_seconds)
 
-    def broadcast_seconds(self, learners: Sequence[int], num_bytes: int, root: int, numel: int | None = None) -> float:
+    def broadcast_seconds(self, learners: Sequence[int], num_bytes: int, root: int) -> float:
         """Return and record the cost of a broadcast by learner `root`, in seconds, with copies to the host."""
         if len(learners) < 2:
             return 0.0
-        size = self.size_in_collective(num_bytes, numel)
+        size = self.size_of(num_bytes)
         seconds = broadcast(size, self.places(learners))
         others = [learner for learner in learners if learner != root]
         for sender in (root, *others[:-1]):  # in a tree others send, and just as much
