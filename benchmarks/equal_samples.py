@@ -16,6 +16,7 @@ Parts, in this order:
     sixteen   the best two asynchronous strategies of `bars` at 16 learners, at their rates; the minibatch stays
     others    all other strategies at 8 learners, seed 0; the minibatch stays
     natural   natural gradient in place of Adam: one learner; SyncSGD and ADPSGD at 8 learners, seed 0
+    sgd       SGD with momentum in place of Adam: one learner; ADPSGD and quasi-global momentum at 8 learners, seed 0
     four      the strategies of `bars` at 4 learners, at their rates, seed 0
     grows     one learner with the small minibatch, and the strategies of `bars` at 8 learners, seed 0
 A difference of word error rates is judged by paired bootstrap over utterances with all their seeds.
@@ -42,20 +43,23 @@ import typer
 from measure import bar, close
 from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
-from murmur.core.mixing import randomized_ring
+from murmur.core.mixing import randomized_ring, ring
 from murmur.engine.experiment import Experiment
-from murmur.engine.optim.optimizer import NaturalGradientSGD
+from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
 from murmur.engine.scaling import Auto
 from murmur.run.configuration import configure, load
 from murmur.strategies import (
     ADPSGD,
     BMUF,
     KAVG,
+    A2CiD2,
     AdaptiveKAVG,
     DelayByOne,
     DiLoCo,
     GossipPGA,
+    QuasiGlobal,
     SlowMo,
+    StreamingDiLoCo,
     SuperLearners,
     SyncSGD,
 )
@@ -67,7 +71,7 @@ from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 
 KEPT = Path(__file__).parents[1] / "results" / "equal_samples.jsonl"
 SEEDS, ONE_LEARNER, TRIALS = (0, 1, 2), (0.5, 1.0, 2.0), (1.0, 2.0)
-NATURAL_RATES = (0.02, 0.06, 0.2)
+OTHER_RATES = {"natural": (0.02, 0.06, 0.2), "sgd": (0.1, 0.3, 1.0)}  # of one learner
 ALONE = "one learner"
 ADPSGD_LOCAL, ADPSGD_AVERAGED = "ADPSGD(randomized_ring)", "ADPSGD(randomized_ring, moments='averaged')"
 SUPER = "SuperLearners(ADPSGD(randomized_ring, moments='averaged'), 2)"
@@ -93,8 +97,15 @@ OTHERS: dict[str, Strategy] = {
     "BMUF(8, eta=0.5, moments='at_outer')": BMUF(8, eta=0.5, moments="at_outer"),
     "KAVG(2, moments='averaged')": KAVG(2, moments="averaged"),
     "AdaptiveKAVG(8 to 1)": AdaptiveKAVG(K=Geometric(8, 1)),
+    "StreamingDiLoCo(8, 2, 2)": StreamingDiLoCo(8, 2, 2),
+    "A2CiD2(ring)": A2CiD2(ring),
 }
-STRATEGIES = {ALONE: SyncSGD(), **BARS, **OTHERS}
+WITH_MOMENTUM: dict[str, Strategy] = {"QuasiGlobal(randomized_ring)": QuasiGlobal(randomized_ring)}
+STRATEGIES = {ALONE: SyncSGD(), **BARS, **OTHERS, **WITH_MOMENTUM}
+OF_OPTIMIZER = {
+    "natural": ("SyncSGD", ADPSGD_LOCAL, ADPSGD_AVERAGED),
+    "sgd": (ADPSGD_LOCAL, ADPSGD_AVERAGED, *WITH_MOMENTUM),
+}
 LIMITED = {ADPSGD_LOCAL: 1.05, ADPSGD_AVERAGED: 1.05, SUPER: 1.05, "DelayByOne(moments='averaged')": 1.05}
 BLOCKS = ("KAVG", "SlowMo", "BMUF", "DiLoCo")  # K-step averaging and its forms with outer momentum
 
@@ -114,6 +125,7 @@ class Part(StrEnum):
     SIXTEEN = "sixteen"
     OTHERS = "others"
     NATURAL = "natural"
+    SGD = "sgd"
     FOUR = "four"
     GROWS = "grows"
 
@@ -146,7 +158,7 @@ class Cell:
     rate: float = 1.0
     seed: int = 0
     grows: bool = False
-    natural: bool = False
+    optimizer: str = "adam"
 
     def experiment(self, base: Experiment) -> Experiment:
         """Return the experiment of the run."""
@@ -155,8 +167,11 @@ class Cell:
             task = replace(task, chunks=replace(task.chunks, size=max(1, task.chunks.size // 8)))
         factor = self.rate / 8**0.5 if self.grows else self.rate  # of a minibatch 8 times smaller
         optimizer: Any = base.optimizer
-        if self.natural:
-            optimizer = NaturalGradientSGD(lr=self.rate, momentum=0.9, keep_rate=True)
+        momentum = 0.0 if self.name in WITH_MOMENTUM else 0.9
+        if self.optimizer == "natural":
+            optimizer = NaturalGradientSGD(lr=self.rate, momentum=momentum, keep_rate=True)
+        elif self.optimizer == "sgd":
+            optimizer = SGD(lr=self.rate * (1 - 0.9), momentum=momentum)
         else:
             optimizer = replace(optimizer, lr=optimizer.lr * factor)
         scaling = Auto("grows" if self.grows else "stays", noise=0.0)  # the trials find the rate
@@ -236,7 +251,7 @@ def loss(row: Row) -> float:
 
 def told(row: Row) -> str:
     """Return a row in a line."""
-    regime = ("grows" if row["grows"] else "stays") + (", natural gradient" if row["natural"] else "")
+    regime = ("grows" if row["grows"] else "stays") + ("" if row["optimizer"] == "adam" else f", {row['optimizer']}")
     where = f"{row['name']} at {row['learners']} ({regime}), rate {row['rate']:g}, seed {row['seed']}"
     return f"{row['set']}: {where}: loss {loss(row):.4f}"
 
@@ -277,7 +292,9 @@ class Table:
         """Add the runs of one or several strategies."""
         groups: dict[str, list[Row]] = {}
         for row in rows:
-            regime = (", grows" if row["grows"] else "") + (", natural gradient" if row["natural"] else "")
+            regime = (", grows" if row["grows"] else "") + (
+                "" if row["optimizer"] == "adam" else f", {row['optimizer']}"
+            )
             groups.setdefault(f"{row['name']} at {row['learners']}{regime}", []).append(row)
         for name, group in groups.items():
             self.figures[name] = line = compared(group[0], group, alone)
@@ -343,10 +360,9 @@ def run(study: Study, parts: Sequence[Part]) -> Table:
     for part in parts:
         if part in later:
             table.add(later[part](), ours)
-        elif part == Part.NATURAL:
-            own = study.tuned([replace(alone, natural=True, rate=1.0)], NATURAL_RATES)[0]
-            names = ("SyncSGD", ADPSGD_LOCAL, ADPSGD_AVERAGED)
-            many = study.tuned([replace(own, name=name, learners=8) for name in names], TRIALS)
+        elif part in OF_OPTIMIZER:
+            own = study.tuned([replace(alone, optimizer=str(part), rate=1.0)], OTHER_RATES[part])[0]
+            many = study.tuned([replace(own, name=name, learners=8) for name in OF_OPTIMIZER[part]], TRIALS)
             table.add(study.rows([own, *many]), study.rows([own]))
         else:
             small = study.tuned([Cell(ALONE, grows=True)], ONE_LEARNER)[0]

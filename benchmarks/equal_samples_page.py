@@ -1,0 +1,111 @@
+"""Tables and the picture of docs/scaling.md and docs/strategies.md from the records of equal_samples.py.
+
+python benchmarks/equal_samples_page.py
+
+A set without a record is left out. Lines between the markers of a page are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot as plt
+
+from murmur.engine.checkpoints.checkpoint import write_whole
+
+ROOT = Path(__file__).parents[1]
+SETS = {"digits": "digits", "an4": "AN4", "librispeech": "LibriSpeech, 4.1 h"}
+PAGES = ("docs/scaling.md", "docs/strategies.md")
+BEGIN, END = "<!-- begin equal samples -->", "<!-- end equal samples -->"
+Record = Mapping[str, Any]
+
+
+def records() -> dict[str, Record]:
+    """Return the records by set."""
+    files = {name: ROOT / "results" / "bench" / f"equal_samples_{name}.json" for name in SETS}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def cell(line: Record | None) -> str:
+    """Return a table's cell: loss over that of one learner, and the difference of word error rates."""
+    if line is None:
+        return ""
+    seeds = "" if line["seeds"] == 3 else f" ({line['seeds']} seed)"
+    if "wer_difference" not in line:
+        return f"{line['ratio']:.3f}{seeds}"
+    value, low, high = line["wer_difference"]
+    return f"{line['ratio']:.3f}; {value:+.1f} ({low:+.1f} to {high:+.1f}){seeds}"
+
+
+def table(found: Mapping[str, Record]) -> str:
+    """Return the table of all strategies that ran on some set, the best first."""
+    names = dict.fromkeys(name for record in found.values() for name in record["figures"])
+    lines = {name: [record["figures"].get(name) for record in found.values()] for name in names}
+    ratios = {name: [each["ratio"] for each in of if each is not None] for name, of in lines.items()}
+    order = sorted(names, key=lambda name: (-len(ratios[name]), sum(ratios[name]) / len(ratios[name])))
+    alone = [record["figures"]["one learner at 1"] for record in found.values()]
+    heads = [f"{SETS[name]}: one learner {each['wer']:.1f} % WER" for name, each in zip(found, alone, strict=True)]
+    rows = [f"| {name} | " + " | ".join(map(cell, lines[name])) + " |" for name in order if name != "one learner at 1"]
+    head = f"| strategy and learners | {' | '.join(heads)} |\n|---{'|---' * len(heads)}|"
+    return "\n".join([head, *rows])
+
+
+def text(found: Mapping[str, Record]) -> str:
+    """Return the lines between the markers."""
+    said = [
+        "Held-out loss over that of one learner at equal samples, and the difference of word error rates in points with"
+        " its 95 % interval. Rates by the same number of trials for each strategy; mean of three seeds unless said."
+        " `averaged`: with averaged moments.",
+        table(found),
+    ]
+    for name, record in found.items():
+        where = f"commit {record['commit']}, {record['hardware']}, {record['date']}"
+        said.append(f"{SETS[name]}: `{record['command']}`, {where}.")
+    return "\n\n".join(said)
+
+
+def draw(found: Mapping[str, Record], path: Path) -> None:
+    """Draw the ratios of all seeds at 8 learners, by strategy."""
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "equal samples"
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    names = [name for name in dict.fromkeys(n for r in found.values() for n in r["figures"]) if name.endswith(" at 8")]
+    worst = {name: max(r["figures"][name]["ratio"] for r in found.values() if name in r["figures"]) for name in names}
+    names.sort(key=lambda name: worst[name])
+    for place, (key, record) in enumerate(found.items()):
+        points = [
+            (ratio, row + 0.2 * (place - 1))
+            for row, name in enumerate(names)
+            for ratio in record["figures"].get(name, {"ratios": []})["ratios"]
+        ]
+        axes.plot([x for x, _ in points], [y for _, y in points], "o", ms=4, label=SETS[key])
+    axes.axvline(1.0, color="grey", linestyle=":")
+    axes.set_yticks(range(len(names)), [name.removesuffix(" at 8") for name in names], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("held-out loss over that of one learner; 8 learners, the same minibatch, a point a seed")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def main() -> None:
+    """Write the pages and the picture."""
+    found = records()
+    between = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    for name in PAGES:
+        page = (ROOT / name).read_text()
+        if not between.search(page):
+            raise SystemExit(f"{name} has no markers: {BEGIN} ... {END}")
+        replaced = between.sub(lambda _: f"{BEGIN}\n\n{text(found)}\n\n{END}", page)
+        write_whole(ROOT / name, replaced.encode())
+    draw(found, ROOT / "results" / "equal_samples.svg")
+
+
+if __name__ == "__main__":
+    main()
