@@ -3,7 +3,8 @@
     murmur launch --learners 2 examples/hf_trainer_callback.py
 
 Takes seconds on a CPU, offline. Needs transformers and accelerate. Clipping, accumulation and schedules stay the
-Trainer's. Where it evaluates or saves in the middle, it does so with this learner's own weights.
+Trainer's; the rate follows the number of learners. Where it evaluates or saves in the middle, it does so with this
+learner's own weights.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Murmur(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         optimizer = getattr(found["optimizer"], "optimizer", found["optimizer"])  # accelerate wraps it
-        me = self.block.enter_context(murmur.join(self.strategy, found["model"], optimizer, seat=self.place))
+        size = self.place.size if self.place else 1
+        plan = murmur.Plan(total_steps=state.max_steps * size, scaling=murmur.scaling(self.strategy))
+        me = self.block.enter_context(murmur.join(self.strategy, found["model"], optimizer, plan, seat=self.place))
         self.block.enter_context(murmur.routed(me))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **found: Any) -> None:

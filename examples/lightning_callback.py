@@ -3,7 +3,7 @@
     murmur launch --learners 2 examples/lightning_callback.py
 
 Takes seconds on a CPU. Needs lightning. Clipping, accumulation and schedules stay the Trainer's, which believes that it
-is alone; modules with one optimizer and automatic optimization.
+is alone; the rate follows the number of learners; modules with one optimizer and automatic optimization.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ class Murmur(lightning.Callback):
         self.block = ExitStack()
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        me = self.block.enter_context(murmur.join(self.strategy, pl_module, trainer.optimizers[0], seat=self.place))
+        size = self.place.size if self.place else 1
+        steps = int(trainer.estimated_stepping_batches) * size
+        plan = murmur.Plan(total_steps=steps, scaling=murmur.scaling(self.strategy))
+        optimizer = trainer.optimizers[0]
+        me = self.block.enter_context(murmur.join(self.strategy, pl_module, optimizer, plan, seat=self.place))
         self.block.enter_context(murmur.routed(me))
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:

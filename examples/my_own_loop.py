@@ -35,7 +35,9 @@ def main() -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, arm = spiral(2000, seed=1)
-    with murmur.join(KAVG(K=8), model, optimizer) as me:  # <- at the end of the block the model is the mean of all
+    steps = EPOCHS * -(-len(x) // BATCH)
+    plan = murmur.Plan(total_steps=steps, scaling=murmur.scaling(KAVG(K=8)))  # <- the rate follows their number
+    with murmur.join(KAVG(K=8), model, optimizer, plan) as me:  # <- after the block the model is the mean of all
         x, arm = x[me.rank :: me.size], arm[me.rank :: me.size]  # <- every learner has its own part of the data
         for _ in range(EPOCHS):
             for rows in torch.randperm(len(x)).split(BATCH):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -463,6 +464,47 @@ def test_parameter_averaging_divides_the_weight_decay_of_a_loop(decay: str, shar
         return float(model.weight)
 
     assert ran(threads(2), Words(body)) == pytest.approx([(1 - 2 * 0.25 * 0.5 * share) ** 3] * 2)
+
+
+@pytest.mark.parametrize(("strategy", "pieces"), [(SyncSGD(), 1), (KAVG(2), 2), (ADPSGD(), 1)])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_rates_follow_the_number_of_learners(
+    strategy: Strategy, pieces: int, make: Callable[..., torch.optim.Optimizer]
+) -> None:
+    """The optimizer of the loop, and its scheduler, keep the settings of one learner."""
+    rule = murmur.scaling(strategy, pieces, warm=0.5)
+
+    def body(seat: Seat) -> list[tuple[float, tuple[float, float] | None]]:
+        model = torch.nn.Linear(2, 1)
+        optimizer = make(model.parameters(), lr=0.1)
+        falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n))
+        seen: list[tuple[float, tuple[float, float] | None]] = []
+        optimizer.register_step_pre_hook(
+            lambda taken, *_: seen.append((taken.param_groups[0]["lr"], taken.param_groups[0].get("betas")))
+        )
+        with murmur.join(strategy, model, optimizer, Plan(total_steps=16, scaling=rule), seat=seat) as me:
+            for n in range(8):
+                model(torch.ones(4, 2)).square().mean().backward()
+                me.step()
+                assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / (1 + n))
+                falling.step()
+        assert optimizer.param_groups[0].get("betas", (0.9, 0.999)) == (0.9, 0.999)
+        return seen
+
+    growth = 2 / pieces
+    for seen in ran(threads(2), Words(body)):
+        noisy = rule.noisy if make is torch.optim.Adam else 1.0
+        taken = [rate * (1 + n) / (0.1 * noisy) for n, (rate, _) in enumerate(seen)]
+        assert taken[-1] == pytest.approx(growth)
+        assert taken == pytest.approx(sorted(taken))
+        assert 1 <= taken[0] < (1.5 if strategy.lock_step else 2.1)  # at its own pace the other may be done before
+        betas = (1 - 0.1 * growth**0.5, 1 - 0.001 * growth) if make is torch.optim.Adam else None
+        assert seen[0][1] == (None if betas is None else pytest.approx(betas))
+
+
+def test_a_rule_needs_the_length_of_the_run() -> None:
+    with pytest.raises(ValueError, match="give total_steps too"):
+        Plan(scaling=murmur.scaling(KAVG(2)))
 
 
 LAUNCHED = """

@@ -21,6 +21,7 @@ from murmur.core.membership import NOTHING, Preparation
 from murmur.core.moments import Moments
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE
 from murmur.core.world import drive
+from murmur.engine.scaling import Scaled
 from murmur.user_loop.group import JoinedGroup
 from murmur.user_loop.last_backward import Behind
 from murmur.user_loop.loop import Loop, Offer
@@ -36,17 +37,22 @@ class Plan:
         total_steps: Steps of all learners together, for strategies that follow the used fraction of the budget.
         samples_per_step: Average samples per step of one learner.
         evaluate: Returns held-out figures of a model in evaluation mode, including "loss".
+        scaling: Rule by which rate and betas follow the number of learners (`murmur.scaling(strategy)`); the optimizer
+            has the settings of one learner. Needs `total_steps`.
         timeout_seconds: Time that learners wait for a busy one (in an evaluation of its own) before they give up.
     """
 
     total_steps: int | None = None
     samples_per_step: float = 1.0
     evaluate: Evaluate | None = None
+    scaling: Scaled | None = None
     timeout_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
         if self.total_steps is not None and self.total_steps < 1:
             raise ValueError(f"total_steps must be at least 1 or None, got {self.total_steps}")
+        if self.scaling is not None and self.total_steps is None:
+            raise ValueError("Plan(scaling=...) warms rates up over a share of the run: give total_steps too")
         if not (self.samples_per_step > 0 and 0 < self.timeout_seconds < math.inf):
             raise ValueError(f"samples_per_step and timeout_seconds must be positive and finite, got {self}")
 
@@ -99,7 +105,7 @@ class LoopSource:
         self.stepping = False
         self._g = self.layout.empty()
         self._turn = self._claimed = 0
-        self._loss = math.nan
+        self._loss = self._rate = math.nan
         self._probe: Any = None
         self._together: dict[str, Group] = {}
 
@@ -180,24 +186,38 @@ class LoopSource:
         self.layout.hand_gradients(g, present)
         self.stepping = True
         try:
-            with self._scaled("lr", self.times), self._scaled("weight_decay", self.decay_times):
+            with self._settings():
+                self._rate = float(self.optimizer.param_groups[0]["lr"])
                 self.optimizer.step()
         finally:
             self.stepping = False
         self.clear()
 
     @contextmanager
-    def _scaled(self, name: str, factor: float) -> Iterator[None]:
-        """Multiply a setting of the optimizer inside the block; it belongs to the loop and its scheduler."""
-        groups = [group for group in self.optimizer.param_groups if name in group] if factor != 1.0 else []
-        before = [group[name] for group in groups]
+    def _settings(self) -> Iterator[None]:
+        """Change settings of the optimizer inside the block; they belong to the loop and its scheduler."""
+        groups = self.optimizer.param_groups
+        names = ("lr", "betas", "weight_decay")
+        before: list[dict[str, Any]] = [{name: group[name] for name in names if name in group} for group in groups]
         for group in groups:
-            group[name] *= factor
+            group["lr"] = group["lr"] * self._times(group)
+            if self.decay_times != 1 and "weight_decay" in group:
+                group["weight_decay"] *= self.decay_times
+            if self.plan.scaling is not None and "betas" in group:
+                group["betas"] = self.plan.scaling.betas(group["betas"], self.group.size)
         try:
             yield
         finally:
-            for group, value in zip(groups, before, strict=True):
-                group[name] = value
+            for group, values in zip(groups, before, strict=True):
+                group.update(values)
+
+    def _times(self, group: Mapping[str, Any]) -> float:
+        """Factor on the rate of a group of parameters."""
+        rule = self.plan.scaling
+        if rule is None:
+            return self.times
+        noisy = rule.noisy if "betas" in group else 1.0
+        return self.times * noisy * rule.factor(self.progress().fraction, self.group.size)
 
     def clear(self) -> None:
         """Clear the gradients for the next step."""
@@ -225,15 +245,14 @@ class LoopSource:
 
     def _progress(self, steps: int) -> Progress:
         fraction = math.nan if self.plan.total_steps is None else min(1.0, steps / self.plan.total_steps)
-        rate = float(self.optimizer.param_groups[0]["lr"]) * self.times
         return Progress(
             steps,
             steps * self.plan.samples_per_step,
             fraction,
             fraction,
             self._loss,
-            rate,
-            growth=float(self.group.size),
+            self._rate,
+            growth=float(self.group.size) if self.plan.scaling is None else self.plan.scaling.growth(self.group.size),
         )
 
     def evaluate(self, w: Tensor) -> Mapping[str, float]:
