@@ -19,6 +19,7 @@ from murmur.run.task_checks import task_to_do
 from murmur.studies.comparison.rows import Row, Rows
 from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
+from murmur.studies.papers.missing import bar, make, missing, processor_hours
 from murmur.studies.papers.page import HEAD, PAGE, write
 from murmur.studies.papers.run import MissingRun, Runner
 from murmur.studies.papers.study import Study
@@ -32,6 +33,8 @@ Corpus = Annotated[
 ]
 Finished = Annotated[Path, typer.Option("--rows", help="File of the rows; runs that it holds are not repeated.")]
 Out = Annotated[Path, typer.Option(help="Folder for papers.md and its picture.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of runs at the same time, each in a process of its own.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="List the runs that are missing and their hours, and end.")]
 Cache = Annotated[Path, typer.Option(help="Folder for features, alignments and pre-trained stacks.")]
 
 HELP = """Repeat experiments of five papers, small: real gradients on AN4, a virtual cluster, judged conclusions.
@@ -47,8 +50,10 @@ Chen). asgd: asynchronous SGD against K-step averaging (Cong et al.). stragglers
 delay-by-one, slow learners, large minibatches; many: 128 learners (Cui et al.). hierarchy: 8 x 8 learners (Zhang et
 al.).
 
+murmur papers rings --corpus corpora/an4 --estimate            (missing runs and their hours)
+
 Every run is a row. After an interruption the same command continues. All studies but many take about 15 minutes of
-processor time, and many about an hour.
+processor time, and many about an hour; --jobs 4 makes four runs at a time.
 """
 
 
@@ -59,8 +64,13 @@ def papers_command(
     rows: Finished = Path("runs/papers/papers.jsonl"),
     out: Out = Path("runs/papers"),
     cache: Cache = Path("runs/cache"),
+    jobs: Jobs = 1,
+    estimate: Estimate = False,
 ) -> None:
     chosen = studies(names or list(STUDIES))
+    if estimate:
+        tell_missing(Console(), chosen, rows, jobs)
+        return
     if corpus is None and not rows.is_file():  # an empty page would replace an earlier one
         raise SettingError(f"there are no rows in {rows}: give --corpus to make them, or name a file of rows")
     folder_to_write(out, "--out")
@@ -71,23 +81,19 @@ def papers_command(
     with ExitStack() as locks:
         for path in {out / LOCK, rows.parent / LOCK}:
             locks.enter_context(locked(path))
-        complete = make(chosen, corpus, cache, rows, out)
+        complete = write_all(chosen, None if corpus is None else StudyMaterial(corpus, cache), rows, out, jobs)
     raise typer.Exit(0 if complete else 1)
 
 
-def make(chosen: Sequence[Study], corpus: Path | None, cache: Path, rows: Path, out: Path) -> bool:
-    """Run the missing cells, if there is a corpus, and write the page; True if all runs exist."""
+def write_all(chosen: Sequence[Study], material: StudyMaterial | None, rows: Path, out: Path, jobs: int) -> bool:
+    """Run the missing cells, if there is material, and write the page; True if all runs exist."""
     torch.set_num_threads(1)
     console = Console()
-    material = None if corpus is None else StudyMaterial(corpus, cache)
     if material is not None:
         with console.status("preparing the data"):
             material.supervised.prepare()
-
-    def tell(cell: StudyCell, row: Row) -> None:
-        console.print(line(cell, row), highlight=False, soft_wrap=True)
-
-    run, complete = Runner(Rows(rows), material, tell), True
+        run_missing(console, chosen, material, rows, jobs)
+    run, complete = Runner(Rows(rows)), True
     for study in chosen:
         try:
             console.print(findings_table(study, run))
@@ -97,6 +103,37 @@ def make(chosen: Sequence[Study], corpus: Path | None, cache: Path, rows: Path, 
     page = write(Runner(Rows(rows)), out)
     console.print(f"{page}", highlight=False, soft_wrap=True)
     return complete
+
+
+def tell_missing(console: Console, chosen: Sequence[Study], rows: Path, jobs: int) -> None:
+    """Print the missing runs that are known, and about the time that they take."""
+    kept = Rows(rows)
+    cells = missing(chosen, Runner(kept))
+    for cell in cells:
+        console.print(f"{cell.told}, {cell.optimizer}", highlight=False, soft_wrap=True)
+    hours = processor_hours(cells, kept.read())
+    at_once = f", {hours / jobs:.1f} h with {jobs} at a time" if jobs > 1 else ""
+    runs = f"{len(cells)} run{'s' * (len(cells) != 1)} missing"
+    more = "; runs that depend on their results may follow" if cells else ""
+    console.print(f"{runs}: about {hours:.1f} processor hours{at_once}{more}", highlight=False, soft_wrap=True)
+
+
+def run_missing(console: Console, chosen: Sequence[Study], material: StudyMaterial, rows: Path, jobs: int) -> None:
+    """Run the missing cells, until the studies ask for no more."""
+    kept = Rows(rows)
+    with bar(console) as progress:
+        task = progress.add_task("runs", total=0)
+        done = 0
+        while cells := missing(chosen, Runner(kept)):
+            hours = processor_hours(cells, kept.read())
+            told = f"{len(cells)} missing: about {hours:.1f} processor hours, {jobs} at a time"
+            progress.console.print(told, highlight=False, soft_wrap=True)
+            progress.update(task, total=done + len(cells))
+            for cell, row in make(cells, material, jobs):
+                kept.append(row)
+                done += 1
+                progress.console.print(line(cell, row), highlight=False, soft_wrap=True)
+                progress.update(task, completed=done)
 
 
 def refuse_other_page(out: Path) -> None:

@@ -17,6 +17,7 @@ from murmur.studies.comparison.rows import Row, Rows
 from murmur.studies.papers import asgd, frequency, many, rings, stragglers
 from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
+from murmur.studies.papers.missing import DECODING_SECONDS, SECONDS_PER_FRAME, Unknown, missing, processor_hours
 from murmur.studies.papers.page import write
 from murmur.studies.papers.picture import draw
 from murmur.studies.papers.run import MissingRun, Runner, loss
@@ -174,6 +175,43 @@ def test_rows_are_found_and_what_is_missing_is_named(tmp_path: Path) -> None:
         run(cell)  # its test was not decoded
     rows.append(row_of(cell))
     assert run(cell)["errors"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_missing_runs_are_made_until_a_study_asks_for_no_more(name: str, tmp_path: Path) -> None:
+    """Also those that depend on the results of others, each once."""
+    rows, asked = Rows(tmp_path / "rows.jsonl"), list[StudyCell]()
+    while cells := missing([STUDIES[name]], Runner(rows)):
+        assert processor_hours(cells, rows.read()) > 0
+        for cell in cells:
+            rows.append(invented(cell))
+        asked += cells
+    digests = [cell.digest for cell in asked]
+    wanted = {row["digest"] for group in STUDIES[name].runs(invented).values() for row in group}
+    assert len(set(digests)) == len(digests)
+    assert set(digests) == wanted
+
+
+def test_hours_are_those_of_runs_with_as_many_learners() -> None:
+    cells = [StudyCell(budget=7200), StudyCell(learners=4, budget=3600, decoded=True)]
+    known = {"a": {**row_of(StudyCell(budget=100)), "cpu_seconds": 100.0}}
+    found = processor_hours(cells, known)
+    assert found == pytest.approx(2.0 + (SECONDS_PER_FRAME * 3600 + DECODING_SECONDS) / 3600)
+
+
+def test_a_row_that_is_not_there_cannot_be_read() -> None:
+    for look in (lambda row: row["ended"], lambda row: row.get("heldout"), loss):
+        with pytest.raises(MissingRun, match="seed 3"):
+            look(Unknown(StudyCell(seed=3)))  # type: ignore[no-untyped-call, operator]
+
+
+def test_the_command_tells_what_is_missing(tmp_path: Path) -> None:
+    words = ["papers", "stragglers", "--estimate", "--jobs", "2", "--rows", str(tmp_path / "rows.jsonl")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "ADPSGD(ring), 16 learners" in done.output
+    assert re.search(r"8 runs missing: about \d\.\d processor hours, \d\.\d h with 2 at a time", done.output)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_page_is_made_of_rows_alone_and_says_what_is_missing(tmp_path: Path) -> None:

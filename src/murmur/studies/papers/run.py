@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -21,7 +20,6 @@ from murmur.studies.papers.cell import FIXED, STACK_RATE, StudyCell, StudyMateri
 from murmur.studies.recipe_records import hardware
 from murmur.worlds.virtual.world import VirtualWorld
 
-Tell = Callable[[StudyCell, Row], None]
 MANY = 64  # above so many learners, gradients computed in one call save time
 
 
@@ -36,12 +34,10 @@ class Runner:
     Attributes:
         rows: file of the rows.
         material: data to train cells on; None trains nothing.
-        tell: function called with every new row.
     """
 
     rows: Rows
     material: StudyMaterial | None = None
-    tell: Tell | None = None
 
     def __call__(self, cell: StudyCell) -> Row:
         """The row of a cell.
@@ -54,25 +50,28 @@ class Runner:
             return known
         if self.material is None:
             raise MissingRun(f"{cell.told} is not in {self.rows.path}")
+        row = self.trained(cell)
+        self.rows.append(row)
+        return row
+
+    def trained(self, cell: StudyCell) -> Row:
+        """Train a cell and return its row, which is not on disk yet."""
+        assert self.material is not None
         began = time.process_time(), time.monotonic()
-        row = {"digest": cell.digest, "cell": asdict(cell), **self._trained(cell, self.material)}
-        row |= {
+        row = {"digest": cell.digest, "cell": asdict(cell), **self._figures(cell, self.material)}
+        return row | {
             "cpu_seconds": round(time.process_time() - began[0], 1),
             "real_seconds": round(time.monotonic() - began[1], 1),
             "commit": (commit() or "unknown")[:7],
             "hardware": hardware(),
             "date": datetime.now(UTC).date().isoformat(),
         }
-        self.rows.append(row)
-        if self.tell is not None:
-            self.tell(cell, row)
-        return row
 
-    def _trained(self, cell: StudyCell, material: StudyMaterial) -> dict[str, Any]:
+    def _figures(self, cell: StudyCell, material: StudyMaterial) -> dict[str, Any]:
         plain = material.frame_task(cell)
         task: Any = plain
         if cell.stack:
-            stem = self._stack(cell.seed, material)
+            stem = self.stack(cell.seed, material)
             content = blake2b(stem.with_suffix(".safetensors").read_bytes(), digest_size=8).hexdigest()
             task = Initialised(plain, stem, content)
         together = draw_together if cell.learners > MANY else None
@@ -83,7 +82,7 @@ class Runner:
             errors = {each.utterance: (each.errors, each.words) for each in score.recognised}
         return {"prior": plain.loss_of_priors(), **course.described(), "errors": errors}
 
-    def _stack(self, seed: int, material: StudyMaterial) -> Path:
+    def stack(self, seed: int, material: StudyMaterial) -> Path:
         """File, without suffix, of the machines of a seed; trained if it is missing."""
         out = material.cache / "stacks" / digest_of([STACK_RATE, seed, FIXED])
         if not (out / "model.json").exists():
