@@ -80,6 +80,7 @@ BARS: dict[str, Strategy] = {
     SUPER: SuperLearners(ADPSGD(randomized_ring, moments="averaged"), 2),
     "DelayByOne(moments='averaged')": DelayByOne(moments="averaged"),
     "KAVG(8, moments='averaged')": KAVG(8, moments="averaged"),
+    "BMUF(8, eta=0.5, moments='averaged')": BMUF(8, eta=0.5, moments="averaged"),
 }
 OTHERS: dict[str, Strategy] = {
     ADPSGD_LOCAL: ADPSGD(randomized_ring),
@@ -93,7 +94,6 @@ OTHERS: dict[str, Strategy] = {
     "SlowMo(8, moments='averaged')": SlowMo(8, moments="averaged"),
     "DiLoCo(8)": DiLoCo(8),
     "BMUF(8, eta=0.5)": BMUF(8, eta=0.5),
-    "BMUF(8, eta=0.5, moments='averaged')": BMUF(8, eta=0.5, moments="averaged"),
     "BMUF(8, eta=0.5, moments='at_outer')": BMUF(8, eta=0.5, moments="at_outer"),
     "KAVG(2, moments='averaged')": KAVG(2, moments="averaged"),
     "AdaptiveKAVG(8 to 1)": AdaptiveKAVG(K=Geometric(8, 1)),
