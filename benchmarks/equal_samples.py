@@ -70,7 +70,7 @@ from murmur.studies.comparison.virtual import train as follow
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 
 KEPT = Path(__file__).parents[1] / "results" / "equal_samples.jsonl"
-SEEDS, ONE_LEARNER, TRIALS = (0, 1, 2), (0.5, 1.0, 2.0), (1.0, 2.0)
+SEEDS, ONE_LEARNER, TRIALS = (0, 1, 2), (0.5, 1.0, 2.0, 4.0), (1.0, 2.0)
 OTHER_RATES = {"natural": (0.02, 0.06, 0.2), "sgd": (0.1, 0.3, 1.0)}  # of one learner
 ALONE = "one learner"
 ADPSGD_LOCAL, ADPSGD_AVERAGED = "ADPSGD(randomized_ring)", "ADPSGD(randomized_ring, moments='averaged')"
