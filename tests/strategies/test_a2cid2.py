@@ -23,7 +23,7 @@ from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, A2CiD2, SuperLearners
 from murmur.strategies.a2cid2 import graph_constants
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Looked, fit
 from unscaled import Experiment
@@ -173,3 +173,14 @@ def test_errors() -> None:
     for eta in (-0.1, math.inf, math.nan):
         with pytest.raises(ValueError, match="0 <= eta"):
             A2CiD2(eta=eta)
+
+
+def test_a_learner_that_comes_back_takes_both_vectors_from_another_one() -> None:
+    """Learner 1 has other weights at each of its starts; it is lost before it has exchanged them."""
+    start = torch.ones(4, 3, dtype=torch.float64)
+    start[1] = 100.0
+    faults = (Kill(1, 0.05), Rejoin(1, 1.0))
+    world = VirtualWorld(Cluster(4, ConstantSeconds(0.1), faults=faults, lease_seconds=0.3))
+    ended = world.run(Averaging(A2CiD2(), start, 200))
+    assert len(ended) == 4
+    assert all(torch.equal(me.weights.snapshot(), torch.ones_like(start[0])) for me in ended)

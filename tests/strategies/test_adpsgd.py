@@ -223,3 +223,13 @@ def test_fuzzed_schedules(batch: int) -> None:
             check_schedule(seed, mixing)
         except Exception as error:
             raise AssertionError(f"schedule of seed {seed}, {random_cluster(seed)}: {error}") from error
+
+
+def test_a_restarted_learner_gives_nothing_of_its_first_weights() -> None:
+    """Learner 1 has other weights at each of its starts; it is lost before it has exchanged them."""
+    start = torch.ones(4, 3, dtype=torch.float64)
+    start[1] = 100.0
+    cluster = Cluster(4, ConstantSeconds(0.1), faults=(Kill(1, 0.05), Rejoin(1, 1.0)), lease_seconds=0.3)
+    ended = VirtualWorld(cluster).run(Averaging(ADPSGD(), start, 200))
+    assert len(ended) == 4
+    assert all(torch.equal(me.weights.snapshot(), torch.ones_like(start[0])) for me in ended)

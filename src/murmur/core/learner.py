@@ -88,6 +88,7 @@ class Learner:
         with self._joining:  # the first uses, of gradients and of averaging, may come from two threads at once
             if self._averager is None:
                 self._averager = PairwiseAverager(self.group, self.weights, lambda: self.seat.now)
+                self._averager.behind = self.seat.late
             return self._averager
 
     @property

@@ -73,6 +73,8 @@ class PairwiseAverager:
             moments if they are exchanged.
         pace_seconds: Median of this learner's latest gradient times, the duration of a round; 0 before the first.
         exchanged: Vector that neighbours exchange; a strategy may put another one in place of the weights.
+        behind: True from a late start until this learner has taken over the weights of another one. Until then it has
+            nothing to give: it answers an exchange with the sender's own snapshot.
         exchanges: Exchanges completed so far.
         dropped: Messages from learners that are gone, or for an earlier incarnation of this one.
     """
@@ -85,6 +87,7 @@ class PairwiseAverager:
         self.servers = range(0)
         self.shown: Callable[[], Tensor] = weights.snapshot
         self.exchanged: Exchanged = weights
+        self.behind = False
         self.exchanges = self.dropped = 0
         self._edges: dict[int, Edge] = {}
         self._begun: dict[int, tuple[Tensor, float]] = {}  # snapshots posted but not yet answered, and their T_ij
@@ -215,7 +218,7 @@ class PairwiseAverager:
                 return
             if message.source not in self._begun:
                 answer = self.group.as_sent(self.exchanged.snapshot())
-                if not is_finite(answer):
+                if self.behind or not is_finite(answer):
                     answer = message.x
                     self.exchanged.set_(answer)
                 self._post(message.source, edge, answer, weight)
@@ -288,11 +291,16 @@ class PairwiseAverager:
             if message is not None and is_finite(message.x):
                 found[message.source] = message.x
                 if self.parts is None or len(found) == len(self.parts):
-                    self.exchanged.set_(message.x if self.parts is None else self.joined(found))
+                    self._caught_up(message.x if self.parts is None else self.joined(found))
                     return
             self._request.remind([j for j in self.held_by if j not in found])
         self.done()
         raise RunOver
+
+    def _caught_up(self, w: Tensor) -> None:
+        with self._changing:
+            self.exchanged.set_(w)
+            self.behind = False
 
     def joined(self, found: Mapping[int, Tensor]) -> Tensor:
         """Return the vector (P,) made of the parts of all holders, by rank."""
