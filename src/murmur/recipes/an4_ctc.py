@@ -37,7 +37,7 @@ def experiment() -> Experiment:
     )
     return Experiment(
         task,
-        KAVG(K=4),
+        KAVG(K=4, moments="averaged"),
         Budget(epochs=36),
         Adam(lr=3e-3),
         Cosine(warm=0.1),

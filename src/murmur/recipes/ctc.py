@@ -15,7 +15,7 @@ def experiment() -> Experiment:
     """The digits with K-step averaging. Expected: a word error rate of 3 to 4 % on unseen voices."""
     return Experiment(
         CtcTask(),
-        KAVG(K=4),
+        KAVG(K=4, moments="averaged"),
         Budget(epochs=14),
         Adam(lr=3e-3),
         Cosine(warm=0.1),
