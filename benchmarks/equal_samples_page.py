@@ -79,15 +79,15 @@ def draw(found: Mapping[str, Record], path: Path) -> None:
     names.sort(key=lambda name: worst[name])
     for place, (key, record) in enumerate(found.items()):
         points = [
-            (ratio, row + 0.2 * (place - 1))
+            (ratio, row + 0.2 * (place - (len(found) - 1) / 2))
             for row, name in enumerate(names)
             for ratio in record["figures"].get(name, {"ratios": []})["ratios"]
         ]
         axes.plot([x for x, _ in points], [y for _, y in points], "o", ms=4, label=SETS[key])
     axes.axvline(1.0, color="grey", linestyle=":")
     axes.set_yticks(range(len(names)), [name.removesuffix(" at 8") for name in names], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("held-out loss over that of one learner; 8 learners, the same minibatch, a point a seed")
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("held-out loss over that of one learner, a point a seed")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})
