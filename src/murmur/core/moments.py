@@ -45,16 +45,23 @@ class Moments:
     def __init__(self, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
         self.optimizer, self.layout = optimizer, layout
         self.version = 0
+        self._made: dict[str, Layout] = {}
 
     @property
     def numel(self) -> int:
         """Length of the vector; 0 for an optimizer without moments."""
         return sum(layout.numel for layout in self._layouts().values())
 
-    def snapshot(self) -> Tensor:
-        """Return a copy of all moments, in the type of the weights' vector."""
-        parts = [layout.gather().to(self.layout.device, self.layout.dtype) for layout in self._layouts().values()]
-        return torch.cat(parts) if parts else self.layout.empty()[:0]
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
+        """Return a copy of all moments, in the type of the weights' vector, in `out` if it is given."""
+        layouts = self._layouts().values()
+        if out is None:
+            out = self.layout.empty().new_empty(sum(layout.numel for layout in layouts))
+        at = 0
+        for layout in layouts:
+            layout.gather(out[at : at + layout.numel])
+            at += layout.numel
+        return out
 
     def set_(self, moments: Tensor) -> None:
         """Set all moments.
@@ -119,9 +126,16 @@ class Moments:
         """{name: tensors of all weights}, in the order of the vector; made if no step has made them yet."""
         self._begin()
         states = [self.optimizer.state[t] for t in self.layout.tensors]
+        if self._made and all(
+            state.get(name) is tensor
+            for name, layout in self._made.items()
+            for state, tensor in zip(states, layout.tensors, strict=True)
+        ):
+            return self._made  # the optimizer still has these tensors
         names = [name for name in NAMES if all(isinstance(state.get(name), Tensor) for state in states)]
         counted = [STEPS] if all(isinstance(state.get(STEPS), Tensor) for state in states) else []
-        return {name: Layout(state[name] for state in states) for name in [*names, *counted]}
+        self._made = {name: Layout(state[name] for state in states) for name in [*names, *counted]}
+        return self._made
 
     def _begin(self) -> None:
         """Make the state of weights that no step has changed yet, by a step on zeros in their place.
@@ -153,10 +167,11 @@ class Moments:
             largest = _largest_ratio(group.get("betas"))
             for t in group["params"]:
                 state: dict[str, Any] = self.optimizer.state.get(t, {})
+                bounded = largest is not None and {"exp_avg", "exp_avg_sq"} <= state.keys()
                 for name in SQUARES:
-                    if isinstance(state.get(name), Tensor):
+                    if isinstance(state.get(name), Tensor) and not (bounded and name == "exp_avg_sq"):
                         state[name].clamp_(min=0)
-                if largest is not None and {"exp_avg", "exp_avg_sq"} <= state.keys():
+                if bounded:
                     v = state["exp_avg_sq"]
                     torch.maximum(v, state["exp_avg"].square().div_(largest).to(v.dtype), out=v)
 
@@ -182,8 +197,12 @@ class WeightsAndMoments:
 
     def snapshot(self) -> Tensor:
         """Return a copy of both."""
+        P = self.weights.layout.numel
         with self.weights.section():
-            return torch.cat([self.weights.snapshot(), self.moments.snapshot()])
+            both = self.weights.layout.empty().new_empty(P + self.moments.numel)
+            self.weights.snapshot(both[:P])
+            self.moments.snapshot(both[P:])
+            return both
 
     def set_(self, both: Tensor) -> None:
         """Set both. Changes since the snapshot was taken are lost."""

@@ -83,9 +83,9 @@ class LeaderWeights(Weights):
         self._due: Tensor | None = None
         self._landing: Tensor | None = None
 
-    def snapshot(self) -> Tensor:
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
         with self.section():
-            w = super().snapshot()
+            w = super().snapshot(out)
             for part in (self._landing, self._due):
                 if part is not None:
                     w.add_(part)

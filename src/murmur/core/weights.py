@@ -62,10 +62,12 @@ class Weights:
             self._ahead = self.layout.gather()
         return self._ahead
 
-    def snapshot(self) -> Tensor:
-        """Return a copy of w_i, shape (P,)."""
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
+        """Return a copy of w_i, shape (P,), in `out` if it is given."""
         with self.section():
-            return self.layout.gather() if self._ahead is None else self._ahead.clone()
+            if self._ahead is None:
+                return self.layout.gather(out)
+            return self._ahead.clone() if out is None else out.copy_(self._ahead)
 
     def set_(self, w: Tensor) -> None:
         """w_i <- w. For synchronous results only: changes since the snapshot was taken are lost."""

@@ -48,8 +48,8 @@ class NoWeights(Weights):
         super().__init__(NoLayout())
         self._zero = torch.zeros(ELEMENTS)
 
-    def snapshot(self) -> Tensor:
-        return self._zero
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
+        return self._zero if out is None else out.copy_(self._zero)
 
     def set_(self, w: Tensor) -> None:  # noqa: ARG002 - nothing to set
         self.version += 1
