@@ -156,3 +156,8 @@ def unadapted_frames(block: Block, model: HmmGmm) -> NDArray[np.float32]:
     """The projected features of all aligned frames of a block before adaptation, in the order of `aligned_frames`."""
     parts = [model.features(block.feats[u]) for u in block.tids]
     return np.concatenate([np.zeros((0, model.mixtures.dim), dtype=np.float32), *parts])
+
+
+def silence_weights(model: HmmGmm, tids_N: IntArray, weight: float) -> NDArray[np.float64]:
+    """(N,) `weight` for frames of silence-like phones, 1 for the others."""
+    return np.where(model.transitions.phone_of[tids_N] <= model.lang.num_silence, weight, 1.0)

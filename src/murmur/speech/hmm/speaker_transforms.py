@@ -15,7 +15,7 @@ from murmur.speech.hmm.fmllr import FmllrStats, FrameSums, estimate_fmllr, fmllr
 from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.passes import aligned_frames, unadapted_frames
+from murmur.speech.hmm.passes import aligned_frames, silence_weights, unadapted_frames
 from murmur.speech.hmm.phone_arcs import IntArray
 
 Transforms = Mapping[str, FloatArray]
@@ -36,11 +36,6 @@ class FmllrConfig:
     def __post_init__(self) -> None:
         if not (self.min_frames >= 0 and 0 <= self.silence_weight <= 1):
             raise ValueError(f"{self}: min_frames must not be negative, and silence_weight in 0 ... 1")
-
-
-def silence_weights(model: HmmGmm, tids_N: IntArray, weight: float) -> FloatArray:
-    """(N,) `weight` for frames of silence-like phones, 1 for the others."""
-    return np.where(model.transitions.phone_of[tids_N] <= model.lang.num_silence, weight, 1.0)
 
 
 def speaker_stats(block: Block, seen: HmmGmm, target: HmmGmm, config: FmllrConfig) -> dict[str, FmllrStats]:
