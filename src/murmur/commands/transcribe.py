@@ -27,9 +27,10 @@ from murmur.commands.vocabulary_options import (
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
 from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.recognition.adapted_transcriber import AdaptedTranscriber, adapted_transcriber, refuse_to_adapt
 from murmur.recognition.exported_model import exported_transcriber, looks_exported
 from murmur.recognition.trained_run import Wanted, open_run
-from murmur.recognition.transcriber import Transcriber, transcriber
+from murmur.recognition.transcriber import Transcriber, name_of, transcriber
 from murmur.recognition.tuning import SearchRequest
 from murmur.run.saved_model import Choice
 from murmur.run.task_checks import model_to_read
@@ -83,6 +84,24 @@ LatticeBeam = Annotated[
 ]
 
 
+Adapt = Annotated[
+    bool,
+    typer.Option(
+        "--adapt",
+        help="Use the run's speaker-adapted Gaussian system; all files are of one speaker unless --utt2spk names them.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Utt2spk = Annotated[
+    Path | None,
+    typer.Option(
+        "--utt2spk",
+        help="File of lines NAME SPEAKER for --adapt; NAME is the file without folder and suffix, and -CHANNEL.",
+        rich_help_panel=SEARCH,
+    ),
+]
+
+
 HELP = """Transcribe recordings, with the time and the confidence of each word.
 
 Example: murmur transcribe runs/demo/one-learner talk.flac --format srt --out subtitles
@@ -94,6 +113,8 @@ A stream: ffmpeg -i talk.mp4 -f wav - | murmur transcribe runs/demo/one-learner 
 A vocabulary of your own: murmur transcribe runs/demo/one-learner talk.flac --grammar own.jsgf
 
 A call with a speaker on each channel: murmur transcribe runs/demo/one-learner call.sph --channels each
+
+One speaker's recordings, adapted to the speaker in two passes: murmur transcribe runs/own talk-*.flac --adapt
 
 Channels are averaged and other sample rates are resampled; a line on standard error says so. Unreadable files are
 reported, the others are transcribed, and the exit status is 3.
@@ -123,11 +144,17 @@ def transcribe(
     trust: Trust = False,
     weights: Weights = None,
     settings: Settings = None,
+    adapt: Adapt = False,
+    utt2spk: Utt2spk = None,
 ) -> None:
     """Transcribe recordings, see HELP."""
     _check(model, weights, files, out, channels)
+    speakers = check_speakers(adapt, utt2spk, channels)
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "lattice_beam": lattice_beam}
+    write = partial(_write, form=form, out=out, several=len(files) > 1)
     if looks_exported(model):
+        if adapt:
+            refuse_to_adapt(model)
         own: dict[str, object] = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
         own |= {"scale": scale, "penalty": penalty, "experiment": experiment, "set": settings, "weights": weights}
         _refuse(own)
@@ -135,11 +162,15 @@ def transcribe(
     else:
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
         run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
+        if adapt:
+            adapted = adapted_transcriber(run, request, longest)
+            read = partial(_read, rate_hz=adapted.front.rate_hz, rate=rate, channels=channels)
+            _end(_do_speakers(files, adapted, speakers, read, write), len(files))
+            return
         typer.echo(f"murmur: {run.weights}", err=True)
         work = transcriber(run, *run.searched(request), longest)
-    read = partial(_read, work=work, rate=rate, channels=channels)
-    failed = _do_all(files, work, read, lambda found: _write(found, form, out, several=len(files) > 1))
-    _end(failed, len(files))
+    read = partial(_read, rate_hz=work.front.rate_hz, rate=rate, channels=channels)
+    _end(_do_all(files, work, read, write), len(files))
 
 
 def _end(failed: int, count: int) -> None:
@@ -179,6 +210,64 @@ def _do_all(
     return failed
 
 
+def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Mapping[str, str]:
+    """Return {name: speaker} of --utt2spk, empty without it.
+
+    Raises:
+        SettingError: the options do not fit together, or the file is missing or malformed.
+    """
+    if utt2spk is None:
+        if adapt and channels == "each":
+            raise SettingError("--adapt --channels each: each channel has a speaker, so name the speakers by --utt2spk")
+        return {}
+    if not adapt:
+        raise SettingError("--utt2spk names the speakers that --adapt adapts to: give --adapt too")
+    if not utt2spk.is_file():
+        raise SettingError(f"--utt2spk: there is no file {utt2spk}")
+    rows = [line.split() for line in utt2spk.read_text(encoding="utf-8").splitlines() if line.strip()]
+    wrong = [row for row in rows if len(row) != 2]
+    if wrong:
+        raise SettingError(f"--utt2spk: {utt2spk} has a line {' '.join(wrong[0])!r}: each must be NAME SPEAKER")
+    return {name: speaker for name, speaker in rows}
+
+
+def _do_speakers(
+    files: list[str],
+    work: AdaptedTranscriber,
+    speakers: Mapping[str, str],
+    read: Callable[[str], list[Recording]],
+    write: Callable[[Transcript], None],
+) -> int:
+    """Read all files, then transcribe speaker after speaker; return the number of unreadable files.
+
+    Raises:
+        SettingError: the speaker of a recording is not named.
+    """
+    failed = 0
+    by_speaker: dict[str, list[tuple[Recording, str]]] = {}
+    for name in files:
+        try:
+            recordings = read(name)
+        except CorpusError as error:
+            failed += 1
+            typer.echo(f"murmur: {readable(str(error))}", err=True)
+            continue
+        for recording in recordings:
+            own = _named(name, name_of(recording))
+            if speakers and own not in speakers:
+                raise SettingError(f"--utt2spk has no line for {readable(own)!r}: name the speaker of every recording")
+            by_speaker.setdefault(speakers.get(own, ""), []).append((recording, name))
+    for group in by_speaker.values():
+        for found in work(group):
+            write(found)
+    return failed
+
+
+def _named(source: str, channel: str) -> str:
+    """Name of a recording: its file without folder and suffix, and its channel if that has a transcript of its own."""
+    return f"{_stem(source)}-{channel}" if channel else _stem(source)
+
+
 def _refuse(given: Mapping[str, object]) -> None:
     """Refuse options that would change the contents of an export."""
     wrong = [f"--{name}" for name, value in given.items() if value not in (None, [])]
@@ -204,10 +293,10 @@ def _stem(name: str) -> str:
     return "stdin" if name == STDIN else Path(name).stem or "unnamed"
 
 
-def _read(name: str, work: Transcriber, rate: int | None, channels: Channels) -> list[Recording]:
+def _read(name: str, rate_hz: int, rate: int | None, channels: Channels) -> list[Recording]:
     if name == STDIN:
-        return read_stream(sys.stdin.buffer.read(), work.front.rate_hz, rate, channels=channels)
-    return read_channels(Path(name), work.front.rate_hz, channels)
+        return read_stream(sys.stdin.buffer.read(), rate_hz, rate, channels=channels)
+    return read_channels(Path(name), rate_hz, channels)
 
 
 def _write(found: Transcript, form: Format, out: Path | None, several: bool) -> None:
@@ -220,5 +309,4 @@ def _write(found: Transcript, form: Format, out: Path | None, several: bool) -> 
         typer.echo(f"{shown}: {text}" if named else text, nl=False)
         return
     out.mkdir(parents=True, exist_ok=True)
-    stem = f"{_stem(found.source)}-{found.channel}" if found.channel else _stem(found.source)
-    write_whole(out / f"{stem}{SUFFIXES[form]}", text.encode())
+    write_whole(out / f"{_named(found.source, found.channel)}{SUFFIXES[form]}", text.encode())

@@ -52,11 +52,11 @@ def settings_of(folder: Path, source: str) -> list[str]:
     return [str(s) for s in found if str(s).startswith("task.")] if isinstance(found, list) else []
 
 
-def scales_of(folder: Path) -> Mapping[str, float]:
-    """Search settings that the run tuned on dev, from its score.json."""
+def scales_of(folder: Path, system: str = "network") -> Mapping[str, float]:
+    """Search settings of a system that the run tuned on dev, from its score.json."""
     figures = figures_on_test(folder)
     names = {field: field.replace("_", " ") for field in SETTINGS}
-    tuned = {field: figures.get(f"network dev {name}", figures.get(name)) for field, name in names.items()}
+    tuned = {field: figures.get(f"{system} dev {name}", figures.get(name)) for field, name in names.items()}
     return {field: value for field, value in tuned.items() if value is not None}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,17 +20,24 @@ from murmur.speech.decoding.recogniser import (
     Recogniser,
 )
 from murmur.speech.decoding.transcript import Transcript, Word
-from murmur.speech.features.analysis import LogMel, analyse
+from murmur.speech.features.analysis import LogMel, Mfcc, analyse
 from murmur.speech.features.cmvn import Scope, normalise, statistics
 from murmur.tasks.word_search import WordSearch
 
 
+class Pieces(NamedTuple):
+    """Pieces of a recording, (first sample, last one + 1): all of them, and those of at least one window."""
+
+    every: Sequence[tuple[int, int]]
+    long_enough: Sequence[tuple[int, int]]
+
+
 class Acoustics(Protocol):
-    """Network that computes scores from features."""
+    """Network, or Gaussian system, that computes scores from features."""
 
     @property
-    def front(self) -> LogMel:
-        """Front end that computes the network's features."""
+    def front(self) -> LogMel | Mfcc:
+        """Front end that computes the features."""
 
     @property
     def cmvn(self) -> Scope:
@@ -59,25 +66,27 @@ class Transcriber:
     longest_seconds: float = 30.0
 
     @property
-    def front(self) -> LogMel:
+    def front(self) -> LogMel | Mfcc:
         """Front end of the network."""
         return self.network.front
 
     def __call__(self, recording: Recording, source: str) -> Transcript:
         """Transcribe a recording that has the sample rate of the front end."""
-        rate_hz, front = recording.rate_hz, self.front
-        window = front.frame_length_seconds * rate_hz
-        pieces = cut_at_silences(recording.samples, rate_hz, self.longest_seconds)
-        long_enough = [(first, end) for first, end in pieces if end - first >= window]
-        feats = self._normal([analyse(recording.samples[first:end], front) for first, end in long_enough])
+        pieces = cut_into_pieces(recording, self.front, self.longest_seconds)
+        feats = self._normal([analyse(recording.samples[first:end], self.front) for first, end in pieces.long_enough])
+        return self.of_features(recording, source, pieces, feats)
+
+    def of_features(self, recording: Recording, source: str, pieces: Pieces, feats: Sequence[np.ndarray]) -> Transcript:
+        """Transcribe a recording; `feats` are the normalised features of the pieces that are long enough."""
+        rate_hz = recording.rate_hz
         words: list[Word] = []
         partial = False
-        for (first, _), feats_TF in zip(long_enough, feats, strict=True):
+        for (first, _), feats_TF in zip(pieces.long_enough, feats, strict=True):
             recognised, complete = self.recogniser(self.network.scores(feats_TF))
             partial = partial or not complete
             words += [self._word(each, first / rate_hz, recording.seconds) for each in recognised]
-        spans = tuple((first / rate_hz, end / rate_hz) for first, end in pieces)
-        short = not long_enough
+        spans = tuple((first / rate_hz, end / rate_hz) for first, end in pieces.every)
+        short = not pieces.long_enough
         return Transcript(
             source, recording.seconds, tuple(words), spans, partial, recording.changes, short, name_of(recording)
         )
@@ -95,6 +104,14 @@ class Transcriber:
         frame_seconds = self.front.frame_shift_seconds * self.network.stack
         start, end = (min(begin_seconds + frame * frame_seconds, seconds) for frame in (found.first, found.end))
         return Word(found.word, start, end, found.confidence)
+
+
+def cut_into_pieces(recording: Recording, front: LogMel | Mfcc, longest_seconds: float) -> Pieces:
+    """Cut a recording at silences into pieces of at most `longest_seconds`."""
+    rate_hz = recording.rate_hz
+    every = cut_at_silences(recording.samples, rate_hz, longest_seconds)
+    window = front.frame_length_seconds * rate_hz
+    return Pieces(every, [(first, end) for first, end in every if end - first >= window])
 
 
 def name_of(recording: Recording) -> str:

@@ -20,6 +20,7 @@ from murmur.speech.corpus.atomic_folder import atomic_folder
 from murmur.speech.corpus.file_errors import making_sense_of, read_object
 from murmur.speech.features.shards import sha256_of
 from murmur.tasks.acoustic_model import AcousticModel
+from murmur.tasks.adapted_gaussians import AdaptedGaussians
 from murmur.tasks.ctc.graphs import CtcSources
 from murmur.tasks.hybrid.graphs import HmmSources
 from murmur.tasks.word_search import GraphSources
@@ -39,12 +40,14 @@ class PortableRecogniser:
         graphs: lexicon, grammars and HMM.
         cache: folder of built graphs.
         built: folder of the graph of the own grammar, if it was built.
+        adapted: speaker-adapted Gaussian system with the same states; None if there is none for audio.
     """
 
     acoustic: AcousticModel
     graphs: GraphSources
     cache: Path
     built: Path | None = None
+    adapted: AdaptedGaussians | None = None
 
     def save(self, folder: Path) -> None:
         """Write all files; the folder is replaced as a whole.
@@ -53,11 +56,13 @@ class PortableRecogniser:
             OSError: a file cannot be read or written.
         """
         with atomic_folder(folder) as new:
-            values = {
+            values: dict[str, Any] = {
                 "format": FORMAT,
                 "acoustic": self.acoustic.save(new),
                 "graphs": {"kind": self.graphs.kind, **self.graphs.save(new)},
             }
+            if self.adapted is not None:
+                values["adapted"] = self.adapted.save(new)
             (new / VALUES).write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             files = {path.name: sha256_of(path) for path in sorted(new.iterdir())}
             manifest = {"format": FORMAT, "sha256": files, "digest": _digest(files)}
@@ -78,7 +83,8 @@ class PortableRecogniser:
         with making_sense_of(path, AGAIN):
             acoustic = AcousticModel.open(values["acoustic"], files)
             graphs = SOURCES[values["graphs"]["kind"]].open(values["graphs"], files)
-        return PortableRecogniser(acoustic, graphs, folder / GRAPHS)
+            adapted = AdaptedGaussians.open(values["adapted"], files) if "adapted" in values else None
+        return PortableRecogniser(acoustic, graphs, folder / GRAPHS, adapted=adapted)
 
 
 def verified_files(folder: Path) -> dict[str, Path]:

@@ -16,7 +16,10 @@ from murmur.speech.hmm.material import Features, Material, check_material, refus
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.passes import AlignReport
 from murmur.speech.hmm.phone_arcs import IntArray
+from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, estimate_transforms
 from murmur.speech.hmm.viterbi import AlignOptions
+
+Search = Callable[[Block, HmmGmm, AlignOptions], AlignReport]
 
 
 @dataclass(frozen=True)
@@ -76,21 +79,48 @@ def align_scores(
     return _align(model, material, passes.realign_scores, options, jobs)
 
 
+def align_adapted(
+    pair: AdaptedPair,
+    feats: Features,
+    texts: Mapping[str, str],
+    speakers: Mapping[str, str],
+    config: FmllrConfig,
+    options: AlignOptions | None = None,
+    jobs: int = 1,
+) -> Aligned:
+    """Align in two passes: by the model of unadapted features, then adapted to each speaker by the first alignments.
+
+    `speakers` is {utterance: speaker}, `config` holds the settings of the transforms; the rest is as for `align`.
+    """
+    material = check_material(pair.adapted.lang, feats, texts, _dim(feats))
+    total, options = len(material.feats) + len(material.lost), options or AlignOptions()
+    refuse_losses(material.lost, total)
+    with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
+        workers.map(passes.compile_graphs, pair.unadapted)
+        workers.map(passes.realign, pair.unadapted, options)
+        estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
+        return _aligned(workers, pair.adapted, passes.realign, options, material)
+
+
 def _align(
     model: HmmGmm,
     material: Material,
-    search: Callable[[Block, HmmGmm, AlignOptions], AlignReport],
+    search: Search,
     options: AlignOptions | None,
     jobs: int,
 ) -> Aligned:
-    total = len(material.feats) + len(material.lost)
-    refuse_losses(material.lost, total)
+    refuse_losses(material.lost, len(material.feats) + len(material.lost))
     with Workers(cut_into_blocks(material.feats, material.texts), jobs) as workers:
         workers.map(passes.compile_graphs, model)
-        report = reduce(add, workers.map(search, model, options or AlignOptions()), AlignReport())
-        tids = {u: path for block in workers.map(passes.alignments_of) for u, path in block.items()}
+        return _aligned(workers, model, search, options or AlignOptions(), material)
+
+
+def _aligned(workers: Workers, model: HmmGmm, search: Search, options: AlignOptions, material: Material) -> Aligned:
+    """Align the blocks, which hold training graphs."""
+    report = reduce(add, workers.map(search, model, options), AlignReport())
+    tids = {u: path for block in workers.map(passes.alignments_of) for u, path in block.items()}
     lost = {**material.lost, **report.failed}
-    refuse_losses(lost, total)
+    refuse_losses(lost, len(material.feats) + len(material.lost))
     return Aligned(tids, lost, report.retried, report.log_likelihood / max(1, report.frames))
 
 

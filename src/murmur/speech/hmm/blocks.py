@@ -19,7 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.execution.workers import PATIENCE_SECONDS, Worker, end_workers, start_worker, wait_for_reason
+from murmur.speech.hmm.fmllr import adapt
+from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.phone_arcs import IntArray
+from murmur.speech.hmm.projection import Projection, project
 
 BLOCK_FRAMES = 25_000
 MAX_BLOCKS = 64
@@ -35,15 +38,25 @@ class Block:
         texts: {utterance: transcript}.
         graphs: training graphs of the current tree.
         tids: current alignments; an utterance that could not be aligned is absent.
+        speakers: {utterance: speaker}; empty where no speaker is adapted.
+        transforms: {speaker: W (D, D + 1)} of adapted speakers.
     """
 
     feats: Mapping[str, NDArray[np.float32]]
     texts: Mapping[str, str]
     graphs: dict[str, kaldifst.StdVectorFst] = field(default_factory=dict)
     tids: dict[str, IntArray] = field(default_factory=dict)
+    speakers: Mapping[str, str] = field(default_factory=dict)
+    transforms: Mapping[str, FloatArray] = field(default_factory=dict)
+
+    def frames(self, utterance: str, projection: Projection | None) -> NDArray[np.float32]:
+        """(T, D) the input of mixtures: projected frames, adapted to the speaker if the block holds a transform."""
+        return adapt(self.transforms.get(self.speakers.get(utterance, "")), project(projection, self.feats[utterance]))
 
 
-def cut_into_blocks(feats: Mapping[str, NDArray[np.float32]], texts: Mapping[str, str]) -> list[Block]:
+def cut_into_blocks(
+    feats: Mapping[str, NDArray[np.float32]], texts: Mapping[str, str], speakers: Mapping[str, str] | None = None
+) -> list[Block]:
     """Blocks of about equally many frames, utterances in byte order of their names."""
     names = sorted(feats)
     total = sum(len(feats[u]) for u in names)
@@ -56,7 +69,11 @@ def cut_into_blocks(feats: Mapping[str, NDArray[np.float32]], texts: Mapping[str
             frames = 0.0
         groups[-1].append(utterance)
         frames += len(feats[utterance])
-    return [Block({u: feats[u] for u in g}, {u: texts[u] for u in g}) for g in groups]
+    named = speakers or {}
+    return [
+        Block({u: feats[u] for u in g}, {u: texts[u] for u in g}, speakers={u: named[u] for u in g if u in named})
+        for g in groups
+    ]
 
 
 class Workers:

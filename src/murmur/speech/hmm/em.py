@@ -53,12 +53,14 @@ class PdfFrames:
     """The frames of one pdf with the posteriors of its Gaussians.
 
     Attributes:
+        rows: (n,) indices of the frames.
         gaussians: indices of the pdf's Gaussians among all.
         x: (n, F) frames, float64.
         posteriors: (n, g) gamma.
         log_likelihood: natural log-likelihood, summed over the frames.
     """
 
+    rows: NDArray[np.int64]
     gaussians: slice
     x: torch.Tensor
     posteriors: torch.Tensor
@@ -72,22 +74,24 @@ def posteriors_by_pdf(mixtures: Mixtures, feats_NF: NDArray, pdfs_N: NDArray) ->
     terms = torch.from_numpy(mixtures.linear_terms)
     for pdf, begin, end in zip(pdfs, begins, [*begins[1:], len(order)], strict=True):
         gaussians = slice(int(mixtures.starts[pdf]), int(mixtures.starts[pdf] + mixtures.sizes[pdf]))
-        x = torch.from_numpy(feats_NF[order[begin:end]].astype(np.float64))
+        rows = order[begin:end]
+        x = torch.from_numpy(feats_NF[rows].astype(np.float64))
         scores = torch.addmm(terms[-1, gaussians], torch.cat([x, x * x], 1), terms[:-1, gaussians])
         total = scores.logsumexp(1, keepdim=True)
-        yield PdfFrames(gaussians, x, (scores - total).exp(), float(total.sum()))
+        yield PdfFrames(rows, gaussians, x, (scores - total).exp(), float(total.sum()))
 
 
-def expect(mixtures: Mixtures, feats_NF: NDArray, pdfs_N: NDArray) -> MixtureStats:
-    """The E step over frames with known pdfs."""
+def expect(mixtures: Mixtures, feats_NF: NDArray, pdfs_N: NDArray, summed_NF: NDArray | None = None) -> MixtureStats:
+    """The E step over frames with known pdfs; `summed_NF` takes the place of the frames in the sums over x."""
     gaussians, dim = mixtures.means.shape
     occupancy, first, second = np.zeros(gaussians), np.zeros((gaussians, dim)), np.zeros((gaussians, dim))
     log_likelihood = 0.0
     with one_thread(), torch.inference_mode():
         for part in posteriors_by_pdf(mixtures, feats_NF, pdfs_N):
+            x = part.x if summed_NF is None else torch.from_numpy(summed_NF[part.rows].astype(np.float64))
             occupancy[part.gaussians] = part.posteriors.sum(0).numpy()
-            first[part.gaussians] = (part.posteriors.T @ part.x).numpy()
-            second[part.gaussians] = (part.posteriors.T @ part.x.square()).numpy()
+            first[part.gaussians] = (part.posteriors.T @ x).numpy()
+            second[part.gaussians] = (part.posteriors.T @ x.square()).numpy()
             log_likelihood += part.log_likelihood
     return MixtureStats(occupancy, first, second, log_likelihood, len(pdfs_N))
 
@@ -114,3 +118,15 @@ def maximise(mixtures: Mixtures, stats: MixtureStats, floor_F: FloatArray, min_o
     sizes = np.add.reduceat(keep.astype(np.int64), mixtures.starts)
     sums_P = np.add.reduceat(weights, np.cumsum(sizes) - sizes)
     return Mixtures(sizes, weights / np.repeat(sums_P, sizes), means[keep], variances[keep])
+
+
+def refit(mixtures: Mixtures, stats: MixtureStats, floor_F: FloatArray, min_occupancy: float) -> Mixtures:
+    """The M step of means and variances alone: the Gaussians keep their number, order and weights.
+
+    Gaussians with less than `min_occupancy` frames are left unchanged. Variances are at least `floor_F`.
+    """
+    seen = (stats.occupancy >= max(min_occupancy, 1e-10))[:, None]
+    safe = np.where(seen[:, 0], stats.occupancy, 1.0)[:, None]
+    means = np.where(seen, stats.first / safe, mixtures.means)
+    variances = np.where(seen, np.maximum(stats.second / safe - means**2, floor_F), mixtures.variances)
+    return Mixtures(mixtures.sizes, mixtures.weights, means, variances)

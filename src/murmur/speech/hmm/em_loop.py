@@ -86,10 +86,15 @@ class PassReport:
 
 Progress = Callable[[PassReport], None]
 Refine = Callable[[int, HmmGmm], HmmGmm]
+Adapt = Callable[[int, HmmGmm], None]
 
 
 def ignore_progress(_report: PassReport) -> None:
     """Discard the report."""
+
+
+def adapt_nothing(_number: int, _model: HmmGmm) -> None:
+    """Leave the blocks as they are."""
 
 
 def keep_model(_number: int, model: HmmGmm) -> HmmGmm:
@@ -133,12 +138,18 @@ class EmLoop:
         self.progress = progress
 
     def run(
-        self, model: HmmGmm, variance_F: FloatArray, failed: Mapping[str, str], refine: Refine = keep_model
+        self,
+        model: HmmGmm,
+        variance_F: FloatArray,
+        failed: Mapping[str, str],
+        refine: Refine = keep_model,
+        adapt: Adapt = adapt_nothing,
     ) -> Trained:
         """Train from the blocks' alignments; `failed` names the utterances that have none.
 
         `variance_F` is the features' variance over the corpus, of which the floor is a fraction. `refine(n, model)`
-        returns the model that a stage makes at the end of pass n.
+        returns the model that a stage makes at the end of pass n; `adapt(n, model)` may change the blocks before the E
+        step of pass n.
         """
         history = []
         random = np.random.default_rng(self.config.seed)
@@ -146,6 +157,7 @@ class EmLoop:
         for number in range(1, self.config.passes + 1):
             if number in self.config.align_passes:
                 failed = self.realign(model, self.config.align, MAX_LOST_EARLY)
+            adapt(number, model)
             stats = self.accumulate(model)
             model = self.maximise(model, stats, variance_F)
             if number <= self.config.grow_passes:

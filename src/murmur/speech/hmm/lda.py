@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from murmur.speech.hmm.blocks import Block
 from murmur.speech.hmm.mixtures import FloatArray, one_thread
 from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.passes import silence_weights
 from murmur.speech.hmm.projection import Projection, splice
 
 
@@ -44,7 +45,7 @@ class LdaStats:
     """Sums over frames.
 
     Attributes:
-        counts: (P,) frames of each class.
+        counts: (P,) weighted frames of each class.
         first: (P, X) sums of x by class.
         scatter: (X, X) sum of x x' over all frames.
     """
@@ -57,18 +58,19 @@ class LdaStats:
         return LdaStats(self.counts + other.counts, self.first + other.first, self.scatter + other.scatter)
 
 
-def lda_stats(block: Block, model: HmmGmm, config: LdaConfig) -> LdaStats:
-    """The sums over a block's alignments; the classes are the pdfs of `model`."""
+def lda_stats(block: Block, model: HmmGmm, config: LdaConfig, silence_weight: float = 1.0) -> LdaStats:
+    """The sums over a block's alignments; the classes are the pdfs of `model`, and frames of silence count
+    `silence_weight`."""
     width = (2 * config.context_frames + 1) * config.static_dim
     counts, first, scatter = np.zeros(model.num_pdfs), np.zeros((model.num_pdfs, width)), np.zeros((width, width))
     with one_thread(), torch.inference_mode():
         for utterance, tids_T in block.tids.items():
             x = splice(block.feats[utterance][:, : config.static_dim], config.context_frames).astype(np.float64)
-            pdfs = model.transitions.pdf_of[tids_T]
-            counts += np.bincount(pdfs, minlength=model.num_pdfs)
-            np.add.at(first, pdfs, x)
+            pdfs, weights_T = model.transitions.pdf_of[tids_T], silence_weights(model, tids_T, silence_weight)
+            counts += np.bincount(pdfs, weights_T, minlength=model.num_pdfs)
+            np.add.at(first, pdfs, weights_T[:, None] * x)
             wide = torch.from_numpy(x)
-            scatter += (wide.T @ wide).numpy()
+            scatter += (wide.T @ (torch.from_numpy(weights_T)[:, None] * wide)).numpy()
     return LdaStats(counts, first, scatter)
 
 

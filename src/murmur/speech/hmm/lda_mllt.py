@@ -34,12 +34,14 @@ class LdaMlltConfig:
     Attributes:
         lda: settings of splicing and projection.
         mllt_passes: passes after which the MLLT is estimated again.
+        silence_weight: weight of the frames of silence in the statistics of LDA and MLLT.
         tree: size of the decision tree that ties the states of triphones.
         em: settings of the EM loop.
     """
 
     lda: LdaConfig = field(default_factory=LdaConfig)
     mllt_passes: tuple[int, ...] = (2, 4, 6, 10)
+    silence_weight: float = 1.0
     tree: TreeConfig = field(default_factory=TreeConfig)
     em: EmConfig = field(default_factory=_default_em)
 
@@ -74,13 +76,13 @@ def train_lda_mllt(
         workers.map(passes.compile_graphs, previous)
         loop = EmLoop("LDA+MLLT triphone", workers, material, config.em, progress)
         failed = loop.realign(previous, config.em.align, MAX_LOST_EARLY)
-        lda = estimate_lda(reduce(add, workers.map(lda_stats, previous, config.lda)), config.lda)
+        lda = estimate_lda(reduce(add, workers.map(lda_stats, previous, config.lda, config.silence_weight)), config.lda)
         model, variance_D = grow_model(workers, previous, lda, config.tree)
         workers.map(carry_over, previous, model)
 
         def refine(number: int, model: HmmGmm) -> HmmGmm:
             if number not in config.mllt_passes:
                 return model
-            return apply_mllt(model, estimate_mllt(reduce(add, workers.map(mllt_stats, model))))
+            return apply_mllt(model, estimate_mllt(reduce(add, workers.map(mllt_stats, model, config.silence_weight))))
 
         return loop.run(model, variance_D, failed, refine)

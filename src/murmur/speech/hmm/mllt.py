@@ -19,7 +19,7 @@ from murmur.speech.hmm.blocks import Block
 from murmur.speech.hmm.em import posteriors_by_pdf
 from murmur.speech.hmm.mixtures import FloatArray, one_thread
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.passes import aligned_frames
+from murmur.speech.hmm.passes import aligned_frames, silence_weights
 
 SWEEPS = 50
 
@@ -40,19 +40,21 @@ class MlltStats:
         return MlltStats(self.frames + other.frames, self.scatter + other.scatter)
 
 
-def mllt_stats(block: Block, model: HmmGmm) -> MlltStats:
-    """The sums over a block's alignments under the model's mixtures."""
+def mllt_stats(block: Block, model: HmmGmm, silence_weight: float = 1.0) -> MlltStats:
+    """The sums over a block's alignments under the model's mixtures; frames of silence count `silence_weight`."""
     feats_ND, tids_N = aligned_frames(block, model)
+    weights_N = silence_weights(model, tids_N, silence_weight)
     dim = model.mixtures.dim
     means, precisions = torch.from_numpy(model.mixtures.means), torch.from_numpy(1.0 / model.mixtures.variances)
     scatter = torch.zeros(dim, dim * dim, dtype=torch.float64)
     with one_thread(), torch.inference_mode():
         for part in posteriors_by_pdf(model.mixtures, feats_ND, model.transitions.pdf_of[tids_N]):
+            posteriors = part.posteriors * torch.from_numpy(weights_N[part.rows])[:, None]
             for g in range(part.gaussians.start, part.gaussians.stop):
                 centred = part.x - means[g]
-                weighted = centred * part.posteriors[:, g - part.gaussians.start, None]
+                weighted = centred * posteriors[:, g - part.gaussians.start, None]
                 scatter += torch.outer(precisions[g], (weighted.T @ centred).flatten())
-    return MlltStats(float(len(feats_ND)), scatter.view(dim, dim, dim).numpy())
+    return MlltStats(float(weights_N.sum()), scatter.view(dim, dim, dim).numpy())
 
 
 def estimate_mllt(stats: MlltStats) -> FloatArray:

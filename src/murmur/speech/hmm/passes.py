@@ -106,7 +106,7 @@ def realign(block: Block, model: HmmGmm, options: AlignOptions) -> AlignReport:
     transitions, mixtures = model.transitions, model.library_mixtures
     paths = {}
     for u, graph in block.graphs.items():
-        scores = gmm_scores(mixtures, transitions, model.features(block.feats[u]), options.acoustic_scale)
+        scores = gmm_scores(mixtures, transitions, block.frames(u, model.projection), options.acoustic_scale)
         paths[u] = best_path(u, graph, transitions, scores, options)
     return _take(block, paths)
 
@@ -145,8 +145,19 @@ def accumulate(block: Block, model: HmmGmm) -> PassStats:
 
 
 def aligned_frames(block: Block, model: HmmGmm) -> tuple[NDArray[np.float32], IntArray]:
-    """The model's features and the transition-ids of all aligned frames of a block, end to end."""
+    """The mixtures' input and the transition-ids of all aligned frames of a block, end to end."""
     if not block.tids:
         return np.zeros((0, model.mixtures.dim), dtype=np.float32), np.zeros(0, dtype=np.int32)
-    feats_NF = np.concatenate([model.features(block.feats[u]) for u in block.tids])
+    feats_NF = np.concatenate([block.frames(u, model.projection) for u in block.tids])
     return feats_NF, np.concatenate(list(block.tids.values()))
+
+
+def unadapted_frames(block: Block, model: HmmGmm) -> NDArray[np.float32]:
+    """The projected features of all aligned frames of a block before adaptation, in the order of `aligned_frames`."""
+    parts = [model.features(block.feats[u]) for u in block.tids]
+    return np.concatenate([np.zeros((0, model.mixtures.dim), dtype=np.float32), *parts])
+
+
+def silence_weights(model: HmmGmm, tids_N: IntArray, weight: float) -> NDArray[np.float64]:
+    """(N,) `weight` for frames of silence-like phones, 1 for the others."""
+    return np.where(model.transitions.phone_of[tids_N] <= model.lang.num_silence, weight, 1.0)

@@ -28,6 +28,7 @@ MODEL_FORMAT = "murmur HMM-GMM 1"
 STATES_FORMAT = "murmur HMM states 1"
 AGAIN = "make it anew"
 ALIGNMENT_FORMAT = "murmur alignment 1"
+TRANSFORMS_FORMAT = "murmur fMLLR transforms 1"
 
 
 def save_model(model: HmmGmm, path: Path) -> None:
@@ -143,6 +144,28 @@ def load_alignments(model: HmmGmm, path: Path) -> dict[str, IntArray]:
         found = dict(zip(map(str, header["utterances"]), parts, strict=True))
         model.pdf_ids(found)  # ids that are not the model's
         return found
+
+
+def save_transforms(transforms: Mapping[str, NDArray], path: Path) -> None:
+    """Write {speaker: (D, D + 1) fMLLR transform} of a corpus, replacing an existing file in one step."""
+    names = sorted(transforms)
+    stacked = np.stack([transforms[name] for name in names]) if names else np.zeros((0, 0, 1))
+    _write(path, {"format": TRANSFORMS_FORMAT, "speakers": names}, {"transforms": stacked})
+
+
+def load_transforms(path: Path) -> dict[str, NDArray]:
+    """Read transforms, equal to the written ones to the bit.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or of another kind.
+    """
+    header, arrays = _read(path, TRANSFORMS_FORMAT)
+    with making_sense_of(path, AGAIN):
+        stacked = _floats(arrays["transforms"])
+        if stacked.ndim != 3 or stacked.shape[2] != stacked.shape[1] + 1:
+            raise ValueError(f"transforms of shape {stacked.shape}, not (speakers, D, D + 1)")
+        return dict(zip(map(str, header["speakers"]), stacked, strict=True))
 
 
 def _write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:

@@ -15,7 +15,7 @@ from murmur.speech.hmm.blocks import Block
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.phone_arcs import IntArray
-from murmur.speech.hmm.projection import Projection, project
+from murmur.speech.hmm.projection import Projection
 from murmur.speech.hmm.transitions import Transitions
 
 OUTSIDE = 0
@@ -48,11 +48,11 @@ def windows_of(transitions: Transitions, tids_T: IntArray) -> IntArray:
 
 
 def tree_stats(block: Block, model: HmmGmm, projection: Projection | None) -> TreeStats | None:
-    """Sums of the projected features over the alignments of a block by the model; None if it has none."""
+    """Sums of the projected and adapted features over the alignments of a block by the model; None if it has none."""
     windows, feats = [], []
     for utterance, tids_T in block.tids.items():
         windows.append(windows_of(model.transitions, tids_T))
-        feats.append(project(projection, block.feats[utterance]))
+        feats.append(block.frames(utterance, projection))
     if not windows:
         return None
     wide = np.concatenate(feats).astype(np.float64)

@@ -11,6 +11,7 @@ from murmur.speech.features.frame_store import Storage
 from murmur.speech.features.noise import Noise
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.lda_mllt import LdaMlltConfig
+from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
 
 LOOP, ONE_WORD = "loop", "one word"
@@ -78,21 +79,25 @@ class HmmStages:
         monophone: first stage, monophones.
         triphone: second stage, triphones; None stops before it.
         lda: third stage, on LDA+MLLT features; None stops before it.
+        sat: last stage, on features adapted to each speaker by fMLLR; None leaves it out. It starts from the stage
+            before it, whose projection it keeps, and is decoded in two passes.
     """
 
     silence_probability: float = 0.5
     monophone: EmConfig = field(default_factory=EmConfig)
     triphone: TriphoneConfig | None = field(default_factory=TriphoneConfig)
     lda: LdaMlltConfig | None = None
+    sat: SatConfig | None = None
 
     def __post_init__(self) -> None:
-        if self.lda is not None and self.triphone is None:
-            raise ValueError("LDA+MLLT starts from the alignments of triphones: give a triphone stage too")
+        for name, stage in (("LDA+MLLT", self.lda), ("speaker-adaptive training", self.sat)):
+            if stage is not None and self.triphone is None:
+                raise ValueError(f"{name} starts from the alignments of triphones: give a triphone stage too")
 
     @property
     def names(self) -> list[str]:
         """The systems in the order in which they are trained."""
-        return [name for name in ("monophone", "triphone", "lda") if getattr(self, name) is not None]
+        return [name for name in ("monophone", "triphone", "lda", "sat") if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True)

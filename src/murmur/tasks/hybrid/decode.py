@@ -12,6 +12,7 @@ import numpy as np
 from murmur.engine.task import Recognised
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.bootstrap import Interval, interval
+from murmur.speech.decoding.decode_set import Decoded
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.error_report import write_error_report
 from murmur.speech.decoding.wer import ErrorRate, score_utterances, total_of
@@ -100,7 +101,10 @@ class DecodeHalf:
     def evaluate(self, system: System, parts: Mapping[str, Corpus]) -> list[DecodingResult]:
         """Tune on dev, then decode the parts."""
         options = self.tune(system, self.material.dev)
-        return [self._result(system, options, name, part) for name, part in parts.items()]
+        return [
+            self.result(system, options, name, part, self.decode(system, options, name, part))
+            for name, part in parts.items()
+        ]
 
     def tune(self, system: System, dev: Corpus) -> DecodeOptions:
         """Settings with the fewest errors on dev, see `WordSearch.tune`."""
@@ -110,9 +114,16 @@ class DecodeHalf:
             system.search, scores, {name: dev.texts[name] for name in names}, self.kept, system.name
         )
 
-    def _result(self, system: System, options: DecodeOptions, name: str, part: Corpus) -> DecodingResult:
+    def decode(self, system: System, options: DecodeOptions, name: str, part: Corpus) -> Decoded:
+        """Decode the utterances of a part; `name` is its name."""
         decoded = system.words.decode(pairs(part.texts, system.scores[name]), options, self.kept)
         log.info("%s, %s: %s", system.name, name, decoded.summary())
+        return decoded
+
+    def result(
+        self, system: System, options: DecodeOptions, name: str, part: Corpus, decoded: Decoded
+    ) -> DecodingResult:
+        """Score the hypotheses of a part and write its error report."""
         by_utterance = score_utterances(part.texts, decoded.texts)
         speakers = part.speakers if len(set(part.speakers.values())) >= FEW_SPEAKERS else None
         report = self.reports / f"{system.name}-{name}.txt".replace(" ", "-")

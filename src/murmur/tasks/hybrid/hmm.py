@@ -1,7 +1,8 @@
-"""The Gaussian half of the hybrid recipe: features, monophones, triphones, LDA+MLLT and alignments, each stage stored.
+"""The Gaussian half of the hybrid recipe: monophones, triphones, LDA+MLLT, SAT and alignments, each stage stored.
 
-A stage is two files, a model and its alignments, named by a digest of everything that made them. Stages that are
-missing, damaged or cut short are made again; the others are read.
+A stage is a model and its alignments, two files named by a digest of everything that made them; a speaker-adapted stage
+has two more, its model of unadapted features and the transforms of the training speakers. Stages that are missing,
+damaged or cut short are made again; the others are read.
 """
 
 from __future__ import annotations
@@ -22,15 +23,25 @@ from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, deltas, sample_rate_hz
 from murmur.speech.features.cmvn import normalise_all
 from murmur.speech.features.shards import FeatureStore, prepare
-from murmur.speech.hmm.align import align
-from murmur.speech.hmm.em_loop import PassReport, Trained
+from murmur.speech.hmm.align import align, align_adapted
+from murmur.speech.hmm.em_loop import PassReport, Progress, Trained
 from murmur.speech.hmm.lda_mllt import train_lda_mllt
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.monophone import train_monophone
 from murmur.speech.hmm.phone_times import phone_times
-from murmur.speech.hmm.storage import load_alignments, load_model, save_alignments, save_model
+from murmur.speech.hmm.sat import SatConfig, SatTrained, train_sat
+from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, Transforms
+from murmur.speech.hmm.storage import (
+    load_alignments,
+    load_model,
+    load_transforms,
+    save_alignments,
+    save_model,
+    save_transforms,
+)
 from murmur.speech.hmm.triphone import train_triphone
 from murmur.speech.lexicon.lexicon import SILENCE, Lang, make_lang, read_lexicon, split_known
+from murmur.tasks.adapted_gaussians import AdaptedGaussians
 from murmur.tasks.corpora import SpeechSet
 from murmur.tasks.hybrid.config import FrontEnd, HmmStages
 from murmur.tasks.prepared import Absent, refuse_to_make
@@ -42,13 +53,43 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
+class Adaptation:
+    """What a speaker-adapted stage has besides its model.
+
+    Attributes:
+        unadapted: model of unadapted features, with the same states and Gaussians.
+        transforms: transforms of the training speakers, {speaker: W (D, D + 1)}.
+        decoding: settings for the estimation of transforms from a first decoding pass.
+    """
+
+    unadapted: HmmGmm
+    transforms: Transforms
+    decoding: FmllrConfig
+
+
+@dataclass(frozen=True)
 class Stage:
-    """A trained Gaussian system: its name, model, alignments of train (transition-ids by frame), and digest."""
+    """A trained Gaussian system.
+
+    Attributes:
+        name: its name.
+        model: the model.
+        tids: alignments of train, {utterance: transition-ids by frame}.
+        key: digest of everything that made it.
+        adaptation: transforms and model of unadapted features; None for a speaker-independent stage.
+    """
 
     name: str
     model: HmmGmm
     tids: Mapping[str, np.ndarray]
     key: str
+    adaptation: Adaptation | None = None
+
+    @property
+    def pair(self) -> AdaptedPair:
+        """The models of adapted and of unadapted features."""
+        assert self.adaptation is not None  # a speaker-independent stage has none
+        return AdaptedPair(self.model, self.adaptation.unadapted)
 
     def silence_share(self, texts: Mapping[str, str]) -> float:
         """Silences per place that may hold one (before the first word, after each word), between 0.01 and 0.99."""
@@ -151,24 +192,33 @@ class HmmHalf:
         Raises:
             ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons.
         """
-        done = [self._stage("monophone", self._key("monophone", ""), self._monophone)]
-        followers = (("triphone", self.stages.triphone, train_triphone), ("lda", self.stages.lda, train_lda_mllt))
-        for name, config, train in followers:
+        done = [self._stage("monophone", "", self._monophone)]
+        followers = (("triphone", train_triphone), ("lda", train_lda_mllt), ("sat", self._sat))
+        for name, train in followers:
+            config = getattr(self.stages, name)
             if config is not None:
                 previous = done[-1]
 
                 def make(previous=previous, config=config, train=train) -> Trained:
                     return train(previous.model, self.train_feats, self.train_texts, config, self.jobs, log_pass)
 
-                done.append(self._stage(name, self._key(name, previous.key), make))
+                done.append(self._stage(name, previous.key, make))
         return tuple(done)
+
+    @property
+    def adapted_gaussians(self) -> AdaptedGaussians | None:
+        """The last stage as a recogniser of audio; None if it is not speaker-adapted or the set brings features."""
+        stage, front = self.trained[-1], self._cepstra(self.material.train)
+        if stage.adaptation is None or not isinstance(front, Mfcc):
+            return None
+        return AdaptedGaussians(stage.name, front, stage.pair, stage.adaptation.decoding)
 
     def untrained(self) -> list[str]:
         """Systems missing from the cache, and the systems that follow them; trains and reads nothing."""
         previous = ""
         for place, name in enumerate(self.stages.names):
             previous = self._key(name, previous)
-            if not all((self.cache / f"{name}-{previous}{end}").is_file() for end in (".npz", "-alignment.npz")):
+            if not all(path.is_file() for path in self._files(name, previous)):
                 return self.stages.names[place:]
         return []
 
@@ -191,8 +241,12 @@ class HmmHalf:
         texts = split_known(self.lang, part.texts).texts
 
         def make() -> Mapping[str, np.ndarray]:
-            feats = self.features(part)
-            return align(stage.model, {u: feats[u] for u in texts}, texts, jobs=self.jobs).tids
+            every = self.features(part)
+            feats = {u: every[u] for u in texts}
+            if stage.adaptation is None:
+                return align(stage.model, feats, texts, jobs=self.jobs).tids
+            settings = self._sat_config.fmllr
+            return align_adapted(stage.pair, feats, texts, part.speakers, settings, jobs=self.jobs).tids
 
         return stored_alignment(stage.model, self.cache / f"{stage.name}-{key}-alignment.npz", make)
 
@@ -200,6 +254,16 @@ class HmmHalf:
         return train_monophone(
             self.lang, self.train_feats, self.train_texts, self.stages.monophone, self.jobs, log_pass
         )
+
+    @property
+    def _sat_config(self) -> SatConfig:
+        assert self.stages.sat is not None  # the stage exists
+        return self.stages.sat
+
+    def _sat(
+        self, previous: HmmGmm, feats: Arrays, texts: dict[str, str], config: SatConfig, jobs: int, progress: Progress
+    ) -> Trained:
+        return train_sat(previous, feats, texts, self.material.train.speakers, config, jobs, progress)
 
     def _cepstra(self, part: Corpus) -> Front:
         if _brings_features(part):
@@ -216,25 +280,42 @@ class HmmHalf:
         content = [FORMAT, name, config, previous, self.stages.silence_probability, self.front.cepstra, lexicon]
         return _digest([*content, self.material.train.digest()])
 
-    def _stage(self, name: str, key: str, make: Callable[[], Trained]) -> Stage:
-        path, beside = self.cache / f"{name}-{key}.npz", self.cache / f"{name}-{key}-alignment.npz"
+    def _files(self, name: str, key: str) -> tuple[Path, ...]:
+        """Model and alignments of a stage; of a speaker-adapted one also its unadapted model and the transforms."""
+        ends = (".npz", "-alignment.npz", *(("-unadapted.npz", "-transforms.npz") if name == "sat" else ()))
+        return tuple(self.cache / f"{name}-{key}{end}" for end in ends)
+
+    def _stage(self, name: str, previous: str, make: Callable[[], Trained]) -> Stage:
+        key = self._key(name, previous)
+        files = self._files(name, key)
         try:
-            model = load_model(path)
-            return Stage(name, model, load_alignments(model, beside), key)
+            return self._read(name, key, files)
         except (FileNotFoundError, ValueError) as error:
             if self.absent == "refuse":
-                refuse_to_make(f"the Gaussian system {path.name} of the run's alignment ({error})", self.cache)
+                refuse_to_make(f"the Gaussian system {files[0].name} of the run's alignment ({error})", self.cache)
             if isinstance(error, FileNotFoundError):
                 log.info("%s: training", name)
             else:
                 log.warning("%s", error)
         trained = make()
         self.cache.mkdir(parents=True, exist_ok=True)
-        save_alignments(trained.model, trained.tids, beside)
-        save_model(trained.model, path)
+        adaptation = None
+        if isinstance(trained, SatTrained):
+            save_model(trained.unadapted, files[2])
+            save_transforms(trained.transforms, files[3])
+            adaptation = Adaptation(trained.unadapted, trained.transforms, self._sat_config.decoding)
+        save_alignments(trained.model, trained.tids, files[1])
+        save_model(trained.model, files[0])
         for utterance, reason in sorted(trained.lost.items()):
             log.warning("%s: utterance %s %s", name, utterance, reason)
-        return Stage(name, trained.model, trained.tids, key)
+        return Stage(name, trained.model, trained.tids, key, adaptation)
+
+    def _read(self, name: str, key: str, files: tuple[Path, ...]) -> Stage:
+        model = load_model(files[0])
+        adaptation = None
+        if len(files) > 2:
+            adaptation = Adaptation(load_model(files[2]), load_transforms(files[3]), self._sat_config.decoding)
+        return Stage(name, model, load_alignments(model, files[1]), key, adaptation)
 
 
 def stored_alignment(model: HmmGmm, path: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

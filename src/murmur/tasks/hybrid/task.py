@@ -30,6 +30,7 @@ from murmur.speech.features.analysis import LogMel
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.chunks import ChunkBatch, ChunkTable
 from murmur.speech.hmm import hybrid
+from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.models import Network, Tdnn
 from murmur.tasks import corpora
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
@@ -46,6 +47,7 @@ from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigne
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
 from murmur.tasks.hybrid.graphs import HmmSources, check_known
 from murmur.tasks.hybrid.hmm import HmmHalf, Stage
+from murmur.tasks.hybrid.two_pass import TwoPass
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
 from murmur.tasks.recogniser import PortableRecogniser
@@ -256,8 +258,9 @@ class HybridTask(ChunkLearning):
         return Score(figures, tuple(str(result) for result in results), results[-1].recognised, len(others))
 
     def recogniser(self) -> PortableRecogniser:
-        """Everything besides the weights that recognition with the network needs."""
-        return PortableRecogniser(self._acoustic, self._words.sources, self.cache, self._words.built)
+        """Everything besides the weights that recognition with the network needs, and the adapted Gaussian system."""
+        words = self._words
+        return PortableRecogniser(self._acoustic, words.sources, self.cache, words.built, self.hmms.adapted_gaussians)
 
     def utterances(self, part: str) -> Corpus:
         """Utterances of "train", "dev" or "test"."""
@@ -320,7 +323,15 @@ class HybridTask(ChunkLearning):
     def _gaussian_results(self, decoder: DecodeHalf) -> list[DecodingResult]:
         """Error rates of the Gaussian systems listed in `decoding.scored`."""
         stages = {"all": self.hmms.trained, "last": self.hmms.trained[-1:], "none": ()}[self.decoding.scored]
-        return [result for stage in stages for result in decoder.evaluate(self._gaussians(stage), self._parts)]
+        return [result for stage in stages for result in self._results_of(stage, decoder, self._parts)]
+
+    def _results_of(self, stage: Stage, decoder: DecodeHalf, parts: Mapping[str, Corpus]) -> list[DecodingResult]:
+        """Error rates of a Gaussian system, in two passes if it is speaker-adapted."""
+        if stage.adaptation is None:
+            return decoder.evaluate(self._gaussians(stage), parts)
+        feats = {name: self.hmms.features(part) for name, part in self._parts.items()}
+        search = self.decoding.gmm
+        return TwoPass(stage, self._search(stage, search), search, feats, decoder, self.cache, self.jobs).results(parts)
 
     def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[DecodingResult]:
         """Error rates of a network."""
@@ -333,7 +344,7 @@ class HybridTask(ChunkLearning):
 
     def _gaussians(self, stage: Stage) -> System:
         feats = {name: self.hmms.features(part) for name, part in self._parts.items()}
-        scorers = {part: partial(_gaussian_scores, stage, feats[part]) for part in feats}
+        scorers = {part: partial(_gaussian_scores, stage.model, feats[part]) for part in feats}
         search = self.decoding.gmm
         return System(stage.name, self._search(stage, search), search, scorers)
 
@@ -351,8 +362,8 @@ class HybridTask(ChunkLearning):
         return model
 
 
-def _gaussian_scores(stage: Stage, feats: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    return stage.model.loglikes(feats[name])
+def _gaussian_scores(model: HmmGmm, feats: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    return model.loglikes(feats[name])
 
 
 def _network_scores(model: nn.Module, feats: Mapping[str, np.ndarray], targets: Targets, name: str) -> np.ndarray:

@@ -1,0 +1,129 @@
+"""Speaker-adaptive training (SAT): triphones on features adapted to each speaker of the corpus by fMLLR.
+
+Anastasakos, McDonough, Schwartz and Makhoul, "A compact model for speaker-adaptive training" (1996); Gales (1998). The
+schedule and the model of unadapted features are those of Kaldi.
+
+Shapes: T frames, F features, D projected features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
+
+from murmur.speech.hmm import passes
+from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
+from murmur.speech.hmm.convert import carry_over
+from murmur.speech.hmm.em import MixtureStats, expect, refit
+from murmur.speech.hmm.em_loop import MAX_LOST_EARLY, EmConfig, EmLoop, Progress, Trained, ignore_progress
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.material import Features
+from murmur.speech.hmm.mixtures import FloatArray
+from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.monophone import usable
+from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, Transforms, estimate_transforms
+from murmur.speech.hmm.triphone import grow_model
+
+
+def _default_em() -> EmConfig:
+    return EmConfig(gaussians=4000, passes=20, grow_passes=14, align_passes=(5, 10, 15), min_gaussian_frames=20.0)
+
+
+@dataclass(frozen=True)
+class SatConfig:
+    """Settings of the transforms, the tree and the EM loop.
+
+    Attributes:
+        fmllr_passes: passes before whose E step the transforms are estimated again.
+        fmllr: settings of the estimation in training.
+        decoding: settings of the estimation in decoding.
+        tree: size of the decision tree that ties the states of triphones.
+        em: settings of the EM loop.
+    """
+
+    fmllr_passes: tuple[int, ...] = (2, 4, 6, 12)
+    fmllr: FmllrConfig = field(default_factory=FmllrConfig)
+    decoding: FmllrConfig = field(default_factory=lambda: FmllrConfig(silence_weight=0.01))
+    tree: TreeConfig = field(default_factory=TreeConfig)
+    em: EmConfig = field(default_factory=_default_em)
+
+
+@dataclass(frozen=True)
+class SatTrained(Trained):
+    """Models with alignments and transforms of the last training pass.
+
+    Attributes:
+        unadapted: twin of `model` for unadapted features.
+        transforms: {speaker: W (D, D + 1)}.
+    """
+
+    unadapted: HmmGmm
+    transforms: Transforms
+
+    @property
+    def pair(self) -> AdaptedPair:
+        """Both models."""
+        return AdaptedPair(self.model, self.unadapted)
+
+
+def train_sat(
+    previous: HmmGmm,
+    feats: Features,
+    texts: Mapping[str, str],
+    speakers: Mapping[str, str],
+    config: SatConfig | None = None,
+    jobs: int = 1,
+    progress: Progress = ignore_progress,
+) -> SatTrained:
+    """Triphones on adapted features, from the alignments of an earlier triphone model.
+
+    Args:
+        previous: model that aligns the corpus and gives the first transforms; its projection is kept.
+        feats: {utterance: (T, F) float32}, the features of the earlier model.
+        texts: {utterance: transcript}.
+        speakers: {utterance: speaker}.
+        config: settings of transforms, tree and EM loop; None for the defaults.
+        jobs: number of processes.
+        progress: function called after each pass.
+
+    Raises:
+        ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons. Or the
+            frames of a speaker do not suffice for a transform.
+    """
+    config = config or SatConfig()
+    material = usable(previous.lang, feats, texts)
+    transforms: dict[str, FloatArray] = {}
+    with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
+
+        def adapt(number: int, model: HmmGmm) -> None:
+            if number == 0 or number in config.fmllr_passes:
+                found = estimate_transforms(workers, model, model, config.fmllr, transforms)
+                transforms.update(found)
+
+        workers.map(passes.compile_graphs, previous)
+        loop = EmLoop("SAT triphone", workers, material, config.em, progress)
+        failed = loop.realign(previous, config.em.align, MAX_LOST_EARLY)
+        adapt(0, previous)
+        model, variance_D = grow_model(workers, previous, previous.projection, config.tree)
+        workers.map(carry_over, previous, model)
+        trained = loop.run(model, variance_D, failed, adapt=adapt)
+        unadapted = unadapted_twin(workers, trained.model, config.em)
+    return SatTrained(trained.model, trained.tids, trained.lost, trained.history, unadapted, transforms)
+
+
+def unadapted_twin(workers: Workers, model: HmmGmm, config: EmConfig) -> HmmGmm:
+    """The model with means and variances of unadapted features, under posteriors of the adapted ones."""
+    stats = reduce(add, workers.map(unadapted_sums, model))
+    mean_D = stats.first.sum(0) / stats.frames
+    variance_D = stats.second.sum(0) / stats.frames - mean_D**2
+    floor_D = config.variance_floor * variance_D
+    return replace(model, mixtures=refit(model.mixtures, stats, floor_D, config.min_gaussian_frames))
+
+
+def unadapted_sums(block: Block, model: HmmGmm) -> MixtureStats:
+    """Sums of a block's unadapted frames, under the model's posteriors of the adapted ones."""
+    adapted_ND, tids_N = passes.aligned_frames(block, model)
+    pdfs_N = model.transitions.pdf_of[tids_N]
+    return expect(model.mixtures, adapted_ND, pdfs_N, passes.unadapted_frames(block, model))

@@ -1,0 +1,117 @@
+"""Decoding with a speaker-adapted Gaussian system, in two passes and a final one.
+
+The first pass uses the model of unadapted features. Its best paths give a transform for each speaker; the second pass
+decodes adapted features, and its best paths give the transforms of the final pass. Transcripts are used for tuning and
+scoring alone. Povey and Saon (2006); the order of the passes follows Kaldi, which rescores lattices in the last one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.decoding.decode_set import Decoded
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.hmm.fmllr import adapt
+from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.speaker_transforms import Transforms, transforms_from_paths
+from murmur.speech.hmm.storage import save_transforms
+from murmur.tasks.hybrid.config import Search
+from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, System
+from murmur.tasks.hybrid.hmm import Stage
+from murmur.tasks.word_search import WordSearch
+
+log = logging.getLogger(__name__)
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class TwoPass:
+    """Two-pass decoding of a set.
+
+    Attributes:
+        stage: speaker-adapted system.
+        words: graph of the system's states and its grammar.
+        search: settings to try in the first and in the second pass.
+        feats: features by part and utterance, neither projected nor adapted.
+        decoder: decoding and scoring of the set.
+        cache: folder where the transforms of each part are stored.
+        jobs: number of processes.
+    """
+
+    stage: Stage
+    words: WordSearch
+    search: Search
+    feats: Mapping[str, Arrays]
+    decoder: DecodeHalf
+    cache: Path
+    jobs: int = 1
+
+    def results(self, parts: Mapping[str, Corpus]) -> list[DecodingResult]:
+        """Error rates of the first pass ("NAME unadapted") and of the final pass ("NAME") on each part.
+
+        Both passes are tuned on dev, whose utterances are decoded in any case; the final pass uses the settings of the
+        second.
+        """
+        name, half = self.stage.name, self.decoder
+        every = {"dev": half.material.dev, **parts}
+        first = System(f"{name} unadapted", self.words, self.search, self._scorers({}))
+        options = half.tune(first, half.material.dev)
+        found = {part: half.decode(first, options, part, corpus) for part, corpus in every.items()}
+        results = [half.result(first, options, part, corpus, found[part]) for part, corpus in parts.items()]
+
+        transforms = {part: self._estimated(part, every[part], found[part], None) for part in every}
+        second = System(f"{name} second pass", self.words, self.search, self._scorers(transforms))
+        options = half.tune(second, half.material.dev)
+        for part, corpus in parts.items():
+            again = half.decode(second, options, part, corpus)
+            final = self._estimated(part, corpus, again, transforms[part])
+            save_transforms(final, self.transforms_file(corpus, options))
+            last = replace(second, name=name, scores=self._scorers({part: final}))
+            results.append(half.result(last, options, part, corpus, half.decode(last, options, part, corpus)))
+        return results
+
+    def transforms_file(self, corpus: Corpus, options: DecodeOptions) -> Path:
+        """File of the transforms of a corpus, beside the model; named by all that made them."""
+        content = [self.stage.key, corpus.digest(), self.words.folder.name, asdict(options)]
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return self.cache / f"{self.stage.name}-{self.stage.key}-transforms-{digest}.npz"
+
+    def _estimated(self, part: str, corpus: Corpus, decoded: Decoded, present: Transforms | None) -> Transforms:
+        adaptation = self.stage.adaptation
+        assert adaptation is not None  # two passes are for adapted systems
+        paths = {u: hypothesis.labels for u, hypothesis in decoded.hypotheses.items()}
+        pair, feats, speakers = self.stage.pair, self.feats[part], corpus.speakers
+        found = transforms_from_paths(pair, feats, paths, speakers, adaptation.decoding, present, self.jobs)
+        log.info("%s, %s: transforms of %d speakers", self.stage.name, part, len(found))
+        return found
+
+    def _scorers(self, transforms: Mapping[str, Transforms]) -> dict[str, partial[np.ndarray]]:
+        """Scores of each part: by the adapted model for parts with transforms, else by the model of unadapted features.
+
+        A speaker without a transform, for want of any path, is scored without adaptation by the part's model.
+        """
+        pair, found = self.stage.pair, {}
+        for part, feats in self.feats.items():
+            if part in transforms:
+                speakers = getattr(self.decoder.material, part).speakers
+                found[part] = partial(adapted_scores, pair.adapted, feats, speakers, transforms[part])
+            else:
+                found[part] = partial(adapted_scores, pair.unadapted, feats, {}, {})
+        return found
+
+
+def adapted_scores(
+    model: HmmGmm, feats: Arrays, speakers: Mapping[str, str], transforms: Transforms, name: str
+) -> np.ndarray:
+    """(T, P) natural log-likelihoods of an utterance, adapted to its speaker if there is a transform."""
+    transform = transforms.get(speakers.get(name, ""))
+    return model.mixtures.loglikes(adapt(transform, model.features(feats[name])))

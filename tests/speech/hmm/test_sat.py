@@ -1,0 +1,155 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from murmur.speech.hmm import blocks
+from murmur.speech.hmm.align import align, align_adapted
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.fmllr import identity
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.monophone import train_monophone
+from murmur.speech.hmm.sat import SatConfig, train_sat
+from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, transforms_from_paths
+from murmur.speech.hmm.storage import load_transforms, save_transforms
+
+EM = EmConfig(gaussians=20, passes=6, grow_passes=4, align_passes=(2, 3, 4, 5), min_gaussian_frames=3)
+FMLLR = FmllrConfig(min_frames=50)
+SAT = SatConfig((2, 4), FMLLR, FMLLR, TreeConfig(leaves=16, min_frames=8, min_gain=1.0), EM)
+SPEAKERS = ("a", "b", "c", "d")
+
+
+def distorted(corpus):
+    """The corpus as four speakers hear it, each through an affine map of its own, without the mean over the speaker."""
+    random = np.random.default_rng(1)
+    speakers = {u: SPEAKERS[i % len(SPEAKERS)] for i, u in enumerate(sorted(corpus.feats))}
+    maps = {s: np.eye(4) + 0.35 * random.standard_normal((4, 4)) for s in SPEAKERS}
+    feats = {u: x @ maps[speakers[u]].T for u, x in corpus.feats.items()}
+    means = {s: np.concatenate([x for u, x in feats.items() if speakers[u] == s]).mean(0) for s in SPEAKERS}
+    return {u: (x - means[speakers[u]]).astype(np.float32) for u, x in feats.items()}, speakers
+
+
+@pytest.fixture(scope="module")
+def spoken(corpus):
+    return distorted(corpus)
+
+
+@pytest.fixture(scope="module")
+def mono(corpus, spoken):
+    return train_monophone(corpus.lang, spoken[0], corpus.texts, EM)
+
+
+@pytest.fixture(scope="module")
+def sat(corpus, spoken, mono):
+    return train_sat(mono.model, spoken[0], corpus.texts, spoken[1], SAT)
+
+
+def adapted_likelihood(model, feats, tids, transforms, speakers):
+    """Mean over frames of log |det A| + log p(W xi | pdf): the density of the frames before adaptation."""
+    total = frames = 0
+    for u, x in feats.items():
+        transform = transforms.get(speakers[u], identity(4))
+        scores = model.loglikes((x @ transform[:, :-1].T + transform[:, -1]).astype(np.float32))
+        total += scores[np.arange(len(x)), model.transitions.pdf_of[tids[u]]].sum()
+        total += len(x) * np.linalg.slogdet(transform[:, :-1])[1]
+        frames += len(x)
+    return total / frames
+
+
+def test_training_adapts_every_speaker_and_explains_the_frames_better(corpus, spoken, mono, sat):
+    feats, speakers = spoken
+    assert set(sat.transforms) == set(SPEAKERS)
+    assert set(sat.tids) == set(corpus.texts)
+    found = adapted_likelihood(sat.model, feats, sat.tids, sat.transforms, speakers)
+    plain = train_sat(mono.model, feats, corpus.texts, speakers, replace(SAT, fmllr=FmllrConfig(min_frames=1e9)))
+    assert all(np.array_equal(w, identity(4)) for w in plain.transforms.values())
+    assert found > adapted_likelihood(plain.model, feats, plain.tids, {}, speakers) + 0.3
+    assert found > adapted_likelihood(sat.model, feats, sat.tids, {}, speakers) + 0.3
+
+
+def test_the_twin_has_the_same_gaussians_and_fits_unadapted_frames(corpus, spoken, sat):
+    feats, speakers = spoken
+    twin, model = sat.unadapted, sat.model
+    assert np.array_equal(twin.mixtures.weights, model.mixtures.weights)
+    assert not np.array_equal(twin.mixtures.means, model.mixtures.means)
+    by_twin = adapted_likelihood(twin, feats, sat.tids, {}, speakers)
+    assert by_twin > adapted_likelihood(model, feats, sat.tids, {}, speakers)
+    with pytest.raises(ValueError, match="different Gaussians"):
+        AdaptedPair(model, replace(model, mixtures=replace(twin.mixtures, **first_split(twin.mixtures))))
+
+
+def first_split(mixtures):
+    """The fields of mixtures whose first Gaussian is there twice."""
+    twice = {"sizes": mixtures.sizes + np.eye(1, mixtures.num_pdfs, dtype=np.int64)[0]}
+    for name in ("weights", "means", "variances"):
+        values = getattr(mixtures, name)
+        twice[name] = np.concatenate([values[:1], values])
+    return twice
+
+
+def test_without_transforms_the_twin_is_the_model_up_to_one_step(corpus, spoken, mono):
+    feats, speakers = spoken
+    plain = train_sat(mono.model, feats, corpus.texts, speakers, replace(SAT, fmllr=FmllrConfig(min_frames=1e9)))
+    again = plain.unadapted.mixtures
+    difference = np.abs(again.means - plain.model.mixtures.means) / np.sqrt(plain.model.mixtures.variances)
+    assert difference.max() < 0.5
+
+
+def test_a_new_set_of_the_speakers_is_adapted_in_two_passes(corpus, spoken, sat):
+    feats, speakers = spoken
+    first = align(sat.unadapted, feats, corpus.texts)
+    found = transforms_from_paths(sat.pair, feats, first.tids, speakers, FMLLR)
+    one_pass = adapted_likelihood(sat.model, feats, first.tids, found, speakers)
+    assert one_pass > adapted_likelihood(sat.model, feats, first.tids, {}, speakers) + 0.3
+    again = transforms_from_paths(sat.pair, feats, first.tids, speakers, FMLLR, present=found)
+    assert adapted_likelihood(sat.model, feats, first.tids, again, speakers) > one_pass
+    second = align_adapted(sat.pair, feats, corpus.texts, speakers, FMLLR)
+    assert set(second.tids) == set(corpus.texts)
+    assert second.log_likelihood_per_frame > align(sat.model, feats, corpus.texts).log_likelihood_per_frame + 0.3
+
+
+def test_paths_that_end_early_and_short_speakers_do_not_count(spoken, sat):
+    feats, speakers = spoken
+    cut = {u: tids if speakers[u] == "a" else tids[:-1] for u, tids in sat.tids.items()}
+    found = transforms_from_paths(sat.pair, feats, cut, speakers, FMLLR)
+    assert set(found) == {"a"}
+    assert transforms_from_paths(sat.pair, feats, {}, speakers, FMLLR) == {}
+    least = replace(FMLLR, min_frames=1e6)
+    assert np.array_equal(transforms_from_paths(sat.pair, feats, cut, speakers, least)["a"], identity(4))
+
+
+def test_silence_of_weight_zero_is_as_if_it_were_not_there(spoken, sat):
+    feats, speakers = spoken
+    silent = {u: sat.model.transitions.phone_of[t] <= sat.model.lang.num_silence for u, t in sat.tids.items()}
+    louder = {u: np.where(silent[u][:, None], x + 7, x) for u, x in feats.items()}
+    left_out = [transforms_from_paths(sat.pair, x, sat.tids, speakers, FMLLR)["a"] for x in (feats, louder)]
+    assert np.array_equal(*left_out)
+    weighed = replace(FMLLR, silence_weight=0.5)
+    kept = [transforms_from_paths(sat.pair, x, sat.tids, speakers, weighed)["a"] for x in (feats, louder)]
+    assert not np.allclose(*kept)
+    with pytest.raises(ValueError, match="silence_weight in 0"):
+        FmllrConfig(silence_weight=1.5)
+
+
+def test_blocks_and_processes_change_the_transforms_by_rounding_alone(spoken, sat, monkeypatch):
+    feats, speakers = spoken
+    one = transforms_from_paths(sat.pair, feats, sat.tids, speakers, FMLLR)
+    monkeypatch.setattr(blocks, "BLOCK_FRAMES", 300)
+    many = transforms_from_paths(sat.pair, feats, sat.tids, speakers, FMLLR)
+    others = transforms_from_paths(sat.pair, feats, sat.tids, speakers, FMLLR, jobs=2)
+    for speaker in SPEAKERS:
+        np.testing.assert_allclose(many[speaker], one[speaker], atol=1e-6)
+        assert np.array_equal(many[speaker], others[speaker])
+
+
+def test_transforms_are_read_back_to_the_bit(sat, tmp_path):
+    path = tmp_path / "transforms.npz"
+    save_transforms(sat.transforms, path)
+    found = load_transforms(path)
+    assert found.keys() == sat.transforms.keys()
+    assert all(np.array_equal(found[s], sat.transforms[s]) for s in found)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match="transforms"):
+        load_transforms(path)
+    save_transforms({}, path)
+    assert load_transforms(path) == {}

@@ -1,0 +1,120 @@
+"""Speaker-adapted Gaussian systems of the hybrid task: stages on disk, two passes of decoding, targets, refusals."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.fmllr import identity
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.sat import SatConfig
+from murmur.speech.hmm.speaker_transforms import FmllrConfig
+from murmur.speech.hmm.storage import load_transforms
+from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.models import Tdnn
+from murmur.tasks.hybrid import hmm as hybrid_hmm
+from murmur.tasks.hybrid.config import Decoding, HmmStages, Search
+from murmur.tasks.hybrid.decode import DecodeHalf
+from murmur.tasks.hybrid.task import HybridTask
+from plateaus import LEXICON
+
+EM = EmConfig(gaussians=40, passes=5, grow_passes=4, align_passes=(2, 3, 4), min_gaussian_frames=3)
+TREE = TreeConfig(leaves=16, min_frames=10, min_gain=1.0)
+FMLLR = FmllrConfig(min_frames=100)
+SAT = SatConfig((2, 4), FMLLR, replace(FMLLR, silence_weight=0.01), TREE, EM)
+
+
+def make_spoken(root):
+    """Words of phones that are plateaus in 13 values, each speaker through an affine map of its own."""
+    random = np.random.default_rng(5)
+    plateaus = {phone: random.standard_normal((3, 13)) for phone in "ABNO"}
+    quiet, feats = random.standard_normal(13) * 0.2, {}
+    for split, count in {"train": 40, "dev": 12, "test": 12}.items():
+        maps = [np.eye(13) + 0.2 * random.standard_normal((13, 13)) for _ in range(4)]
+        texts = {}
+        for i in range(count):
+            name, words = f"{split}{i % 4}-{i:03}", [list(LEXICON)[k] for k in random.integers(3, size=3 + i % 3)]
+            values = [quiet] * 12
+            for word in words:
+                for phone in LEXICON[word].split():
+                    for state in plateaus[phone]:
+                        values += [state] * int(random.integers(2, 5))
+                values += [quiet] * int(random.integers(8, 14))
+            noisy = np.array(values) + 0.6 * random.standard_normal((len(values), 13))
+            texts[name], feats[name] = " ".join(words), (noisy @ maps[i % 4].T).astype(np.float32)
+        folder = root / "data" / split
+        write_table(folder / "text", texts)
+        write_table(folder / "utt2spk", {n: n.partition("-")[0] for n in texts})
+        write_table(folder / "feats.scp", {n: f"feats.npz:{n}" for n in texts})
+    np.savez(root / "feats.npz", **feats)
+    write_table(root / "lexicon.txt", LEXICON)
+    return root
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return HybridTask(
+        corpus=make_spoken(tmp_path_factory.mktemp("set")),
+        hmm=HmmStages(monophone=EM, triphone=TriphoneConfig(TREE, EM), sat=SAT),
+        network=Tdnn(hidden=16, dropout=0.0),
+        decoding=Decoding(gmm=Search(scales=(0.05, 0.1, 0.2)), network=Search(scales=(0.3,))),
+        cache=tmp_path_factory.mktemp("cache"),
+    )
+
+
+@pytest.fixture(scope="module")
+def results(task):
+    decoder = DecodeHalf(task.material, 1, task.cache / "errors")
+    stage = task.hmms.trained[-1]
+    return {(r.system, r.part): r for r in task._results_of(stage, decoder, task._parts)}
+
+
+def test_adaptation_lowers_the_error_rate_of_unseen_speakers(results):
+    assert set(results) == {(system, part) for system in ("sat unadapted", "sat") for part in ("dev", "test")}
+    for part in ("dev", "test"):
+        assert results["sat", part].rate.errors < results["sat unadapted", part].rate.errors
+
+
+def test_transforms_of_each_part_lie_beside_the_model(task, results):
+    stage = task.hmms.trained[-1]
+    files = {path.name for path in task.cache.glob(f"sat-{stage.key}*")}
+    assert {f"sat-{stage.key}{end}.npz" for end in ("", "-alignment", "-unadapted", "-transforms")} < files
+    speakers = [set(load_transforms(path)) for path in task.cache.glob(f"sat-{stage.key}-transforms*.npz")]
+    assert {"train0", "train1", "train2", "train3"} in speakers
+    assert {"dev0", "dev1", "dev2", "dev3"} in speakers
+    assert {"test0", "test1", "test2", "test3"} in speakers
+
+
+def test_the_stage_is_read_again_and_made_again_without_its_transforms(task, monkeypatch):
+    first, calls, train = task.hmms.trained[-1], [], hybrid_hmm.train_sat
+    monkeypatch.setattr(hybrid_hmm, "train_sat", lambda *a: calls.append(1) or train(*a))
+    read = replace(task).hmms.trained[-1]
+    assert not calls
+    assert not replace(task).hmms.untrained()
+    for speaker, transform in first.adaptation.transforms.items():
+        assert np.array_equal(read.adaptation.transforms[speaker], transform)
+    (task.cache / f"sat-{first.key}-transforms.npz").unlink()
+    assert replace(task).hmms.untrained() == ["sat"]
+    again = replace(task).hmms.trained[-1]
+    assert calls == [1]
+    assert np.array_equal(again.model.mixtures.means, first.model.mixtures.means)
+
+
+def test_targets_come_from_the_adapted_alignments(task):
+    stage = task.hmms.trained[-1]
+    assert stage.name == "sat"
+    assert task.targets.pdfs == stage.model.num_pdfs
+    assert task.targets.train.keys() == stage.tids.keys()
+    assert task.targets.dev.keys() == task.material.dev.texts.keys()
+    assert not any(np.array_equal(w, identity(39)) for w in stage.adaptation.transforms.values())
+
+
+def test_earlier_stages_are_those_of_a_task_without_adaptation(task):
+    plain = replace(task, hmm=replace(task.hmm, sat=None))
+    assert plain.hmm.names == ["monophone", "triphone"]
+    assert [s.key for s in plain.hmms.trained] == [s.key for s in task.hmms.trained[:2]]
+    assert all(stage.adaptation is None for stage in plain.hmms.trained)
+    with pytest.raises(ValueError, match="speaker-adaptive training starts from the alignments of triphones"):
+        HmmStages(triphone=None, sat=SAT)
