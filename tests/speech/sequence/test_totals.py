@@ -12,7 +12,7 @@ from murmur.speech.sequence import log_domain, probability_domain
 from murmur.speech.sequence.criteria import LIMIT, mmi
 from murmur.speech.sequence.numerators import NEVER, Aligned, NumeratorBuilder, Numerators
 from murmur.speech.sequence.state_graph import StateGraph
-from tiny_denominator import PDFS, dense, denominator, numerator_paths, path_sum, paths_of
+from tiny_denominator import PDFS, denominator, dense, numerator_paths, path_sum, paths_of
 
 DEN = denominator()
 WORDS = ([1, 2, 2, 1], [0, 2, 4, 5, 7])  # phones and their first frames; 7 frames

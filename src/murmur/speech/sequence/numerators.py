@@ -100,7 +100,7 @@ class NumeratorBuilder:
     Attributes:
         denominator: graph that holds them.
         tolerance_frames: frames by which the limits of phones may move.
-        leak: weight of the leak, by which arcs go that the graph lacks; see `murmur.speech.sequence.probability_domain`.
+        leak: weight of the leak of `probability_domain`, by which arcs go that the graph lacks.
     """
 
     denominator: Denominator
@@ -138,7 +138,7 @@ class NumeratorBuilder:
         node = _ranges(node_P, sizes_P)
 
         def spread(values: np.ndarray, padding: float, kind: type) -> Tensor:
-            table = np.full(count * states, padding, kind)
+            table: np.ndarray = np.full(count * states, padding, kind)
             table[node] = values
             return torch.from_numpy(table.reshape(count, states))
 

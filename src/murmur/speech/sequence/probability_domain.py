@@ -67,8 +67,8 @@ def _forward(emitted_TCN: Tensor, graph: StateGraph, leak: float) -> tuple[Tenso
     sums_TN = emitted_TCN.new_empty(frames, count)
     initial_S1 = graph.initial.to(emitted_TCN.dtype)[:, None]
     arriving_SN = initial_S1.expand(-1, count)
-    for t, alpha_SN in enumerate(alpha_TSN):
-        torch.mul(arriving_SN, emitted_TCN[t].index_select(0, graph.pdf), out=alpha_SN)
+    for t in range(frames):
+        alpha_SN = torch.mul(arriving_SN, emitted_TCN[t].index_select(0, graph.pdf), out=alpha_TSN[t])
         torch.sum(alpha_SN, 0, out=sums_TN[t])
         alpha_SN /= sums_TN[t]
         if t + 1 < frames:

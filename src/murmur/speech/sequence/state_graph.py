@@ -113,7 +113,7 @@ def long_run(arcs: Arcs, states: int) -> np.ndarray:
     share_S = np.full(states, 1.0 / states)
     for _ in range(MOST_ROUNDS):
         next_S = np.bincount(arcs.target, share_S[arcs.source] * arcs.probability, minlength=states)
-        next_S /= next_S.sum()
+        next_S = next_S / next_S.sum()
         moved, share_S = np.abs(next_S - share_S).sum(), next_S
         if moved < CONVERGED:
             break
