@@ -179,10 +179,15 @@ class ChunkTable:
         versions: Versions | None = None,
     ) -> ChunkBatch | None:
         """Piece `number` of `of` pieces of minibatch n, with generators of its own; None if it has no chunks."""
+        chunks = self.piece_chunks(n, number, of)
+        name = (self.seed, n) if of == 1 else (self.seed, n, number, of)
+        return self._batch(chunks, name, corpus, change, versions) if chunks else None
+
+    def piece_chunks(self, n: int, number: int, of: int) -> tuple[Chunk, ...]:
+        """The chunks of piece `number` of `of` pieces of minibatch n."""
         chunks = self[n]
         first, last = (len(chunks) * k // of for k in (number, number + 1))
-        name = (self.seed, n) if of == 1 else (self.seed, n, number, of)
-        return self._batch(chunks[first:last], name, corpus, change, versions) if last > first else None
+        return chunks[first:last]
 
     def _batch(
         self,

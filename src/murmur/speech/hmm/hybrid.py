@@ -55,8 +55,12 @@ def speed_copy(name: str, speed: float, feats_TF: np.ndarray, targets_T: np.ndar
 
     The copy is named `sp1.1-UTTERANCE`; at speed 1 the name is unchanged.
     """
-    copy = name if speed == 1.0 else f"sp{speed:g}-{name}"
-    return AlignedFrames(copy, feats_TF, at_speed(targets_T, len(feats_TF)))
+    return AlignedFrames(copy_name(name, speed), feats_TF, at_speed(targets_T, len(feats_TF)))
+
+
+def copy_name(name: str, speed: float) -> str:
+    """The name of an utterance's copy at some speed."""
+    return name if speed == 1.0 else f"sp{speed:g}-{name}"
 
 
 def log_prior(alignments: Iterable[np.ndarray], pdfs: int) -> Tensor:

@@ -1,0 +1,1 @@
+"""Lattice-free sequence training: phone language models, denominator and numerator graphs, criteria."""
