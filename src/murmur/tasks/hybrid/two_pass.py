@@ -19,11 +19,10 @@ import numpy as np
 
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.decode_set import Decoded
-from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.hmm.fmllr import adapt
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.speaker_transforms import Transforms, transforms_from_paths
-from murmur.speech.hmm.storage import save_transforms
+from murmur.speech.hmm.storage import load_transforms, save_transforms
 from murmur.tasks.hybrid.config import Search
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, System
 from murmur.tasks.hybrid.hmm import Stage
@@ -74,15 +73,29 @@ class TwoPass:
         for part, corpus in parts.items():
             again = half.decode(second, options, part, corpus)
             final = self._estimated(part, corpus, again, transforms[part])
-            save_transforms(final, self.transforms_file(corpus, options))
+            save_transforms(final, self.transforms_file(corpus))
             last = replace(second, name=name, scores=self._scorers({part: final}))
             results.append(half.result(last, options, part, corpus, half.decode(last, options, part, corpus)))
         return results
 
-    def transforms_file(self, corpus: Corpus, options: DecodeOptions) -> Path:
+    def transforms(self, part: str, corpus: Corpus) -> Transforms:
+        """The transforms of a part, from their file; decodes the part if it is missing or damaged."""
+        path = self.transforms_file(corpus)
+        try:
+            return load_transforms(path)
+        except FileNotFoundError:
+            log.info("%s, %s: decoding for the transforms of its speakers", self.stage.name, part)
+        except ValueError as error:
+            log.warning("%s", error)
+        self.results({part: corpus})
+        return load_transforms(path)
+
+    def transforms_file(self, corpus: Corpus) -> Path:
         """File of the transforms of a corpus, beside the model; named by all that made them."""
-        content = [self.stage.key, corpus.digest(), self.words.folder.name, asdict(options)]
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        half, graph = self.decoder, self.words.sources.key(*self.words.words)
+        tuned = [half.material.dev.digest(), half.tune_every, asdict(self.search)]
+        content = json.dumps([self.stage.key, corpus.digest(), graph, tuned], sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         return self.cache / f"{self.stage.name}-{self.stage.key}-transforms-{digest}.npz"
 
     def _estimated(self, part: str, corpus: Corpus, decoded: Decoded, present: Transforms | None) -> Transforms:
