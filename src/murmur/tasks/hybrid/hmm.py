@@ -55,7 +55,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What a speaker-adapted stage has besides its model.
+    """Additional parts of a speaker-adapted stage.
 
     Attributes:
         unadapted: model of unadapted features, with the same states and Gaussians.
