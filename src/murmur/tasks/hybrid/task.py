@@ -304,7 +304,7 @@ class HybridTask(ChunkLearning):
         if not self._adapts:
             return ""
         return (
-            "its network takes features adapted to the speaker (task.front.adaptation=fmllr), which only the test of a "
+            "the network takes features adapted to the speaker (task.front.adaptation=fmllr), which only the test of a "
             "training run makes, in two passes: decode, transcribe and export need a network of unadapted features"
         )
 
