@@ -39,7 +39,7 @@ Parts = Annotated[
     list[str] | None, typer.Option("--part", help="train, dev or test; repeatable; train and dev by default.")
 ]
 StageOption = Annotated[
-    str | None, typer.Option(help="Gaussian system: monophone, triphone or lda; the last one by default.")
+    str | None, typer.Option(help="Gaussian system: monophone, triphone, lda or sat; the last one by default.")
 ]
 
 

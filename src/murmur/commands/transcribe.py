@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,7 +30,7 @@ from murmur.core.path_checks import folder_to_write
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.recognition.adapted_transcriber import AdaptedTranscriber, adapted_transcriber, refuse_to_adapt
 from murmur.recognition.exported_model import exported_transcriber, looks_exported
-from murmur.recognition.trained_run import Wanted, open_run
+from murmur.recognition.trained_run import TrainedRun, Wanted, open_run
 from murmur.recognition.transcriber import Transcriber, name_of, transcriber
 from murmur.recognition.tuning import SearchRequest
 from murmur.run.saved_model import Choice
@@ -148,29 +149,45 @@ def transcribe(
     utt2spk: Utt2spk = None,
 ) -> None:
     """Transcribe recordings, see HELP."""
-    _check(model, weights, files, out, channels)
     speakers = check_speakers(adapt, utt2spk, channels)
-    given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "lattice_beam": lattice_beam}
-    write = partial(_write, form=form, out=out, several=len(files) > 1)
+    _check(model, weights, files, out, channels)
+    beams = {"beam": beam, "lattice_beam": lattice_beam}
+    given = {"acoustic_scale": scale, "insertion_penalty": penalty, **beams}
+    todo = Todo(files, partial(_read, rate=rate, channels=channels), partial(_write, form, out, len(files) > 1))
     if looks_exported(model):
-        if adapt:
-            refuse_to_adapt(model)
         own: dict[str, object] = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
         own |= {"scale": scale, "penalty": penalty, "experiment": experiment, "set": settings, "weights": weights}
-        _refuse(own)
-        work = exported_transcriber(model, {"beam": beam, "lattice_beam": lattice_beam}, longest)
-    else:
-        request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-        run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
-        if adapt:
-            adapted = adapted_transcriber(run, request, longest)
-            read = partial(_read, rate_hz=adapted.front.rate_hz, rate=rate, channels=channels)
-            _end(_do_speakers(files, adapted, speakers, read, write), len(files))
-            return
-        typer.echo(f"murmur: {run.weights}", err=True)
-        work = transcriber(run, *run.searched(request), longest)
-    read = partial(_read, rate_hz=work.front.rate_hz, rate=rate, channels=channels)
-    _end(_do_all(files, work, read, write), len(files))
+        _refuse(model, adapt, own)
+        _end(_do_all(todo, exported_transcriber(model, beams, longest)), len(files))
+        return
+    request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
+    run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
+    _end(_do_run(todo, run, request, longest, speakers), len(files))
+
+
+@dataclass(frozen=True)
+class Todo:
+    """Files to transcribe.
+
+    Attributes:
+        files: names of files.
+        read: function from a name and a sample rate in Hz to the recordings of a file.
+        write: function that writes the transcript of a recording.
+    """
+
+    files: Sequence[str]
+    read: Callable[[str, int], list[Recording]]
+    write: Callable[[Transcript], None]
+
+
+def _do_run(
+    todo: Todo, run: TrainedRun, request: SearchRequest, longest: float, speakers: Mapping[str, str] | None
+) -> int:
+    """Transcribe with a run, adapted to its speakers if they are given; return the number of unreadable files."""
+    if speakers is not None:
+        return _do_speakers(todo, adapted_transcriber(run, request, longest), speakers)
+    typer.echo(f"murmur: {run.weights}", err=True)
+    return _do_all(todo, transcriber(run, *run.searched(request), longest))
 
 
 def _end(failed: int, count: int) -> None:
@@ -187,22 +204,17 @@ def _check(model: Path, weights: Choice | None, files: list[str], out: Path | No
     _check_names(files, out, channels)
 
 
-def _do_all(
-    files: list[str],
-    work: Transcriber,
-    read: Callable[[str], list[Recording]],
-    write: Callable[[Transcript], None],
-) -> int:
+def _do_all(todo: Todo, work: Transcriber) -> int:
     """Transcribe file after file with a progress bar; return the number of unreadable files."""
     failed = 0
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with Progress(console=console, disable=len(files) < 2) as progress:
-        bar = progress.add_task("transcribing", total=len(files))
-        for name in files:
+    with Progress(console=console, disable=len(todo.files) < 2) as progress:
+        bar = progress.add_task("transcribing", total=len(todo.files))
+        for name in todo.files:
             progress.update(bar, description=escape(readable(Path(name).name)))
             try:
-                for recording in read(name):
-                    write(work(recording, name))
+                for recording in todo.read(name, work.front.rate_hz):
+                    todo.write(work(recording, name))
             except CorpusError as error:
                 failed += 1
                 console.print(f"murmur: {readable(str(error))}", markup=False)
@@ -210,8 +222,8 @@ def _do_all(
     return failed
 
 
-def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Mapping[str, str]:
-    """Return {name: speaker} of --utt2spk, empty without it.
+def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Mapping[str, str] | None:
+    """Return {name: speaker} of --utt2spk, empty without it; None without --adapt.
 
     Raises:
         SettingError: the options do not fit together, or the file is missing or malformed.
@@ -219,7 +231,7 @@ def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Map
     if utt2spk is None:
         if adapt and channels == "each":
             raise SettingError("--adapt --channels each: each channel has a speaker, so name the speakers by --utt2spk")
-        return {}
+        return {} if adapt else None
     if not adapt:
         raise SettingError("--utt2spk names the speakers that --adapt adapts to: give --adapt too")
     if not utt2spk.is_file():
@@ -231,13 +243,7 @@ def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Map
     return {name: speaker for name, speaker in rows}
 
 
-def _do_speakers(
-    files: list[str],
-    work: AdaptedTranscriber,
-    speakers: Mapping[str, str],
-    read: Callable[[str], list[Recording]],
-    write: Callable[[Transcript], None],
-) -> int:
+def _do_speakers(todo: Todo, work: AdaptedTranscriber, speakers: Mapping[str, str]) -> int:
     """Read all files, then transcribe speaker after speaker; return the number of unreadable files.
 
     Raises:
@@ -245,9 +251,9 @@ def _do_speakers(
     """
     failed = 0
     by_speaker: dict[str, list[tuple[Recording, str]]] = {}
-    for name in files:
+    for name in todo.files:
         try:
-            recordings = read(name)
+            recordings = todo.read(name, work.front.rate_hz)
         except CorpusError as error:
             failed += 1
             typer.echo(f"murmur: {readable(str(error))}", err=True)
@@ -259,7 +265,7 @@ def _do_speakers(
             by_speaker.setdefault(speakers.get(own, ""), []).append((recording, name))
     for group in by_speaker.values():
         for found in work(group):
-            write(found)
+            todo.write(found)
     return failed
 
 
@@ -268,8 +274,10 @@ def _named(source: str, channel: str) -> str:
     return f"{_stem(source)}-{channel}" if channel else _stem(source)
 
 
-def _refuse(given: Mapping[str, object]) -> None:
-    """Refuse options that would change the contents of an export."""
+def _refuse(model: Path, adapt: bool, given: Mapping[str, object]) -> None:
+    """Refuse options that would change the contents of an export, or need a system that it does not hold."""
+    if adapt:
+        refuse_to_adapt(model)
     wrong = [f"--{name}" for name, value in given.items() if value not in (None, [])]
     if wrong:
         raise SettingError(f"{', '.join(wrong)}: fixed in an export folder; export the run again with these options")
@@ -299,7 +307,7 @@ def _read(name: str, rate_hz: int, rate: int | None, channels: Channels) -> list
     return read_channels(Path(name), rate_hz, channels)
 
 
-def _write(found: Transcript, form: Format, out: Path | None, several: bool) -> None:
+def _write(form: Format, out: Path | None, several: bool, found: Transcript) -> None:
     text = FORMATS[form](found)
     shown = f"{readable(found.source)}, channel {found.channel}" if found.channel else readable(found.source)
     for note in found.notes:

@@ -93,7 +93,7 @@ class AdaptedTranscriber:
 
     def _transform(self, feats: Sequence[np.ndarray]) -> FloatArray | None:
         """The transform of the second pass, from paths that the transform of the first pass gave."""
-        present = None
+        present: FloatArray | None = None
         for decoder in (self.first, self.search.decoder):
             paths = [decoder.decode(self.gaussians.scores(feats_TF, present)).labels for feats_TF in feats]
             present = self.gaussians.transform(feats, paths, present)

@@ -14,7 +14,7 @@ from torch import nn
 
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import Experiment
-from murmur.engine.task import Recognises, test_in
+from murmur.engine.task import MayNeedItsCorpus, Recognises, test_in
 from murmur.run.folder.contents import RECOGNISER
 from murmur.run.request import RunRequest
 from murmur.run.saved_model import Initialised, choose, read_into, told_choice
@@ -54,7 +54,10 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
 
 
 def save_recogniser(experiment: Experiment, out: Path) -> None:
-    """Save everything besides the weights that recognition needs, if the task recognises speech."""
+    """Save everything besides the weights that recognition needs, if the task recognises speech without its corpus."""
     task = experiment.task.task if isinstance(experiment.task, Initialised) else experiment.task
-    if isinstance(task, Recognises):
+    reason = task.not_portable() if isinstance(task, MayNeedItsCorpus) else ""
+    if reason:
+        log.warning("no recogniser is saved beside the weights: %s", reason)
+    elif isinstance(task, Recognises):
         task.recogniser().save(out / RECOGNISER)

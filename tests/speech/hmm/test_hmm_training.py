@@ -11,9 +11,10 @@ from murmur.speech.hmm.align import align, align_scores
 from murmur.speech.hmm.blocks import Workers, cut_into_blocks
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
-from murmur.speech.hmm.lda import LdaConfig
+from murmur.speech.hmm.lda import LdaConfig, lda_stats
 from murmur.speech.hmm.lda_mllt import LdaMlltConfig, train_lda_mllt
 from murmur.speech.hmm.material import check_material
+from murmur.speech.hmm.mllt import mllt_stats
 from murmur.speech.hmm.monophone import MonophoneConfig, train_monophone
 from murmur.speech.hmm.phone_times import phone_times, write_ctm
 from murmur.speech.hmm.storage import load_alignments, load_model, save_alignments, save_model
@@ -88,6 +89,23 @@ def test_lda_mllt_trains_and_aligns(corpus, tri):
     assert np.array_equal(again.model.projection.matrix, trained.model.projection.matrix)
     with pytest.raises(ValueError, match="static_dim = 13"):
         train_lda_mllt(tri.model, corpus.feats, corpus.texts)
+
+
+def test_silence_of_weight_zero_leaves_lda_and_mllt_alone(corpus, tri):
+    config = LdaConfig(dim=4, context_frames=0, static_dim=4)
+    model, (block,) = tri.model, cut_into_blocks(corpus.feats, corpus.texts)
+    block.tids = dict(tri.tids)
+    speech = {u: model.transitions.phone_of[t] > model.lang.num_silence for u, t in tri.tids.items()}
+    spoken = blocks.Block({u: x[speech[u]] for u, x in corpus.feats.items()}, corpus.texts)
+    spoken.tids = {u: t[speech[u]] for u, t in tri.tids.items()}
+    weighed, alone = lda_stats(block, model, config, 0.0), lda_stats(spoken, model, config)
+    np.testing.assert_allclose(weighed.counts, alone.counts)
+    np.testing.assert_allclose(weighed.first, alone.first, atol=1e-6)
+    np.testing.assert_allclose(weighed.scatter, alone.scatter, rtol=1e-6, atol=1e-6)
+    weighed, alone = mllt_stats(block, model, 0.0), mllt_stats(spoken, model)
+    assert weighed.frames == alone.frames < sum(map(len, corpus.feats.values()))
+    np.testing.assert_allclose(weighed.scatter, alone.scatter, rtol=1e-6, atol=1e-6)
+    assert lda_stats(block, model, config).counts.sum() > weighed.frames
 
 
 def test_same_seed_gives_the_same_bits_and_another_seed_others(corpus, mono):

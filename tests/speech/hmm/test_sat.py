@@ -115,7 +115,7 @@ def test_paths_that_end_early_and_short_speakers_do_not_count(spoken, sat):
     assert set(found) == {"a"}
     assert transforms_from_paths(sat.pair, feats, {}, speakers, FMLLR) == {}
     least = replace(FMLLR, min_frames=1e6)
-    assert np.array_equal(transforms_from_paths(sat.pair, feats, cut, speakers, least)["a"], identity(4))
+    assert transforms_from_paths(sat.pair, feats, cut, speakers, least) == {}
 
 
 def test_silence_of_weight_zero_is_as_if_it_were_not_there(spoken, sat):

@@ -24,7 +24,8 @@ from murmur.speech.hmm.em import posteriors_by_pdf
 from murmur.speech.hmm.mixtures import FloatArray, Mixtures, one_thread
 
 SWEEPS = 100
-SMALLEST_GAIN = 1e-9  # of a sweep, in nats per frame; below it W no longer changes
+SMALLEST_GAIN = 1e-6  # of a sweep, in nats per frame; with less the sweeps end
+SMALLEST_PIVOT = 1e-13  # of G_i, relative to its largest one
 FRAMES_AT_ONCE = 1024  # 7 MB of products xi xi' at D = 40
 
 
@@ -129,7 +130,7 @@ def estimate_fmllr(stats: FmllrStats, start: FloatArray | None = None, min_frame
     dim = len(stats.linear)
     if stats.frames < max(min_frames, 1e-10):
         return identity(dim)
-    if np.linalg.cond(stats.quadratic).max() > 1e13:
+    if not _invertible(stats.quadratic):
         raise ValueError(f"{stats.frames:.0f} frames are too few or too alike for a transform of {dim} features")
     inverses = np.linalg.inv(stats.quadratic)
     transform = identity(dim) if start is None else start.copy()
@@ -140,6 +141,15 @@ def estimate_fmllr(stats: FmllrStats, start: FloatArray | None = None, min_frame
         if value - before < SMALLEST_GAIN * stats.frames:
             break
     return transform
+
+
+def _invertible(quadratic: FloatArray) -> bool:
+    """True if all G_i are positive definite beyond rounding, by the squared diagonals of their Cholesky factors."""
+    try:
+        pivots = np.square(np.diagonal(np.linalg.cholesky(quadratic), axis1=1, axis2=2))
+    except np.linalg.LinAlgError:
+        return False
+    return bool((pivots.min(1) > SMALLEST_PIVOT * pivots.max(1)).all())
 
 
 def _sweep(stats: FmllrStats, inverses: FloatArray, transform: FloatArray) -> None:

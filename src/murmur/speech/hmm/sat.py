@@ -89,18 +89,15 @@ def train_sat(
         progress: function called after each pass.
 
     Raises:
-        ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons. Or the
-            frames of a speaker do not suffice for a transform.
+        ValueError: more than 1 % of the utterances cannot be used, or the frames of a speaker are too alike.
     """
-    config = config or SatConfig()
-    material = usable(previous.lang, feats, texts)
-    transforms: dict[str, FloatArray] = {}
+    config, material = config or SatConfig(), usable(previous.lang, feats, texts)
     with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
+        transforms: dict[str, FloatArray] = {}
 
         def adapt(number: int, model: HmmGmm) -> None:
-            if number == 0 or number in config.fmllr_passes:
-                found = estimate_transforms(workers, model, model, config.fmllr, transforms)
-                transforms.update(found)
+            if number in (0, *config.fmllr_passes):
+                transforms.update(estimate_transforms(workers, model, model, config.fmllr, transforms))
 
         workers.map(passes.compile_graphs, previous)
         loop = EmLoop("SAT triphone", workers, material, config.em, progress)

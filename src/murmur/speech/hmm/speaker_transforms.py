@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
-from murmur.speech.hmm.fmllr import FmllrStats, FrameSums, estimate_fmllr, fmllr_stats, frame_sums
+from murmur.speech.hmm.fmllr import FmllrStats, FrameSums, estimate_fmllr, fmllr_stats, frame_sums, identity
 from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.model import HmmGmm
@@ -59,7 +59,7 @@ def _weighed(
     """Weights, sums over Gaussians, unadapted features and speakers of the frames whose weight is not 0."""
     adapted_ND, tids_N = aligned_frames(block, seen)
     plain_ND = unadapted_frames(block, target)
-    lengths = [len(tids_T) for tids_T in block.tids.values()]
+    lengths = np.array([len(tids_T) for tids_T in block.tids.values()], dtype=np.int64)
     speakers_N = np.repeat(np.array([block.speakers[u] for u in block.tids], dtype=object), lengths)
     weights_N = silence_weights(seen, tids_N, config.silence_weight)
     kept = np.flatnonzero(weights_N)
@@ -124,7 +124,7 @@ def transforms_from_paths(
     present: Transforms | None = None,
     jobs: int = 1,
 ) -> dict[str, FloatArray]:
-    """Transforms of the speakers of decoded utterances.
+    """Transforms of the speakers of decoded utterances; speakers with too few frames for one are left out.
 
     Args:
         pair: models of adapted and of unadapted features.
@@ -143,4 +143,6 @@ def transforms_from_paths(
         use_transforms(block, present or {})
     seen = pair.unadapted if present is None else pair.adapted
     with Workers(blocks, jobs) as workers:
-        return estimate_transforms(workers, seen, pair.adapted, config, present or {})
+        found = estimate_transforms(workers, seen, pair.adapted, config, present or {})
+    unchanged = identity(pair.adapted.mixtures.dim)
+    return {speaker: transform for speaker, transform in found.items() if not np.array_equal(transform, unchanged)}

@@ -16,6 +16,7 @@ from murmur.speech.hmm.triphone import TriphoneConfig
 
 LOOP, ONE_WORD = "loop", "one word"
 Perturb = Literal["stored", "on_the_fly"]
+Adapted = Literal["none", "fmllr"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class FrontEnd:
             milliseconds of a core per chunk. An epoch is then one pass at mixed speeds, and cmvn is that of speed 1.
         noise: noise added to chunks "on_the_fly", such as noise.share=0.5; normalised like the speech without it.
         storage: type of the network's training features on disk, 4, 2 or 1 bytes a value.
+        adaptation: "fmllr" gives the network the features of the speaker-adapted Gaussian system (`HmmStages.sat`) in
+            place of its own, not normalised further: projected, and adapted to the speaker by the transforms of
+            training, or of two-pass decoding for other speech. They have one speed.
 
     Sets that bring features use those, with deltas, for both.
     """
@@ -44,8 +48,14 @@ class FrontEnd:
     perturb: Perturb = "stored"
     noise: Noise = field(default_factory=Noise)
     storage: Storage = "float32"
+    adaptation: Adapted = field(default="none", repr=False)  # frames without it keep the digests of their folders
 
     def __post_init__(self) -> None:
+        if self.adaptation != "none" and (self.speeds != (1.0,) or self.perturb != "stored"):
+            raise ValueError(
+                f"adaptation = {self.adaptation!r} with speeds {self.speeds} and perturb = {self.perturb!r}: copies at "
+                "other speeds and noisy copies need transforms of their own: set speeds=(1.0,) and perturb=stored"
+            )
         if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
             raise ValueError(f"speeds {self.speeds} must hold 1.0 and no speed twice: alignments are made at speed 1")
         if self.perturb == "on_the_fly" and len(self.speeds) == 1 and not self.noise.share:

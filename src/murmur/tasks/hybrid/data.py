@@ -113,14 +113,14 @@ class SpeedPart:
     """A part of the training utterances at one speed, for one shard. It refers to the features, and does not hold them.
 
     Attributes:
-        feats: store of the features, not normalised.
+        feats: features, not normalised; rows of a store, or arrays.
         normal: normalisation of the features; None leaves them as they are.
         delta_order: number of derivatives appended to them.
         targets: pdfs at speed 1.
         speed: playback speed of `feats`.
     """
 
-    feats: ShardRows
+    feats: ShardRows | Arrays
     normal: Normalisation | None
     delta_order: int
     targets: Arrays
@@ -135,6 +135,8 @@ class SpeedPart:
 
 def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]:
     """The training utterances that have targets, at one speed, cut into shards."""
+    if half.transforms is not None:
+        return _adapted_parts(half, targets)
     store, processes = half.network_store(half.material.train, speed), cores_here()
     normal = normalisation(store, half.front.cmvn, processes, progress=True)
     names = [name for name in store if name in targets]
@@ -143,6 +145,17 @@ def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]
         own = names[first : first + UTTERANCES_PER_SHARD]
         here = None if normal is None else normal.part(own)
         parts.append(SpeedPart(store.rows(own), here, half.delta_order, {n: targets[n] for n in own}, speed))
+    return parts
+
+
+def _adapted_parts(half: HmmHalf, targets: Arrays) -> list[SpeedPart]:
+    """The training utterances that have targets as adapted features, cut into shards."""
+    feats = half.network_features(half.material.train)
+    names = [name for name in feats if name in targets]
+    parts = []
+    for first in range(0, len(names), UTTERANCES_PER_SHARD):
+        own = names[first : first + UTTERANCES_PER_SHARD]
+        parts.append(SpeedPart({n: feats[n] for n in own}, None, 0, {n: targets[n] for n in own}, 1.0))
     return parts
 
 
@@ -187,6 +200,8 @@ class HybridData:
 def _folder(half: HmmHalf, targets: Targets) -> Path:
     """The folder of the frames of exactly these features and targets."""
     content = hashlib.sha256(repr((FORMAT, half.front.stored, half.material.train.digest())).encode())
+    if half.transforms is not None:
+        content.update(f"{half.front.adaptation} {half.trained[-1].key}".encode())
     for name, pdfs_T in targets.train.items():
         content.update(name.encode())
         content.update(np.ascontiguousarray(pdfs_T, "<i4").data)

@@ -25,6 +25,7 @@ from murmur.speech.features.cmvn import normalise_all
 from murmur.speech.features.shards import FeatureStore, prepare
 from murmur.speech.hmm.align import align, align_adapted
 from murmur.speech.hmm.em_loop import PassReport, Progress, Trained
+from murmur.speech.hmm.fmllr import adapt
 from murmur.speech.hmm.lda_mllt import train_lda_mllt
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.monophone import train_monophone
@@ -54,7 +55,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What a speaker-adapted stage has besides its model.
+    """Additional parts of a speaker-adapted stage.
 
     Attributes:
         unadapted: model of unadapted features, with the same states and Gaussians.
@@ -112,6 +113,7 @@ class HmmHalf:
         cache: folder of all stored results.
         jobs: number of aligning processes; features are made with one process per core.
         absent: "make" to train a Gaussian system that is missing from the cache, "refuse" to end with an error.
+        transforms: function from a part of the set to the transforms of its speakers, for `front.adaptation`.
     """
 
     material: SpeechSet
@@ -121,6 +123,7 @@ class HmmHalf:
     cache: Path
     jobs: int = 1
     absent: Absent = "make"
+    transforms: Callable[[Corpus], Transforms] | None = None
 
     @cached_property
     def lang(self) -> Lang:
@@ -148,10 +151,17 @@ class HmmHalf:
         Raises:
             ValueError: the speed is not 1, for a set that brings features.
         """
+        if self.transforms is not None:
+            return self._adapted_features(part, self.transforms(part))
         normal = normalise_all(self.network_store(part, speed), part.speakers, self.front.cmvn)
         if not self.delta_order:
             return normal
         return {name: deltas(feats_TF, self.delta_order) for name, feats_TF in normal.items()}
+
+    def _adapted_features(self, part: Corpus, transforms: Transforms) -> Arrays:
+        """Features of the last Gaussian system, adapted to the speakers; without a transform, unadapted."""
+        model, speakers = self.trained[-1].model, part.speakers
+        return {u: adapt(transforms.get(speakers[u]), model.features(x)) for u, x in self.features(part).items()}
 
     def network_store(self, part: Corpus, speed: float = 1.0) -> FeatureStore:
         """The source of `network_features`, without normalisation and without derivatives.
@@ -179,6 +189,8 @@ class HmmHalf:
     @property
     def network_dims(self) -> int:
         """Values per frame of `network_features`."""
+        if self.transforms is not None:
+            return 3 * self.front.cepstra if self.stages.lda is None else self.stages.lda.lda.dim
         return (self.delta_order + 1) * (self.front.cepstra if self.delta_order else self.front.bins)
 
     def store(self, part: Corpus, front: Front) -> FeatureStore:
@@ -228,6 +240,8 @@ class HmmHalf:
         if _brings_features(train):
             return features_to_make(parts, Ready(self.front.cepstra), self.cache, "features")
         cepstra = features_to_make(parts, self._cepstra(train), self.cache, "cepstra")
+        if self.transforms is not None:
+            return cepstra
         bins = features_to_make(parts, self.log_mel(train), self.cache, "log-mel features")
         for speed in self.front.stored.speeds:
             if speed != 1.0:

@@ -31,6 +31,7 @@ from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.chunks import ChunkBatch, ChunkTable
 from murmur.speech.hmm import hybrid
 from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.speaker_transforms import Transforms
 from murmur.speech.models import Network, Tdnn
 from murmur.tasks import corpora
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
@@ -110,6 +111,18 @@ class HybridTask(ChunkLearning):
             raise ValueError(f"augment.tempo = {self.augment.tempo}: targets are per frame; use task.front.speeds")
         if self.network.stack != 1:
             raise ValueError(f"network.stack = {self.network.stack}: every frame has a target, so it must be 1")
+        if self._adapts and self.hmm.sat is None:
+            raise ValueError("task.front.adaptation=fmllr needs transforms: set 'task.hmm.sat=SatConfig()'")
+        if self._adapts and (self.augment.warp or self.augment.bin_masks):
+            raise ValueError(
+                f"augment.warp = {self.augment.warp} and augment.bin_masks = {self.augment.bin_masks}: columns of "
+                "adapted features are not frequencies: set both to 0"
+            )
+
+    @property
+    def _adapts(self) -> bool:
+        """True if the network's features are adapted to the speakers."""
+        return self.front.adaptation != "none"
 
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: loaded data stays out of pickles, and every process reads its own."""
@@ -193,7 +206,25 @@ class HybridTask(ChunkLearning):
         lexicon = self.material.lexicon
         if own is not None and own.is_file():
             lexicon = self._completed(own, self.material.train)
-        return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs, self.absent)
+        transforms = self._transforms if self._adapts else None
+        return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs, self.absent, transforms)
+
+    def _transforms(self, part: Corpus) -> Transforms:
+        """Transforms of the speakers of train, dev or test; those of dev and test come from decoding.
+
+        Raises:
+            SettingError: they are not in the cache, and `absent` refuses to make them.
+        """
+        stage = self.hmms.trained[-1]
+        assert stage.adaptation is not None  # checked with the settings
+        if part is self.material.train:
+            return stage.adaptation.transforms
+        name = next(name for name, corpus in self._parts.items() if corpus is part)
+        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors")
+        passes = self._two_pass(stage, decoder)
+        if self.absent == "refuse" and not passes.transforms_file(part).is_file():
+            refuse_to_make(f"the transforms of the speakers of {name}", self.cache)
+        return passes.transforms(name, part)
 
     def prepare(self) -> HybridData:
         """Make features, Gaussian systems and alignments that are missing.
@@ -258,9 +289,24 @@ class HybridTask(ChunkLearning):
         return Score(figures, tuple(str(result) for result in results), results[-1].recognised, len(others))
 
     def recogniser(self) -> PortableRecogniser:
-        """Everything besides the weights that recognition with the network needs, and the adapted Gaussian system."""
+        """Everything besides the weights that recognition with the network needs, and the adapted Gaussian system.
+
+        Raises:
+            SettingError: the network needs features adapted to the speaker.
+        """
+        if self._adapts:
+            raise SettingError(self.not_portable())
         words = self._words
         return PortableRecogniser(self._acoustic, words.sources, self.cache, words.built, self.hmms.adapted_gaussians)
+
+    def not_portable(self) -> str:
+        """Reason why the network cannot recognise speech without its corpus; empty if it can."""
+        if not self._adapts:
+            return ""
+        return (
+            "the network takes features adapted to the speaker (task.front.adaptation=fmllr), which only the test of a "
+            "training run makes, in two passes: decode, transcribe and export need a network of unadapted features"
+        )
 
     def utterances(self, part: str) -> Corpus:
         """Utterances of "train", "dev" or "test"."""
@@ -329,9 +375,12 @@ class HybridTask(ChunkLearning):
         """Error rates of a Gaussian system, in two passes if it is speaker-adapted."""
         if stage.adaptation is None:
             return decoder.evaluate(self._gaussians(stage), parts)
+        return self._two_pass(stage, decoder).results(parts)
+
+    def _two_pass(self, stage: Stage, decoder: DecodeHalf) -> TwoPass:
         feats = {name: self.hmms.features(part) for name, part in self._parts.items()}
         search = self.decoding.gmm
-        return TwoPass(stage, self._search(stage, search), search, feats, decoder, self.cache, self.jobs).results(parts)
+        return TwoPass(stage, self._search(stage, search), search, feats, decoder, self.cache, self.jobs)
 
     def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[DecodingResult]:
         """Error rates of a network."""

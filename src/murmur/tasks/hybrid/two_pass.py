@@ -19,11 +19,9 @@ import numpy as np
 
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.decode_set import Decoded
-from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.hmm.fmllr import adapt
-from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.speaker_transforms import Transforms, transforms_from_paths
-from murmur.speech.hmm.storage import save_transforms
+from murmur.speech.hmm.speaker_transforms import AdaptedPair, Transforms, transforms_from_paths
+from murmur.speech.hmm.storage import load_transforms, save_transforms
 from murmur.tasks.hybrid.config import Search
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, System
 from murmur.tasks.hybrid.hmm import Stage
@@ -74,15 +72,29 @@ class TwoPass:
         for part, corpus in parts.items():
             again = half.decode(second, options, part, corpus)
             final = self._estimated(part, corpus, again, transforms[part])
-            save_transforms(final, self.transforms_file(corpus, options))
+            save_transforms(final, self.transforms_file(corpus))
             last = replace(second, name=name, scores=self._scorers({part: final}))
             results.append(half.result(last, options, part, corpus, half.decode(last, options, part, corpus)))
         return results
 
-    def transforms_file(self, corpus: Corpus, options: DecodeOptions) -> Path:
+    def transforms(self, part: str, corpus: Corpus) -> Transforms:
+        """The transforms of a part, from their file; decodes the part if it is missing or damaged."""
+        path = self.transforms_file(corpus)
+        try:
+            return load_transforms(path)
+        except FileNotFoundError:
+            log.info("%s, %s: decoding for the transforms of its speakers", self.stage.name, part)
+        except ValueError as error:
+            log.warning("%s", error)
+        self.results({part: corpus})
+        return load_transforms(path)
+
+    def transforms_file(self, corpus: Corpus) -> Path:
         """File of the transforms of a corpus, beside the model; named by all that made them."""
-        content = [self.stage.key, corpus.digest(), self.words.folder.name, asdict(options)]
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        half, graph = self.decoder, self.words.sources.key(*self.words.words)
+        tuned = [half.material.dev.digest(), half.tune_every, asdict(self.search)]
+        content = json.dumps([self.stage.key, corpus.digest(), graph, tuned], sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         return self.cache / f"{self.stage.name}-{self.stage.key}-transforms-{digest}.npz"
 
     def _estimated(self, part: str, corpus: Corpus, decoded: Decoded, present: Transforms | None) -> Transforms:
@@ -95,23 +107,23 @@ class TwoPass:
         return found
 
     def _scorers(self, transforms: Mapping[str, Transforms]) -> dict[str, partial[np.ndarray]]:
-        """Scores of each part: by the adapted model for parts with transforms, else by the model of unadapted features.
-
-        A speaker without a transform, for want of any path, is scored without adaptation by the part's model.
-        """
-        pair, found = self.stage.pair, {}
-        for part, feats in self.feats.items():
-            if part in transforms:
-                speakers = getattr(self.decoder.material, part).speakers
-                found[part] = partial(adapted_scores, pair.adapted, feats, speakers, transforms[part])
-            else:
-                found[part] = partial(adapted_scores, pair.unadapted, feats, {}, {})
-        return found
+        """Scores of each part, see `adapted_scores`; parts without an entry in `transforms` are not adapted."""
+        material, pair = self.decoder.material, self.stage.pair
+        return {
+            part: partial(adapted_scores, pair, feats, getattr(material, part).speakers, transforms.get(part, {}))
+            for part, feats in self.feats.items()
+        }
 
 
 def adapted_scores(
-    model: HmmGmm, feats: Arrays, speakers: Mapping[str, str], transforms: Transforms, name: str
+    pair: AdaptedPair, feats: Arrays, speakers: Mapping[str, str], transforms: Transforms, name: str
 ) -> np.ndarray:
-    """(T, P) natural log-likelihoods of an utterance, adapted to its speaker if there is a transform."""
-    transform = transforms.get(speakers.get(name, ""))
-    return model.mixtures.loglikes(adapt(transform, model.features(feats[name])))
+    """(T, P) natural log-likelihoods of an utterance.
+
+    With a transform of its speaker, the model of adapted features scores adapted frames; without one, for want of
+    speech, the model of unadapted features scores the frames themselves.
+    """
+    transform = transforms.get(speakers[name])
+    if transform is None:
+        return pair.unadapted.loglikes(feats[name])
+    return pair.adapted.mixtures.loglikes(adapt(transform, pair.adapted.features(feats[name])))

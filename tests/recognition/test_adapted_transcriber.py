@@ -1,0 +1,126 @@
+"""Transcription of one speaker's recordings with the speaker-adapted Gaussian system that a run has saved."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import soundfile
+
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+from murmur.commands.transcribe import check_speakers
+from murmur.core.errors import SettingError
+from murmur.recognition.adapted_transcriber import AdaptedTranscriber, adapted_transcriber
+from murmur.recognition.tuning import SearchRequest
+from murmur.speech.corpus.recordings import read_recording
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.sat import SatConfig
+from murmur.speech.hmm.speaker_transforms import FmllrConfig
+from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.tasks.hybrid.config import Decoding, HmmStages, Search
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.word_search import WordSearch
+from tones import RATE, make_tones, tones
+
+EM = EmConfig(gaussians=30, passes=5, grow_passes=4, align_passes=(2, 3, 4), min_gaussian_frames=3)
+TREE = TreeConfig(leaves=16, min_frames=10, min_gain=1.0)
+FMLLR = FmllrConfig(min_frames=50)
+WORDS = [["ANNA", "BOB", "NOB"], ["NOB", "NOB", "ANNA", "BOB"]]
+
+
+@pytest.fixture(scope="module")
+def recogniser(tmp_path_factory):
+    """The saved recogniser of a task with speaker-adaptive training, read again."""
+    root = tmp_path_factory.mktemp("tones")
+    task = HybridTask(
+        corpus=make_tones(root / "set", {"train": 48, "dev": 4, "test": 4}),
+        hmm=HmmStages(monophone=EM, triphone=TriphoneConfig(TREE, EM), sat=SatConfig((2,), FMLLR, FMLLR, TREE, EM)),
+        decoding=Decoding(gmm=Search(scales=(0.1,)), network=Search(scales=(0.3,))),
+        cache=root / "cache",
+    )
+    task.recogniser().save(root / "recogniser")
+    return PortableRecogniser.open(root / "recogniser")
+
+
+def opened(recogniser, folder):
+    """What a trained run shows of itself to the transcriber; it was not tested, so it has no scale."""
+
+    def search(grammar):
+        return WordSearch(recogniser.graphs, grammar or recogniser.graphs.search.grammar, recogniser.cache)
+
+    def options(given):
+        return replace(DecodeOptions(), **given)
+
+    return SimpleNamespace(recogniser=recogniser, folder=folder, search=search, options=options)
+
+
+def recordings(folder):
+    found = []
+    for i, words in enumerate(WORDS):
+        path = folder / f"said{i}.wav"
+        soundfile.write(path, tones(words, 90 + i), RATE)
+        found.append((read_recording(path, RATE), path.name))
+    return found
+
+
+def test_recordings_of_a_speaker_are_adapted_together(recogniser, tmp_path, monkeypatch):
+    work = adapted_transcriber(opened(recogniser, tmp_path), request(0.1), 30.0)
+    assert isinstance(work, AdaptedTranscriber)
+    seen, estimate = [], type(work.gaussians).transform
+
+    def noted(*arguments):
+        seen.append((arguments[1], estimate(*arguments)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(type(work.gaussians), "transform", noted)
+    found = work(recordings(tmp_path))
+    assert [transcript.source for transcript in found] == ["said0.wav", "said1.wav"]
+    assert [[word.word for word in transcript.words] for transcript in found] == WORDS
+    assert all(0 <= word.start_seconds < word.end_seconds <= t.seconds for t in found for word in t.words)
+    assert len(seen) == 2  # after the first pass and after the second
+    assert all(len(feats) == 2 for feats, _ in seen)  # the pieces of both recordings
+    assert not np.array_equal(seen[0][1], seen[1][1])
+
+
+def test_silence_alone_has_no_transform(recogniser, tmp_path):
+    work = adapted_transcriber(opened(recogniser, tmp_path), request(0.1), 30.0)
+    path = tmp_path / "short.wav"
+    soundfile.write(path, np.zeros(RATE // 100, np.float32), RATE)
+    (found,) = work([(read_recording(path, RATE), "short.wav")])
+    assert found.words == ()
+    assert work([]) == []
+
+
+def request(scale, dev=None):
+    return SearchRequest(None, dev, {"acoustic_scale": scale, "beam": None})
+
+
+def test_refusals(recogniser, tmp_path):
+    run = opened(recogniser, tmp_path)
+    with pytest.raises(SettingError, match="no speaker-adapted Gaussian system"):
+        adapted_transcriber(opened(replace(recogniser, adapted=None), tmp_path), request(0.1), 30.0)
+    with pytest.raises(SettingError, match="tuned on dev for its system 'sat unadapted'"):
+        adapted_transcriber(run, request(None), 30.0)
+    with pytest.raises(SettingError, match="--dev tunes the search of the network"):
+        adapted_transcriber(run, request(0.1, "dev"), 30.0)
+
+
+def test_speakers_of_recordings(tmp_path):
+    file = tmp_path / "utt2spk"
+    file.write_text("talk anna\n\ncall-A bob\n")
+    assert check_speakers(True, file, "each") == {"talk": "anna", "call-A": "bob"}
+    assert check_speakers(True, None, "average") == {}
+    assert check_speakers(False, None, "each") is None
+    with pytest.raises(SettingError, match="give --adapt too"):
+        check_speakers(False, file, "average")
+    with pytest.raises(SettingError, match="each channel has a speaker"):
+        check_speakers(True, None, "each")
+    with pytest.raises(SettingError, match="there is no file"):
+        check_speakers(True, tmp_path / "none", "average")
+    file.write_text("talk anna bob\n")
+    with pytest.raises(SettingError, match="must be NAME SPEAKER"):
+        check_speakers(True, file, "average")
