@@ -28,10 +28,6 @@ def chunks(d: int, leak: float = 0.01, parts=CHUNKS) -> Numerators:
     return NumeratorBuilder(DEN, d, leak).batch([(aligned, first, last) for first, last in parts])
 
 
-def double(graph: StateGraph) -> StateGraph:
-    return graph  # weights are cast to the type of the scores
-
-
 def whole(graph: StateGraph, count: int) -> Numerators:
     """The whole graph as a numerator, for the log domain."""
     step, S = dense(graph), graph.states
