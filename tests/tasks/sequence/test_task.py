@@ -92,7 +92,8 @@ def test_pieces_hold_each_chunk_once_and_their_losses_add_up(task: SequenceTask)
         assert len(pieces) == min(of, quiet.most_pieces)
         losses = [quiet.loss(model, piece) for piece in pieces]
         assert sum(loss.samples for loss in losses) == whole.samples
-        assert float(sum(loss.total for loss in losses)) == pytest.approx(float(whole.total), rel=1e-4)
+        total = sum(float(loss.total.detach()) for loss in losses)
+        assert total == pytest.approx(float(whole.total.detach()), rel=1e-4)
 
 
 def test_an_epoch_trains_every_frame_once(task: SequenceTask) -> None:
@@ -159,7 +160,7 @@ def test_fine_tuning_raises_the_held_out_objective_of_a_network_that_cross_entro
     assert before["objective"] < 0 < before["frame accuracy"] < 1
     assert before["loss"] == pytest.approx(0.1 * before["cross-entropy"] - before["objective"])
     after = task.evaluate(trained(task, model, 3 * task.per_epoch, 3e-3))
-    assert after["objective"] > 0.8 * before["objective"]
+    assert after["objective"] > 0.95 * before["objective"]
     assert after["frame accuracy"] > 0.6
     score = task.test(model)
     assert score.figures["network dev wer"] <= 10

@@ -62,7 +62,7 @@ def accuracies(
     scores_TCN = scores_NTC.permute(1, 2, 0)
     emitted_TCN = (scores_TCN - scores_TCN.amax(1, keepdim=True)).exp().contiguous()
     within_TN = torch.arange(len(emitted_TCN), device=lengths_N.device)[:, None] < lengths_N
-    references_TN = torch.where(within_TN, references_NT.T, -1)
+    references_TN = references_NT.T
     alpha_TSX, sums_TN = _forward(emitted_TCN, references_TN, graph, leak)
     count = len(lengths_N)
     last_SN = alpha_TSX[lengths_N - 1, :, count + torch.arange(count, device=lengths_N.device)].T
