@@ -1,4 +1,4 @@
-"""Sequence training of a hybrid system's network by lattice-free MMI, with cross-entropy beside it.
+"""Sequence training of a hybrid system's network by a lattice-free criterion, with cross-entropy beside it.
 
     murmur train an4 --set task.corpus=FOLDER --out runs/ce
     murmur train an4_mmi --set task.hybrid.corpus=FOLDER --init runs/ce --out runs/mmi
@@ -25,68 +25,31 @@ from murmur.engine.task import Loss, Score, Unmade
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.features.chunks import IGNORED, Chunk, ChunkBatch, ChunkTable
 from murmur.speech.hmm import hybrid
-from murmur.speech.sequence.criteria import mmi
-from murmur.speech.sequence.numerators import Aligned, NumeratorBuilder, Numerators
-from murmur.speech.sequence.phone_ngrams import PhoneNgrams
+from murmur.speech.sequence.numerators import Aligned, NumeratorBuilder
 from murmur.speech.sequence.state_graph import StateGraph
 from murmur.tasks.hybrid.hmm import Stage
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.prepared import Absent
 from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.sequence.criteria import Mmi, SequenceBatch, Smbr
 from murmur.tasks.sequence.data import SequenceData
 
 
 @dataclass(frozen=True)
-class Mmi:
-    """Settings of lattice-free MMI.
-
-    Attributes:
-        ngrams: phone model of the denominator.
-        acoustic_scale: factor k of scores k (ln p(pdf | frame) - ln p(pdf)), against which phone model and transitions
-            have the weight 1.
-        tolerance_frames: frames by which limits of phones may move in the numerator.
-        leak: weight of the arcs from each state of the denominator to all.
-        cross_entropy: weight of the cross-entropy of the same frames.
-    """
-
-    ngrams: PhoneNgrams = field(default_factory=PhoneNgrams)
-    acoustic_scale: float = 0.2
-    tolerance_frames: int = 5
-    leak: float = 1e-5
-    cross_entropy: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not (self.acoustic_scale > 0 and self.leak > 0 and self.cross_entropy >= 0):
-            raise ValueError(
-                f"acoustic_scale {self.acoustic_scale} and leak {self.leak} must be positive, cross_entropy"
-                f" {self.cross_entropy} not negative"
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class SequenceBatch:
-    """Chunks with context, the pdfs of their own frames, numbers of these frames (N,), and the numerators."""
-
-    chunks: ChunkBatch
-    lengths: Tensor
-    numerators: Numerators
-
-
-@dataclass(frozen=True)
 class SequenceTask:
-    """Lattice-free MMI on the chunks of a hybrid task.
+    """Lattice-free MMI or sMBR on the chunks of a hybrid task.
 
-    The loss is -F + w L, with F the objective of `murmur.speech.sequence.criteria.mmi`, L the cross-entropy and w its
+    The loss is -F + w L, with F the objective of `murmur.speech.sequence.criteria`, L the cross-entropy and w its
     weight, each summed over frames.
 
     Attributes:
         hybrid: task that provides features, alignments, network, chunks and decoding.
-        criterion: settings of the criterion.
+        criterion: Mmi() or Smbr(), with their settings.
         absent: "make" to make training data that is missing from the cache, "refuse" to end with an error.
     """
 
     hybrid: HybridTask = field(default_factory=HybridTask)
-    criterion: Mmi = field(default_factory=Mmi)
+    criterion: Mmi | Smbr = field(default_factory=Mmi)
     absent: Absent = field(default="make", repr=False)
 
     def __getstate__(self) -> dict[str, object]:
@@ -151,7 +114,7 @@ class SequenceTask:
         return Loss(self.criterion.cross_entropy * entropy - objective, float(minibatch.chunks.frames))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """On dev, per frame: "loss" (nats), "objective" of MMI, "cross-entropy", and "frame accuracy"."""
+        """On dev, per frame: "loss" (nats), "objective", "cross-entropy", and "frame accuracy"."""
         data, training = self.data, model.training
         table = replace(self._table, lengths=data.dev.lengths, parts=1)
         sums, frames = torch.zeros(3, dtype=torch.float64), 0
@@ -208,8 +171,8 @@ class SequenceTask:
         return ChunkTable(self._hybrid.data.train.lengths, **asdict(self.hybrid.chunks), seed=self.hybrid.seed)
 
     @cached_property
-    def _builder(self) -> NumeratorBuilder:
-        return NumeratorBuilder(self.data.denominator, self.criterion.tolerance_frames, self.criterion.leak)
+    def _builder(self) -> NumeratorBuilder | None:
+        return self.criterion.builder(self.data.denominator)
 
     @cached_property
     def _on_device(self) -> dict[torch.device, tuple[StateGraph, Tensor]]:
@@ -222,10 +185,11 @@ class SequenceTask:
     def _batch(self, batch: ChunkBatch, chunks: Sequence[Chunk], phones: Sequence[Aligned]) -> SequenceBatch:
         lengths_N = torch.tensor([chunk.last - chunk.first for chunk in chunks])
         places = [(phones[chunk.utterance], chunk.first, chunk.last) for chunk in chunks]
-        return SequenceBatch(batch, lengths_N, self._builder.batch(places))
+        numerators = None if self._builder is None else self._builder.batch(places)
+        return SequenceBatch(batch, self.hybrid.chunks.left_frames, lengths_N, numerators)
 
     def _totals(self, model: nn.Module, batch: SequenceBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Objective of MMI, cross-entropy, and number of frames whose best pdf is the target."""
+        """Objective, cross-entropy, and number of frames whose best pdf is the target."""
         device = next(model.parameters()).device
         if device not in self._on_device:
             self._on_device[device] = self.data.denominator.graph.to(device), self._hybrid.targets.log_prior.to(device)
@@ -234,9 +198,8 @@ class SequenceTask:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.hybrid.precision == "bfloat16"):
             logits_NTC = model(batch.chunks.feats.to(device))
             entropy = hybrid.frame_total(logits_NTC, targets_NT)
-        first = self.hybrid.chunks.left_frames
-        own_NTC = logits_NTC[:, first : first + int(batch.lengths.max())].float()
-        scores_NTC = self.criterion.acoustic_scale * (own_NTC.log_softmax(-1) - log_prior_C)
-        found_N = mmi(scores_NTC, batch.lengths.to(device), batch.numerators.to(device), graph, self.criterion.leak)
+        posteriors_NTC = batch.own(logits_NTC).float().log_softmax(-1)
+        scores_NTC = self.criterion.acoustic_scale * (posteriors_NTC - log_prior_C)
+        found_N = self.criterion.objective(scores_NTC, batch, graph)
         right = ((logits_NTC.detach().argmax(-1) == targets_NT) & (targets_NT != IGNORED)).sum()
         return found_N.sum(), entropy, right
