@@ -40,7 +40,7 @@ def make_spoken(root):
     plateaus = {phone: random.standard_normal((3, 13)) for phone in "ABNO"}
     quiet, feats = random.standard_normal(13) * 0.2, {}
     for split, count in {"train": 40, "dev": 12, "test": 12}.items():
-        maps = [np.eye(13) + 0.2 * random.standard_normal((13, 13)) for _ in range(4)]
+        maps = [np.eye(13) + 0.4 * random.standard_normal((13, 13)) for _ in range(4)]
         texts = {}
         for i in range(count):
             name, words = f"{split}{i % 4}-{i:03}", [list(LEXICON)[k] for k in random.integers(3, size=3 + i % 3)]
@@ -50,7 +50,7 @@ def make_spoken(root):
                     for state in plateaus[phone]:
                         values += [state] * int(random.integers(2, 5))
                 values += [quiet] * int(random.integers(8, 14))
-            noisy = np.array(values) + 0.6 * random.standard_normal((len(values), 13))
+            noisy = np.array(values) + 0.8 * random.standard_normal((len(values), 13))
             texts[name], feats[name] = " ".join(words), (noisy @ maps[i % 4].T).astype(np.float32)
         folder = root / "data" / split
         write_table(folder / "text", texts)

@@ -132,7 +132,7 @@ def estimate_fmllr(stats: FmllrStats, start: FloatArray | None = None, min_frame
         return identity(dim)
     if not _invertible(stats.quadratic):
         raise ValueError(f"{stats.frames:.0f} frames are too few or too alike for a transform of {dim} features")
-    inverses: FloatArray = np.linalg.inv(stats.quadratic)
+    inverses = np.linalg.inv(stats.quadratic).astype(np.float64)
     transform = identity(dim) if start is None else start.copy()
     value = stats.auxiliary(transform)
     for _ in range(SWEEPS):

@@ -34,16 +34,16 @@ class LdaMlltConfig:
     Attributes:
         lda: settings of splicing and projection.
         mllt_passes: passes after which the MLLT is estimated again.
-        silence_weight: weight of the frames of silence in the statistics of LDA and MLLT.
         tree: size of the decision tree that ties the states of triphones.
         em: settings of the EM loop.
+        silence_weight: weight of the frames of silence in the statistics of LDA and MLLT.
     """
 
     lda: LdaConfig = field(default_factory=LdaConfig)
     mllt_passes: tuple[int, ...] = (2, 4, 6, 10)
-    silence_weight: float = 1.0
     tree: TreeConfig = field(default_factory=TreeConfig)
     em: EmConfig = field(default_factory=_default_em)
+    silence_weight: float = 1.0
 
 
 def train_lda_mllt(

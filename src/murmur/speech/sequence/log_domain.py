@@ -65,7 +65,8 @@ def occupancies(scores_NTC: Tensor, lengths_N: Tensor, numerators: Numerators) -
         raise ValueError(f"numerators {lost} of a batch have no path: allow a larger tolerance of the alignment")
     beta_TNK = _backward(emitted_TX, last_N, numerators).unflatten(1, (count, -1))
     within_NT1 = (time_T1 < lengths_N).T[..., None]
-    gamma_NTK = (alpha_TNK + beta_TNK - log_total_N[:, None]).transpose(0, 1).exp() * within_NT1
+    # Before the exponential, which may be infinite at frames that are not used.
+    gamma_NTK = (alpha_TNK + beta_TNK - log_total_N[:, None]).transpose(0, 1).masked_fill(~within_NT1, NEVER).exp()
     return log_total_N, torch.zeros_like(scores_NTC).scatter_add_(2, index_NTK, gamma_NTK)
 
 
