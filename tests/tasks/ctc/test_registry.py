@@ -13,7 +13,7 @@ from murmur.core.facts import Facts
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import Adam
 from murmur.speech.features.augment import SpecAugment
-from murmur.strategies import ALL, EASGD, KAVG, Compressed, ParameterAveraging
+from murmur.strategies import ALL, EASGD, KAVG, Compressed, ParameterAveraging, QuasiGlobal
 from murmur.tasks.ctc.task import CtcTask
 from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
@@ -28,6 +28,7 @@ SMALL = {
     "EASGD": EASGD(1),
     "ParameterAveraging": ParameterAveraging(1000),
     "Compressed": Compressed(KAVG(4), "bfloat16"),
+    "QuasiGlobal": QuasiGlobal(beta=0.0),  # Adam has a momentum of its own
 }
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}
 LEARNERS, MINIBATCHES = 2, 16
