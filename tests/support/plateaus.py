@@ -38,17 +38,25 @@ def experiment():
 """
 
 
-def make_set(root: Path, sizes: dict[str, int]) -> Path:
-    """Make utterances of two to four words, with silence before, between and after, in the number given by split."""
+def make_set(root: Path, sizes: dict[str, int], noise: float = 0.25, speaker: float = 0.0) -> Path:
+    """Make utterances of two to four words, with silence before, between and after, in the number given by split.
+
+    Args:
+        root: Folder of the set.
+        sizes: Number of utterances by split, of four speakers in turn.
+        noise: Deviation of the noise on each value.
+        speaker: Deviation of the elements of each speaker's linear map from those of the identity; 0: no maps.
+    """
     rng = np.random.default_rng(3)
     plateaus = {phone: rng.standard_normal((3, 13)) for phone in "ABNO"}
     quiet, feats = rng.standard_normal(13) * 0.2, {}
 
     def noisy(value: np.ndarray, frames: int) -> np.ndarray:
-        return np.tile(value, (frames, 1)) + 0.25 * rng.standard_normal((frames, 13))
+        return np.tile(value, (frames, 1)) + noise * rng.standard_normal((frames, 13))
 
     for split, count in sizes.items():
         texts = {}
+        maps = [np.eye(13) + speaker * rng.standard_normal((13, 13)) for _ in range(4)] if speaker else [np.eye(13)] * 4
         for i in range(count):
             name, words = f"{split}{i % 4}-{i:03}", [list(LEXICON)[k] for k in rng.integers(3, size=2 + i % 3)]
             pieces = [noisy(quiet, 12)]
@@ -56,7 +64,8 @@ def make_set(root: Path, sizes: dict[str, int]) -> Path:
                 states = [p for phone in LEXICON[word].split() for p in plateaus[phone]]
                 pieces += [noisy(state, int(rng.integers(2, 5))) for state in states]
                 pieces.append(noisy(quiet, int(rng.integers(8, 14))))
-            texts[name], feats[name] = " ".join(words), np.concatenate(pieces).astype(np.float32)
+            texts[name] = " ".join(words)
+            feats[name] = (np.concatenate(pieces) @ maps[i % 4].T).astype(np.float32)
         folder = root / "data" / split
         write_table(folder / "text", texts)
         write_table(folder / "utt2spk", {n: n.partition("-")[0] for n in texts})

@@ -153,21 +153,21 @@ def transcribe(
     _check(model, weights, files, out, channels)
     beams = {"beam": beam, "lattice_beam": lattice_beam}
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, **beams}
-    todo = Todo(files, partial(_read, rate=rate, channels=channels), partial(_write, form, out, len(files) > 1))
+    inputs = Inputs(files, partial(_read, rate=rate, channels=channels), partial(_write, form, out, len(files) > 1))
     if looks_exported(model):
         own: dict[str, object] = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
         own |= {"scale": scale, "penalty": penalty, "experiment": experiment, "set": settings, "weights": weights}
         _refuse(model, adapt, own)
-        _end(_do_all(todo, exported_transcriber(model, beams, longest)), len(files))
+        _end(_do_all(inputs, exported_transcriber(model, beams, longest)), len(files))
         return
     request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
     run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
-    _end(_do_run(todo, run, request, longest, speakers), len(files))
+    _end(_do_run(inputs, run, request, longest, speakers), len(files))
 
 
 @dataclass(frozen=True)
-class Todo:
-    """Files to transcribe.
+class Inputs:
+    """Files to transcribe, and the ways to read and to write them.
 
     Attributes:
         files: names of files.
@@ -181,13 +181,13 @@ class Todo:
 
 
 def _do_run(
-    todo: Todo, run: TrainedRun, request: SearchRequest, longest: float, speakers: Mapping[str, str] | None
+    inputs: Inputs, run: TrainedRun, request: SearchRequest, longest: float, speakers: Mapping[str, str] | None
 ) -> int:
     """Transcribe with a run, adapted to its speakers if they are given; return the number of unreadable files."""
     if speakers is not None:
-        return _do_speakers(todo, adapted_transcriber(run, request, longest), speakers)
+        return _do_speakers(inputs, adapted_transcriber(run, request, longest), speakers)
     typer.echo(f"murmur: {run.weights}", err=True)
-    return _do_all(todo, transcriber(run, *run.searched(request), longest))
+    return _do_all(inputs, transcriber(run, *run.searched(request), longest))
 
 
 def _end(failed: int, count: int) -> None:
@@ -204,17 +204,17 @@ def _check(model: Path, weights: Choice | None, files: list[str], out: Path | No
     _check_names(files, out, channels)
 
 
-def _do_all(todo: Todo, work: Transcriber) -> int:
+def _do_all(inputs: Inputs, work: Transcriber) -> int:
     """Transcribe file after file with a progress bar; return the number of unreadable files."""
     failed = 0
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with Progress(console=console, disable=len(todo.files) < 2) as progress:
-        bar = progress.add_task("transcribing", total=len(todo.files))
-        for name in todo.files:
+    with Progress(console=console, disable=len(inputs.files) < 2) as progress:
+        bar = progress.add_task("transcribing", total=len(inputs.files))
+        for name in inputs.files:
             progress.update(bar, description=escape(readable(Path(name).name)))
             try:
-                for recording in todo.read(name, work.front.rate_hz):
-                    todo.write(work(recording, name))
+                for recording in inputs.read(name, work.front.rate_hz):
+                    inputs.write(work(recording, name))
             except CorpusError as error:
                 failed += 1
                 console.print(f"murmur: {readable(str(error))}", markup=False)
@@ -243,7 +243,7 @@ def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Map
     return {name: speaker for name, speaker in rows}
 
 
-def _do_speakers(todo: Todo, work: AdaptedTranscriber, speakers: Mapping[str, str]) -> int:
+def _do_speakers(inputs: Inputs, work: AdaptedTranscriber, speakers: Mapping[str, str]) -> int:
     """Read all files, then transcribe speaker after speaker; return the number of unreadable files.
 
     Raises:
@@ -251,9 +251,9 @@ def _do_speakers(todo: Todo, work: AdaptedTranscriber, speakers: Mapping[str, st
     """
     failed = 0
     by_speaker: dict[str, list[tuple[Recording, str]]] = {}
-    for name in todo.files:
+    for name in inputs.files:
         try:
-            recordings = todo.read(name, work.front.rate_hz)
+            recordings = inputs.read(name, work.front.rate_hz)
         except CorpusError as error:
             failed += 1
             typer.echo(f"murmur: {readable(str(error))}", err=True)
@@ -265,7 +265,7 @@ def _do_speakers(todo: Todo, work: AdaptedTranscriber, speakers: Mapping[str, st
             by_speaker.setdefault(speakers.get(own, ""), []).append((recording, name))
     for group in by_speaker.values():
         for found in work(group):
-            todo.write(found)
+            inputs.write(found)
     return failed
 
 

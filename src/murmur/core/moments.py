@@ -1,7 +1,7 @@
 """Moments of a local optimizer as one vector, so that strategies can average them like the weights.
 
     (m, v, t)        Adam: mean and mean square of gradients, shape (P,) each, and the number of steps of each tensor
-    (b, )            SGD with momentum
+    (b,)             SGD with momentum
 
 A mean of moments keeps what one learner's moments satisfy by the inequality of Cauchy and Schwarz,
 
@@ -34,9 +34,6 @@ SLACK = 1.01  # on C, so that rounding in the optimizer never counts as a breach
 class Moments:
     """Moments of an optimizer, of the weights in a layout.
 
-    Attributes:
-        version: Number of changes by a strategy.
-
     Args:
         optimizer: Optimizer of the learner, with the names of torch.optim in its state.
         layout: Weights w (P,).
@@ -44,7 +41,6 @@ class Moments:
 
     def __init__(self, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
         self.optimizer, self.layout = optimizer, layout
-        self.version = 0
         self._made: dict[str, Layout] = {}
 
     @property
@@ -115,7 +111,6 @@ class Moments:
         layouts = self._layouts()
         if vector.shape != (sum(layout.numel for layout in layouts.values()),):
             raise ValueError(f"expected a vector of {self.numel} moments, got shape {tuple(vector.shape)}")
-        self.version += 1
         at = 0
         for layout in layouts.values():
             change(layout, vector[at : at + layout.numel])

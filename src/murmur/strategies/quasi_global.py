@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from murmur.core.facts import Planner, mixing_vectors
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, ring
+from murmur.strategies.adpsgd import ADPSGD
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class QuasiGlobal:
             raise ValueError(f"QuasiGlobal needs 0 <= beta < 1 and 0 <= mu < 1, got {self}")
 
     async def __call__(self, me: Learner) -> None:
-        averaging = me.spawn(self.average(me), "averaging")
+        averaging = me.spawn(ADPSGD(self.mixing).average(me), "averaging")
         w = me.weights.snapshot()
         m, rate = me.outer.get("m", w.new_zeros(w.shape)), 0.0
         async for g in me.claimed_gradients():
@@ -56,11 +57,6 @@ class QuasiGlobal:
             rate = me.progress.rate
         await averaging
         me.weights.set_(await me.consensus())
-
-    async def average(self, me: Learner) -> None:
-        """Take part in a round of averaging about once a gradient."""
-        async for k in me.rounds():
-            me.gossip(self.mixing(k, me.view, me.group.rank))
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         return mixing_vectors(self.mixing, learners)  # for equally fast learners

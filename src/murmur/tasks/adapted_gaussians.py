@@ -14,7 +14,6 @@ import numpy as np
 
 from murmur.speech.features.analysis import Mfcc, deltas
 from murmur.speech.features.cmvn import normalise, statistics
-from murmur.speech.hmm.fmllr import adapt
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, transforms_from_paths
 from murmur.speech.hmm.storage import load_model, save_model
@@ -64,10 +63,7 @@ class AdaptedGaussians:
 
     def scores(self, feats_TF: np.ndarray, transform: FloatArray | None) -> np.ndarray:
         """(T, P) log-likelihoods of `features`: of the adapted model after a transform, else of the unadapted model."""
-        if transform is None:
-            return self.pair.unadapted.loglikes(feats_TF)
-        model = self.pair.adapted
-        return model.mixtures.loglikes(adapt(transform, model.features(feats_TF)))
+        return self.pair.loglikes(feats_TF, transform)
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write both models into a folder; return the other values in JSON's terms."""

@@ -10,7 +10,6 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import Adam
 from murmur.run.score import save_recogniser
-from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.fmllr import identity
@@ -26,45 +25,19 @@ from murmur.tasks.hybrid.config import Chunks, Decoding, HmmStages, Search
 from murmur.tasks.hybrid.data import _folder
 from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
-from plateaus import LEXICON
+from plateaus import make_set
 
+SIZES = {"train": 48, "dev": 24, "test": 24}
 EM = EmConfig(gaussians=40, passes=5, grow_passes=4, align_passes=(2, 3, 4), min_gaussian_frames=3)
 TREE = TreeConfig(leaves=16, min_frames=10, min_gain=1.0)
 FMLLR = FmllrConfig(min_frames=100)
 SAT = SatConfig((2, 4), FMLLR, replace(FMLLR, silence_weight=0.01), TREE, EM)
 
 
-def make_spoken(root):
-    """Words of phones that are plateaus in 13 values, each speaker through an affine map of its own."""
-    random = np.random.default_rng(5)
-    plateaus = {phone: random.standard_normal((3, 13)) for phone in "ABNO"}
-    quiet, feats = random.standard_normal(13) * 0.2, {}
-    for split, count in {"train": 40, "dev": 12, "test": 12}.items():
-        maps = [np.eye(13) + 0.4 * random.standard_normal((13, 13)) for _ in range(4)]
-        texts = {}
-        for i in range(count):
-            name, words = f"{split}{i % 4}-{i:03}", [list(LEXICON)[k] for k in random.integers(3, size=3 + i % 3)]
-            values = [quiet] * 12
-            for word in words:
-                for phone in LEXICON[word].split():
-                    for state in plateaus[phone]:
-                        values += [state] * int(random.integers(2, 5))
-                values += [quiet] * int(random.integers(8, 14))
-            noisy = np.array(values) + 0.8 * random.standard_normal((len(values), 13))
-            texts[name], feats[name] = " ".join(words), (noisy @ maps[i % 4].T).astype(np.float32)
-        folder = root / "data" / split
-        write_table(folder / "text", texts)
-        write_table(folder / "utt2spk", {n: n.partition("-")[0] for n in texts})
-        write_table(folder / "feats.scp", {n: f"feats.npz:{n}" for n in texts})
-    np.savez(root / "feats.npz", **feats)
-    write_table(root / "lexicon.txt", LEXICON)
-    return root
-
-
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     return HybridTask(
-        corpus=make_spoken(tmp_path_factory.mktemp("set")),
+        corpus=make_set(tmp_path_factory.mktemp("set"), SIZES, noise=0.8, speaker=0.4),  # a linear map for each speaker
         hmm=HmmStages(monophone=EM, triphone=TriphoneConfig(TREE, EM), sat=SAT),
         network=Tdnn(hidden=16, dropout=0.0),
         decoding=Decoding(gmm=Search(scales=(0.05, 0.1, 0.2)), network=Search(scales=(0.3,))),

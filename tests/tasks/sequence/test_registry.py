@@ -11,11 +11,12 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 from grids import few
 from murmur.core.facts import Facts
 from murmur.engine.budget import Budget
-from murmur.engine.optim.optimizer import Adam
+from murmur.engine.optim.optimizer import SGD, Adam
+from murmur.engine.scaling import Auto
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Tdnn
-from murmur.strategies import ALL, EASGD, KAVG, Compressed, ParameterAveraging
+from murmur.strategies import ALL, EASGD, KAVG, Compressed, ParameterAveraging, SyncSGD
 from murmur.tasks.hybrid.config import Chunks, HmmStages
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.sequence.task import SequenceTask
@@ -105,11 +106,6 @@ def test_processes(task: SequenceTask, name: str, pool: Pool) -> None:
 
 def test_minibatches_are_cut_for_lock_step_learners(task: SequenceTask) -> None:
     """Two learners on halves of the minibatches take the steps of one learner on whole ones."""
-    from murmur.engine.experiment import Experiment as Scaled
-    from murmur.engine.optim.optimizer import SGD
-    from murmur.engine.scaling import Auto
-    from murmur.strategies import SyncSGD
-
-    cut = Scaled(task, SyncSGD(), Budget(minibatches=4), SGD(lr=0.1), scaling=Auto("stays"))
+    cut = Experiment(task, SyncSGD(), Budget(minibatches=4), SGD(lr=0.1), scaling=Auto("stays"))
     one, two = (fit(cut, VirtualWorld(learners)) for learners in (1, 2))
     assert torch.allclose(one, two, atol=1e-5)

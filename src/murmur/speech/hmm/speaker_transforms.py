@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
-from murmur.speech.hmm.fmllr import FmllrStats, FrameSums, estimate_fmllr, fmllr_stats, frame_sums, identity
+from murmur.speech.hmm.fmllr import FmllrStats, FrameSums, adapt, estimate_fmllr, fmllr_stats, frame_sums, identity
 from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.model import HmmGmm
@@ -113,6 +113,16 @@ class AdaptedPair:
     def __post_init__(self) -> None:
         if not np.array_equal(self.adapted.mixtures.sizes, self.unadapted.mixtures.sizes):
             raise ValueError("the models of adapted and of unadapted features have different Gaussians")
+
+    def loglikes(self, feats_TF: np.ndarray, transform: FloatArray | None) -> np.ndarray:
+        """(T, P) natural log-likelihoods of features that are neither projected nor adapted.
+
+        With a transform, the model of adapted features scores adapted frames; without one, for want of speech, the
+        model of unadapted features scores the frames themselves.
+        """
+        if transform is None:
+            return self.unadapted.loglikes(feats_TF)
+        return self.adapted.mixtures.loglikes(adapt(transform, self.adapted.features(feats_TF)))
 
 
 def transforms_from_paths(

@@ -8,14 +8,12 @@ Shapes: N chunks, T frames, C pdfs, K states of the largest numerator, W arcs in
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from murmur.speech.sequence.numerators import NEVER, Numerators
+from murmur.speech.sequence.total import with_gradient
 
 IMPOSSIBLE = NEVER / 2  # no sum of scores is as small
 
@@ -26,22 +24,7 @@ def log_total(scores_NTC: Tensor, lengths_N: Tensor, numerators: Numerators) -> 
     Raises:
         ValueError: a numerator has no path.
     """
-    found: Tensor = _LogTotal.apply(scores_NTC, lengths_N, numerators)
-    return found
-
-
-class _LogTotal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores_NTC: Tensor, lengths_N: Tensor, numerators: Numerators) -> Tensor:
-        log_total_N, gamma_NTC = occupancies(scores_NTC, lengths_N, numerators)
-        ctx.save_for_backward(gamma_NTC)
-        return log_total_N
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gamma_NTC,) = ctx.saved_tensors
-        return gradients[0][:, None, None] * gamma_NTC, None, None
+    return with_gradient(scores_NTC, *occupancies(scores_NTC, lengths_N, numerators))
 
 
 @torch.no_grad()

@@ -15,13 +15,11 @@ Shapes: N sequences, T frames, C pdfs, S states.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from murmur.speech.sequence.state_graph import StateGraph
+from murmur.speech.sequence.total import with_gradient
 
 
 def log_total(scores_NTC: Tensor, lengths_N: Tensor, graph: StateGraph, leak: float) -> Tensor:
@@ -29,22 +27,7 @@ def log_total(scores_NTC: Tensor, lengths_N: Tensor, graph: StateGraph, leak: fl
 
     Scores may be of any size; a range of more than about 80 within a frame loses the smallest in float32.
     """
-    found: Tensor = _LogTotal.apply(scores_NTC, lengths_N, graph, leak)
-    return found
-
-
-class _LogTotal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores_NTC: Tensor, lengths_N: Tensor, graph: StateGraph, leak: float) -> Tensor:
-        log_total_N, gamma_NTC = occupancies(scores_NTC, lengths_N, graph, leak)
-        ctx.save_for_backward(gamma_NTC)
-        return log_total_N
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gamma_NTC,) = ctx.saved_tensors
-        return gradients[0][:, None, None] * gamma_NTC, None, None, None
+    return with_gradient(scores_NTC, *occupancies(scores_NTC, lengths_N, graph, leak))
 
 
 @torch.no_grad()

@@ -114,11 +114,11 @@ def make(cells: Sequence[StudyCell], material: StudyMaterial, jobs: int) -> Iter
         yield cells[place], row
 
 
-def _run(todo: Sequence[Callable[[], Row]], jobs: int) -> Iterator[tuple[int, Row]]:
+def _run(work: Sequence[Callable[[], Row]], jobs: int) -> Iterator[tuple[int, Row]]:
     if jobs > 1:
-        yield from run_in_workers(todo, jobs)
+        yield from run_in_workers(work, jobs)
     else:
-        yield from ((place, job()) for place, job in enumerate(todo))
+        yield from ((place, job()) for place, job in enumerate(work))
 
 
 def bar(console: Console) -> Progress:

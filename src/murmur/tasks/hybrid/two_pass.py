@@ -19,7 +19,6 @@ import numpy as np
 
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.decode_set import Decoded
-from murmur.speech.hmm.fmllr import adapt
 from murmur.speech.hmm.speaker_transforms import AdaptedPair, Transforms, transforms_from_paths
 from murmur.speech.hmm.storage import load_transforms, save_transforms
 from murmur.tasks.hybrid.config import Search
@@ -118,12 +117,5 @@ class TwoPass:
 def adapted_scores(
     pair: AdaptedPair, feats: Arrays, speakers: Mapping[str, str], transforms: Transforms, name: str
 ) -> np.ndarray:
-    """(T, P) natural log-likelihoods of an utterance.
-
-    With a transform of its speaker, the model of adapted features scores adapted frames; without one, for want of
-    speech, the model of unadapted features scores the frames themselves.
-    """
-    transform = transforms.get(speakers[name])
-    if transform is None:
-        return pair.unadapted.loglikes(feats[name])
-    return pair.adapted.mixtures.loglikes(adapt(transform, pair.adapted.features(feats[name])))
+    """(T, P) natural log-likelihoods of an utterance, adapted to its speaker if there is a transform."""
+    return pair.loglikes(feats[name], transforms.get(speakers[name]))
