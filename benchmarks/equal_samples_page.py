@@ -59,8 +59,7 @@ def text(found: Mapping[str, Record]) -> str:
     """Return the lines between the markers."""
     said = [
         "Held-out loss over that of one learner at equal samples, and the difference of word error rates in points with"
-        " its 95 % interval. Rates by the same number of trials for each strategy; mean of three seeds unless said."
-        " `averaged`: with averaged moments.",
+        " its 95 % interval. Rates by the same number of trials for each strategy; mean of three seeds unless said.",
         table(found),
     ]
     for name, record in found.items():
