@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -133,7 +133,8 @@ def run(strategy: Strategy, task: Bad, world: World, poison: Poison) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 def test_it_stays_where_it_is(strategy: Strategy) -> None:
-    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
+    @example(what="weights", at=43, learner=0, factors=[0.87, 1.73, 1.18])
     @given(
         what=st.sampled_from(["minibatch", "gradient", "weights"]),
         at=st.integers(0, MINIBATCHES - 1),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, mixing_vectors
+from murmur.core.flat import is_finite
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, ring
 from murmur.strategies.adpsgd import ADPSGD
@@ -51,9 +52,10 @@ class QuasiGlobal:
         m, rate = me.outer.get("m", w.new_zeros(w.shape)), 0.0
         async for g in me.claimed_gradients():
             before, w = w, me.weights.snapshot()
-            if rate > 0:
-                me.outer["m"] = m = m.lerp((before - w) / rate, 1 - self.mu)
-            me.descend(g.add(m, alpha=self.beta))
+            if rate > 0 and is_finite(change := (before - w) / rate):  # m would keep a number that is none for ever
+                me.outer["m"] = m = m.lerp(change, 1 - self.mu)
+            # Weights that are not finite wait for the neighbours': a step would spoil the optimizer's state too.
+            me.descend(g.add(m, alpha=self.beta) if is_finite(w) else g)
             rate = me.progress.rate
         await averaging
         me.weights.set_(await me.consensus())
