@@ -44,3 +44,28 @@ def test_the_status_is_the_given_one(thread: bool) -> None:
         program = program.replace('NativeThread(make, "makes a group").start()', "")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (75, "said before the end\n"), done.stderr
+
+
+IN_AN_OPERATION = """
+import atexit, threading, time, torch
+from murmur.core.native_thread import end_process
+
+def work():
+    x = torch.zeros(3_000_000)
+    while True:
+        x = (x * 1.0001).clone()
+
+atexit.register(print, "last")
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.3)
+end_process(75)
+"""
+
+
+@pytest.mark.processes
+def test_a_daemon_thread_in_an_operation_of_pytorch_does_not_abort_the_process() -> None:
+    """With `sys.exit` this process ends by a signal; functions of `atexit` are called in both."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_AN_OPERATION], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (75, "last\n"), done.stderr

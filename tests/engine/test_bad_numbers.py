@@ -133,7 +133,9 @@ def run(strategy: Strategy, task: Bad, world: World, poison: Poison) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
 def test_it_stays_where_it_is(strategy: Strategy) -> None:
-    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
+    @settings(
+        max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+    )
     @example(what="weights", at=43, learner=0, factors=[0.87, 1.73, 1.18])
     @given(
         what=st.sampled_from(["minibatch", "gradient", "weights"]),

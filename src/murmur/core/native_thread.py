@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -18,14 +19,15 @@ class NativeThread(threading.Thread):
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process with an exit status, even if native threads are still under way.
+    """End this process with an exit status, even if daemon threads are still in native code.
 
-    At its exit Python ends a daemon thread that returns from native code. That unwinds frames of C++, which aborts the
-    process with the status of a signal. With such threads the process ends at once, after its output is flushed and
-    without the functions of `atexit`.
+    At its exit Python ends a daemon thread that returns from native code, such as an operation of PyTorch. That unwinds
+    frames of C++, which aborts the process with the status of a signal. With daemon threads the process ends at once,
+    after the functions of `atexit` and the flush of its output.
     """
-    if not any(isinstance(thread, NativeThread) for thread in threading.enumerate()):
+    if not any(thread.daemon for thread in threading.enumerate()):
         sys.exit(status)
+    atexit._run_exitfuncs()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
