@@ -47,7 +47,7 @@ def _sums(stats: TreeStats, rows: Rows) -> list[FloatArray]:
 def _groups(sums: Sequence[Sequence[FloatArray]], most_loss: float) -> list[list[int]]:
     """The groups of L leaves of one root."""
     parts = [np.stack([leaf[k] for leaf in sums]) for k in range(3)]
-    fits = log_likelihood(*parts)
+    fits = log_likelihood(parts[0], parts[1], parts[2])
     groups = [[place] for place in range(len(sums))]
     losses = np.full((len(sums), len(sums)), np.inf)
     for place in range(len(sums)):
@@ -69,5 +69,5 @@ def _groups(sums: Sequence[Sequence[FloatArray]], most_loss: float) -> list[list
 
 def _losses(parts: Sequence[FloatArray], fits: FloatArray, place: int) -> FloatArray:
     """(L,) loss of merging each leaf with the one at a place."""
-    together = log_likelihood(*(part + part[place] for part in parts))
-    return fits + fits[place] - together
+    counts, first, second = (part + part[place] for part in parts)
+    return fits + fits[place] - log_likelihood(counts, first, second)
