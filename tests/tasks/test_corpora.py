@@ -48,6 +48,24 @@ def test_all_speakers_of_an4_are_trained_on_and_test_stays_apart():
     assert not set(whole.train.speakers.values()) & set(whole.test.speakers.values())
 
 
+@recorded
+def test_each_fold_of_fsdd_holds_out_one_speaker_and_never_the_unseen_one():
+    root = CORPORA / "fsdd"
+    unseen = corpora.LOADERS["fsdd_unseen"](root)
+    whole = corpora.LOADERS["fsdd_all"](root)
+    assert set(whole.train.texts) == set(unseen.train.texts) | set(unseen.dev.texts)
+    assert whole.test.texts == unseen.test.texts
+    held_out = []
+    for number in range(1, corpora.FOLDS + 1):
+        fold = corpora.LOADERS[f"fsdd_fold_{number}"](root)
+        held_out += set(fold.dev.speakers.values())
+        assert fold.dev == fold.test
+        assert not set(fold.train.texts) & set(fold.dev.texts)
+        assert set(fold.train.texts) | set(fold.dev.texts) == set(whole.train.texts)
+        assert not set(fold.train.speakers.values()) & {*fold.dev.speakers.values(), *unseen.test.speakers.values()}
+    assert sorted(held_out) == sorted(set(whole.train.speakers.values()))
+
+
 def test_digits(tmp_path):
     pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")
     found = corpora.digits(tmp_path, Digits(train=3, dev=2, test=2))

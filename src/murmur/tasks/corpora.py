@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from murmur.speech.corpus.corpus import Corpus, CorpusError
@@ -16,6 +17,7 @@ from murmur.speech.corpus.digits import Digits, digits_folder, make_digits
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.corpus.synth import check_installed
 
+FOLDS = 5  # speakers of train and dev of the Free Spoken Digit Dataset, one of which is held out at a time
 HELD_OUT = 8  # every eighth speaker (or utterance) of a training set that comes without a dev set
 
 
@@ -74,6 +76,8 @@ class Needs:
 NEEDS: Mapping[str, Needs] = {
     "an4": Needs(lexicon="an4.dic", language_models={"ug": "an4.ug.lm"}),
     "an4_all": Needs(lexicon="an4.dic", language_models={"ug": "an4.ug.lm"}),
+    "fsdd_all": Needs(),
+    **{f"fsdd_fold_{n}": Needs() for n in range(1, FOLDS + 1)},
     "fsdd_official": Needs(parts=("train_official", "test_official")),
     "fsdd_unseen": Needs(),
     "folder": Needs(),
@@ -146,6 +150,36 @@ def fsdd_unseen(root: Path) -> SpeechSet:
     return folder(root)
 
 
+def fsdd_fold(root: Path, number: int) -> SpeechSet:
+    """Isolated digits for tuning: one of the five speakers of train and dev is held out, the others train.
+
+    Dev and test are both that speaker: the test speaker of `fsdd_unseen` stays unseen while settings are chosen.
+
+    Args:
+        root: folder of the set.
+        number: place of the held-out speaker in the order of their names, from 1.
+    """
+    known = fsdd_all(root)
+    speakers = sorted(set(known.train.speakers.values()), key=str.encode)
+    if len(speakers) != FOLDS:
+        raise CorpusError(f"{root} has {len(speakers)} speakers in train and dev, not {FOLDS}")
+    own = speakers[number - 1]
+    held_out = known.train.subset(lambda u: u.speaker == own)
+    return replace(known, train=known.train.subset(lambda u: u.speaker != own), dev=held_out, test=held_out)
+
+
+def fsdd_all(root: Path) -> SpeechSet:
+    """Isolated digits, all speakers but that of test in train, for a last run with its settings already fixed.
+
+    Dev is that of `fsdd_unseen`. Its speaker is now trained on: its figures are not held-out figures. Tune nothing on
+    them.
+    """
+    unseen = fsdd_unseen(root)
+    both = unseen.train, unseen.dev
+    utterances = (utterance for part in both for utterance in part.utterances)
+    return replace(unseen, train=Corpus(tuple(utterances), sum((part.problems for part in both), ())))
+
+
 def librispeech(root: Path) -> SpeechSet:
     """Read English with its bigram ("bg") and trigram ("tg") models of 20,000 words."""
     needs = NEEDS["librispeech"]
@@ -175,6 +209,8 @@ def an4_all(root: Path) -> SpeechSet:
 LOADERS: Mapping[str, Callable[[Path], SpeechSet]] = {
     "an4": an4,
     "an4_all": an4_all,
+    "fsdd_all": fsdd_all,
+    **{f"fsdd_fold_{n}": partial(fsdd_fold, number=n) for n in range(1, FOLDS + 1)},
     "fsdd_official": fsdd_official,
     "fsdd_unseen": fsdd_unseen,
     "folder": folder,

@@ -1,7 +1,8 @@
 """Growing of triphone trees: best first, by the gain in likelihood of one Gaussian per leaf.
 
 Each (phone, pdf class) starts as one leaf. In each step the leaf whose best question gains most is split, until the
-wanted number of leaves is reached or no question gains enough. Young, Odell and Woodland (1994).
+wanted number of leaves is reached or no question gains enough. Then leaves of one root may be merged
+(`merge_leaves.py`). Young, Odell and Woodland (1994).
 
 Shapes: K contexts of a leaf, V values of a neighbour (phones and outside), Q questions, F features.
 """
@@ -9,13 +10,14 @@ Shapes: K contexts of a leaf, V values of a neighbour (phones and outside), Q qu
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from murmur.speech.hmm.merge_leaves import merged
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.topology import num_states
 from murmur.speech.hmm.tree import Leaf, Question, Tree
@@ -33,11 +35,14 @@ class TreeConfig:
         leaves: wanted number of leaves in all, including silence.
         min_frames: least number of frames on each side of a split.
         min_gain: least gain of a split in natural log-likelihood.
+        merge_loss: leaves of one phone and state are merged while a merger costs less natural log-likelihood than this;
+            0 merges none. A tree then has fewer leaves than `leaves`.
     """
 
     leaves: int = 1200
     min_frames: float = 60.0
     min_gain: float = 40.0
+    merge_loss: float = 0.0
 
 
 class Split(NamedTuple):
@@ -56,9 +61,13 @@ def grow_tree(lang: Lang, stats: TreeStats, questions: Sequence[tuple[int, ...]]
     nodes: list[Question | Leaf | None] = []
     roots: dict[tuple[int, int], int] = {}
     queue: list[tuple[float, int, Split, NDArray[np.int64]]] = []
+    reached: list[NDArray[np.int64]] = []
+    root_of: list[int] = []
 
-    def add_leaf(rows: NDArray[np.int64], splittable: bool) -> int:
+    def add_leaf(rows: NDArray[np.int64], splittable: bool, root: int | None = None) -> int:
         nodes.append(None)
+        reached.append(rows)
+        root_of.append(len(nodes) - 1 if root is None else root)
         found = best_split(stats, rows, members_QV, config.min_frames) if splittable else None
         if found is not None and found.gain >= config.min_gain:
             heapq.heappush(queue, (-found.gain, len(nodes) - 1, found, rows))
@@ -72,10 +81,12 @@ def grow_tree(lang: Lang, stats: TreeStats, questions: Sequence[tuple[int, ...]]
     while queue and leaves < config.leaves:
         _, node, chosen, rows = heapq.heappop(queue)
         yes = np.isin(stats.keys[rows, chosen.position], chosen.members)
-        then, otherwise = add_leaf(rows[yes], True), add_leaf(rows[~yes], True)
+        then, otherwise = (add_leaf(side, True, root_of[node]) for side in (rows[yes], rows[~yes]))
         nodes[node] = Question(chosen.position, chosen.members, then, otherwise)
         leaves += 1
-    return Tree(3, 1, _number_leaves(nodes), roots)
+    ends = {n: reached[n] for n, node in enumerate(nodes) if node is None}
+    same = merged(stats, ends, {n: root_of[n] for n in ends}, config.merge_loss)
+    return Tree(3, 1, _number_leaves(nodes, same), roots)
 
 
 def best_split(stats: TreeStats, rows: NDArray[np.int64], members_QV: FloatArray, min_frames: float) -> Split | None:
@@ -113,11 +124,7 @@ def _sum_by_value(values_K: NDArray, parts: FloatArray, size: int) -> FloatArray
     return out
 
 
-def _number_leaves(nodes: Sequence[Question | Leaf | None]) -> tuple[Question | Leaf, ...]:
-    """Number the leaves (None so far) in the order of the nodes."""
-    out: list[Question | Leaf] = []
-    pdf = 0
-    for node in nodes:
-        out.append(Leaf(pdf) if node is None else node)
-        pdf += node is None
-    return tuple(out)
+def _number_leaves(nodes: Sequence[Question | Leaf | None], same: Mapping[int, int]) -> tuple[Question | Leaf, ...]:
+    """Number the leaves (None so far) in the order of the nodes; leaves with one value in `same` share a number."""
+    pdfs = {leaf: pdf for pdf, leaf in enumerate(sorted(set(same.values())))}
+    return tuple(Leaf(pdfs[same[n]]) if node is None else node for n, node in enumerate(nodes))

@@ -61,7 +61,22 @@ from murmur.tasks.unprepared import (
 )
 from murmur.tasks.word_search import WordSearch
 
-Loader = Literal["an4", "an4_all", "folder", "fsdd_official", "fsdd_unseen", "librispeech", "own", "yesno"]
+Loader = Literal[
+    "an4",
+    "an4_all",
+    "folder",
+    "fsdd_all",
+    "fsdd_fold_1",
+    "fsdd_fold_2",
+    "fsdd_fold_3",
+    "fsdd_fold_4",
+    "fsdd_fold_5",
+    "fsdd_official",
+    "fsdd_unseen",
+    "librispeech",
+    "own",
+    "yesno",
+]
 
 
 @dataclass(frozen=True)
