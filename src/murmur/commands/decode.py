@@ -38,6 +38,13 @@ Model = Annotated[Path, typer.Option(help="Folder of the run, or one of its .saf
 Data = Annotated[
     str, typer.Option(help="train, dev or test of the experiment, or a Kaldi data directory or cut manifest.")
 ]
+With = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--with",
+        help="Another run (folder or .safetensors file) whose scores are averaged with those of --model; repeatable.",
+    ),
+]
 Out = Annotated[Path, typer.Option(help="Folder for text, words.ctm, recordings.ctm and summary.json.")]
 Scale = Annotated[float | None, typer.Option(help="Acoustic scale; by default as tuned on dev.", min=1e-6)]
 Penalty = Annotated[float | None, typer.Option(help="Cost of a word, natural log; by default as tuned on dev.")]
@@ -52,6 +59,7 @@ def decode(
     source: Source,
     model: Model,
     data: Data = "test",
+    others: With = None,
     out: Out = Path("runs/decoded"),
     scale: Scale = None,
     penalty: Penalty = None,
@@ -79,6 +87,9 @@ def decode(
     A finished run decodes other data without experiment, corpus and cache; train, dev and test need the corpus, --set
     both. The search settings are those of score.json; --scale, --penalty, --beam, --max-active and --dev change them.
     After a stop the same command decodes the rest.
+
+    --with decodes with the mean of the log posteriors of several runs, which need the same outputs: equal phones and
+    tree, or equal units. Graph, scale and penalty are those of --model; --dev tunes them for the mean.
     """
     folder_to_write(out, "--out")
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
@@ -86,7 +97,8 @@ def decode(
     if data not in PARTS:
         check_data(data)
     wanted = Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data)
-    write_results(decoded(open_run(wanted), search, data, out / PARTIAL), out)
+    more = [open_run(Wanted(other, choice=weights)) for other in others or ()]
+    write_results(decoded(open_run(wanted), search, data, out / PARTIAL, more), out)
     shutil.rmtree(out / PARTIAL, ignore_errors=True)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from murmur.core.errors import SettingError
 from murmur.speech.decoding.graph import DecodingGraph, build_hclg
-from murmur.speech.decoding.graph_store import graph_key
+from murmur.speech.decoding.graph_store import graph_key, outputs_key
 from murmur.speech.decoding.recogniser import PhoneSpans
 from murmur.speech.decoding.word_times import WordTimer
 from murmur.speech.hmm.states import HmmStates
@@ -66,6 +66,11 @@ class HmmSources:
     search: Search
     language_models: Mapping[str, Path] = field(default_factory=dict)
     tune_every: int = 1
+
+    @property
+    def outputs_key(self) -> str:
+        """Digest of phones, topology and tree: which state of which phone in context each column scores."""
+        return outputs_key(self.states.lang, self.states.transitions)
 
     def check_grammar(self, name: str, option: str) -> None:
         """Check that there is a grammar of this name; `option` is the setting or option that gives the name.
