@@ -28,6 +28,7 @@ NETWORKS = {
     "factored tdnn": TdnnF(hidden=8, bottleneck=3, strides=(1, 0, 2)),
     "convolutions and factored tdnn": TdnnF(8, 3, strides=(2,), front=Convolutions((2, 3), bins=3)),
     "convolutions and tdnn": Tdnn(8, ((-1, 0, 1), (0,)), front=Convolutions((2, 3), bins=6)),
+    "tdnn at a third of the rate": Tdnn(8, ((-1, 0, 1), (-3, 0, 3), (0,)), stack=3),
     "dnn": Dnn(hidden=8, layers=2, context=3),
     "lstm": Lstm(hidden=7, layers=2),
     "blstm with stacked frames": Blstm(hidden=7, layers=2, stack=3, bottleneck=4),

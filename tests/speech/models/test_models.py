@@ -36,6 +36,8 @@ SMALL = [
     TdnnF(hidden=8, bottleneck=3, strides=(1, 0, 2)),
     TdnnF(hidden=8, bottleneck=3, strides=(2,), front=Convolutions((3, 2), bins=5)),
     Tdnn(hidden=8, contexts=((-1, 0, 1), (0,)), front=Convolutions((2, 3, 2), bins=5)),
+    Tdnn(hidden=8, contexts=((-1, 0, 1), (-3, 0), (0, 6)), stack=3),
+    TdnnF(hidden=8, bottleneck=3, strides=(1, 3, 0), stack=3),
 ]
 
 
@@ -88,6 +90,40 @@ def test_outputs_depend_on_the_declared_frames_and_no_others(config):
     torch.manual_seed(0)
     reached = dependence(config.build(3, 2), 40, 20)
     assert (min(reached), max(reached)) == (20 - config.left_frames, 20 + config.right_frames)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Tdnn(16, ((-1, 0, 1), (-3, 0, 3), (0,), (-6, 3)), dropout=0.0, stack=3),
+        Tdnn(16, ((0,), (-3, 0), (-1, 0, 1)), dropout=0.0, stack=3),
+        Tdnn(16, ((-2, 0, 2),), dropout=0.0, stack=2),
+        TdnnF(16, 5, strides=(1, 0, 3, 6), dropout=0.0, stack=3),
+        TdnnF(16, 5, strides=(3, 1), dropout=0.0, stack=3, front=Convolutions((4,), bins=3)),
+    ],
+    ids=named,
+)
+def test_outputs_at_a_lower_rate_are_every_nth_output(config):
+    """The same weights at every frame, away from the edges, which repeat another frame."""
+    torch.manual_seed(0)
+    slow, fast = config.build(3, 2).eval(), replace(config, stack=1).build(3, 2).eval()
+    fast.load_state_dict(slow.state_dict())
+    feats = torch.randn(2, 61, 3)
+    inner = range(-(-config.left_frames // config.stack), (60 - config.right_frames) // config.stack + 1)
+    assert slow(feats).shape[1] == -(-61 // config.stack) == int(slow.output_lengths(torch.tensor(61)))
+    assert len(inner) > 5
+    torch.testing.assert_close(slow(feats)[:, list(inner)], fast(feats)[:, :: config.stack][:, list(inner)])
+    at = inner[2]
+    reached = dependence(slow, 61, at)
+    own = at * config.stack
+    assert (min(reached), max(reached)) == (own - config.left_frames, own + config.right_frames)
+
+
+def test_layers_below_the_first_step_of_the_rate_see_every_frame():
+    config = Tdnn(8, ((-3, 0), (-1, 1), (0, 3), (-6, 0)), stack=3)
+    assert config.build(3, 2).full_rate == 2
+    assert replace(config, contexts=((0,), (3,))).build(3, 2).full_rate == 0
+    assert replace(config, contexts=((0,), (2,))).build(3, 2).full_rate == 2
 
 
 def parameters(model):
@@ -154,6 +190,9 @@ def test_splice_puts_shifted_frames_side_by_side(frames, offsets):
 def test_a_tdnn_without_offsets_is_refused():
     with pytest.raises(ValueError, match="at least one layer"):
         Tdnn(contexts=((0,), ())).build(3, 2)
+    for config in (Tdnn(stack=0), TdnnF(stack=0)):
+        with pytest.raises(ValueError, match="a stack of at least 1"):
+            config.build(3, 2)
 
 
 @given(st.integers(1, 30), st.integers(-4, 4))

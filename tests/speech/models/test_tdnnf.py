@@ -38,7 +38,7 @@ def test_the_numbers_of_parameters_of_the_two_factors():
     ("config", "says"),
     [
         (TdnnF(strides=()), "at least one"),
-        (TdnnF(strides=(-1,)), "not negative"),
+        (TdnnF(strides=(-1,)), "no negative stride"),
         (TdnnF(offsets=()), "at least one"),
         (TdnnF(8, 9, strides=(0,)), "bottleneck smaller"),
     ],

@@ -1,7 +1,7 @@
 """Time delay neural networks: linear layers over spliced frames (Waibel et al. 1989; Peddinti et al. 2015).
 
-Shapes: feats_NTF -> logits_NTC, the frame rate unchanged; legend: N utterances, T frames, F values per frame,
-H hidden values, K spliced offsets, C outputs.
+Shapes: feats_NTF -> logits_NUC with U = ceil(T / stack) output frames; legend: N utterances, T frames, F values per
+frame, U output frames, H hidden values, K spliced offsets, C outputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from murmur.speech.models.convolutions import Convolutions
 from murmur.speech.models.memory import Kept, through
-from murmur.speech.models.splicing import edges_repeated, splice
+from murmur.speech.models.splicing import edges_repeated, every, layers_at_full_rate, slower, splice
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Tdnn:
         dropout: share of every layer's outputs that is set to zero during training.
         kept: values of each layer that are kept for the backward pass.
         front: convolutions before the first layer; None for none.
+        stack: s for outputs at the frames 0, s, 2 s ... alone; the uppermost layers whose offsets are multiples of s
+            compute nothing else.
     """
 
     hidden: int = 320
@@ -36,7 +38,7 @@ class Tdnn:
     dropout: float = 0.1
     kept: Kept = "activations"
     front: Convolutions | None = None
-    stack = 1
+    stack: int = 1
 
     @property
     def left_frames(self) -> int:
@@ -54,10 +56,14 @@ class Tdnn:
         """A module for F = inputs features and C = outputs columns.
 
         Raises:
-            ValueError: no layer, a layer without offsets, or features that do not fit the convolutions.
+            ValueError: no layer, a layer without offsets, a stack below 1, or features that do not fit the
+                convolutions.
         """
-        if not self.contexts or not all(self.contexts):
-            raise ValueError(f"contexts {self.contexts} need at least one layer and one offset in every layer")
+        if not self.contexts or not all(self.contexts) or self.stack < 1:
+            raise ValueError(
+                f"contexts {self.contexts} and stack {self.stack} need at least one layer, one offset in every layer"
+                " and a stack of at least 1"
+            )
         return AcousticTdnn(self, inputs, outputs)
 
 
@@ -83,7 +89,10 @@ class AcousticTdnn(nn.Module):
         front = [] if config.front is None else config.front.build(inputs)
         first = front[-1].outputs if front else inputs
         sizes = [first] + [config.hidden] * (len(config.contexts) - 1)
-        layers = [TdnnLayer(size, config.hidden, own) for size, own in zip(sizes, config.contexts, strict=True)]
+        self.stack, self.full_rate = config.stack, layers_at_full_rate(config.contexts, config.stack)
+        steps = [1 if number < self.full_rate else config.stack for number in range(len(sizes))]
+        offsets = [tuple(o // step for o in own) for own, step in zip(config.contexts, steps, strict=True)]
+        layers = [TdnnLayer(size, config.hidden, own) for size, own in zip(sizes, offsets, strict=True)]
         self.front = nn.ModuleList(front)
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(config.dropout)
@@ -91,14 +100,18 @@ class AcousticTdnn(nn.Module):
         self.output = nn.Linear(config.hidden, outputs)
 
     def output_lengths(self, lengths_N: Tensor) -> Tensor:
-        """Output frames of utterances of `lengths_N` input frames: the same number."""
-        return lengths_N
+        """Output frames of utterances of `lengths_N` input frames."""
+        return slower(lengths_N, self.stack)
 
     def forward(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
-        """logits_NTC; with `lengths_N`, the padding repeats the last frame of each utterance, like the edges."""
+        """logits_NUC; with `lengths_N`, the padding repeats the last frame of each utterance, like the edges."""
         hidden = feats_NTF
         for layer in self.front:
             hidden = through(layer, self.kept, edges_repeated(hidden, lengths_N))
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            if number == self.full_rate:
+                hidden, lengths_N = every(self.stack, hidden, lengths_N)
             hidden = self.dropout(through(layer, self.kept, edges_repeated(hidden, lengths_N)))
+        if self.full_rate == len(self.layers):
+            hidden, _ = every(self.stack, hidden, lengths_N)
         return self.output(hidden)

@@ -1,7 +1,7 @@
 """Factored time delay neural networks (Povey et al. 2018): low-rank layers, one factor semi-orthogonal, with bypass.
 
-Shapes: feats_NTF -> logits_NTC, the frame rate unchanged; legend: N utterances, T frames, F values per frame,
-H hidden values, B bottleneck values, C outputs.
+Shapes: feats_NTF -> logits_NUC with U = ceil(T / stack) output frames; legend: N utterances, T frames, F values per
+frame, U output frames, H hidden values, B bottleneck values, C outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 from murmur.speech.models.convolutions import Convolutions
 from murmur.speech.models.memory import Kept, through
 from murmur.speech.models.semi_orthogonal import SemiOrthogonal
-from murmur.speech.models.splicing import edges_repeated, splice
+from murmur.speech.models.splicing import edges_repeated, every, layers_at_full_rate, slower, splice
 from murmur.speech.models.tdnn import TdnnLayer
 
 
@@ -37,6 +37,7 @@ class TdnnF:
         dropout: share of every layer's values that is set to zero during training, before the bypass.
         front: convolutions before the first layer; None for none.
         kept: values of each layer that are kept for the backward pass.
+        stack: as for `Tdnn`.
     """
 
     hidden: int = 320
@@ -47,7 +48,7 @@ class TdnnF:
     dropout: float = 0.1
     front: Convolutions | None = None
     kept: Kept = "activations"
-    stack = 1
+    stack: int = 1
 
     @property
     def left_frames(self) -> int:
@@ -65,13 +66,13 @@ class TdnnF:
         """A module for F = inputs features and C = outputs columns.
 
         Raises:
-            ValueError: no offset, no factored layer, a negative stride, a bottleneck wider than its input, or
-                features that do not fit the convolutions.
+            ValueError: no offset, no factored layer, a negative stride, a stack below 1, a bottleneck wider than its
+                input, or features that do not fit the convolutions.
         """
-        if not self.offsets or not self.strides or min(self.strides) < 0:
+        if not self.offsets or not self.strides or min(self.strides) < 0 or self.stack < 1:
             raise ValueError(
-                f"offsets {self.offsets} and strides {self.strides} need at least one offset, and one stride that is"
-                " not negative"
+                f"offsets {self.offsets}, strides {self.strides} and stack {self.stack} need at least one offset, one"
+                " stride, no negative stride, and a stack of at least 1"
             )
         return AcousticTdnnF(self, inputs, outputs)
 
@@ -102,7 +103,11 @@ class AcousticTdnnF(nn.Module):
         front = [] if config.front is None else config.front.build(inputs)
         self.front = nn.ModuleList(front)
         self.first = TdnnLayer(front[-1].outputs if front else inputs, config.hidden, config.offsets)
-        layers = [FactoredLayer(config.hidden, config.bottleneck, stride) for stride in config.strides]
+        self.stack = config.stack
+        self.full_rate = layers_at_full_rate([(stride,) for stride in config.strides], config.stack)
+        steps = [1 if number < self.full_rate else config.stack for number in range(len(config.strides))]
+        strides = [stride // step for stride, step in zip(config.strides, steps, strict=True)]
+        layers = [FactoredLayer(config.hidden, config.bottleneck, stride) for stride in strides]
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(config.dropout)
         self.bypass = config.bypass
@@ -110,15 +115,19 @@ class AcousticTdnnF(nn.Module):
         self.output = nn.Linear(config.hidden, outputs)
 
     def output_lengths(self, lengths_N: Tensor) -> Tensor:
-        """Output frames of utterances of `lengths_N` input frames: the same number."""
-        return lengths_N
+        """Output frames of utterances of `lengths_N` input frames."""
+        return slower(lengths_N, self.stack)
 
     def forward(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
-        """logits_NTC; with `lengths_N`, the padding repeats the last frame of each utterance, like the edges."""
+        """logits_NUC; with `lengths_N`, the padding repeats the last frame of each utterance, like the edges."""
         hidden = feats_NTF
         for layer in self.front:
             hidden = through(layer, self.kept, edges_repeated(hidden, lengths_N))
         hidden = self.dropout(through(self.first, self.kept, edges_repeated(hidden, lengths_N)))
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            if number == self.full_rate:
+                hidden, lengths_N = every(self.stack, hidden, lengths_N)
             hidden = self.dropout(through(layer, self.kept, hidden, lengths_N)) + self.bypass * hidden
+        if self.full_rate == len(self.layers):
+            hidden, _ = every(self.stack, hidden, lengths_N)
         return self.output(hidden)
