@@ -63,15 +63,6 @@ class PhoneGraph:
                 arcs[-1][phone] = number[then]
         return PhoneGraph(tuple(arcs), frozenset(n for nodes, n in number.items() if nodes & finals))
 
-    @property
-    def fewest(self) -> int:
-        """Phones of the shortest sequence that is not empty."""
-        reached, phones = {0}, 0
-        while not phones or not reached & self.finals:
-            reached = {target for node in reached for target in self.arcs[node].values()}
-            phones += 1
-        return phones
-
     def after(self, node: Node) -> Iterator[int]:
         """Phones that may follow at a node; `OUTSIDE` for the end."""
         yield from self.arcs[node]
@@ -157,7 +148,7 @@ class TranscriptNumerator:
         source, target, probability = (np.array(column) for column in zip(*rows, strict=True))
         pdf = np.concatenate([_pdfs(denominator, spot) for spot in useful])
         ends = np.concatenate([_may_end(denominator, spot) for spot in useful])
-        return TranscriptNumerator(pdf, log_initial, ends, source, target, np.log(probability), graph.fewest)
+        return TranscriptNumerator(pdf, log_initial, ends, source, target, np.log(probability), _fewest(spots, steps))
 
 
 def _pdfs(denominator: Denominator, spot: Spot) -> tuple[int, ...]:
@@ -200,6 +191,14 @@ def _spots(
                 spots[then] = False
                 waiting.append(then)
     return spots, steps
+
+
+def _fewest(spots: Mapping[Spot, bool], steps: Mapping[Spot, list[tuple[Spot, float]]]) -> int:
+    """Phones of the shortest sequence that ends the transcript, which is there."""
+    reached, phones = {spot for spot, begins in spots.items() if begins}, 1
+    while all(right != OUTSIDE for _, _, right, _ in reached):
+        reached, phones = {then for spot in reached for then, _ in steps[spot]}, phones + 1
+    return phones
 
 
 def _leading_to_the_end(spots: Mapping[Spot, bool], steps: Mapping[Spot, list[tuple[Spot, float]]]) -> list[Spot]:
