@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,7 +19,7 @@ import soundfile
 from murmur.run.configuration import configure, load
 from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.hmm.grow import TreeConfig
-from tones import RATE, make_tones, tones
+from tones import LEXICON, RATE, make_tones, tones
 
 WORDS = ["ANNA", "BOB", "NOB"]
 CHAIN = """
@@ -91,10 +92,12 @@ def test_the_words_are_learnt_and_found_without_the_corpus(place: Path, tmp_path
 def test_recordings_are_transcribed_with_times_and_the_run_is_exported(place: Path, tmp_path: Path) -> None:
     found = json.loads(run("transcribe", place / "run", place / "said.wav", "--format", "json"))
     assert [word["word"] for word in found["words"]] == WORDS
-    seconds = soundfile.info(place / "said.wav").duration
-    begins = [word["start_seconds"] for word in found["words"]]
-    assert begins == sorted(begins)
-    assert 0.05 < begins[0] < begins[-1] < seconds
+    rng, at = np.random.default_rng(99), 0.125  # lengths as `tones` draws them
+    for word in found["words"]:
+        assert word["start_seconds"] == pytest.approx(at, abs=0.07)
+        at += sum(int(RATE * rng.uniform(0.06, 0.1)) for _ in LEXICON[word["word"]].split()) / RATE
+        assert word["end_seconds"] == pytest.approx(at, abs=0.07)
+        at += 0.1
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
     run("export", place / "run", "--out", tmp_path / "export", "--cmvn", "global")
     assert {"model.onnx", "graph.fst"} <= {path.name for path in (tmp_path / "export").iterdir()}
