@@ -17,9 +17,8 @@ from murmur.recipes import an4
 from murmur.speech.models import TdnnF
 from murmur.tasks.chain.task import ChainTask
 from murmur.tasks.hybrid.config import Chunks
+from murmur.tasks.hybrid.graphs import CHAIN_SCALES
 from murmur.tasks.hybrid.task import HybridTask
-
-SCALES = (0.5, 0.7, 1.0, 1.4)  # outputs are trained as log-likelihoods, for which 1 is the scale
 
 
 def experiment() -> Experiment:
@@ -30,7 +29,7 @@ def experiment() -> Experiment:
     hybrid = replace(
         first.task,
         chunks=Chunks(size=16),
-        decoding=replace(decoding, network=replace(decoding.network, scales=SCALES)),
+        decoding=replace(decoding, network=replace(decoding.network, scales=CHAIN_SCALES)),
     )
     task = ChainTask(hybrid, TdnnF(hidden=256, bottleneck=64, stack=3))
     return replace(first, task=task, budget=Budget(epochs=20), optimizer=Adam(lr=1e-3), evaluate_every_epochs=1.0)

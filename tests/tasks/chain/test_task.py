@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from murmur.core.errors import SettingError
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import Adam
 from murmur.engine.task import Checkable, Divisible, Preparable, Recognises, ResumableTest, Stackable
+from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.chunks import IGNORED
 from murmur.speech.hmm.em_loop import EmConfig
@@ -26,6 +28,7 @@ from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
 from murmur.tasks.chain.criterion import ChainMmi
 from murmur.tasks.chain.task import ChainBatch, ChainTask
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.graphs import CHAIN_SCALES
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.recogniser import PortableRecogniser
 from murmur.worlds.virtual.world import VirtualWorld
@@ -158,7 +161,8 @@ def test_the_gradient_of_the_network_is_that_of_the_criterion(with_tree: ChainTa
 
 def test_a_flat_start_learns_the_words_without_any_alignment(task: ChainTask, tmp_path: Path) -> None:
     flat = replace(task, hybrid=replace(task.hybrid, cache=tmp_path / "cache"))
-    assert flat.unprepared() == []
+    assert [made.what.split(" of ")[0] for made in flat.unprepared()] == ["features"]
+    assert any("monophone" in made.what for made in replace(flat, tree=TREE).unprepared())
     before = flat.evaluate(fresh(flat))
     model = trained(flat, 10)
     after = flat.evaluate(model)
@@ -193,6 +197,24 @@ def test_the_recogniser_is_read_as_it_was_saved(task: ChainTask, tmp_path: Path)
     assert name.startswith("dev")
     assert scores.shape == (-(-len(feats_TF) // 3), 10)
     assert np.array_equal(scores, made.acoustic.scores(model, feats_TF))
+
+
+def test_graphs_count_transitions_as_training_does(task: ChainTask) -> None:
+    """Each frame of a phone costs ln 2, whichever of its states it has, and tuning tries scales around 1."""
+    sources = task.recogniser().graphs
+    assert sources.free_scales == CHAIN_SCALES
+    lang, grammar = sources.words("loop")
+    decoder, tree = Decoder(sources.build(lang, grammar), DecodeOptions(acoustic_scale=1.0)), sources.states.tree
+    costs = []
+    for extra in (0, 1, 5):
+        states = [("B", 0), ("O", 0), ("B", 0), *[("B", 1)] * extra]
+        rows = np.full((len(states), tree.num_pdfs), -50.0, np.float32)
+        for row, (phone, state) in zip(rows, states, strict=True):
+            row[tree.pdf((lang.phones.index(phone),), state)] = 0.0
+        found = decoder.decode(rows)
+        assert found.words == ("BOB",)
+        costs.append(found.cost)
+    assert np.diff(costs) == pytest.approx([math.log(2), 4 * math.log(2)], abs=1e-4)
 
 
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2), BMUF(2), ADPSGD()], ids=lambda s: type(s).__name__)

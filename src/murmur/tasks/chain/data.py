@@ -58,17 +58,17 @@ class ChainData:
     dev: Utterances
 
     @staticmethod
-    def of(half: HmmHalf, tree: TreeConfig | None, criterion: ChainMmi, step: int, shifts: Sequence[int]) -> ChainData:
-        """The data of a set; with a tree from the alignments of its last Gaussian system, else of monophones.
+    def of(half: HmmHalf, states: HmmStates, criterion: ChainMmi, step: int, shifts: Sequence[int]) -> ChainData:
+        """The data of a set, with targets from its last Gaussian system if the states are of phones in context.
 
         Raises:
             ValueError: a part has no utterance with a numerator.
         """
-        states = chain_states(half, tree, step)
+        flat = states.tree.width == 1
         parts = {name: getattr(half.material, name) for name in PARTS}
         texts = {name: split_known(states.lang, part.texts).texts for name, part in parts.items()}
-        tids = {name: {} if tree is None else _aligned(half, part) for name, part in parts.items()}
-        phones = _drawn(states.lang, texts["train"], criterion.draws) if tree is None else _phones(half, tids["train"])
+        tids = {name: {} if flat else _aligned(half, part) for name, part in parts.items()}
+        phones = _drawn(states.lang, texts["train"], criterion.draws) if flat else _phones(half, tids["train"])
         model = criterion.ngrams.train(phones)
         denominator = Denominator.of(model, phone_hmms(states), states.tree.num_pdfs)
         graph = denominator.graph

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from murmur.core.errors import SettingError
 from murmur.engine.task import Loss, Score, Unmade
 from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.digits import digits_folder
 from murmur.speech.features.analysis import LogMel
 from murmur.speech.features.batching import UtteranceBatches, pad
 from murmur.speech.features.chunks import IGNORED
@@ -45,6 +46,7 @@ from murmur.tasks.hybrid.hmm import HmmHalf
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.prepared import Absent
 from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.unprepared import digits_to_make, features_of, features_to_make
 from murmur.tasks.word_search import WordSearch
 
 EVALUATED = 16  # utterances of dev that are evaluated together
@@ -123,7 +125,15 @@ class ChainTask:
 
     def unprepared(self) -> list[Unmade]:
         """Data that is not prepared yet, with the Gaussian systems only where a tree needs them."""
-        return [] if self.tree is None else self._hybrid.unprepared()
+        task = self._hybrid
+        if self.tree is not None:
+            return task.unprepared()
+        if task.corpus is None and not digits_folder(task.cache, task.digits).is_dir():
+            spoken, hours = digits_to_make(task.cache, task.digits)
+            used = {part: hours[part] for part in ("train", "dev")}
+            return [spoken, *features_of(used, task.front.bins, task.cache, "log-mel features")]
+        parts = {part: task.utterances(part) for part in ("train", "dev")}
+        return features_to_make(parts, self._half.network_front(parts["train"]), task.cache, "features")
 
     def prepare(self) -> ChainData:
         """Make features, alignments and numerators."""
@@ -132,7 +142,7 @@ class ChainTask:
     @cached_property
     def data(self) -> ChainData:
         """States, denominator and utterances."""
-        return ChainData.of(self._half, self.tree, self.criterion, self.network.stack, self.shifts)
+        return ChainData.of(self._half, self._states, self.criterion, self.network.stack, self.shifts)
 
     @property
     def per_epoch(self) -> int:
