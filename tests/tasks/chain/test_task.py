@@ -24,6 +24,7 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.lower_rate import lower_rate_windows, pdfs_of
 from murmur.speech.models import Tdnn
+from murmur.speech.sequence import log_domain
 from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
 from murmur.tasks.chain.criterion import ChainMmi
 from murmur.tasks.chain.task import ChainBatch, ChainTask
@@ -183,6 +184,32 @@ def test_a_tree_from_alignments_has_targets_and_learns(with_tree: ChainTask) -> 
     assert with_tree.test(model).figures["network dev wer"] <= 12
 
 
+def test_aligned_numerators_follow_the_alignment_within_the_tolerance(with_tree: ChainTask) -> None:
+    """Scores that allow only the aligned pdfs put all mass on them; a tolerance adds paths, and a transcript more."""
+    batches, totals = {}, {}
+    for tolerance in (0, 2, None):
+        changed = replace(with_tree, criterion=ChainMmi(tolerance_frames=tolerance), shifts=(0,))
+        batch = batches[tolerance] = changed.minibatch(0)
+        frames = (batch.lengths + 2) // 3
+        totals[tolerance] = log_domain.log_total(torch.zeros(*batch.targets.shape, 18), frames, batch.numerators)
+    assert (totals[0] < totals[2]).all()
+    targets = batches[0].targets
+    scores = torch.full((*targets.shape, 18), -20.0).scatter_(2, targets.clamp(min=0)[..., None], 0.0)
+    for batch in batches.values():
+        assert torch.equal(batch.targets, targets)
+        _, gamma = log_domain.occupancies(scores, (batch.lengths + 2) // 3, batch.numerators)
+        assert float(gamma.gather(2, targets.clamp(min=0)[..., None])[..., 0][targets != IGNORED].min()) > 0.99
+
+
+def test_aligned_numerators_are_part_of_the_denominator_and_teach_the_words(with_tree: ChainTask) -> None:
+    aligned = replace(with_tree, criterion=ChainMmi(tolerance_frames=1, cross_entropy=0.0))
+    assert len(aligned.data.train.names) == 24
+    model = fresh(aligned)
+    loss = aligned.loss(model, aligned.minibatch(0))
+    assert float(loss.total) > 0
+    assert aligned.test(trained(aligned, 10)).figures["network dev wer"] <= 12
+
+
 def test_the_recogniser_is_read_as_it_was_saved(task: ChainTask, tmp_path: Path) -> None:
     made = task.recogniser()
     made.save(tmp_path / "recogniser")
@@ -233,5 +260,7 @@ def test_settings_that_do_not_fit_are_refused(task: ChainTask) -> None:
     for wrong in ({"leak": 0.0}, {"cross_entropy": -1.0}, {"draws": 0}):
         with pytest.raises(ValueError, match="must be positive"):
             ChainMmi(**wrong)
+    with pytest.raises(ValueError, match="a flat start has no alignments"):
+        replace(task, criterion=ChainMmi(tolerance_frames=1))
     with pytest.raises(ValueError, match="no shift"):
         replace(task, shifts=())

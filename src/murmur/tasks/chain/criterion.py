@@ -15,12 +15,15 @@ class ChainMmi:
         ngrams: phone model of the denominator.
         leak: weight of the arcs from each state of the denominator to all.
         cross_entropy: weight of the cross-entropy of the aligned pdfs; a flat start has none.
+        tolerance_frames: output frames by which limits of aligned phones may move in the numerator; None for all paths
+            of the transcript.
         draws: phone sequences that a flat start draws from each transcript for the phone model.
     """
 
     ngrams: PhoneNgrams = field(default_factory=PhoneNgrams)
     leak: float = 0.1
     cross_entropy: float = 0.1
+    tolerance_frames: int | None = None
     draws: int = 5
 
     def __post_init__(self) -> None:

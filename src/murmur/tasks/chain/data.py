@@ -21,9 +21,11 @@ from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.lexicon.lexicon import Lang, split_known
 from murmur.speech.sequence.denominator import Denominator
+from murmur.speech.sequence.numerators import NumeratorBuilder
 from murmur.speech.sequence.phone_hmms import phone_hmms
 from murmur.speech.sequence.transcripts import PhoneGraph, TranscriptNumerator, drawn_phones
 from murmur.tasks.chain.criterion import ChainMmi
+from murmur.tasks.chain.supervision import ByAlignment, ByTranscript, Supervision, aligned_phones
 from murmur.tasks.hybrid.hmm import HmmHalf
 
 log = logging.getLogger(__name__)
@@ -38,13 +40,13 @@ class Utterances:
     Attributes:
         names: their names.
         feats: (T, F) features of each.
-        numerators: numerator of each.
+        supervision: numerators of them.
         targets: (U,) aligned pdfs of each utterance that has them, for each shift of the frames; 0 among them.
     """
 
     names: tuple[str, ...]
     feats: tuple[np.ndarray, ...]
-    numerators: tuple[TranscriptNumerator, ...]
+    supervision: Supervision
     targets: Mapping[int, Arrays]
 
 
@@ -76,8 +78,25 @@ class ChainData:
 
         def utterances(name: str) -> Utterances:
             feats = half.network_features(parts[name])
-            targets = {shift: _targets(half, states, tids[name], feats, step, shift) for shift in {0, *shifts}}
-            return _utterances(name, denominator, states.lang, texts[name], feats, targets, step)
+            known = {u: text for u, text in texts[name].items() if u in feats and (flat or u in tids[name])}
+
+            def windows(shift: int) -> Arrays:
+                return {
+                    u: lower_rate_windows(half.trained[-1].model.transitions, tids[name][u], len(feats[u]), step, shift)
+                    for u in known
+                    if not flat
+                }
+
+            targets = {
+                shift: {u: pdfs_of(states.tree, found) for u, found in windows(shift).items()} for shift in {0, *shifts}
+            }
+            if criterion.tolerance_frames is None:
+                names, supervision = _by_transcript(denominator, states.lang, known, feats, step)
+            else:
+                builder = NumeratorBuilder(denominator, criterion.tolerance_frames, criterion.leak)
+                names, supervision = _by_alignment(builder, windows(0))
+            _tell_lost(name, texts[name], names)
+            return Utterances(names, tuple(feats[u] for u in names), supervision, targets)
 
         return ChainData(states, denominator, utterances("train"), utterances("dev"))
 
@@ -108,37 +127,32 @@ def _phones(half: HmmHalf, tids: Arrays) -> Iterable[list[int]]:
     return [transitions.phone_of[tids_T[transitions.arcs.starts(tids_T)]].tolist() for tids_T in tids.values()]
 
 
-def _targets(half: HmmHalf, states: HmmStates, tids: Arrays, feats: Arrays, step: int, shift: int) -> Arrays:
-    return {
-        name: pdfs_of(
-            states.tree,
-            lower_rate_windows(half.trained[-1].model.transitions, tids_T, len(feats[name]), step, shift),
-        )
-        for name, tids_T in tids.items()
-    }
-
-
-def _utterances(
-    part: str,
-    denominator: Denominator,
-    lang: Lang,
-    texts: Mapping[str, str],
-    feats: Arrays,
-    targets: Mapping[int, Arrays],
-    step: int,
-) -> Utterances:
-    made = {
-        name: TranscriptNumerator.of(denominator, PhoneGraph.of(lang, text))
-        for name, text in texts.items()
-        if name in feats
-    }
+def _by_transcript(
+    denominator: Denominator, lang: Lang, texts: Mapping[str, str], feats: Arrays, step: int
+) -> tuple[tuple[str, ...], Supervision]:
+    made = {name: TranscriptNumerator.of(denominator, PhoneGraph.of(lang, text)) for name, text in texts.items()}
     found = {name: n for name, n in made.items() if n is not None and n.fewest <= -(-len(feats[name]) // step)}
-    lost = [name for name in texts if name not in found]
+    return tuple(found), ByTranscript(tuple(found.values()))
+
+
+def _by_alignment(builder: NumeratorBuilder, windows: Arrays) -> tuple[tuple[str, ...], Supervision]:
+    made = {name: aligned_phones(builder.denominator, own) for name, own in windows.items()}
+    found = {name: aligned for name, aligned in made.items() if aligned is not None}
+    return tuple(found), ByAlignment(builder, tuple(found.values()))
+
+
+def _tell_lost(part: str, texts: Mapping[str, str], names: Sequence[str]) -> None:
+    """Log the utterances of a part that are not among `names`.
+
+    Raises:
+        ValueError: there is no name.
+    """
+    lost = sorted(set(texts) - set(names))
     if lost:
         log.warning(
-            "%s: %d utterances are left out, such as %s: too few frames, or phones in an order that train lacks",
+            "%s: %d utterances are left out, such as %s: too few frames, no alignment, or phones in an order that"
+            " train lacks",
             *(part, len(lost), lost[0]),
         )
-    if not found:
+    if not names:
         raise ValueError(f"no utterance of {part} has a path through the denominator: give more training speech")
-    return Utterances(tuple(found), tuple(feats[name] for name in found), tuple(found.values()), targets)

@@ -36,7 +36,6 @@ from murmur.speech.models import Network, Tdnn
 from murmur.speech.sequence import criteria
 from murmur.speech.sequence.numerators import Numerators
 from murmur.speech.sequence.state_graph import StateGraph
-from murmur.speech.sequence.transcripts import joined
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.chain.criterion import ChainMmi
 from murmur.tasks.chain.data import ChainData, Utterances, chain_states
@@ -97,6 +96,11 @@ class ChainTask:
     def __post_init__(self) -> None:
         if not self.shifts:
             raise ValueError("shifts names no shift: give (0,) for none")
+        if self.tree is None and self.criterion.tolerance_frames is not None:
+            raise ValueError(
+                f"criterion.tolerance_frames = {self.criterion.tolerance_frames}: a flat start has no alignments: set a"
+                " tree, or None"
+            )
 
     def __getstate__(self) -> dict[str, object]:
         """The fields alone, like the hybrid task."""
@@ -240,7 +244,7 @@ class ChainTask:
             pdfs_U = part.targets.get(shift, {}).get(part.names[i])
             if pdfs_U is not None:
                 row_U[: len(pdfs_U)] = torch.from_numpy(pdfs_U)
-        numerators = joined([part.numerators[i] for i in chosen], outputs)
+        numerators = part.supervision.batch(chosen, outputs)
         return ChainBatch(feats_NTF, lengths_N, targets_NU, numerators, sum(outputs))
 
     def _totals(self, model: nn.Module, batch: ChainBatch) -> tuple[Tensor, Tensor, Tensor]:
