@@ -1,10 +1,13 @@
 """Factored layers against their equation, and configurations that cannot be."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.nn import functional
 
-from murmur.speech.models import TdnnF
+from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
+from murmur.speech.models import Convolutions, TdnnF
 from murmur.speech.models.semi_orthogonal import orthonormal_rows
 
 
@@ -46,3 +49,26 @@ def test_the_numbers_of_parameters_of_the_two_factors():
 def test_networks_that_cannot_be_are_refused(config, says):
     with pytest.raises(ValueError, match=says):
         config.build(3, 2)
+
+
+def test_natural_gradient_leaves_the_semi_orthogonal_factor_its_plain_gradient():
+    """The first layer's convolution and affine maps are preconditioned; outputs are the same."""
+    found = []
+    for optimizer in (SGD(0.1), NaturalGradientSGD(0.1)):
+        torch.manual_seed(0)
+        model = TdnnF(12, 5, strides=(1,), dropout=0.0, front=Convolutions((3, 3), bins=6)).build(6, 4)
+        step, feats = optimizer(model), torch.randn(3, 15, 6)
+        preconditioning = getattr(step, "preconditioning", None)
+        with preconditioning or nullcontext():
+            logits = model(feats)
+            if preconditioning is not None:
+                preconditioning.samples = 45.0
+            functional.cross_entropy(logits.flatten(0, 1), torch.arange(45) % 4).backward()
+        found.append((logits.detach(), {name: p.grad for name, p in model.named_parameters()}))
+        step.step()
+    (plain, gradients), (natural, others) = found
+    torch.testing.assert_close(natural, plain, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(others["layers.0.narrow.weight"], gradients["layers.0.narrow.weight"])
+    for name in ("front.1.filters.weight", "first.linear.weight", "layers.0.wide.weight"):
+        assert others[name].isfinite().all()
+        assert not torch.allclose(others[name], gradients[name], rtol=1e-3)
