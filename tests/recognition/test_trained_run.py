@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,7 +17,13 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 
 import soundfile
 
+from murmur.recognition.decoding import word_lines
+from murmur.recognition.trained_run import Wanted, open_run
+from murmur.recognition.tuning import SearchRequest
+from murmur.run.saved_model import find_model
 from murmur.speech.corpus.kaldi_dir import read_table, write_table
+from murmur.tasks.prepare_data import read_corpus
+from murmur.tasks.word_search import several
 from tones import CTC, HYBRID, RATE, make_tones, tones
 
 WORDS = ["ANNA", "BOB", "NOB"]
@@ -244,3 +251,40 @@ def test_code_of_an_experiment_is_needed_only_for_a_network_of_its_own(
     source, decoded = place / "home" / "own_experiment.py", tmp_path / "decoded"
     code, _, said = run("decode", source, "--model", place / "own", "--data", other, "--out", decoded)
     assert (code, (decoded / "words.ctm").is_file()) == (0, True), said
+
+
+def test_several_runs_decode_with_their_mean_scores(place: Path, other: Path, tmp_path: Path) -> None:
+    """A search fed by hand with the mean finds the words of the command; --dev tunes for the mean."""
+    source, both = place / "home" / "tones_experiment.py", ("--with", place / "own")
+    words = ("decode", source, "--model", place / "hybrid", "--data", other)
+    code, _, said = run(*words, *both, "--out", tmp_path / "a")  # the class of the other network is its experiment's
+    assert code == 0, said
+    facts = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert facts["with"] == [str(find_model(place / "own"))]
+    runs = [open_run(Wanted(place / name)) for name in ("hybrid", "own")]
+    corpus = read_corpus(str(other))
+    feats = [one.acoustic.features(corpus, tmp_path / "feats") for one in runs]
+    scores = {
+        name: np.mean([one.scores(own[name]) for one, own in zip(runs, feats, strict=True)], 0) for name in corpus.texts
+    }
+    assert any(np.abs(runs[0].scores(feats[0][name]) - scores[name]).max() > 1 for name in scores)
+    search, options = runs[0].searched(SearchRequest(None, None, {}))
+    expected = search.decode(iter(scores.items()), options)
+    assert read_table(tmp_path / "a" / "text") == expected.texts
+    assert (tmp_path / "a" / "words.ctm").read_text() == "".join(word_lines(runs[0], search, expected))
+    done(*words, "--out", tmp_path / "alone")
+    assert (tmp_path / "alone" / "words.ctm").read_text() != (tmp_path / "a" / "words.ctm").read_text()
+    grid = search.tune(several(search.sources), scores, corpus.texts)
+    assert run(*words, *both, "--dev", other, "--out", tmp_path / "tuned")[0] == 0
+    found = json.loads((tmp_path / "tuned" / "summary.json").read_text())["search"]
+    assert (found["acoustic_scale"], found["beam"]) == (grid.acoustic_scale, grid.beam)
+
+
+def test_runs_with_other_outputs_do_not_decode_together(place: Path, other: Path, tmp_path: Path) -> None:
+    source = place / "home" / "tones_experiment.py"
+    words = ("decode", source, "--model", place / "hybrid", "--data", other, "--out", tmp_path / "out")
+    code, _, said = run(*words, "--with", place / "ctc")
+    assert code == 1
+    assert "its outputs are not those of" in said
+    assert not (tmp_path / "out").exists()
+    assert run(*words, "--with", place / "nothing")[0] == 1

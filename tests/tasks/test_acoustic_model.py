@@ -15,7 +15,7 @@ pytest.importorskip("lhotse", reason="the speech libraries are not installed (pi
 
 from murmur.core.errors import SettingError
 from murmur.speech.features.analysis import LogMel, Ready
-from murmur.speech.models import Blstm, Dnn, Lstm, Tdnn
+from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 from murmur.tasks.acoustic_model import ARRAYS, AcousticModel, UnknownNetwork
 
 
@@ -35,7 +35,14 @@ def again(model: AcousticModel, folder: Path) -> AcousticModel:
 
 
 @pytest.mark.parametrize(
-    "network", [Dnn(), Lstm(hidden=8, layers=1), Blstm(hidden=8, layers=2, stack=3), Tdnn(hidden=8, contexts=((0, 1),))]
+    "network",
+    [
+        Dnn(),
+        Lstm(hidden=8, layers=1),
+        Blstm(hidden=8, layers=2, stack=3),
+        Tdnn(hidden=8, contexts=((0, 1),)),
+        TdnnF(hidden=8, bottleneck=3, strides=(1, 0), front=Convolutions((2, 3), bins=4)),
+    ],
 )
 @pytest.mark.parametrize("front", [LogMel(8000, 12, frame_shift_seconds=0.02), Ready(12)])
 def test_everything_is_opened_as_it_was_saved(tmp_path: Path, network, front) -> None:
@@ -75,7 +82,14 @@ def test_a_class_outside_the_package_is_named_and_never_imported(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("cmvn", "room"), ("outputs", 6), ("network", {"type": "Lstm", "values": {"cells": 3}})]
+    ("name", "value"),
+    [
+        ("cmvn", "room"),
+        ("outputs", 6),
+        ("network", {"type": "Lstm", "values": {"cells": 3}}),
+        ("network", {"type": "Lstm", "values": {"cells": {"bins": 3}}}),
+        ("network", {"type": "Tdnn", "values": {"front": {"cells": 3}}}),
+    ],
 )
 def test_values_that_do_not_fit_are_refused(tmp_path: Path, name: str, value: object) -> None:
     model = AcousticModel(Ready(12), 0, "none", Dnn(), 12, 5, log_prior=torch.zeros(5))

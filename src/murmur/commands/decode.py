@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +23,9 @@ from murmur.commands.vocabulary_options import (
 from murmur.core.path_checks import folder_to_write
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.recognition.decoding import Decoding, decoded
-from murmur.recognition.trained_run import Wanted, open_run
+from murmur.recognition.trained_run import TrainedRun, Wanted, open_run
 from murmur.recognition.tuning import PARTS, SearchRequest
+from murmur.run.saved_model import Choice
 from murmur.speech.corpus.atomic_file import write_text_whole
 from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.tasks.prepare_data import check_data
@@ -37,6 +39,14 @@ Source = Annotated[
 Model = Annotated[Path, typer.Option(help="Folder of the run, or one of its .safetensors files.")]
 Data = Annotated[
     str, typer.Option(help="train, dev or test of the experiment, or a Kaldi data directory or cut manifest.")
+]
+With = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--with",
+        help="Another run (folder or .safetensors file) with the same outputs, whose scores are averaged with those of"
+        " --model; repeatable. Graph, scale and penalty are those of --model; --dev tunes them for the mean.",
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for text, words.ctm, recordings.ctm and summary.json.")]
 Scale = Annotated[float | None, typer.Option(help="Acoustic scale; by default as tuned on dev.", min=1e-6)]
@@ -52,6 +62,7 @@ def decode(
     source: Source,
     model: Model,
     data: Data = "test",
+    others: With = None,
     out: Out = Path("runs/decoded"),
     scale: Scale = None,
     penalty: Penalty = None,
@@ -77,8 +88,7 @@ def decode(
     at their times in the recordings, for murmur score with an STM file).
 
     A finished run decodes other data without experiment, corpus and cache; train, dev and test need the corpus, --set
-    both. The search settings are those of score.json; --scale, --penalty, --beam, --max-active and --dev change them.
-    After a stop the same command decodes the rest.
+    both. Options replace the search settings of score.json. After a stop the same command decodes the rest.
     """
     folder_to_write(out, "--out")
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
@@ -86,8 +96,13 @@ def decode(
     if data not in PARTS:
         check_data(data)
     wanted = Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data)
-    write_results(decoded(open_run(wanted), search, data, out / PARTIAL), out)
+    write_results(decoded(open_run(wanted), search, data, out / PARTIAL, opened(others or (), weights)), out)
     shutil.rmtree(out / PARTIAL, ignore_errors=True)
+
+
+def opened(models: Iterable[Path], weights: Choice | None) -> list[TrainedRun]:
+    """Open further runs, whose scores are averaged with those of the first."""
+    return [open_run(Wanted(model, choice=weights)) for model in models]
 
 
 def write_results(found: Decoding, out: Path) -> None:

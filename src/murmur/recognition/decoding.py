@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,27 +45,35 @@ class Decoding:
     recording_lines: tuple[str, ...] | None = None
 
 
-def decoded(run: TrainedRun, request: SearchRequest, data: str, scratch: Path) -> Decoding:
+def decoded(
+    run: TrainedRun, request: SearchRequest, data: str, scratch: Path, others: Sequence[TrainedRun] = ()
+) -> Decoding:
     """Decode a part of the run's corpus or other data; features and results so far are stored in `scratch`.
 
+    With `others`, scores are means over the run and these. Graph and search settings are those of `run`.
+
     Raises:
-        SettingError, CorpusError: the settings do not fit the kind of search, or the data cannot be used.
+        SettingError, CorpusError: the settings do not fit the kind of search, the data cannot be used, or the outputs
+            of the other runs are not those of `run`.
     """
     check_settings(run, request)
+    models = run.with_others(others)
     corpus = run.corpus(data)
-    search, options = run.searched(request)
+    search, options = run.searched(request, models)
     if search is not None:
         with timed("decoding graph"):
             _ = search.folder
     with timed("features"):
-        feats = run.acoustic.features(corpus, scratch)
-    pairs = run.acoustic.all_scores(run.network, feats)
-    common = {"model": str(run.stem), "weights": run.weights}
+        feats = models.features(corpus, scratch)
+    pairs, count = models.all_scores(feats), len(feats[0])
+    common: dict[str, Any] = {"model": str(run.stem), "weights": run.weights}
+    if others:
+        common["with"] = [str(other.stem) for other in others]
     if search is None:
-        with timed(f"recognising {len(feats)} utterances"):
+        with timed(f"recognising {count} utterances"):
             return _by_best_path(run, corpus, pairs, common)
     with Progress(console=Console(stderr=True)) as progress:
-        bar = progress.add_task("decoding", total=len(feats))
+        bar = progress.add_task("decoding", total=count)
         found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
     lines, percent = _rate(corpus.texts, found.texts, run.weights)
     facts = _facts(found, options, request, run.acoustic.frames_per_second)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
 from murmur.engine.task import NamesGrammars
+from murmur.recognition.mean_scores import MeanScores
 from murmur.recognition.origin import Origin, experiment_name, recorded_jobs
 from murmur.recognition.run_records import recorded, scales_of
 from murmur.recognition.tuning import PARTS, SearchRequest, check_request, to_the_end, tuned
@@ -132,15 +133,43 @@ class TrainedRun:
         (columns,) = ctc.greedy(torch.from_numpy(scores_UC)[None], torch.tensor([len(scores_UC)]))
         return units.decode(columns)
 
-    def searched(self, request: SearchRequest) -> tuple[WordSearch | None, DecodeOptions]:
+    @property
+    def scoring(self) -> MeanScores:
+        """Scores of this model alone."""
+        return MeanScores(((self.acoustic, self.network),))
+
+    def with_others(self, others: Sequence[TrainedRun]) -> MeanScores:
+        """Mean scores of this model and others.
+
+        Raises:
+            SettingError: the outputs or the frame rate of another model differ.
+        """
+        for other in others:
+            if other.graphs.outputs_key != self.graphs.outputs_key:
+                raise SettingError(
+                    f"--with {other.stem}: its outputs are not those of {self.stem} (other phones, topology or tree, or"
+                    " other units): models that decode together need the same corpus, lexicon and task.hmm"
+                )
+            rates = (self.acoustic.frames_per_second, other.acoustic.frames_per_second)
+            if rates[0] != rates[1]:
+                raise SettingError(
+                    f"--with {other.stem}: it has {rates[1]:g} output frames a second, {self.stem} has {rates[0]:g}"
+                )
+        return MeanScores(tuple((run.acoustic, run.network) for run in (self, *others)))
+
+    def searched(
+        self, request: SearchRequest, scoring: MeanScores | None = None
+    ) -> tuple[WordSearch | None, DecodeOptions]:
         """Return the search of a command line and its settings, tuned if the command line requests it.
+
+        `scoring` gives the scores for tuning; None for those of this model.
 
         Raises:
             ValueError: some words have no pronunciation, or there is no acoustic scale.
         """
         search, given = self.search(request.grammar), request.changes
         if search is not None and request.dev is not None:
-            found = tuned(search, self.acoustic, self.network, self.corpus(request.dev), request.dev)
+            found = tuned(search, scoring or self.scoring, self.corpus(request.dev), request.dev)
             given = {**found, **given}
         elif isinstance(request.grammar, Vocabulary) and "acoustic_scale" not in given:
             log.info("the acoustic scale is the run's, tuned with its own grammar; --dev DATA tunes it for this one")

@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import nn
-
 from murmur.core.errors import SettingError
+from murmur.recognition.mean_scores import MeanScores
 from murmur.recognition.run_records import SETTINGS
 from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.language_model.grammar import sayable_words
-from murmur.tasks.acoustic_model import AcousticModel
 from murmur.tasks.prepare_data import check_data
 from murmur.tasks.vocabulary import Vocabulary
 from murmur.tasks.word_search import GraphSources, WordSearch, several
@@ -95,9 +93,7 @@ def to_the_end(options: DecodeOptions, grammar: str | Vocabulary | None) -> Deco
     return replace(options, retries=RETRIES) if own else options
 
 
-def tuned(
-    search: WordSearch, acoustic: AcousticModel, network: nn.Module, corpus: Corpus, dev: str
-) -> dict[str, float]:
+def tuned(search: WordSearch, models: MeanScores, corpus: Corpus, dev: str) -> dict[str, float]:
     """Search settings with the fewest errors on development data, which is named `dev`.
 
     Raises:
@@ -108,9 +104,9 @@ def tuned(
     with timed("decoding graph"):
         _ = search.folder
     with tempfile.TemporaryDirectory() as scratch, timed(f"trying scales on {len(texts)} utterances"):
-        feats = acoustic.features(corpus, Path(scratch))
-        tried = {name: feats[name] for name in list(texts)[::every] if name in feats}
-        scores = dict(acoustic.all_scores(network, tried))
+        feats = models.features(corpus, Path(scratch))
+        tried = [name for name in list(texts)[::every] if name in feats[0]]
+        scores = dict(models.all_scores([{name: own[name] for name in tried} for own in feats]))
         found = search.tune(several(search.sources), scores, {name: texts[name] for name in tried})
     settings = {name: getattr(found, name) for name in SETTINGS}
     log.info(

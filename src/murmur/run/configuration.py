@@ -28,7 +28,7 @@ VALUES: Mapping[str, Any] = {
     **strategies.ALL,
     **strategies.PARTS,
     **{name: getattr(optimizer, name) for name in ("SGD", "Adam", "NaturalGradientSGD", "FisherConfig")},
-    **{name: getattr(models, name) for name in ("Dnn", "Lstm", "Blstm", "Tdnn")},
+    **{name: getattr(models, name) for name in ("Dnn", "Lstm", "Blstm", "Tdnn", "TdnnF", "Convolutions")},
     **{name: getattr(schedule, name) for name in schedule.__all__ if name[0].isupper()},
     **{name: getattr(cluster, name) for name in ("Cluster", "Link", "ConstantSeconds", "LognormalSeconds")},
 }

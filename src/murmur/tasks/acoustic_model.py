@@ -6,10 +6,10 @@ Shapes: feats_TF, T frames of F values; scores_UC, U = ceil(T / stack) output fr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from murmur.tasks.prepared import Absent, refuse_to_make
 
 BATCH = 32  # utterances that a network without a prior scores together
 ARRAYS = "acoustic.npz"
-NETWORKS = {name: getattr(models, name) for name in models.__all__ if name != "Network"}
+NETWORKS: dict[str, type] = {kind.__name__: kind for kind in get_args(models.Network)}
 FRONTS: dict[str, type[LogMel | Ready]] = {"LogMel": LogMel, "Ready": Ready}
 
 
@@ -201,19 +201,32 @@ def type_name(network: object) -> str:
 
 
 def network_values(network: Any) -> Mapping[str, Any]:
-    """Values of a description's fields."""
+    """Values of a description's fields; those of a field that is a description itself, by their names."""
     if isinstance(network, UnknownNetwork):
         return network.values
-    return {field.name: getattr(network, field.name) for field in fields(network)}
+    values = {field.name: getattr(network, field.name) for field in fields(network)}
+    return {name: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for name, v in values.items()}
 
 
 def made_network(kind: type, values: Mapping[str, Any]) -> Any:
-    """Description of a network from the values of a file, whose lists become tuples.
+    """Description of a network from the values of a file: lists become tuples, mappings the field's own class.
 
     Raises:
         TypeError, ValueError: the class has no such fields.
     """
-    return kind(**{str(name): _tuples(value) for name, value in values.items()})
+    types = get_type_hints(kind) if any(isinstance(value, Mapping) for value in values.values()) else {}
+    return kind(**{str(name): _value(value, types.get(name)) for name, value in values.items()})
+
+
+def _value(value: Any, wanted: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_value(item, None) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    kinds = [option for option in (*get_args(wanted), wanted) if isinstance(option, type) and is_dataclass(option)]
+    if len(kinds) != 1:
+        raise TypeError(f"the values {dict(value)} belong to no field of {wanted}")
+    return made_network(kinds[0], value)
 
 
 def _network(content: Mapping[str, Any]) -> NetworkConfig:
@@ -222,10 +235,6 @@ def _network(content: Mapping[str, Any]) -> NetworkConfig:
         return UnknownNetwork(name, values)
     made: NetworkConfig = made_network(NETWORKS[name], values)
     return made
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _front(content: Mapping[str, Any]) -> LogMel | Ready:

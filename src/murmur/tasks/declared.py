@@ -124,6 +124,7 @@ class DeclaredTask:
         """Floating-point operations of a gradient: six per weight and frame, frames of context included.
 
         A frame passes every weight once in the forward pass (two operations) and twice in the backward pass.
+        Filters of a convolutional front, which pass a frame once for each bin, are counted once.
         """
         context = self.chunks.left_frames + self.chunks.right_frames
         return 6.0 * self.weights * (self.frames + context * self.chunks.size)

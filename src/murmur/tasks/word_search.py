@@ -56,6 +56,10 @@ class GraphSources(Protocol):
         """Units of the network's columns; None for pdfs, which have no names."""
 
     @property
+    def outputs_key(self) -> str:
+        """Digest of what the columns of scores stand for; equal for networks whose scores may be averaged."""
+
+    @property
     def best_path(self) -> str | None:
         """Name of the grammar that stands for the network's best path, without a graph; None if there is none."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from murmur.engine.optim.optimizer import SGD, Adam
+from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD
 
 STEPS = 12
 TRAIN = """
@@ -69,6 +70,20 @@ def test_steps_are_those_of_pytorch_to_the_bit(ours: SGD | Adam, theirs: Callabl
     (found, settings), (wanted, wanted_settings) = steps(ours), steps(theirs)
     assert all(map(torch.equal, found, wanted))
     assert settings == wanted_settings
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.5), Adam(0.5), NaturalGradientSGD(0.5)], ids=lambda o: type(o).__name__)
+def test_weight_decay_shrinks_every_trainable_tensor(optimizer: SGD | Adam | NaturalGradientSGD) -> None:
+    """Without gradients w becomes w (1 - rate * decay): weights, biases, scales of normalisations; nothing frozen."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    model[0].bias.requires_grad_(False)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    step = replace(optimizer, weight_decay=0.1)(model)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+    step.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] * (0.95 if p.requires_grad else 1.0))
 
 
 def test_step_hooks_are_called() -> None:

@@ -14,9 +14,16 @@ import pytest
 from murmur.speech.decoding import graph_build
 from murmur.speech.decoding.decoder import Decoder
 from murmur.speech.decoding.graph import GraphOptions, build_hclg, words_dropped_by_sherpa
-from murmur.speech.decoding.graph_store import DamagedGraphError, cached_graph, graph_key, load_graph, save_graph
+from murmur.speech.decoding.graph_store import (
+    DamagedGraphError,
+    cached_graph,
+    graph_key,
+    load_graph,
+    outputs_key,
+    save_graph,
+)
 from murmur.speech.hmm.transitions import make_transitions
-from murmur.speech.hmm.tree import monophone_tree
+from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
 from murmur.speech.language_model.grammar import loop_grammar, ngram_grammar, sayable_words
 from murmur.speech.language_model.kneser_ney import KneserNey
 from murmur.speech.lexicon.lexicon import make_lang
@@ -194,6 +201,31 @@ def test_key_changes_with_each_ingredient():
     assert len(set(keys)) == len(keys)
     again_lang, again_transitions, again_grammar = small_system()
     assert graph_key(again_lang, again_grammar, again_transitions) == keys[0]
+
+
+def test_outputs_are_phones_topology_and_tree_without_probabilities_and_words():
+    lang, transitions, _ = small_system()
+    other_probs = transitions.log_probs.copy()
+    other_probs[1:] = np.log(0.5)
+    tree = monophone_tree(lang)
+    key = outputs_key(lang, transitions)
+    assert outputs_key(lang, make_transitions(lang, tree, other_probs)) == key
+    others = make_lang(LEXICON, unknown="<unk>", silence_probability=0.4)
+    assert outputs_key(others, make_transitions(others, monophone_tree(others))) == key
+    swapped = replace(tree, nodes=(tree.nodes[1], tree.nodes[0], *tree.nodes[2:]))
+    assert outputs_key(lang, make_transitions(lang, swapped)) != key
+    asked = [asking_left_neighbour(tree, *branches) for branches in (("old", "new"), ("new", "old"))]
+    one, two = (outputs_key(lang, make_transitions(lang, each)) for each in asked)
+    assert len({one, two, key}) == 3
+
+
+def asking_left_neighbour(tree, then, otherwise):
+    """The tree with a question about the left neighbour at one root, whose branches are its leaf and a new one."""
+    place, old = min(tree.roots.items())
+    new = len(tree.nodes)
+    number = {"old": old, "new": new}
+    nodes = (*tree.nodes, Leaf(new), Question(0, (2, 3), number[then], number[otherwise]))
+    return Tree(3, 1, nodes, {**tree.roots, place: new + 1})
 
 
 @pytest.mark.processes

@@ -20,11 +20,15 @@ from murmur.speech.decoding.deployable import (
 )
 from murmur.speech.decoding.onnx_file import OPSET, ExportError, in_chunks, session, write_onnx
 from murmur.speech.features.cmvn import normalise_all, statistics
-from murmur.speech.models import Blstm, Dnn, Lstm, Tdnn
+from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 
 VALUES, OUTPUTS = 6, 5
 NETWORKS = {
     "tdnn": Tdnn(hidden=8, contexts=((-2, 0, 2), (-1, 0, 1), (0,))),
+    "factored tdnn": TdnnF(hidden=8, bottleneck=3, strides=(1, 0, 2)),
+    "convolutions and factored tdnn": TdnnF(8, 3, strides=(2,), front=Convolutions((2, 3), bins=3)),
+    "convolutions and tdnn": Tdnn(8, ((-1, 0, 1), (0,)), front=Convolutions((2, 3), bins=6)),
+    "tdnn at a third of the rate": Tdnn(8, ((-1, 0, 1), (-3, 0, 3), (0,)), stack=3),
     "dnn": Dnn(hidden=8, layers=2, context=3),
     "lstm": Lstm(hidden=7, layers=2),
     "blstm with stacked frames": Blstm(hidden=7, layers=2, stack=3, bottleneck=4),

@@ -20,8 +20,8 @@ from murmur.speech.hmm.hybrid import (
     log_prior,
     speed_copy,
 )
-from murmur.speech.models import Blstm, Dnn, Lstm, Tdnn
-from murmur.speech.models.tdnn import splice
+from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
+from murmur.speech.models.splicing import splice
 from named import named
 
 SMALL = [
@@ -33,6 +33,11 @@ SMALL = [
     Blstm(hidden=8, layers=2, projection=5),
     Tdnn(hidden=8, contexts=((-1, 0, 1), (-2, 0, 1), (0,))),
     Dnn(hidden=8, layers=2, context=2),
+    TdnnF(hidden=8, bottleneck=3, strides=(1, 0, 2)),
+    TdnnF(hidden=8, bottleneck=3, strides=(2,), front=Convolutions((3, 2), bins=5)),
+    Tdnn(hidden=8, contexts=((-1, 0, 1), (0,)), front=Convolutions((2, 3, 2), bins=5)),
+    Tdnn(hidden=8, contexts=((-1, 0, 1), (-3, 0), (0, 6)), stack=3),
+    TdnnF(hidden=8, bottleneck=3, strides=(1, 3, 0), stack=3),
 ]
 
 
@@ -65,8 +70,60 @@ def test_directions_of_context():
     assert (config.left_frames, config.right_frames) == (5, 2)
     reached = dependence(config.build(3, 2), 40, 20)
     assert (min(reached), max(reached)) == (15, 22)
+    factored = TdnnF(8, 3, offsets=(-2, 0, 1), strides=(1, 0, 3), dropout=0.0)
+    assert (factored.left_frames, factored.right_frames) == (6, 5)
     dnn = Dnn(hidden=4, layers=2, context=3)
     assert dependence(dnn.build(3, 2), 20, 9) == list(range(9 - dnn.left_frames, 10 + dnn.right_frames))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TdnnF(16, 5, offsets=(-2, 0, 1), strides=(1, 0, 3), dropout=0.0),
+        TdnnF(16, 5, offsets=(0,), strides=(2,), dropout=0.0, front=Convolutions((4, 4), bins=3)),
+        Tdnn(16, ((-1, 0), (0, 1)), dropout=0.0, front=Convolutions((8, 8, 8), bins=3)),
+        Tdnn(16, ((0,),), dropout=0.0, front=Convolutions((4,), bins=1)),
+    ],
+    ids=named,
+)
+def test_outputs_depend_on_the_declared_frames_and_no_others(config):
+    torch.manual_seed(0)
+    reached = dependence(config.build(3, 2), 40, 20)
+    assert (min(reached), max(reached)) == (20 - config.left_frames, 20 + config.right_frames)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Tdnn(16, ((-1, 0, 1), (-3, 0, 3), (0,), (-6, 3)), dropout=0.0, stack=3),
+        Tdnn(16, ((0,), (-3, 0), (-1, 0, 1)), dropout=0.0, stack=3),
+        Tdnn(16, ((-2, 0, 2),), dropout=0.0, stack=2),
+        TdnnF(16, 5, strides=(1, 0, 3, 6), dropout=0.0, stack=3),
+        TdnnF(16, 5, strides=(3, 1), dropout=0.0, stack=3, front=Convolutions((4,), bins=3)),
+    ],
+    ids=named,
+)
+def test_outputs_at_a_lower_rate_are_every_nth_output(config):
+    """The same weights at every frame, away from the edges, which repeat another frame."""
+    torch.manual_seed(0)
+    slow, fast = config.build(3, 2).eval(), replace(config, stack=1).build(3, 2).eval()
+    fast.load_state_dict(slow.state_dict())
+    feats = torch.randn(2, 61, 3)
+    inner = range(-(-config.left_frames // config.stack), (60 - config.right_frames) // config.stack + 1)
+    assert slow(feats).shape[1] == -(-61 // config.stack) == int(slow.output_lengths(torch.tensor(61)))
+    assert len(inner) > 5
+    torch.testing.assert_close(slow(feats)[:, list(inner)], fast(feats)[:, :: config.stack][:, list(inner)])
+    at = inner[2]
+    reached = dependence(slow, 61, at)
+    own = at * config.stack
+    assert (min(reached), max(reached)) == (own - config.left_frames, own + config.right_frames)
+
+
+def test_layers_below_the_first_step_of_the_rate_see_every_frame():
+    config = Tdnn(8, ((-3, 0), (-1, 1), (0, 3), (-6, 0)), stack=3)
+    assert config.build(3, 2).full_rate == 2
+    assert replace(config, contexts=((0,), (3,))).build(3, 2).full_rate == 0
+    assert replace(config, contexts=((0,), (2,))).build(3, 2).full_rate == 2
 
 
 def parameters(model):
@@ -84,7 +141,9 @@ def test_published_models_have_their_numbers_of_parameters():
         assert parameters(dnn) == 440 * 2048 + 5 * 2048 * 2048 + 6 * 2048 + 2048 * 9000 + 9000
 
 
-@pytest.mark.parametrize("config", [*SMALL, Tdnn(8, dropout=0.3), Dnn(8, 2, dropout=0.3)], ids=named)
+@pytest.mark.parametrize(
+    "config", [*SMALL, Tdnn(8, dropout=0.3), TdnnF(8, 3, dropout=0.3), Dnn(8, 2, dropout=0.3)], ids=named
+)
 def test_recomputing_activations_changes_no_bit(config):
     feats, lengths = torch.randn(2, 20, 5), torch.tensor([20, 13])
     found = []
@@ -131,6 +190,9 @@ def test_splice_puts_shifted_frames_side_by_side(frames, offsets):
 def test_a_tdnn_without_offsets_is_refused():
     with pytest.raises(ValueError, match="at least one layer"):
         Tdnn(contexts=((0,), ())).build(3, 2)
+    for config in (Tdnn(stack=0), TdnnF(stack=0)):
+        with pytest.raises(ValueError, match="a stack of at least 1"):
+            config.build(3, 2)
 
 
 @given(st.integers(1, 30), st.integers(-4, 4))
@@ -212,7 +274,16 @@ def test_frame_loss_passes_over_context():
 
 
 @pytest.mark.parametrize(
-    "config", [Tdnn(16, ((-1, 0, 1), (0,)), 0.0), Blstm(12, 1), Lstm(12, 1), Dnn(24, 2, 1)], ids=named
+    "config",
+    [
+        Tdnn(16, ((-1, 0, 1), (0,)), 0.0),
+        Tdnn(16, ((0,),), 0.0, front=Convolutions((4,), bins=3)),
+        TdnnF(16, 5, (0,), (1,), dropout=0.0),
+        Blstm(12, 1),
+        Lstm(12, 1),
+        Dnn(24, 2, 1),
+    ],
+    ids=named,
 )
 def test_chunk_training_learns_what_the_context_shows(config):
     """Targets of frame t are the class of frame t - 1, so that only a model with context can learn them."""

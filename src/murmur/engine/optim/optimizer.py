@@ -46,7 +46,8 @@ class SGD:
     Attributes:
         lr: Learning rate, before the factor of the schedule.
         momentum: Share of the previous step added to the new one; 0: none.
-        weight_decay: Factor of the weights added to their gradients; 0: none.
+        weight_decay: Factor of the weights added to their gradients, those of all trainable tensors, with biases and
+            normalisations; 0: none.
         nesterov: True for Nesterov's momentum.
         keep_rate: True: steps are multiplied by 1 - momentum, as in Kaldi, so that momentum keeps the effective rate.
     """
@@ -75,7 +76,8 @@ class Adam:
         lr: Learning rate, before the factor of the schedule.
         beta1: Decay of the running mean of gradients.
         beta2: Decay of the running mean of squared gradients.
-        weight_decay: Factor; a step subtracts learning rate * factor * weights; 0: none.
+        weight_decay: Factor; a step subtracts learning rate * factor * weights from all trainable tensors, with biases
+            and normalisations; 0: none.
     """
 
     lr: float = 1e-3
@@ -111,7 +113,8 @@ class NaturalGradientSGD:
     Attributes:
         lr: Learning rate, before the factor of the schedule.
         momentum: Share of the previous step added to the new one; 0: none.
-        weight_decay: Factor of the weights added to the preconditioned gradients; 0: none.
+        weight_decay: Factor of the weights added to the preconditioned gradients, those of all trainable tensors, with
+            biases and normalisations; 0: none.
         fisher: Settings of the estimates of the Fisher matrices.
         keep_rate: True: steps are multiplied by 1 - momentum, as in Kaldi, so that momentum keeps the effective rate.
     """

@@ -48,6 +48,13 @@ def graph_key(
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def outputs_key(lang: Lang, transitions: Transitions) -> str:
+    """Digest of what the pdfs stand for: phones, states and arcs of the topology, and the tree."""
+    ids = (transitions.phone_of, transitions.state_of, transitions.arc_of, transitions.pdf_of)
+    parts = [list(lang.phones), lang.num_silence, [a.tolist() for a in ids], repr(transitions.tree.__getstate__())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def save_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
     """Write a graph into `folder`, which is replaced as a whole. Raises OSError if the graph cannot be written."""
     folder = Path(folder)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 EPSILON = "<eps>"
 BACKOFF, SENTENCE_START, SENTENCE_END = "#0", "<s>", "</s>"
@@ -25,6 +25,7 @@ SILENCE, NOISE = "SIL", "SPN"
 SILENCE_ID = 1
 
 Entry = tuple[str, tuple[str, ...]]
+Topology = Literal["three-state", "chain"]
 _VARIANT = re.compile(r"(?<=.)\(\d+\)$")
 _RESERVED = re.compile(r"<eps>|<s>|</s>|#\d+")
 
@@ -49,6 +50,7 @@ class Lang:
         num_silence: labels 1 ... num_silence are silence-like phones (silence, and spoken noise if there is any).
         unknown: word for all words outside the lexicon; None refuses such words.
         silence_probability: probability of a silence before the first word and after each word.
+        topology: states of the phones' HMMs, see `murmur.speech.hmm.topology`.
     """
 
     phones: tuple[str, ...]
@@ -58,6 +60,7 @@ class Lang:
     num_silence: int = 1
     unknown: str | None = None
     silence_probability: float = 0.5
+    topology: Topology = "three-state"
 
     def __post_init__(self) -> None:
         if not 0.0 < self.silence_probability < 1.0:
@@ -141,14 +144,20 @@ class Lang:
         """The inverse of `to_json`."""
         entries = [(word, tuple(phones)) for word, *phones in content["lexicon"]]
         settings = {k: content[k] for k in ("num_silence", "unknown", "silence_probability")}
+        if "topology" in content:
+            if content["topology"] not in get_args(Topology):
+                raise ValueError(f"unknown topology {content['topology']!r}")
+            settings["topology"] = content["topology"]
         return replace(_assemble(entries, content["phones"]), **settings)
 
     def _settings(self) -> dict[str, Any]:
-        return {
+        settings = {
             "num_silence": self.num_silence,
             "unknown": self.unknown,
             "silence_probability": self.silence_probability,
         }
+        # Files and digests of three-state systems are those from before there was another topology.
+        return settings if self.topology == "three-state" else {**settings, "topology": self.topology}
 
     def _is_word(self, word: str) -> bool:
         return word in self.words and not _RESERVED.fullmatch(word)

@@ -1,9 +1,11 @@
 """Acoustic models: small frozen configurations whose `build(inputs, outputs)` makes the torch module."""
 
+from murmur.speech.models.convolutions import Convolutions
 from murmur.speech.models.dnn import Dnn
 from murmur.speech.models.recurrent import Blstm, Lstm
 from murmur.speech.models.tdnn import Tdnn
+from murmur.speech.models.tdnnf import TdnnF
 
-Network = Dnn | Lstm | Blstm | Tdnn
+Network = Dnn | Lstm | Blstm | Tdnn | TdnnF
 
-__all__ = ["Blstm", "Dnn", "Lstm", "Network", "Tdnn"]
+__all__ = ["Blstm", "Convolutions", "Dnn", "Lstm", "Network", "Tdnn", "TdnnF"]

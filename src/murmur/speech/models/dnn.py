@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from murmur.speech.models.memory import Kept, through
-from murmur.speech.models.tdnn import edges_repeated, splice
+from murmur.speech.models.splicing import edges_repeated, splice
 
 Nonlinearity = Literal["sigmoid", "relu", "tanh"]
 NONLINEARITIES: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}

@@ -1,18 +1,19 @@
 """Time delay neural networks: linear layers over spliced frames (Waibel et al. 1989; Peddinti et al. 2015).
 
-Shapes: feats_NTF -> logits_NTC, the frame rate unchanged; legend: N utterances, T frames, F values per frame,
-H hidden values, K spliced offsets, C outputs.
+Shapes: feats_NTF -> logits_NUC with U = ceil(T / stack) output frames; legend: N utterances, T frames, F values per
+frame, U output frames, H hidden values, K spliced offsets, C outputs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from murmur.speech.models.convolutions import Convolutions
 from murmur.speech.models.memory import Kept, through
+from murmur.speech.models.splicing import edges_repeated, every, layers_at_full_rate, slower, splice
 
 
 @dataclass(frozen=True)
@@ -27,35 +28,43 @@ class Tdnn:
         contexts: frame offsets of each layer; the sums of the extremes are the context of the network.
         dropout: share of every layer's outputs that is set to zero during training.
         kept: values of each layer that are kept for the backward pass.
+        front: convolutions before the first layer; None for none.
+        stack: s for outputs at the frames 0, s, 2 s ... alone; the uppermost layers whose offsets are multiples of s
+            compute nothing else.
     """
 
     hidden: int = 320
     contexts: tuple[tuple[int, ...], ...] = ((-2, -1, 0, 1, 2), (-1, 0, 1), (-3, 0, 3), (-3, 0, 3), (-3, 0, 3), (0,))
     dropout: float = 0.1
     kept: Kept = "activations"
-    stack = 1
+    front: Convolutions | None = None
+    stack: int = 1
 
     @property
     def left_frames(self) -> int:
         """Frames before t that output t depends on."""
-        return -sum(min(*offsets, 0) for offsets in self.contexts)
+        front = 0 if self.front is None else self.front.frames
+        return front - sum(min(*offsets, 0) for offsets in self.contexts)
 
     @property
     def right_frames(self) -> int:
         """Frames after t that output t depends on."""
-        return sum(max(*offsets, 0) for offsets in self.contexts)
+        front = 0 if self.front is None else self.front.frames
+        return front + sum(max(*offsets, 0) for offsets in self.contexts)
 
     def build(self, inputs: int, outputs: int) -> AcousticTdnn:
         """A module for F = inputs features and C = outputs columns.
 
         Raises:
-            ValueError: no layer, or a layer without offsets.
+            ValueError: no layer, a layer without offsets, a stack below 1, or features that do not fit the
+                convolutions.
         """
-        if not self.contexts or not all(self.contexts):
-            raise ValueError(f"contexts {self.contexts} need at least one layer and one offset in every layer")
-        sizes = [inputs] + [self.hidden] * (len(self.contexts) - 1)
-        layers = [TdnnLayer(size, self.hidden, offsets) for size, offsets in zip(sizes, self.contexts, strict=True)]
-        return AcousticTdnn(layers, outputs, self)
+        if not self.contexts or not all(self.contexts) or self.stack < 1:
+            raise ValueError(
+                f"contexts {self.contexts} and stack {self.stack} need at least one layer, one offset in every layer"
+                " and a stack of at least 1"
+            )
+        return AcousticTdnn(self, inputs, outputs)
 
 
 class TdnnLayer(nn.Module):
@@ -75,39 +84,34 @@ class TdnnLayer(nn.Module):
 class AcousticTdnn(nn.Module):
     """The module of `Tdnn`."""
 
-    def __init__(self, layers: list[TdnnLayer], outputs: int, config: Tdnn) -> None:
+    def __init__(self, config: Tdnn, inputs: int, outputs: int) -> None:
         super().__init__()
+        front = [] if config.front is None else config.front.build(inputs)
+        first = front[-1].outputs if front else inputs
+        sizes = [first] + [config.hidden] * (len(config.contexts) - 1)
+        self.stack, self.full_rate = config.stack, layers_at_full_rate(config.contexts, config.stack)
+        steps = [1 if number < self.full_rate else config.stack for number in range(len(sizes))]
+        offsets = [tuple(o // step for o in own) for own, step in zip(config.contexts, steps, strict=True)]
+        layers = [TdnnLayer(size, config.hidden, own) for size, own in zip(sizes, offsets, strict=True)]
+        self.front = nn.ModuleList(front)
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(config.dropout)
         self.kept: Kept = config.kept
-        self.output = nn.Linear(layers[-1].linear.out_features, outputs)
+        self.output = nn.Linear(config.hidden, outputs)
 
     def output_lengths(self, lengths_N: Tensor) -> Tensor:
-        """Output frames of utterances of `lengths_N` input frames: the same number."""
-        return lengths_N
+        """Output frames of utterances of `lengths_N` input frames."""
+        return slower(lengths_N, self.stack)
 
     def forward(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
-        """logits_NTC; with `lengths_N`, the padding repeats the last frame of each utterance, like the edges."""
+        """logits_NUC; with `lengths_N`, the padding repeats the last frame of each utterance, like the edges."""
         hidden = feats_NTF
-        for layer in self.layers:
+        for layer in self.front:
+            hidden = through(layer, self.kept, edges_repeated(hidden, lengths_N))
+        for number, layer in enumerate(self.layers):
+            if number == self.full_rate:
+                hidden, lengths_N = every(self.stack, hidden, lengths_N)
             hidden = self.dropout(through(layer, self.kept, edges_repeated(hidden, lengths_N)))
+        if self.full_rate == len(self.layers):
+            hidden, _ = every(self.stack, hidden, lengths_N)
         return self.output(hidden)
-
-
-def splice(x_NTF: Tensor, offsets: tuple[int, ...]) -> Tensor:
-    """Frames t + o for all offsets o side by side, (N, T, K F), the edge frames repeated beyond the edges."""
-    if offsets == (0,):
-        return x_NTF
-    frames = x_NTF.shape[1]
-    before, after = max(-min(offsets), 0), max(*offsets, 0)
-    padded = functional.pad(x_NTF.transpose(1, 2), (before, after), mode="replicate").transpose(1, 2)
-    return torch.cat([padded[:, before + o : before + o + frames] for o in offsets], dim=2)
-
-
-def edges_repeated(x_NTF: Tensor, lengths_N: Tensor | None) -> Tensor:
-    """Each utterance with its last frame in place of the padding."""
-    if lengths_N is None:
-        return x_NTF
-    last_N1 = lengths_N.to(x_NTF.device)[:, None] - 1
-    index_NT = torch.minimum(torch.arange(x_NTF.shape[1], device=x_NTF.device)[None], last_N1)
-    return x_NTF.gather(1, index_NT[..., None].expand(-1, -1, x_NTF.shape[2]))

@@ -167,7 +167,7 @@ class NumeratorBuilder:
         by_leak = entry + (math.log(self.leak) if self.leak > 0 else NEVER)
         logs.append(np.where(known > 0, exits.log[row] + np.log(np.where(known > 0, known, 1.0)), by_leak))
         source, target, log = (np.concatenate(parts) for parts in (sources, targets, logs))
-        return _padded(target, source, log, nodes), _padded(source, target, log, nodes)
+        return by_row(target, source, log, nodes), by_row(source, target, log, nodes)
 
     @cached_property
     def _initial(self) -> np.ndarray:
@@ -215,7 +215,7 @@ def _ranges(firsts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))
 
 
-def _padded(row: np.ndarray, column: np.ndarray, log: np.ndarray, nodes: int) -> tuple[Tensor, Tensor]:
+def by_row(row: np.ndarray, column: np.ndarray, log: np.ndarray, nodes: int) -> tuple[Tensor, Tensor]:
     """Entries by row, (nodes, W), padded with the number `nodes` and NEVER."""
     order = np.argsort(row, kind="stable")
     row = row[order]

@@ -60,6 +60,11 @@ class CtcSources:
     train_words: frozenset[str] = frozenset()
     language_models: Mapping[str, Path] = field(default_factory=dict)
 
+    @property
+    def outputs_key(self) -> str:
+        """Digest of the units, in the order of the columns."""
+        return hashlib.sha256(json.dumps([self.units.kind, *self.units.symbols]).encode()).hexdigest()
+
     def check_grammar(self, name: str, option: str) -> None:
         """Check that there is a grammar of this name; `option` is the setting or option that gives the name.
 

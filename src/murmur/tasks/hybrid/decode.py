@@ -117,7 +117,7 @@ class DecodeHalf:
     def decode(self, system: System, options: DecodeOptions, name: str, part: Corpus) -> Decoded:
         """Decode the utterances of a part; `name` is its name."""
         decoded = system.words.decode(pairs(part.texts, system.scores[name]), options, self.kept)
-        log.info("%s, %s: %s", system.name, name, decoded.summary())
+        log.info("%s, %s: %s", system.name, name, decoded.summary(system.words.frames_per_second))
         return decoded
 
     def result(
@@ -132,7 +132,8 @@ class DecodeHalf:
         spread = interval(by_utterance, speakers)
         total = total_of(by_utterance.values())
         found = recognised(part.texts, decoded.texts, part.speakers)
-        return DecodingResult(system.name, name, total, spread, options, decoded.real_time_factor(), found)
+        speed = decoded.real_time_factor(system.words.frames_per_second)
+        return DecodingResult(system.name, name, total, spread, options, speed, found)
 
 
 def pairs(names: Iterable[str], scores: Scorer) -> Iterator[tuple[str, np.ndarray]]:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from murmur.core.errors import SettingError
-from murmur.speech.decoding.graph import DecodingGraph, build_hclg
-from murmur.speech.decoding.graph_store import graph_key
+from murmur.speech.decoding.graph import DecodingGraph, GraphOptions, build_hclg
+from murmur.speech.decoding.graph_store import graph_key, outputs_key
 from murmur.speech.decoding.recogniser import PhoneSpans
 from murmur.speech.decoding.word_times import WordTimer
 from murmur.speech.hmm.states import HmmStates
@@ -25,6 +25,7 @@ from murmur.tasks.language_models import copied_models, search_of_json, search_t
 from murmur.tasks.vocabulary import Vocabulary
 
 STATES, LEXICON = "states.npz", "lexicon.txt"
+CHAIN_SCALES = (0.5, 0.7, 1.0, 1.4)
 
 
 def check_known(name: str, language_models: Collection[str], option: str) -> None:
@@ -55,7 +56,6 @@ class HmmSources:
     """
 
     kind: ClassVar[str] = "hmm"
-    free_scales: ClassVar[tuple[float, ...]] = Decoding().network.scales
     untuned_scale: ClassVar[None] = None
     units: ClassVar[None] = None
     best_path: ClassVar[None] = None
@@ -66,6 +66,25 @@ class HmmSources:
     search: Search
     language_models: Mapping[str, Path] = field(default_factory=dict)
     tune_every: int = 1
+
+    @property
+    def _is_chain(self) -> bool:
+        return self.states.lang.topology == "chain"
+
+    @property
+    def free_scales(self) -> tuple[float, ...]:
+        """Acoustic scales around 1 for chain models, whose outputs are log-likelihoods; else those of posteriors."""
+        return CHAIN_SCALES if self._is_chain else Decoding().network.scales
+
+    @property
+    def _options(self) -> GraphOptions:
+        """Chain models count transition probabilities in full, as in their training."""
+        return GraphOptions(self_loop_scale=1.0) if self._is_chain else GraphOptions()
+
+    @property
+    def outputs_key(self) -> str:
+        """Digest of phones, topology and tree: which state of which phone in context each column scores."""
+        return outputs_key(self.states.lang, self.states.transitions)
 
     def check_grammar(self, name: str, option: str) -> None:
         """Check that there is a grammar of this name; `option` is the setting or option that gives the name.
@@ -92,11 +111,11 @@ class HmmSources:
 
     def key(self, lang: Lang, grammar: Grammar) -> str:
         """Digest of everything that the graph is made of."""
-        return graph_key(lang, grammar, self.states.transitions)
+        return graph_key(lang, grammar, self.states.transitions, self._options)
 
     def build(self, lang: Lang, grammar: Grammar) -> DecodingGraph:
         """HCLG."""
-        return build_hclg(lang, self.states.transitions, grammar)
+        return build_hclg(lang, self.states.transitions, grammar, self._options)
 
     def spans(self, lang: Lang, _columns: np.ndarray, /) -> PhoneSpans:
         """Rule that divides the phones of a path among the words."""

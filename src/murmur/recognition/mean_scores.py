@@ -1,0 +1,61 @@
+"""Scores of several networks with the same outputs, averaged: the mean of their log posteriors.
+
+    s(t, c) = 1/M sum_m [ln p_m(c | x_t) - ln p_m(c)]
+
+Up to a constant per frame, which no search sees, this is ln of the normalised geometric mean of the posteriors, less
+the mean log prior. Networks without a prior (CTC) have log posteriors alone.
+
+Shapes: U output frames, C columns of the networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from murmur.core.errors import SettingError
+from murmur.speech.corpus.corpus import Corpus
+from murmur.tasks.acoustic_model import AcousticModel
+
+Features = Sequence[Mapping[str, np.ndarray]]  # of each model: {utterance: feats_TF}
+
+
+@dataclass(frozen=True, eq=False)
+class MeanScores:
+    """Mean scores of one or more models.
+
+    Attributes:
+        models: Acoustic models with their networks; at least one.
+    """
+
+    models: tuple[tuple[AcousticModel, nn.Module], ...]
+
+    def features(self, corpus: Corpus, cache: Path) -> Features:
+        """Normalised features of a corpus for each model; analyses are stored in `cache`.
+
+        Raises:
+            CorpusError: audio is missing, damaged or at another rate, or there are no features of this size.
+        """
+        return [acoustic.features(corpus, cache) for acoustic, _ in self.models]
+
+    def all_scores(self, feats: Features) -> Iterator[tuple[str, np.ndarray]]:
+        """Pairs of utterance and mean scores_UC, computed as they are taken.
+
+        Raises:
+            SettingError: the models have scores of other shapes for an utterance.
+        """
+        (first, network), *others = self.models
+        for name, own_UC in first.all_scores(network, feats[0]):
+            rows = [own_UC]
+            for (acoustic, other), theirs in zip(others, feats[1:], strict=True):
+                rows.append(acoustic.scores(other, theirs[name]))
+                if rows[-1].shape != own_UC.shape:
+                    raise SettingError(
+                        f"--with: {name} has scores of shapes {own_UC.shape} and {rows[-1].shape} (frames, outputs):"
+                        " models that decode together need equal frames"
+                    )
+            yield name, np.stack(rows).mean(0, dtype=np.float32) if others else own_UC
