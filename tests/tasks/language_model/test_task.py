@@ -112,7 +112,7 @@ def test_the_loss_counts_words_and_ends(tmp_path: Path) -> None:
 
 
 def test_optional_protocols(tmp_path: Path) -> None:
-    task = task_of(tmp_path, ["A"] * 50)
+    task = task_of(tmp_path, ["A"] * 2000)
     for protocol in (Checkable, Divisible, DescribesModel):
         assert isinstance(task, protocol)
     _ = task.data

@@ -14,6 +14,7 @@ import kaldifst
 import numpy as np
 
 from murmur.speech.decoding.graph import DecodingGraph, with_insertion_penalty
+from murmur.speech.decoding.nbest import best_word_paths
 
 FRAMES_AT_ONCE = 100
 RETRY_FACTOR = 10
@@ -150,25 +151,23 @@ class Decoder:
     def nbest(self, scores_TC: np.ndarray, n: int) -> list[Hypothesis]:
         """Up to n hypotheses with different words, best first, from a lattice pruned at `options.lattice_beam`.
 
-        May hold fewer than n if the best paths of the lattice have fewer different word sequences. Raises
-        ValueError as `decode` does, and for n < 1.
+        Holds fewer than n if the lattice has fewer different word sequences; none for no frames, or if the search died.
+        Raises ValueError as `decode` does, and for n < 1.
         """
         if n < 1:
             raise ValueError(f"an n-best list of {n} hypotheses: ask for at least 1")
         lattice, complete = self.lattice(scores_TC)
         if lattice is None:
             return []
-        # Several paths spell the same words: take more of them until there are n different ones, or none are left.
-        asked = 4 * n
-        while True:
-            paths = kaldifst.lattice_to_nbest(lattice, acoustic_scale=1.0, n=asked)
-            different: dict[tuple[str, ...], Hypothesis] = {}
-            for path in paths:
-                hypothesis = _hypothesis(path, self.graph, complete)
-                different.setdefault(hypothesis.words, hypothesis)
-            if len(different) >= n or len(paths) < asked:
-                return list(different.values())[:n]
-            asked *= 4
+        return [
+            Hypothesis(
+                tuple(self.graph.words[word] for word in path.words),
+                np.array(path.labels, dtype=np.int32),
+                path.cost,
+                complete,
+            )
+            for path in best_word_paths(lattice, n)
+        ]
 
     def lattice(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
         """All paths within `options.lattice_beam` of the best one, and True if they end in final states.
