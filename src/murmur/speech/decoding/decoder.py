@@ -33,6 +33,7 @@ class DecodeOptions:
         insertion_penalty: cost (natural log) of every word, added to the graph's; above 0 there are fewer words.
         retries: number of repetitions of a search that ends outside a final state, each with ten times the beam and
             the states. For graphs of few sentences, since speech may be far from all of them.
+        listed: hypotheses of a result; above 1 they come from a lattice, see `Decoder.nbest`.
     """
 
     acoustic_scale: float = 0.1
@@ -42,6 +43,7 @@ class DecodeOptions:
     lattice_beam: float = 6.0
     insertion_penalty: float = 0.0
     retries: int = 0
+    listed: int = 1
 
     def __post_init__(self) -> None:
         positive = min(self.acoustic_scale, self.beam, self.lattice_beam) > 0
@@ -51,6 +53,8 @@ class DecodeOptions:
             raise ValueError(f"insertion_penalty = {self.insertion_penalty}: give a finite cost, 0 for none")
         if self.retries < 0:
             raise ValueError(f"retries = {self.retries}: give 0 for none")
+        if self.listed < 1:
+            raise ValueError(f"listed = {self.listed}: a result has at least 1 hypothesis")
 
     def wider(self) -> DecodeOptions:
         """The settings of the next try."""
@@ -147,6 +151,11 @@ class Decoder:
         while settings.retries and frames * self.graph.fst.num_states <= MOST_RETRIED:
             settings = settings.wider()
             yield settings
+
+    def results(self, scores_TC: np.ndarray) -> list[Hypothesis]:
+        """`options.listed` hypotheses with different words, best first; at least one, fewer if there are no more."""
+        found = self.nbest(scores_TC, self.options.listed) if self.options.listed > 1 else []
+        return found or [self.decode(scores_TC)]
 
     def nbest(self, scores_TC: np.ndarray, n: int) -> list[Hypothesis]:
         """Up to n hypotheses with different words, best first, from a lattice pruned at `options.lattice_beam`.
