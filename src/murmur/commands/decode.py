@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from murmur.commands.options import Jobs, Settings, Weights
+from murmur.commands.rescoring_options import NBEST, Listed, LmWeight, Rescore, chosen_rescoring
 from murmur.commands.vocabulary_options import (
     DevOption,
     GrammarOption,
@@ -63,6 +64,9 @@ def decode(
     lexicon: LexiconOption = None,
     guess: GuessOption = "auto",
     dev: DevOption = None,
+    rescore: Rescore = None,
+    lm_weight: LmWeight = None,
+    nbest: Listed = NBEST,
     weights: Weights = None,
     settings: Settings = None,
     jobs: Jobs = None,
@@ -71,10 +75,9 @@ def decode(
 
     Example: murmur decode yesno --model runs/yesno --data test --out runs/decoded --jobs 2
 
-    Writes text (Kaldi's format, for murmur score), words.ctm (lines of utterance, 1, start, duration, word; in
-    seconds; only hybrid systems, since the spikes of CTC have no length), summary.json (settings, real-time factor,
-    error rate if there are transcripts) and, if reco2file_and_channel names the data's channels, recordings.ctm (words
-    at their times in the recordings, for murmur score with an STM file).
+    Writes text (Kaldi's format, for murmur score), words.ctm (utterance, 1, start, duration, word; in seconds; hybrid
+    systems alone, since the spikes of CTC have no length), summary.json (settings, speed, error rate) and, if
+    reco2file_and_channel names channels, recordings.ctm (words at their times in the recordings, for murmur score).
 
     A finished run decodes other data without experiment, corpus and cache; train, dev and test need the corpus, --set
     both. The search settings are those of score.json; --scale, --penalty, --beam, --max-active and --dev change them.
@@ -85,8 +88,9 @@ def decode(
     search = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
     if data not in PARTS:
         check_data(data)
+    rescoring = chosen_rescoring(rescore, lm_weight, nbest)
     wanted = Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data)
-    write_results(decoded(open_run(wanted), search, data, out / PARTIAL), out)
+    write_results(decoded(open_run(wanted), search, data, out / PARTIAL, rescoring), out)
     shutil.rmtree(out / PARTIAL, ignore_errors=True)
 
 

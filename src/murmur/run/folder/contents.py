@@ -13,11 +13,12 @@ from murmur.run.folder.state import ENDED, state_of
 
 RUN, REQUEST, LAUNCH = "run.json", "request.json", "launch.json"
 RECOGNISER = "recogniser"  # everything besides the weights that recognition needs
+RESCORING = "rescoring.json"  # weights of language models that rescore this run's results
 DESCRIPTION = "description"  # plain files that a model of another kind needs beside its weights
 MODELS = ("model", "best", "averaged")
 FILES = (
     *(RUN, REQUEST, LAUNCH, ENDED, "records.jsonl", "trace.json", "score.json", "recognised.jsonl", "phases.json"),
-    *("simulated.json", "simulated.png", "report.html"),
+    *("simulated.json", "simulated.png", "report.html", RESCORING),
     *(f"{name}.{kind}" for name in MODELS for kind in ("json", "safetensors")),
 )
 PATTERNS = (

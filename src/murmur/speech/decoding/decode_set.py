@@ -26,16 +26,12 @@ class Decoded:
 
     Attributes:
         lists: hypotheses of every utterance, best first; one unless `DecodeOptions.listed` asks for more.
-        empty: utterances without any word (no frames, or nothing but silence found).
-        partial: utterances whose search ended outside a final state; their words are the best partial path.
         frames: number of frames of all utterances.
         search_seconds: processor time of the search, summed over processes; other load does not lengthen it.
         wall_seconds: time from the first utterance sent out to the last result, including reading of graphs.
     """
 
     lists: Mapping[str, tuple[Hypothesis, ...]]
-    empty: tuple[str, ...]
-    partial: tuple[str, ...]
     frames: int
     search_seconds: float
     wall_seconds: float
@@ -44,6 +40,16 @@ class Decoded:
     def hypotheses(self) -> dict[str, Hypothesis]:
         """The best hypothesis of every utterance."""
         return {name: listed[0] for name, listed in self.lists.items()}
+
+    @property
+    def empty(self) -> tuple[str, ...]:
+        """Utterances without any word (no frames, or nothing but silence found)."""
+        return tuple(name for name, listed in self.lists.items() if not listed[0].words)
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """Utterances whose search ended outside a final state; their words are the best partial path."""
+        return tuple(name for name, listed in self.lists.items() if not listed[0].complete)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -148,8 +154,6 @@ def _collected(found: Mapping[str, Result], wall_seconds: float) -> Decoded:
     lists = {name: found[name].hypotheses for name in sorted(found)}
     return Decoded(
         lists=lists,
-        empty=tuple(name for name, listed in lists.items() if not listed[0].words),
-        partial=tuple(name for name, listed in lists.items() if not listed[0].complete),
         frames=sum(r.frames for r in found.values()),
         search_seconds=sum(r.seconds for r in found.values()),
         wall_seconds=wall_seconds,
