@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 import kaldifst
 
@@ -32,8 +34,7 @@ class WordPath:
     cost: float
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     """A path to a state: its cost, the number of its word sequence, and the path before its last arc."""
 
     cost: float
@@ -56,34 +57,32 @@ def best_word_paths(lattice: kaldifst.Lattice, n: int) -> list[WordPath]:
     ended: dict[int, _Token] = {}
     for state in topological(table, lattice.start):
         tokens = _cheapest(reached.pop(state, {}), n)
-        if state in finals:
-            _add(ended, [_Token(t.cost + finals[state], t.said, t.before, t.arc) for t in tokens])
+        for token in tokens if state in finals else ():
+            ended[token.said] = _cheaper(token._replace(cost=token.cost + finals[state]), ended.get(token.said))
         for arc in table.get(state, []):
             _, target, _, word, number = arc
-            further = [
-                _Token(
-                    t.cost + weights[number],
-                    numbers.setdefault((t.said, word), len(numbers) + 1) if word else t.said,
-                    t,
-                    arc,
-                )
-                for t in tokens
-            ]
-            _add(reached.setdefault(target, {}), further)
-    return [_path(token) for token in _cheapest(ended, n)]
+            weight, there = weights[number], reached.setdefault(target, {})
+            for token in tokens:
+                cost, said = token.cost + weight, token.said
+                if word:
+                    said = numbers.setdefault((said, word), len(numbers) + 1)
+                other = there.get(said)
+                if other is None or cost < other.cost:
+                    there[said] = _Token(cost, said, token, arc)
+    return [_path(token) for token in sorted(_cheapest(ended, n), key=_cost)]
+
+
+_cost = attrgetter("cost")
 
 
 def _cheapest(tokens: dict[int, _Token], n: int) -> list[_Token]:
+    """The n cheapest possible paths, in any order."""
     possible = [token for token in tokens.values() if token.cost < IMPOSSIBLE]
-    return heapq.nsmallest(n, possible, key=lambda token: token.cost)
+    return possible if len(possible) <= n else heapq.nsmallest(n, possible, key=_cost)
 
 
-def _add(there: dict[int, _Token], tokens: list[_Token]) -> None:
-    """Keep the cheapest path of each word sequence."""
-    for token in tokens:
-        other = there.get(token.said)
-        if other is None or token.cost < other.cost:
-            there[token.said] = token
+def _cheaper(token: _Token, other: _Token | None) -> _Token:
+    return token if other is None or token.cost < other.cost else other
 
 
 def _path(last: _Token) -> WordPath:
