@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
+from murmur.run.folder.contents import remove_run
 from murmur.speech.corpus.kaldi_dir import read_table
-from tones import CTC, make_tones
+from tones import CTC, HYBRID, make_tones
 
 SMALL = ("task.min_count=1", "task.minibatch_size=8", "task.network=WordLstm(8, 12, 1, 0.0)", "optimizer.lr=3e-2")
 
@@ -129,10 +132,34 @@ def test_errors_come_early_and_say_what_to_do(ctc: Path, arpa: Path, corpus: Pat
     assert "words.txt is not what was written there" in fails(*rescore, "--lm", arpa, "--scale", 1)
 
 
-def test_the_run_of_a_language_model_holds_its_description_until_it_is_replaced(only_bob: Path) -> None:
+def test_times_of_rescored_words_are_those_of_their_own_path(
+    corpus: Path, arpa: Path, only_bob: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "tones_experiment.py"
+    file.write_text(HYBRID.format(corpus=str(corpus), cache=str(tmp_path / "cache")))
+    hybrid = trained(tmp_path / "hybrid", str(file))
+    words = ("--lm", arpa, "--scale", 0.02, "--rescore", only_bob, "--lm-weight", 1, "--data", corpus / "data" / "test")
+    code, said = run("decode", file, "--model", hybrid, *words, "--out", tmp_path / "out")
+    assert code == 0, said
+    texts = read_table(tmp_path / "out" / "text", values_required=False)
+    partial = json.loads((tmp_path / "out" / "summary.json").read_text())["partial"]
+    lines = [line.split() for line in (tmp_path / "out" / "words.ctm").read_text().splitlines()]
+    for name, text in texts.items():
+        own = [(float(begin), float(length), word) for who, _, begin, length, word in lines if who == name]
+        assert name in partial or [word for _, _, word in own] == text.split()
+        assert all(b + length <= after + 1e-6 for (b, length, _), (after, _, _) in pairwise(own))
+    assert lines
+
+
+def test_the_run_of_a_language_model_holds_its_description_as_part_of_the_run(only_bob: Path, tmp_path: Path) -> None:
     assert (only_bob / "description" / "words.txt").read_text() == "</s>\n<unk>\nBOB\n"
     figures = json.loads((only_bob / "score.json").read_text())["test"]
     assert set(figures) == {"perplexity", "perplexity without OOV words", "OOV"}
     code, said = run("decode", "lm", "--model", only_bob, "--out", only_bob.parent / "out")
     assert code == 1
     assert "which recognises no speech" in said
+    copy = shutil.copytree(only_bob, tmp_path / "copy")
+    (copy / "rescoring.json").write_text("{}")
+    (copy / "notes.txt").write_text("mine\n")
+    remove_run(copy)
+    assert {path.name for path in copy.iterdir()} - {".lock", "checkpoints"} == {"notes.txt"}

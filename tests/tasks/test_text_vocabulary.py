@@ -19,7 +19,7 @@ from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.text_vocabulary import TextVocabulary
 from plateaus import make_set
 
-TEXT = ["ANNA BANANA", "BANANA BOB ANNA", "BOB BANANA 7", "ANNA NAB", "BOB ANNA BOB NAB"]
+TEXT = ["ANNA BANANA", "BANANA BOB ANNA", "BOB BANANA 7", "ANNA NAB", "BOB ANNA BOB NAB", "ANNA BANANA"]
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def test_all_words_of_the_text_are_pronounced_and_its_models_are_estimated(
     assert set(models) == set(vocabulary.names) == {"bg", "tg"}
     assert same(read_arpa(models["bg"]), KneserNey(2, (0, 0)).train(TEXT).model)
     assert same(read_arpa(models["tg"]), KneserNey(3, (0, 0, 1)).train(TEXT).model)
+    assert not same(read_arpa(models["tg"]), read_arpa(models["bg"]))
 
 
 def test_it_is_made_once_and_again_for_another_text_or_setting(
