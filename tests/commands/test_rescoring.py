@@ -128,6 +128,11 @@ def test_errors_come_early_and_say_what_to_do(ctc: Path, arpa: Path, corpus: Pat
     assert "the n-gram model of the search, and 'greedy' has none" in fails(*rescore)
     assert "'loop' has none" in fails(*rescore, "--grammar", "loop", "--scale", 1)
     assert "it knows none of the 3 words of the search" in fails(*rescore, "--lm", arpa, "--scale", 1)
+    values = small / "description" / "language_model.json"
+    right = values.read_text()
+    values.write_text(right.replace('"hidden": 12', '"hidden": 1000000'))
+    assert "weights, and" in fails(*rescore, "--lm", arpa, "--scale", 1)
+    values.write_text(right)
     (small / "description" / "words.txt").write_text("</s>\n<unk>\nBOB\nANNA\n")
     assert "words.txt is not what was written there" in fails(*rescore, "--lm", arpa, "--scale", 1)
 

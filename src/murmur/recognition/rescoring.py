@@ -31,12 +31,15 @@ from murmur.speech.decoding.wer import score
 from murmur.speech.features.shards import sha256_of
 from murmur.speech.language_model.grammar import sayable_words
 from murmur.speech.language_model.ngram import NgramModel
+from murmur.speech.language_model.word_lstm import LstmLanguageModel
+from murmur.speech.language_model.word_numbers import WordNumbers
 from murmur.tasks.language_model.portable import PortableLanguageModel
 from murmur.tasks.word_search import WordSearch
 
 log = logging.getLogger(__name__)
 WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # tried on development data
 NAMED = 5  # words in a message
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -157,12 +160,23 @@ def opened_rescorer(request: RescoringRequest, run: TrainedRun, search: SearchRe
     named = search.named or run.graphs.search.grammar
     weight = _weight(request, run.folder, _key(digest, named), search.dev)
     with timed("loading the language model"):
-        portable = PortableLanguageModel.open(stem.parent / DESCRIPTION)
-        model = portable.build()
-        read_into(model, stem)
-    lstm = LstmScores(model.eval(), portable.words, sayable_words(run.graphs.words(grammar)[0]))
+        words, model = _model_of(stem)
+    lstm = LstmScores(model, words, sayable_words(run.graphs.words(grammar)[0]))
     _check_words(lstm, request.model)
     return Rescorer(request, named, NgramScores(ngram), lstm, digest, weight)
+
+
+def _model_of(stem: Path) -> tuple[WordNumbers, LstmLanguageModel]:
+    """Vocabulary and trained LSTM of a run."""
+    portable, file = PortableLanguageModel.open(stem.parent / DESCRIPTION), stem.with_suffix(".safetensors")
+    if FLOAT_BYTES * portable.weights > file.stat().st_size:  # before memory is taken
+        raise SettingError(
+            f"{stem.parent / DESCRIPTION} describes a model of {portable.weights} weights, and {file} holds fewer: copy"
+            " the run again"
+        )
+    model = portable.build()
+    read_into(model, stem)
+    return portable.words, model.eval()
 
 
 def _key(digest: str, grammar: str) -> str:

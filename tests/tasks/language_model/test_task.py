@@ -154,11 +154,16 @@ def test_the_description_is_plain_and_checked(tmp_path: Path) -> None:
     assert (out / "words.txt").read_text(encoding="utf-8") == "</s>\n<unk>\nB\nÉTÉ\n"
     opened = PortableLanguageModel.open(out)
     assert (opened.words, opened.network) == (task.data.words, task.network)
+    assert opened.weights == sum(p.numel() for p in task.model().parameters())
     assert [p.shape for p in opened.build().parameters()] == [p.shape for p in task.model().parameters()]
     values = json.loads((out / "language_model.json").read_text())
     (out / "language_model.json").write_text(json.dumps({**values, "network": {"hidden": "many"}}))
     with pytest.raises(CorpusError, match=r"language_model\.json is damaged"):
         PortableLanguageModel.open(out)
+    for wrong in ({"words": 3}, {"network": {**values["network"], "hidden": 2.5}}):
+        (out / "language_model.json").write_text(json.dumps({**values, **wrong}))
+        with pytest.raises(CorpusError, match=r"language_model\.json is damaged"):
+            PortableLanguageModel.open(out)
     (out / "language_model.json").write_text(json.dumps(values))
     (out / "words.txt").write_text("</s>\n<unk>\nB\nC\n")
     with pytest.raises(SettingError, match=r"words\.txt is not what was written"):

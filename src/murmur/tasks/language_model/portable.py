@@ -10,6 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.atomic_folder import atomic_folder
 from murmur.speech.corpus.file_errors import making_sense_of, read_object
@@ -37,6 +39,12 @@ class PortableLanguageModel:
     def build(self) -> LstmLanguageModel:
         """A module into which the weights can be loaded."""
         return self.network.build(len(self.words))
+
+    @property
+    def weights(self) -> int:
+        """Number of weights, found without memory for them."""
+        with torch.device("meta"):
+            return sum(weight.numel() for weight in self.build().parameters())
 
     def save(self, folder: Path) -> None:
         """Write both files; the folder is replaced as a whole.
@@ -74,4 +82,8 @@ class PortableLanguageModel:
             raise SettingError(f"{folder / WORDS} is not what was written there: {AGAIN}")
         with making_sense_of(folder / WORDS, AGAIN):
             words = WordNumbers(tuple((folder / WORDS).read_text(encoding="utf-8").split("\n")[:-1]))
-        return PortableLanguageModel(words, network)
+        found = PortableLanguageModel(words, network)
+        with making_sense_of(folder / VALUES, AGAIN):
+            if len(words) != values["words"] or found.weights < 1:
+                raise ValueError(f"{len(words)} words, not {values['words']}")
+        return found
