@@ -35,6 +35,8 @@ from murmur.speech.hmm.storage import load_alignments, load_model, save_alignmen
 from murmur.speech.language_model.arpa import read_arpa
 from murmur.speech.language_model.grammar import acceptor_grammar, loop_grammar, ngram_grammar
 from murmur.speech.language_model.grammar_file import read_grammar, read_words
+from murmur.speech.language_model.word_lstm import WordLstm
+from murmur.speech.language_model.word_numbers import WordNumbers
 from murmur.speech.lexicon.lexicon import Lang, make_lang, read_lexicon
 from murmur.speech.lexicon.lexicon_fst import decoding_lexicon, training_lexicon
 from murmur.speech.models import Lstm
@@ -42,6 +44,7 @@ from murmur.tasks.acoustic_model import AcousticModel
 from murmur.tasks.ctc.graphs import CtcSources
 from murmur.tasks.hybrid.config import Search
 from murmur.tasks.hybrid.graphs import HmmSources
+from murmur.tasks.language_model.portable import PortableLanguageModel
 from murmur.tasks.recogniser import MANIFEST, PortableRecogniser
 from sphere_files import write_sphere
 
@@ -342,6 +345,24 @@ def _read_recogniser(folder: Path) -> None:
             raise ValueError(f"{folder / name}: {error}") from error
 
 
+def _write_language_model(folder: Path) -> None:
+    words = WordNumbers(("</s>", "<unk>", "AB", "B", "É"))
+    PortableLanguageModel(words, WordLstm(4, 6, 2)).save(folder / "description")
+
+
+def _sign_language_model(files: Files) -> None:
+    try:
+        values = json.loads(files["description/language_model.json"])
+        values["sha256"]["words.txt"] = hashlib.sha256(files["description/words.txt"]).hexdigest()
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return  # no longer of its kind, so there is nothing to sign
+    files["description/language_model.json"] = json.dumps(values).encode()
+
+
+def _read_language_model(folder: Path) -> None:
+    assert PortableLanguageModel.open(folder / "description").weights > 0
+
+
 TARGETS = {
     "audio directories": _target(_write_audio_dir, _read_dir),
     "calls": _target(_write_calls, _read_dir),
@@ -355,5 +376,6 @@ TARGETS = {
     "frame stores": Target(_write_frames, _read_frames, _sign_frames),
     "hmm": _target(_write_gmm, _read_gmm),
     "graphs": Target(_write_graph, _read_graph, _sign_graph),
+    "language models": Target(_write_language_model, _read_language_model, _sign_language_model),
     "recognisers": Target(_write_recogniser, _read_recogniser, _sign_recogniser),
 }

@@ -26,7 +26,7 @@ WHAT = {  # package -> one sentence on it
     "recipes": "Short experiment files, one per corpus, and the demo.",
     "recognition": "Trained models in use: decoding, transcription, export.",
     "simulation": "Simulated runs, the planner and the theory of the strategies.",
-    "tasks": "Trainable tasks: hybrid systems, CTC, chain models, prepared frames, pre-training.",
+    "tasks": "Trainable tasks: hybrid systems, CTC, chain models, prepared frames, pre-training, language models.",
     "run": "One run: configuration, launch, saved models, added learners.",
     "run.folder": "The folder of a run: contents, lock, state.",
     "report": "Records in, one HTML page or a terminal view out.",

@@ -38,5 +38,5 @@ def test_words_of_an_incomplete_search_are_spread_over_it() -> None:
     timer: Any = None  # which complete searches need
     cut = Hypothesis(("A", "B", "C"), np.zeros(30, np.int32), 1.0, complete=False)
     empty = Hypothesis((), np.zeros(0, np.int32), 1.0, complete=False)
-    found = Decoded({"u": cut, "v": empty}, ("v",), ("u", "v"), 30, 0.0, 0.0)
+    found = Decoded({"u": (cut,), "v": (empty,)}, 30, 0.0, 0.0)
     assert words_of(found, PhoneSpans(timer)) == {"u": [("A", 0, 10), ("B", 10, 20), ("C", 20, 30)], "v": []}

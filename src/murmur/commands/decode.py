@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from murmur.commands.options import Jobs, Settings, Weights
+from murmur.commands.rescoring_options import NBEST, Listed, LmWeight, Rescore, chosen_rescoring
 from murmur.commands.vocabulary_options import (
     DevOption,
     GrammarOption,
@@ -74,6 +75,9 @@ def decode(
     lexicon: LexiconOption = None,
     guess: GuessOption = "auto",
     dev: DevOption = None,
+    rescore: Rescore = None,
+    lm_weight: LmWeight = None,
+    nbest: Listed = NBEST,
     weights: Weights = None,
     settings: Settings = None,
     jobs: Jobs = None,
@@ -82,10 +86,8 @@ def decode(
 
     Example: murmur decode yesno --model runs/yesno --data test --out runs/decoded --jobs 2
 
-    Writes text (Kaldi's format, for murmur score), words.ctm (lines of utterance, 1, start, duration, word; in
-    seconds; only hybrid systems, since the spikes of CTC have no length), summary.json (settings, real-time factor,
-    error rate if there are transcripts) and, if reco2file_and_channel names the data's channels, recordings.ctm (words
-    at their times in the recordings, for murmur score with an STM file).
+    Writes text, words.ctm (utterance, 1, start, duration, word; not for CTC, whose spikes have no length), summary.json
+    and, if reco2file_and_channel names channels, recordings.ctm (words at their times in the recordings).
 
     A finished run decodes other data without experiment, corpus and cache; train, dev and test need the corpus, --set
     both. Options replace the search settings of score.json. After a stop the same command decodes the rest.
@@ -93,11 +95,16 @@ def decode(
     folder_to_write(out, "--out")
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
     search = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
+    check_named(data)
+    rescoring = chosen_rescoring(rescore, lm_weight, nbest)
+    run = open_run(Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data))
+    write_results(decoded(run, search, data, out / PARTIAL, opened(others or (), weights), rescoring), out)
+
+
+def check_named(data: str) -> None:
+    """Check that data other than a part of the corpus are there."""
     if data not in PARTS:
         check_data(data)
-    wanted = Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data)
-    write_results(decoded(open_run(wanted), search, data, out / PARTIAL, opened(others or (), weights)), out)
-    shutil.rmtree(out / PARTIAL, ignore_errors=True)
 
 
 def opened(models: Iterable[Path], weights: Choice | None) -> list[TrainedRun]:
@@ -106,7 +113,7 @@ def opened(models: Iterable[Path], weights: Choice | None) -> list[TrainedRun]:
 
 
 def write_results(found: Decoding, out: Path) -> None:
-    """Write text, words.ctm, recordings.ctm and summary.json; print the error rate."""
+    """Write text, words.ctm, recordings.ctm and summary.json, remove partial results; print the error rate."""
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / "text", found.texts)
     typer.echo(f"{out / 'text'}")
@@ -118,3 +125,4 @@ def write_results(found: Decoding, out: Path) -> None:
     for line in found.lines:
         typer.echo(line)
     write_whole(out / "summary.json", json.dumps(found.facts, indent=1).encode())
+    shutil.rmtree(out / PARTIAL, ignore_errors=True)

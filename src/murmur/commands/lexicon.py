@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from murmur.commands.lm import check_text, sentences_of
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write
 from murmur.speech.corpus.synth import check_installed
@@ -16,6 +15,7 @@ from murmur.speech.lexicon.lexicon import read_lexicon, without_stress
 from murmur.speech.lexicon.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete
 from murmur.speech.lexicon.spelling import Digits
 from murmur.tasks.pronouncing import Guess, guesser
+from murmur.tasks.sentences import check_text, sentences_of
 
 app = typer.Typer(add_completion=False)
 GUESSES = "Words that the base lacks"

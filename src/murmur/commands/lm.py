@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +10,11 @@ import typer
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write
 from murmur.run.timed import timed
-from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
 from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words
 from murmur.speech.language_model.ngram import NgramModel, perplexity
+from murmur.tasks.sentences import check_text, sentences_of, text_lines
 
 app = typer.Typer(
     help="Language models in ARPA format: train (modified Kneser-Ney), prune (relative entropy), perplexity.\n\n"
@@ -28,7 +27,7 @@ Text = Annotated[
     list[Path],
     typer.Argument(
         metavar="TEXT...",
-        help="Files of sentences, one per line (also .gz), or Kaldi data directories for their transcripts.",
+        help="Files of sentences, one per line (also .gz), folders of them, or Kaldi data directories.",
     ),
 ]
 Model = Annotated[Path, typer.Argument(metavar="LM", help="ARPA file, plain or .gz.")]
@@ -113,55 +112,6 @@ def perplexity_command(model: Model, text: Text) -> None:
     with timed(f"reading {model}"):
         loaded = read_arpa(model)
     typer.echo(str(perplexity(loaded, sentences_of(text))))
-
-
-def check_text(paths: list[Path]) -> None:
-    """Check that all texts exist before any is read.
-
-    Raises:
-        SettingError: a text is missing; the message names the first one.
-    """
-    for path in paths:
-        if path.is_dir() and not (path / "text").is_file():
-            raise SettingError(f"{path} is a folder without a file 'text': name a data directory or a text file")
-        if not path.exists():
-            raise SettingError(f"there is no file {path}")
-
-
-def sentences_of(paths: list[Path]) -> list[str]:
-    """Return the sentences of text files and the transcripts of data directories, without blank lines.
-
-    Raises:
-        SettingError: a file is missing or not UTF-8, or all are empty.
-    """
-    check_text(paths)
-    lines: list[str] = []
-    for path in paths:
-        if path.is_dir():
-            lines += read_table(path / "text", values_required=False).values()
-        else:
-            lines += text_lines(path)
-    found = [line for line in lines if line.strip()]
-    if not found:
-        raise SettingError(f"no sentence in {', '.join(map(str, paths))}: give one sentence a line")
-    return found
-
-
-def text_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file, unpacked if its name ends in .gz.
-
-    Raises:
-        SettingError: the file is missing, damaged or not UTF-8.
-    """
-    if not path.is_file():
-        raise SettingError(f"there is no file {path}")
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return raw.decode("utf-8-sig").splitlines()
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise SettingError(f"{path} is damaged: {error}") from error
-    except UnicodeDecodeError as error:
-        raise SettingError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
 
 
 def numbers(text: str | None) -> tuple[int, ...]:

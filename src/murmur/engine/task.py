@@ -171,6 +171,17 @@ class NamesGrammars(Protocol):
 
 
 @runtime_checkable
+class DescribesModel(Protocol):
+    """Optional addition to `Task`: plain files that, with the weights, make a model usable without its training data.
+
+    A finished run saves them in its folder `description`.
+    """
+
+    def save_description(self, folder: Path) -> None:
+        """Write the files; the folder is replaced as a whole."""
+
+
+@runtime_checkable
 class Divisible(Protocol):
     """Optional addition to `Task`: minibatches that can be cut, for several learners or for several steps.
 

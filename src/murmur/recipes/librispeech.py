@@ -2,7 +2,9 @@
 
     murmur train librispeech --set task.corpus=FOLDER --threads 1
 
-FOLDER holds data/{train,dev,test}, lexicon.txt, and lm/{bg.arpa.gz,tg.arpa.gz,lexicon.txt}.
+FOLDER holds data/{train,dev,test}, lexicon.txt, and lm/{bg.arpa.gz,tg.arpa.gz,lexicon.txt}. With
+`--set task.vocabulary.text=TEXT` the vocabulary is lm/lexicon.txt and all words of a text, with guessed pronunciations,
+and the bigrams and trigrams are those of the text.
 """
 
 from __future__ import annotations

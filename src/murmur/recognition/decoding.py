@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from murmur.core.errors import SettingError
 from murmur.recognition.recording_words import Word, is_sided, recording_lines, words_of
+from murmur.recognition.rescoring import Rescorer, RescoringRequest, opened_rescorer
 from murmur.recognition.run_records import SETTINGS, scales_of
 from murmur.recognition.trained_run import TrainedRun, no_scale
 from murmur.recognition.tuning import SearchRequest
@@ -46,11 +47,17 @@ class Decoding:
 
 
 def decoded(
-    run: TrainedRun, request: SearchRequest, data: str, scratch: Path, others: Sequence[TrainedRun] = ()
+    run: TrainedRun,
+    request: SearchRequest,
+    data: str,
+    scratch: Path,
+    others: Sequence[TrainedRun] = (),
+    rescoring: RescoringRequest | None = None,
 ) -> Decoding:
     """Decode a part of the run's corpus or other data; features and results so far are stored in `scratch`.
 
-    With `others`, scores are means over the run and these. Graph and search settings are those of `run`.
+    With `others`, scores are means over the run and these. Graph and search settings are those of `run`. With
+    `rescoring`, a language model chooses among the best hypotheses of each utterance.
 
     Raises:
         SettingError, CorpusError: the settings do not fit the kind of search, the data cannot be used, or the outputs
@@ -59,10 +66,13 @@ def decoded(
     check_settings(run, request)
     models = run.with_others(others)
     corpus = run.corpus(data)
+    rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request)
     search, options = run.searched(request, models)
     if search is not None:
         with timed("decoding graph"):
             _ = search.folder
+        if rescorer is not None:
+            options, rescorer = rescorer.tuned(run, models, search, options, request.dev)
     with timed("features"):
         feats = models.features(corpus, scratch)
     pairs, count = models.all_scores(feats), len(feats[0])
@@ -75,15 +85,32 @@ def decoded(
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("decoding", total=count)
         found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
+    facts = {**common, **_facts(found, options, request, run.acoustic.frames_per_second)}
+    made = _result(run, search, corpus, found, facts)
+    return made if rescorer is None else _rescored(run, search, corpus, found, made, rescorer)
+
+
+def _rescored(
+    run: TrainedRun, search: WordSearch, corpus: Corpus, found: Decoded, made: Decoding, rescorer: Rescorer
+) -> Decoding:
+    """The result with the hypotheses that the language model chooses; it also tells the error rate before."""
+    with timed(f"rescoring {len(found.lists)} utterances"):
+        again = _result(run, search, corpus, rescorer.chosen(found), {**made.facts, **rescorer.facts})
+    before = tuple(f"before rescoring: {line}" for line in made.lines[1:])
+    return replace(again, lines=(again.lines[0], *before, *again.lines[1:]))
+
+
+def _result(run: TrainedRun, search: WordSearch, corpus: Corpus, found: Decoded, facts: Mapping[str, Any]) -> Decoding:
+    """Texts, times and error rate of the best hypotheses."""
     lines, percent = _rate(corpus.texts, found.texts, run.weights)
-    facts = _facts(found, options, request, run.acoustic.frames_per_second)
     summary = found.summary(run.acoustic.frames_per_second)
     words = None if run.graphs.units is not None else tuple(word_lines(run, search, found))
     placed = None
     if is_sided(corpus):
         spans = search.spans(StoredGraph.of(search.folder).read().columns)
         placed = recording_lines(corpus, words_of(found, spans), _frame_seconds(run))
-    return Decoding(found.texts, words, (summary, *lines), {**common, **facts, "wer": percent}, placed)
+    changed = {**facts, "partial": list(found.partial), "wer": percent}
+    return Decoding(found.texts, words, (summary, *lines), changed, placed)
 
 
 def _by_best_path(
@@ -133,11 +160,11 @@ def word_lines(run: TrainedRun, search: WordSearch, found: Decoded) -> Iterator[
 
 
 def _facts(found: Decoded, options: DecodeOptions, request: SearchRequest, frames_per_second: float) -> dict[str, Any]:
-    """Settings and speed of a search, and the utterances that it did not complete."""
+    """Settings and speed of a search."""
     own = {} if request.named is None else {"grammar": request.named}
     settings = {field: getattr(options, field) for field in SETTINGS}
     speed = found.real_time_factor(frames_per_second)
-    return {**own, "search": settings, "real_time_factor": speed, "partial": list(found.partial)}
+    return {**own, "search": settings, "real_time_factor": speed}
 
 
 def _rate(

@@ -14,8 +14,8 @@ from torch import nn
 
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import Experiment
-from murmur.engine.task import MayNeedItsCorpus, Recognises, test_in
-from murmur.run.folder.contents import RECOGNISER
+from murmur.engine.task import DescribesModel, MayNeedItsCorpus, Recognises, test_in
+from murmur.run.folder.contents import DESCRIPTION, RECOGNISER
 from murmur.run.request import RunRequest
 from murmur.run.saved_model import Initialised, choose, read_into, told_choice
 
@@ -45,7 +45,7 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
         "lines": shown,
         "test_seconds": seconds,
     }
-    save_recogniser(experiment, request.out)
+    save_companions(experiment, request.out)
     if score.recognised:
         lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
         write_whole(request.out / RECOGNISED, "".join(lines).encode())
@@ -53,11 +53,16 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
     shutil.rmtree(request.out / DECODED, ignore_errors=True)
 
 
-def save_recogniser(experiment: Experiment, out: Path) -> None:
-    """Save everything besides the weights that recognition needs, if the task recognises speech without its corpus."""
+def save_companions(experiment: Experiment, out: Path) -> None:
+    """Save everything besides the weights that the model's use needs: the recogniser, or the task's description.
+
+    A recogniser is saved if the task recognises speech without its corpus.
+    """
     task = experiment.task.task if isinstance(experiment.task, Initialised) else experiment.task
     reason = task.not_portable() if isinstance(task, MayNeedItsCorpus) else ""
     if reason:
         log.warning("no recogniser is saved beside the weights: %s", reason)
     elif isinstance(task, Recognises):
         task.recogniser().save(out / RECOGNISER)
+    elif isinstance(task, DescribesModel):
+        task.save_description(out / DESCRIPTION)

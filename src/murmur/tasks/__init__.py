@@ -1,1 +1,1 @@
-"""Trainable tasks: hybrid systems, CTC, chain models, prepared frames, pre-training."""
+"""Trainable tasks: hybrid systems, CTC, chain models, prepared frames, pre-training, language models."""

@@ -15,6 +15,7 @@ from murmur.speech.ctc import criterion as ctc
 from murmur.speech.language_model.arpa import read_arpa
 from murmur.speech.language_model.grammar import Grammar, acceptor_grammar, loop_grammar, ngram_grammar
 from murmur.speech.language_model.grammar_file import read_grammar, read_words
+from murmur.speech.language_model.ngram import NgramModel
 from murmur.speech.lexicon.arpabet import PHONES
 from murmur.speech.lexicon.g2p import Phones
 from murmur.speech.lexicon.lexicon import EPSILON, NOISE, SILENCE, Entry, Lang, read_lexicon
@@ -63,6 +64,11 @@ class Vocabulary:
         model = read_arpa(self.source)
         words = [word for word in model.words if not is_mark(word)]
         return words, lambda lang: ngram_grammar(lang, model)
+
+    @property
+    def language_model(self) -> NgramModel | None:
+        """The n-gram model of the file; None if it holds something else."""
+        return read_arpa(self.source) if self.kind == "lm" else None
 
     def pronounced(self, words: Sequence[str], base: Sequence[Entry], phones: Collection[str]) -> list[Entry]:
         """Pronunciations of the words: from the user's lexicon, else from `base`, else guessed and logged.

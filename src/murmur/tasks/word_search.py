@@ -20,6 +20,7 @@ from murmur.speech.decoding.graph_store import ensure_graph
 from murmur.speech.decoding.recogniser import Spans
 from murmur.speech.decoding.tuning import DevelopmentSet, Trial, tune_acoustic_scale, tune_beam
 from murmur.speech.language_model.grammar import Grammar
+from murmur.speech.language_model.ngram import NgramModel
 from murmur.speech.lexicon.lexicon import Lang
 from murmur.tasks.hybrid.config import TOLERANCE_PERCENT, Search, first_options
 from murmur.tasks.vocabulary import Vocabulary
@@ -76,6 +77,9 @@ class GraphSources(Protocol):
         Raises:
             ValueError: there is no such grammar, or words cannot be pronounced or written.
         """
+
+    def language_model(self, grammar: str | Vocabulary) -> NgramModel | None:
+        """The n-gram model that a grammar is made of; None for other grammars."""
 
     def key(self, lang: Lang, grammar: Grammar) -> str:
         """Digest of everything that the graph is made of."""

@@ -194,3 +194,25 @@ def test_an_utterance_decoded_in_pieces_is_the_same(folder, monkeypatch):
         for at_once in (1, 7):
             assert found[at_once][name].cost == hypothesis.cost
             assert np.array_equal(found[at_once][name].labels, hypothesis.labels)
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.processes)])
+def test_listed_hypotheses_are_those_of_the_decoder_and_are_kept(folder, tmp_path, jobs):
+    scores = random_scores(folder, utterances=4, frames=20)
+    scores["nothing"] = np.zeros((0, scores["u00"].shape[1]), np.float32)
+    listing = replace(OPTIONS, listed=5, lattice_beam=20.0)
+    found = decode_set(folder, scores, listing, jobs=jobs, kept=tmp_path)
+    decoder = Decoder(load_graph(folder), listing)
+    for name, listed in found.lists.items():
+        wanted = decoder.nbest(scores[name], 5) or [decoder.decode(scores[name])]
+        assert [h.words for h in listed] == [h.words for h in wanted]
+        assert len(listed) == (1 if name == "nothing" else 5)
+        assert found.hypotheses[name] is listed[0]
+    again = decode_set(folder, scores, listing, kept=tmp_path)
+    assert again.search_seconds == found.search_seconds  # read, not searched
+    for name, listed in again.lists.items():
+        for one, other in zip(listed, found.lists[name], strict=True):
+            assert (one.words, one.cost, one.complete) == (other.words, other.cost, other.complete)
+            assert one.labels.tolist() == other.labels.tolist()
+    with pytest.raises(ValueError, match="at least 1 hypothesis"):
+        replace(OPTIONS, listed=0)

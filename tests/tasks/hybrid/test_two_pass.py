@@ -9,7 +9,7 @@ from murmur.core.errors import SettingError
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import Adam
-from murmur.run.score import save_recogniser
+from murmur.run.score import save_companions
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.fmllr import identity
@@ -151,6 +151,6 @@ def test_refusals(task, adapted):
 
 
 def test_a_run_on_adapted_features_ends_without_a_recogniser(adapted, tmp_path, caplog):
-    save_recogniser(Experiment(adapted, SyncSGD(), Budget(epochs=1), Adam()), tmp_path)
+    save_companions(Experiment(adapted, SyncSGD(), Budget(epochs=1), Adam()), tmp_path)
     assert not list(tmp_path.iterdir())
     assert "no recogniser is saved" in caplog.text

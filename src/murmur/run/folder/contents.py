@@ -13,10 +13,12 @@ from murmur.run.folder.state import ENDED, state_of
 
 RUN, REQUEST, LAUNCH = "run.json", "request.json", "launch.json"
 RECOGNISER = "recogniser"  # everything besides the weights that recognition needs
+RESCORING = "rescoring.json"  # weights of language models that rescore this run's results
+DESCRIPTION = "description"  # plain files that a model of another kind needs beside its weights
 MODELS = ("model", "best", "averaged")
 FILES = (
     *(RUN, REQUEST, LAUNCH, ENDED, "records.jsonl", "trace.json", "score.json", "recognised.jsonl", "phases.json"),
-    *("simulated.json", "simulated.png", "report.html"),
+    *("simulated.json", "simulated.png", "report.html", RESCORING),
     *(f"{name}.{kind}" for name in MODELS for kind in ("json", "safetensors")),
 )
 PATTERNS = (
@@ -27,10 +29,12 @@ PATTERNS = (
     "decoded/*",
     f"{RECOGNISER}/graphs/graph-*/*",
     f"{RECOGNISER}/*",
+    f"{DESCRIPTION}/*",
 )
 FOLDERS = (
     *("checkpoints/[0-9]*", "checkpoints/marks", "checkpoints", "decoded"),
     *(f"{RECOGNISER}/graphs/graph-*", f"{RECOGNISER}/graphs", RECOGNISER),
+    DESCRIPTION,
 )
 WORK = ("score.json", "simulated.json", *(f"{name}.safetensors" for name in MODELS))
 

@@ -25,20 +25,31 @@ class Decoded:
     """Results of a set, by utterance in sorted order.
 
     Attributes:
-        hypotheses: result of every utterance.
-        empty: utterances without any word (no frames, or nothing but silence found).
-        partial: utterances whose search ended outside a final state; their words are the best partial path.
+        lists: hypotheses of every utterance, best first; one unless `DecodeOptions.listed` asks for more.
         frames: number of frames of all utterances.
         search_seconds: processor time of the search, summed over processes; other load does not lengthen it.
         wall_seconds: time from the first utterance sent out to the last result, including reading of graphs.
     """
 
-    hypotheses: Mapping[str, Hypothesis]
-    empty: tuple[str, ...]
-    partial: tuple[str, ...]
+    lists: Mapping[str, tuple[Hypothesis, ...]]
     frames: int
     search_seconds: float
     wall_seconds: float
+
+    @property
+    def hypotheses(self) -> dict[str, Hypothesis]:
+        """The best hypothesis of every utterance."""
+        return {name: listed[0] for name, listed in self.lists.items()}
+
+    @property
+    def empty(self) -> tuple[str, ...]:
+        """Utterances without any word (no frames, or nothing but silence found)."""
+        return tuple(name for name, listed in self.lists.items() if not listed[0].words)
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """Utterances whose search ended outside a final state; their words are the best partial path."""
+        return tuple(name for name, listed in self.lists.items() if not listed[0].complete)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -53,7 +64,7 @@ class Decoded:
         """One line: number of utterances, speed, and the names of empty or partial ones."""
         seconds = self.frames / frames_per_second
         line = (
-            f"{len(self.hypotheses)} utterances, {seconds:.1f} s of audio in {self.search_seconds:.1f} s of one core "
+            f"{len(self.lists)} utterances, {seconds:.1f} s of audio in {self.search_seconds:.1f} s of one core "
             f"(real-time factor {self.real_time_factor(frames_per_second):.3f}), {self.wall_seconds:.1f} s on the clock"
         )
         for title, names in (("empty", self.empty), ("partial", self.partial)):
@@ -71,10 +82,10 @@ class _Worker:
     def run(self, name: str, scores_TC: np.ndarray) -> Result:
         begin = time.thread_time()
         try:
-            found = self.decoder.decode(scores_TC)
+            found = self.decoder.results(scores_TC)
         except ValueError as error:
             raise ValueError(f"utterance {name}: {error}") from error
-        return Result(name, found, len(scores_TC), time.thread_time() - begin)
+        return Result(name, tuple(found), len(scores_TC), time.thread_time() - begin)
 
 
 def decode_set(
@@ -140,11 +151,9 @@ def _kept(
 
 
 def _collected(found: Mapping[str, Result], wall_seconds: float) -> Decoded:
-    hypotheses = {name: found[name].hypothesis for name in sorted(found)}
+    lists = {name: found[name].hypotheses for name in sorted(found)}
     return Decoded(
-        hypotheses=hypotheses,
-        empty=tuple(name for name, h in hypotheses.items() if not h.words),
-        partial=tuple(name for name, h in hypotheses.items() if not h.complete),
+        lists=lists,
         frames=sum(r.frames for r in found.values()),
         search_seconds=sum(r.seconds for r in found.values()),
         wall_seconds=wall_seconds,

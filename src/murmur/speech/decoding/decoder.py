@@ -14,6 +14,7 @@ import kaldifst
 import numpy as np
 
 from murmur.speech.decoding.graph import DecodingGraph, with_insertion_penalty
+from murmur.speech.decoding.nbest import best_word_paths
 
 FRAMES_AT_ONCE = 100
 RETRY_FACTOR = 10
@@ -32,6 +33,7 @@ class DecodeOptions:
         insertion_penalty: cost (natural log) of every word, added to the graph's; above 0 there are fewer words.
         retries: number of repetitions of a search that ends outside a final state, each with ten times the beam and
             the states. For graphs of few sentences, since speech may be far from all of them.
+        listed: hypotheses of a result; above 1 they come from a lattice, see `Decoder.nbest`.
     """
 
     acoustic_scale: float = 0.1
@@ -41,6 +43,7 @@ class DecodeOptions:
     lattice_beam: float = 6.0
     insertion_penalty: float = 0.0
     retries: int = 0
+    listed: int = 1
 
     def __post_init__(self) -> None:
         positive = min(self.acoustic_scale, self.beam, self.lattice_beam) > 0
@@ -50,6 +53,8 @@ class DecodeOptions:
             raise ValueError(f"insertion_penalty = {self.insertion_penalty}: give a finite cost, 0 for none")
         if self.retries < 0:
             raise ValueError(f"retries = {self.retries}: give 0 for none")
+        if self.listed < 1:
+            raise ValueError(f"listed = {self.listed}: a result has at least 1 hypothesis")
 
     def wider(self) -> DecodeOptions:
         """The settings of the next try."""
@@ -147,28 +152,31 @@ class Decoder:
             settings = settings.wider()
             yield settings
 
+    def results(self, scores_TC: np.ndarray) -> list[Hypothesis]:
+        """`options.listed` hypotheses with different words, best first; at least one, fewer if there are no more."""
+        found = self.nbest(scores_TC, self.options.listed) if self.options.listed > 1 else []
+        return found or [self.decode(scores_TC)]
+
     def nbest(self, scores_TC: np.ndarray, n: int) -> list[Hypothesis]:
         """Up to n hypotheses with different words, best first, from a lattice pruned at `options.lattice_beam`.
 
-        May hold fewer than n if the best paths of the lattice have fewer different word sequences. Raises
-        ValueError as `decode` does, and for n < 1.
+        Holds fewer than n if the lattice has fewer different word sequences; none for no frames, or if the search died.
+        Raises ValueError as `decode` does, and for n < 1.
         """
         if n < 1:
             raise ValueError(f"an n-best list of {n} hypotheses: ask for at least 1")
         lattice, complete = self.lattice(scores_TC)
         if lattice is None:
             return []
-        # Several paths spell the same words: take more of them until there are n different ones, or none are left.
-        asked = 4 * n
-        while True:
-            paths = kaldifst.lattice_to_nbest(lattice, acoustic_scale=1.0, n=asked)
-            different: dict[tuple[str, ...], Hypothesis] = {}
-            for path in paths:
-                hypothesis = _hypothesis(path, self.graph, complete)
-                different.setdefault(hypothesis.words, hypothesis)
-            if len(different) >= n or len(paths) < asked:
-                return list(different.values())[:n]
-            asked *= 4
+        return [
+            Hypothesis(
+                tuple(self.graph.words[word] for word in path.words),
+                np.array(path.labels, dtype=np.int32),
+                path.cost,
+                complete,
+            )
+            for path in best_word_paths(lattice, n)
+        ]
 
     def lattice(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
         """All paths within `options.lattice_beam` of the best one, and True if they end in final states.

@@ -27,10 +27,10 @@ Pair = tuple[str, np.ndarray]
 
 
 class Result(NamedTuple):
-    """A decoded utterance: its frames, and the processor seconds that the search took."""
+    """A decoded utterance: its hypotheses (best first), its frames, and the processor seconds that the search took."""
 
     name: str
-    hypothesis: Hypothesis
+    hypotheses: tuple[Hypothesis, ...]
     frames: int
     seconds: float
 
@@ -77,15 +77,10 @@ class KeptResults:
 
     def add(self, result: Result) -> None:
         """Save the result of one of the pairs that were left."""
-        found = result.hypothesis
-        labels = base64.b64encode(zlib.compress(found.labels.astype("<i4").tobytes())).decode()
         row = {
             "name": result.name,
             "scores": self._digests[result.name],
-            "words": found.words,
-            "labels": labels,
-            "cost": found.cost,
-            "complete": found.complete,
+            "hypotheses": [_written(found) for found in result.hypotheses],
             "frames": result.frames,
             "seconds": result.seconds,
         }
@@ -105,8 +100,18 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if line.endswith(b"\n") and isinstance(row.get("scores"), str) else None
 
 
+def _written(found: Hypothesis) -> dict[str, Any]:
+    labels = base64.b64encode(zlib.compress(found.labels.astype("<i4").tobytes())).decode()
+    return {"words": found.words, "labels": labels, "cost": found.cost, "complete": found.complete}
+
+
 def _read(row: dict[str, Any]) -> Result:
-    labels = np.frombuffer(zlib.decompress(base64.b64decode(row["labels"])), "<i4").astype(np.int32)
-    words = tuple(str(word) for word in row["words"])
-    hypothesis = Hypothesis(words, labels, float(row["cost"]), bool(row["complete"]))
-    return Result(str(row["name"]), hypothesis, int(row["frames"]), float(row["seconds"]))
+    hypotheses = tuple(_hypothesis(part) for part in row["hypotheses"])
+    if not hypotheses:
+        raise ValueError("a result without a hypothesis")
+    return Result(str(row["name"]), hypotheses, int(row["frames"]), float(row["seconds"]))
+
+
+def _hypothesis(part: dict[str, Any]) -> Hypothesis:
+    labels = np.frombuffer(zlib.decompress(base64.b64decode(part["labels"])), "<i4").astype(np.int32)
+    return Hypothesis(tuple(str(word) for word in part["words"]), labels, float(part["cost"]), bool(part["complete"]))

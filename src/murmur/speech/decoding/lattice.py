@@ -43,8 +43,8 @@ class Lattice:
         Raises:
             ValueError: the lattice has a cycle, or no path.
         """
-        table, weights, finals = _arcs(lattice)
-        order = _sorted(table, lattice.start)
+        table, weights, finals = arcs_of(lattice)
+        order = topological(table, lattice.start)
         ahead, frame = _forward(table, weights, order, lattice.start)
         total = _add_all([ahead[s] + final for s, final in finals.items() if s in ahead])
         if total == IMPOSSIBLE:
@@ -81,12 +81,12 @@ def _windows(emitted: Sequence[int]) -> list[tuple[float, float]]:
     return [(edges[place], edges[place + 1]) for place in map(different.index, emitted)]
 
 
-_Arc = tuple[int, int, int, int, int]  # source, target, input label, output label, number
+Arc = tuple[int, int, int, int, int]  # source, target, input label, output label, number
 
 
-def _arcs(lattice: kaldifst.Lattice) -> tuple[dict[int, list[_Arc]], list[float], dict[int, float]]:
+def arcs_of(lattice: kaldifst.Lattice) -> tuple[dict[int, list[Arc]], list[float], dict[int, float]]:
     """Arcs by source, their costs by number, costs of final states; lattices are readable in text form only."""
-    table: dict[int, list[_Arc]] = {}
+    table: dict[int, list[Arc]] = {}
     weights: list[float] = []
     finals: dict[int, float] = {}
     for line in lattice.to_str(show_weight_one=True).splitlines():
@@ -104,7 +104,7 @@ def _cost(text: str) -> float:
     return sum(float(part) for part in text.split(","))
 
 
-def _sorted(table: dict[int, list[_Arc]], start: int) -> list[int]:
+def topological(table: dict[int, list[Arc]], start: int) -> list[int]:
     """The states that the start reaches, each before its successors."""
     entering: dict[int, int] = {start: 0}
     seen, waiting = {start}, [start]
@@ -128,7 +128,7 @@ def _sorted(table: dict[int, list[_Arc]], start: int) -> list[int]:
 
 
 def _forward(
-    table: dict[int, list[_Arc]], weights: list[float], order: list[int], start: int
+    table: dict[int, list[Arc]], weights: list[float], order: list[int], start: int
 ) -> tuple[dict[int, float], dict[int, int]]:
     """-ln of the sum over all paths to each state, and its frame."""
     ways: dict[int, list[float]] = {start: [0.0]}
@@ -143,7 +143,7 @@ def _forward(
 
 
 def _backward(
-    table: dict[int, list[_Arc]], weights: list[float], order: list[int], finals: dict[int, float]
+    table: dict[int, list[Arc]], weights: list[float], order: list[int], finals: dict[int, float]
 ) -> dict[int, float]:
     behind: dict[int, float] = {}
     for state in reversed(order):

@@ -85,12 +85,13 @@ class TrainedLanguageModel:
 
 def frequent_words(sentences: Iterable[str], most: int | None = None, min_count: int = 1) -> list[str]:
     """Words that occur at least `min_count` times, at most the `most` frequent ones; ties in code-point order."""
-    counts = Counter(word for sentence in sentences for word in _words(sentence))
+    counts = Counter(word for sentence in sentences for word in words_of(sentence))
     ranked = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
     return ranked[:most]
 
 
-def _words(sentence: str) -> list[str]:
+def words_of(sentence: str) -> list[str]:
+    """The words of a sentence, in Unicode form NFC."""
     return unicodedata.normalize("NFC", sentence).split()
 
 
@@ -104,7 +105,7 @@ class _Text:
 
 def _numbered(sentences: Iterable[str], vocabulary: Iterable[str] | None, unknown: str | None) -> _Text:
     """Word numbers of the text. Words are sorted, after the marks, which come first."""
-    split = [_words(sentence) for sentence in sentences]
+    split = [words_of(sentence) for sentence in sentences]
     if not split:
         raise ValueError("no sentence to train on: give at least one line of text")
     seen = {word for words in split for word in words}

@@ -92,6 +92,12 @@ class CtcSources:
             lang = make_lang(grammar.spelled(words, self.units))
         return lang, grammar_over(lang)
 
+    def language_model(self, grammar: str | Vocabulary) -> NgramModel | None:
+        """The n-gram model that a grammar is made of; None for other grammars."""
+        if isinstance(grammar, Vocabulary):
+            return grammar.language_model
+        return None if grammar == GREEDY else self._model(grammar)
+
     def key(self, lang: Lang, grammar: Grammar) -> str:
         """Digest of everything that the graph is made of."""
         content = json.dumps([graph_key(lang, grammar), self._tokens, self._separator]).encode()

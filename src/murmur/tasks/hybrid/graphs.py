@@ -19,6 +19,7 @@ from murmur.speech.hmm.states import HmmStates
 from murmur.speech.hmm.storage import load_states, save_states
 from murmur.speech.language_model.arpa import read_arpa
 from murmur.speech.language_model.grammar import Grammar, loop_grammar, ngram_grammar, one_word_grammar
+from murmur.speech.language_model.ngram import NgramModel
 from murmur.speech.lexicon.lexicon import Lang, read_lexicon
 from murmur.tasks.hybrid.config import LOOP, ONE_WORD, Decoding, Search
 from murmur.tasks.language_models import copied_models, search_of_json, search_to_json
@@ -108,6 +109,12 @@ class HmmSources:
             return lang, grammar_over(lang)
         lang = trained.with_lexicon(base).with_silence_probability(self.silence_probability)
         return lang, self._grammar(lang, grammar)
+
+    def language_model(self, grammar: str | Vocabulary) -> NgramModel | None:
+        """The n-gram model that a grammar is made of; None for other grammars."""
+        if isinstance(grammar, Vocabulary):
+            return grammar.language_model
+        return read_arpa(self.language_models[grammar]) if grammar in self.language_models else None
 
     def key(self, lang: Lang, grammar: Grammar) -> str:
         """Digest of everything that the graph is made of."""

@@ -52,6 +52,7 @@ from murmur.tasks.hybrid.two_pass import TwoPass
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
 from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.text_vocabulary import TextVocabulary
 from murmur.tasks.unprepared import (
     digits_to_make,
     features_of,
@@ -96,6 +97,7 @@ class HybridTask(ChunkLearning):
         augment: changes of every training chunk, without tempo, which would move frames away from their targets.
         precision: number format of the network's matrix products in training; decoding uses float32.
         decoding: grammars and tuning.
+        vocabulary: text whose words and language models replace those of the set in decoding.
         realigned_by: an earlier network of this task (its folder's `model`), whose alignments replace the Gaussian
             ones.
         seed: seed of the order of chunks and of the masks.
@@ -115,6 +117,7 @@ class HybridTask(ChunkLearning):
     augment: SpecAugment = field(default_factory=SpecAugment)
     precision: Precision = "float32"
     decoding: Decoding = field(default_factory=Decoding)
+    vocabulary: TextVocabulary = field(default_factory=TextVocabulary)
     realigned_by: Path | None = None
     seed: int = 0
     jobs: int = 1
@@ -155,6 +158,7 @@ class HybridTask(ChunkLearning):
             corpora.NEEDS[self.loader].check(Path(self.corpus))
         if self.guess == "espeak":
             check_installed()
+        self.vocabulary.check()
         for name in ("gmm", "network"):
             search: Search = getattr(self.decoding, name)
             self.check_grammar(search.grammar, f"task.decoding.{name}.grammar")
@@ -193,7 +197,8 @@ class HybridTask(ChunkLearning):
         Raises:
             SettingError: there is none of this name.
         """
-        check_known(name, () if self.corpus is None else corpora.NEEDS[self.loader].language_models, option)
+        own = () if self.corpus is None else corpora.NEEDS[self.loader].language_models
+        check_known(name, sorted({*own, *self.vocabulary.names}), option)
 
     @cached_property
     def material(self) -> corpora.SpeechSet:
@@ -247,6 +252,7 @@ class HybridTask(ChunkLearning):
         Raises:
             CorpusError, ValueError: some data cannot be used; the message names file and utterance.
         """
+        _ = self._sayable  # a word without a pronunciation is reported before training
         return HybridData.prepare(self.hmms, self.targets)
 
     @cached_property
@@ -363,16 +369,25 @@ class HybridTask(ChunkLearning):
         return self._search(self.hmms.trained[-1], self.decoding.network)
 
     def _search(self, stage: Stage, search: Search) -> WordSearch:
-        material = self.material
+        lexicon, language_models = self._sayable
         sources = HmmSources(
             stage.model.states,
-            material.lexicon,
+            lexicon,
             self._silence,
             search,
-            material.language_models,
+            language_models,
             self.decoding.tune_every,
         )
         return WordSearch(sources, search.grammar, self.cache, self.jobs)
+
+    @cached_property
+    def _sayable(self) -> tuple[Path, Mapping[str, Path]]:
+        """Lexicon and language models of decoding."""
+        material = self.material
+        if self.vocabulary.text is None:
+            return material.lexicon, material.language_models
+        lexicon, made = self.vocabulary.made(material.lexicon, self.cache, self.absent)
+        return lexicon, {**material.language_models, **made}
 
     @cached_property
     def _silence(self) -> float:

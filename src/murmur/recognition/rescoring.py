@@ -1,0 +1,236 @@
+"""Rescoring of a trained run's results with an LSTM language model that another run has trained.
+
+The weight of the LSTM is given, or tuned on development data by the word error rate and kept in `rescoring.json` of the
+run that recognises, under the digest of the language model's weights and the grammar.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from murmur.core.errors import SettingError
+from murmur.core.path_checks import folder_to_write
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.recognition.mean_scores import MeanScores
+from murmur.recognition.run_records import recorded
+from murmur.recognition.trained_run import TrainedRun
+from murmur.recognition.tuning import SearchRequest
+from murmur.run.folder.contents import DESCRIPTION, RESCORING
+from murmur.run.saved_model import read_into
+from murmur.run.task_checks import model_to_read
+from murmur.run.timed import timed
+from murmur.speech.decoding.decode_set import Decoded
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.decoding.rescoring import LstmScores, NgramScores, Scored, scored
+from murmur.speech.decoding.wer import score
+from murmur.speech.features.shards import sha256_of
+from murmur.speech.language_model.grammar import sayable_words
+from murmur.speech.language_model.ngram import NgramModel
+from murmur.speech.language_model.word_lstm import LstmLanguageModel
+from murmur.speech.language_model.word_numbers import WordNumbers
+from murmur.tasks.language_model.portable import PortableLanguageModel
+from murmur.tasks.word_search import WordSearch
+
+log = logging.getLogger(__name__)
+WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # tried on development data
+NAMED = 5  # words in a message
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class RescoringRequest:
+    """Rescoring options of a command line.
+
+    Attributes:
+        model: Folder of a language model's run, or one of its .safetensors files.
+        weight: Weight of the LSTM in the mixture with the n-gram model; None for the tuned one.
+        listed: Hypotheses of each utterance to choose from.
+    """
+
+    model: Path
+    weight: float | None = None
+    listed: int = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Rescorer:
+    """Language models of the search and of the rescoring.
+
+    Attributes:
+        request: Options of the command line.
+        grammar: Name of the search's grammar.
+        ngram: Model of the search.
+        lstm: Rescoring model for the words of the search.
+        digest: Digest of the LSTM's weights.
+        weight: Weight of the LSTM; None before tuning.
+    """
+
+    request: RescoringRequest
+    grammar: str
+    ngram: NgramScores
+    lstm: LstmScores
+    digest: str
+    weight: float | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Settings of the rescoring in JSON's terms."""
+        told = {"language_model": str(self.request.model), "weight": self.weight, "listed": self.request.listed}
+        return {"rescoring": {**told, "words_unknown_to_the_model": len(self.lstm.unseen)}}
+
+    def tuned(
+        self, run: TrainedRun, models: MeanScores, search: WordSearch, options: DecodeOptions, dev: str | None
+    ) -> tuple[DecodeOptions, Rescorer]:
+        """Search settings that list hypotheses, and the rescorer with its weight; `models` give the scores.
+
+        A weight that is not given is tuned on `dev`, and kept in the run's folder.
+        """
+        listing = replace(options, listed=self.request.listed)
+        if self.weight is not None or dev is None:
+            return listing, self
+        corpus, every = run.corpus(dev), run.graphs.tune_every
+        with tempfile.TemporaryDirectory() as scratch, timed(f"trying weights of the language model on {dev}"):
+            feats = models.features(corpus, Path(scratch))
+            tried = [name for name in list(corpus.texts)[::every] if name in feats[0]]
+            found = search.decode(models.all_scores([{name: own[name] for name in tried} for own in feats]), listing)
+            weight, errors = best_weight(self.scored(found), {name: corpus.texts[name] for name in tried})
+        self._keep(run.folder, {"weight": weight, "dev": dev, "errors": errors, "model": str(self.request.model)})
+        return listing, replace(self, weight=weight)
+
+    def scored(self, found: Decoded) -> dict[str, Scored]:
+        """The lists of a set with the scores of both models."""
+        return {name: scored(listed, self.ngram, self.lstm) for name, listed in found.lists.items()}
+
+    def chosen(self, found: Decoded) -> Decoded:
+        """The hypothesis of the least cost of every utterance."""
+        assert self.weight is not None  # tuned before
+        return replace(found, lists={name: (each.best(self.weight),) for name, each in self.scored(found).items()})
+
+    def _keep(self, folder: Path, tuned: Mapping[str, Any]) -> None:
+        kept = {**recorded(folder, RESCORING), _key(self.digest, self.grammar): dict(tuned)}
+        write_whole(folder / RESCORING, json.dumps(kept, indent=1).encode())
+
+
+def best_weight(lists: Mapping[str, Scored], references: Mapping[str, str]) -> tuple[float, int]:
+    """The weight of `WEIGHTS` with the fewest errors on development data, and their number.
+
+    Among equal weights the middle one is taken, as for acoustic scales.
+    """
+    errors = {}
+    for weight in WEIGHTS:
+        rate = score(references, {name: each.best(weight).text for name, each in lists.items()})
+        errors[weight] = rate.errors
+        log.info("weight %g of the language model, dev: %s", weight, rate)
+    fewest = min(errors.values())
+    alike = [weight for weight, count in errors.items() if count == fewest]
+    return alike[len(alike) // 2], fewest
+
+
+def check_rescoring(request: RescoringRequest) -> Path:
+    """Check that the language model's files are there; return the file of its weights, without suffix.
+
+    Raises:
+        SettingError: there is no such run, or it is not a language model's.
+    """
+    stem = model_to_read(request.model)
+    if not (stem.parent / DESCRIPTION).is_dir():
+        raise SettingError(
+            f"--rescore {request.model}: {stem.parent} has no {DESCRIPTION}/, so it is no finished run of a language"
+            " model: train one, such as murmur train librispeech_lm"
+        )
+    return stem
+
+
+def opened_rescorer(request: RescoringRequest, run: TrainedRun, search: SearchRequest) -> Rescorer:
+    """Open the language model, and the n-gram model of the search.
+
+    Raises:
+        SettingError: the search has no n-gram model, no word of it is known to the language model, or there is neither
+            a weight nor data to tune it on.
+    """
+    grammar = search.grammar or run.graphs.search.grammar
+    ngram = _ngram_of(run, search)
+    stem = check_rescoring(request)
+    digest = sha256_of(stem.with_suffix(".safetensors"))
+    named = search.named or run.graphs.search.grammar
+    weight = _weight(request, run.folder, _key(digest, named), search.dev)
+    with timed("loading the language model"):
+        words, model = _model_of(stem)
+    lstm = LstmScores(model, words, sayable_words(run.graphs.words(grammar)[0]))
+    _check_words(lstm, request.model)
+    return Rescorer(request, named, NgramScores(ngram), lstm, digest, weight)
+
+
+def _model_of(stem: Path) -> tuple[WordNumbers, LstmLanguageModel]:
+    """Vocabulary and trained LSTM of a run."""
+    portable, file = PortableLanguageModel.open(stem.parent / DESCRIPTION), stem.with_suffix(".safetensors")
+    if FLOAT_BYTES * portable.weights > file.stat().st_size:  # before memory is taken
+        raise SettingError(
+            f"{stem.parent / DESCRIPTION} describes a model of {portable.weights} weights, and {file} holds fewer: copy"
+            " the run again"
+        )
+    model = portable.build()
+    read_into(model, stem)
+    return portable.words, model.eval()
+
+
+def _key(digest: str, grammar: str) -> str:
+    return f"{digest} {grammar}"
+
+
+def _ngram_of(run: TrainedRun, search: SearchRequest) -> NgramModel:
+    grammar = search.grammar or run.graphs.search.grammar
+    found = None if search.is_best_path(run.graphs) else run.graphs.language_model(grammar)
+    if found is None:
+        name = search.named or grammar
+        raise SettingError(
+            f"--rescore mixes a language model with the n-gram model of the search, and {name!r} has none: search with"
+            " one (--lm FILE, or --grammar with the name of a language model)"
+        )
+    return found
+
+
+def _weight(request: RescoringRequest, folder: Path, key: str, dev: str | None) -> float | None:
+    """The given weight, else None if it is to be tuned, else the one tuned before."""
+    if request.weight is not None:
+        return request.weight
+    if dev is not None:
+        folder_to_write(folder, "--model")
+        return None
+    kept = recorded(folder, RESCORING).get(key)
+    weight = kept.get("weight") if isinstance(kept, dict) else None
+    if not isinstance(weight, int | float) or not 0 <= weight <= 1:
+        raise SettingError(
+            f"no weight of {request.model} was tuned with this grammar: tune it with --dev DATA, or give --lm-weight,"
+            " such as 0.5"
+        )
+    return float(weight)
+
+
+def _check_words(lstm: LstmScores, model: Path) -> None:
+    """Log how many words of the search the language model does not know.
+
+    Raises:
+        SettingError: it knows none.
+    """
+    missing, count = lstm.unseen, len(lstm.sayable)
+    if len(missing) == count:
+        raise SettingError(
+            f"--rescore {model}: it knows none of the {count} words of the search ({_some(missing)}), but"
+            f" {_some(lstm.words.words[2:])}: train it on text in the same writing; upper and lower case count"
+        )
+    if missing:
+        log.warning(
+            "%d of %d words of the search are unknown to %s, such as %s: they share the probability of <unk>",
+            *(len(missing), count, model, _some(missing)),
+        )
+
+
+def _some(words: Sequence[str]) -> str:
+    return ", ".join(words[:NAMED])

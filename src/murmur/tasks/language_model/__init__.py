@@ -1,0 +1,1 @@
+"""Language models as a task of the engine: an LSTM over words, trained on plain text."""

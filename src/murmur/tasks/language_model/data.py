@@ -1,0 +1,105 @@
+"""Texts of a language model: found beside a corpus or named, numbered by the vocabulary of the training text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from murmur.core.errors import SettingError
+from murmur.speech.language_model.word_numbers import NumberedText, WordNumbers
+from murmur.tasks.sentences import check_text, sentences_of
+
+BESIDE = ("lm_text", "lm_text.txt", "lm_text.txt.gz")  # text for language models in a corpus folder
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Sources of the three texts.
+
+    Attributes:
+        train: training text.
+        dev: held-out text; None sets sentences of the training text apart.
+        test: text of the final figure; None takes the held-out text again.
+    """
+
+    train: Path
+    dev: Path | None
+    test: Path | None
+
+    @staticmethod
+    def found(corpus: Path | None, text: Path | None, dev: Path | None, test: Path | None) -> Texts:
+        """The named texts, and those of a corpus in place of the others.
+
+        Raises:
+            SettingError: there is no training text; the message says how to name one.
+        """
+        if text is None and corpus is None:
+            raise SettingError("there is no text: name it (task.text), or a corpus that has one (task.corpus)")
+        if text is None:
+            assert corpus is not None
+            text = _text_of(corpus)
+        parts = [None if corpus is None else _there(corpus / "data" / part) for part in ("dev", "test")]
+        return Texts(text, dev or parts[0], test or parts[1])
+
+    def check(self) -> None:
+        """Check that all texts are there.
+
+        Raises:
+            SettingError: one is missing; names it.
+        """
+        check_text([path for path in (self.train, self.dev, self.test) if path is not None])
+
+
+@dataclass(frozen=True, eq=False)
+class TextData:
+    """Vocabulary and numbered texts."""
+
+    words: WordNumbers
+    train: NumberedText
+    dev: NumberedText
+    test: NumberedText
+
+
+def load(texts: Texts, held_out_every: int, most: int | None, min_count: int) -> TextData:
+    """Read the texts; the vocabulary is that of the training text, without sentences that are set apart.
+
+    Raises:
+        SettingError: a text is missing or empty, or too short to set sentences apart.
+        ValueError: a text holds sentence marks.
+    """
+    train = sentences_of([texts.train])
+    if texts.dev is None:
+        train, dev = _apart(train, held_out_every, texts.train)
+    else:
+        dev = sentences_of([texts.dev])
+    test = dev if texts.test is None else sentences_of([texts.test])
+    words = WordNumbers.frequent(train, most, min_count)
+    return TextData(words, words.numbered(train), words.numbered(dev), words.numbered(test))
+
+
+def _apart(sentences: Sequence[str], every: int, source: Path) -> tuple[list[str], list[str]]:
+    """Training sentences, and every n-th sentence as held-out text."""
+    if len(sentences) < every:
+        raise SettingError(
+            f"{source} has {len(sentences)} sentences, too few to set every {every}-th one apart: name held-out text"
+            " (task.dev_text), or set task.held_out_every"
+        )
+    train = [sentence for number, sentence in enumerate(sentences, 1) if number % every]
+    return train, list(sentences[every - 1 :: every])
+
+
+def _text_of(corpus: Path) -> Path:
+    """The text of a corpus, or else the transcripts of its training set."""
+    if not corpus.is_dir():
+        raise SettingError(f"there is no folder {corpus}: name the folder of the set (task.corpus)")
+    found = next((corpus / name for name in BESIDE if (corpus / name).exists()), None) or _there(
+        corpus / "data" / "train"
+    )
+    if found is None:
+        raise SettingError(f"{corpus} has neither {BESIDE[0]} nor data/train: name a text (task.text)")
+    return found
+
+
+def _there(folder: Path) -> Path | None:
+    return folder if (folder / "text").is_file() else None

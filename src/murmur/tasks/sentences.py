@@ -1,0 +1,72 @@
+"""Sentences of text files, folders of text files, and transcripts of Kaldi data directories."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+from murmur.core.errors import SettingError
+from murmur.speech.corpus.kaldi_dir import read_table
+
+SUFFIXES = (".txt", ".txt.gz")
+
+
+def check_text(paths: Sequence[Path]) -> None:
+    """Check that all texts exist before any is read.
+
+    Raises:
+        SettingError: a text is missing; the message names the first one.
+    """
+    for path in paths:
+        if not path.exists():
+            raise SettingError(f"there is no file {path}")
+        if path.is_dir() and not (path / "text").is_file() and not _files_in(path):
+            raise SettingError(
+                f"{path} is a folder without a file 'text': name a data directory, a text file, or a folder of .txt or"
+                " .txt.gz files"
+            )
+
+
+def sentences_of(paths: Sequence[Path]) -> list[str]:
+    """Return the sentences of text files, of folders of them, and the transcripts of data directories.
+
+    Blank lines are left out. Files of a folder are read in the order of their names.
+
+    Raises:
+        SettingError: a file is missing or not UTF-8, or all are empty.
+    """
+    check_text(paths)
+    lines: list[str] = []
+    for path in paths:
+        if (path / "text").is_file():
+            lines += read_table(path / "text", values_required=False).values()
+        else:
+            for file in _files_in(path) if path.is_dir() else [path]:
+                lines += text_lines(file)
+    found = [line for line in lines if line.strip()]
+    if not found:
+        raise SettingError(f"no sentence in {', '.join(map(str, paths))}: give one sentence a line")
+    return found
+
+
+def text_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file, unpacked if its name ends in .gz.
+
+    Raises:
+        SettingError: the file is missing, damaged or not UTF-8.
+    """
+    if not path.is_file():
+        raise SettingError(f"there is no file {path}")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return raw.decode("utf-8-sig").splitlines()
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise SettingError(f"{path} is damaged: {error}") from error
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The text files of a folder, in byte order of their names."""
+    return sorted((path for path in folder.iterdir() if path.name.endswith(SUFFIXES)), key=lambda p: p.name.encode())

@@ -1,0 +1,35 @@
+"""Sentences of files, folders and data directories."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from murmur.core.errors import SettingError
+from murmur.tasks.sentences import check_text, sentences_of
+
+
+def test_a_folder_gives_its_text_files_in_order_and_a_data_directory_its_transcripts(tmp_path: Path) -> None:
+    texts, data = tmp_path / "lm_text", tmp_path / "data"
+    texts.mkdir()
+    data.mkdir()
+    (texts / "b.txt.gz").write_bytes(gzip.compress(b"THREE\n"))
+    (texts / "a.txt").write_text("ONE\n\nTWO\n")
+    (texts / "README.md").write_text("NOT THIS\n")
+    (data / "text").write_text("u1 FOUR\nu2 FIVE SIX\n")
+    (data / "notes.txt").write_text("NOR THIS\n")
+    assert sentences_of([texts]) == ["ONE", "TWO", "THREE"]
+    assert sentences_of([data, texts / "a.txt"]) == ["FOUR", "FIVE SIX", "ONE", "TWO"]
+
+
+def test_a_missing_text_is_named_before_any_is_read(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "blank.txt").write_text("\n \n")
+    with pytest.raises(SettingError, match=r"there is no file .*missing"):
+        check_text([tmp_path / "blank.txt", tmp_path / "missing"])
+    with pytest.raises(SettingError, match="empty is a folder without a file 'text'"):
+        check_text([tmp_path / "empty"])
+    with pytest.raises(SettingError, match="no sentence in"):
+        sentences_of([tmp_path / "blank.txt"])
