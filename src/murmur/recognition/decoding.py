@@ -77,16 +77,14 @@ def decoded(
         feats = models.features(corpus, scratch)
     pairs, count = models.all_scores(feats), len(feats[0])
     common: dict[str, Any] = {"model": str(run.stem), "weights": run.weights}
-    if others:
-        common["with"] = [str(other.stem) for other in others]
+    common |= {"with": [str(other.stem) for other in others]} if others else {}
     if search is None:
         with timed(f"recognising {count} utterances"):
             return _by_best_path(run, corpus, pairs, common)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("decoding", total=count)
         found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
-    facts = {**common, **_facts(found, options, request, run.acoustic.frames_per_second)}
-    made = _result(run, search, corpus, found, facts)
+    made = _result(run, search, corpus, found, {**common, **_facts(found, options, request, run)})
     return made if rescorer is None else _rescored(run, search, corpus, found, made, rescorer)
 
 
@@ -159,11 +157,11 @@ def word_lines(run: TrainedRun, search: WordSearch, found: Decoded) -> Iterator[
             yield f"{utterance} 1 {first * frame_seconds:.3f} {(end - first) * frame_seconds:.3f} {word}\n"
 
 
-def _facts(found: Decoded, options: DecodeOptions, request: SearchRequest, frames_per_second: float) -> dict[str, Any]:
+def _facts(found: Decoded, options: DecodeOptions, request: SearchRequest, run: TrainedRun) -> dict[str, Any]:
     """Settings and speed of a search."""
     own = {} if request.named is None else {"grammar": request.named}
     settings = {field: getattr(options, field) for field in SETTINGS}
-    speed = found.real_time_factor(frames_per_second)
+    speed = found.real_time_factor(run.acoustic.frames_per_second)
     return {**own, "search": settings, "real_time_factor": speed}
 
 
