@@ -183,7 +183,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """A set with its settings and rows."""
+    """A set with its settings and rows; without jobs, rows that are missing are left out."""
 
     corpus: Corpus
     base: Experiment
@@ -199,6 +199,8 @@ class Study:
         """Return the rows of runs, after the missing ones have been made."""
         keys = {cell: self.key(cell) for cell in cells}
         missing = [cell for cell in cells if keys[cell] not in self.done]
+        if self.jobs == 0:
+            return [self.done[key] for cell, key in keys.items() if cell not in missing]
         began, kept = time.monotonic(), Rows(KEPT)
         with ProcessPoolExecutor(self.jobs, multiprocessing.get_context("spawn")) as pool:
             running = {pool.submit(train, self.base, cell): cell for cell in missing}
@@ -215,7 +217,13 @@ class Study:
         """Return the cells, each at the best of the rates times its own, by held-out loss."""
         grids = [[replace(cell, rate=rate * cell.rate) for rate in rates] for cell in cells]
         self.rows([cell for grid in grids for cell in grid])
-        return [min(grid, key=lambda cell: loss(self.done[self.key(cell)])) for grid in grids]
+        known = [[cell for cell in grid if self.key(cell) in self.done] or grid for grid in grids]
+        return [min(grid, key=self.found_loss) for grid in known]
+
+    def found_loss(self, cell: Cell) -> float:
+        """Return the held-out loss of a run; infinity if it diverged, or is left out."""
+        row = self.done.get(self.key(cell))
+        return float("inf") if row is None else loss(row)
 
     def seeds(self, cells: Iterable[Cell]) -> list[Row]:
         """Return the rows of all seeds."""
@@ -373,7 +381,7 @@ def run(study: Study, parts: Sequence[Part]) -> Table:
 
 def sixteen(study: Study, best: Sequence[Cell]) -> list[Cell]:
     """Return the best two asynchronous strategies at 8 learners, for 16."""
-    rows = {cell: loss(study.done[study.key(cell)]) for cell in best if asynchronous(cell.name)}
+    rows = {cell: study.found_loss(cell) for cell in best if asynchronous(cell.name)}
     return [replace(cell, learners=16) for cell in sorted(rows, key=lambda cell: rows[cell])[:2]]
 
 
@@ -382,7 +390,10 @@ def main(
     cache: Annotated[Path, typer.Option(help="Folder of features and alignments.")] = Path("runs/cache"),
     settings: Annotated[list[str] | None, typer.Option("--set", help="Change a field, such as task.corpus.")] = None,
     part: Annotated[list[Part] | None, typer.Option(help="Only this part; repeatable. Default: all.")] = None,
-    jobs: Annotated[int, typer.Option(help="Number of cells at the same time.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(min=0, help="Number of cells at the same time; 0 makes the record of the rows that are there."),
+    ] = 1,
 ) -> None:
     """Train the missing cells, then print the table and the bars."""
     recipe, fixed = SETTINGS[corpus]
