@@ -48,7 +48,7 @@ def save_model(model: HmmGmm, path: Path) -> None:
             "static_dim": model.projection.static_dim,
         }
         arrays["matrix"] = model.projection.matrix
-    _write(path, header, arrays)
+    write_with_header(path, header, arrays)
 
 
 def load_model(path: Path) -> HmmGmm:
@@ -58,7 +58,7 @@ def load_model(path: Path) -> HmmGmm:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or not a model.
     """
-    header, arrays = _read(path, MODEL_FORMAT)
+    header, arrays = read_with_header(path, MODEL_FORMAT)
     with making_sense_of(path, AGAIN):
         projection = None
         if "projection" in header:
@@ -75,7 +75,7 @@ def load_model(path: Path) -> HmmGmm:
 def save_states(states: HmmStates, path: Path) -> None:
     """Write phones, tying and transition probabilities, replacing an existing file in one step."""
     header = {"format": STATES_FORMAT, "lang": states.lang.to_json(), "tree": states.tree.to_json()}
-    _write(path, header, {"log_probs": states.log_probs})
+    write_with_header(path, header, {"log_probs": states.log_probs})
 
 
 def load_states(path: Path) -> HmmStates:
@@ -85,7 +85,7 @@ def load_states(path: Path) -> HmmStates:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or of another kind.
     """
-    header, arrays = _read(path, STATES_FORMAT)
+    header, arrays = read_with_header(path, STATES_FORMAT)
     with making_sense_of(path, AGAIN):
         return _states_in(header, arrays)
 
@@ -122,7 +122,7 @@ def save_alignments(model: HmmGmm, tids: Mapping[str, IntArray], path: Path) -> 
     header = {"format": ALIGNMENT_FORMAT, "tying": tying_digest(model), "utterances": names}
     lengths = np.array([len(tids[u]) for u in names], dtype=np.int64)
     joined = np.concatenate([np.zeros(0, dtype=np.int32), *(tids[u] for u in names)]).astype(np.int32)
-    _write(path, header, {"lengths": lengths, "tids": joined})
+    write_with_header(path, header, {"lengths": lengths, "tids": joined})
 
 
 def load_alignments(model: HmmGmm, path: Path) -> dict[str, IntArray]:
@@ -132,7 +132,7 @@ def load_alignments(model: HmmGmm, path: Path) -> dict[str, IntArray]:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, not an alignment, or of a model with another tree.
     """
-    header, arrays = _read(path, ALIGNMENT_FORMAT)
+    header, arrays = read_with_header(path, ALIGNMENT_FORMAT)
     if header.get("tying") != tying_digest(model):
         raise ValueError(f"{path} was aligned by a model with another tree: load that model, or align again")
     with making_sense_of(path, "align again"):
@@ -150,7 +150,7 @@ def save_transforms(transforms: Mapping[str, NDArray], path: Path) -> None:
     """Write {speaker: (D, D + 1) fMLLR transform} of a corpus, replacing an existing file in one step."""
     names = sorted(transforms)
     stacked = np.stack([transforms[name] for name in names]) if names else np.zeros((0, 0, 1))
-    _write(path, {"format": TRANSFORMS_FORMAT, "speakers": names}, {"transforms": stacked})
+    write_with_header(path, {"format": TRANSFORMS_FORMAT, "speakers": names}, {"transforms": stacked})
 
 
 def load_transforms(path: Path) -> dict[str, NDArray]:
@@ -160,7 +160,7 @@ def load_transforms(path: Path) -> dict[str, NDArray]:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or of another kind.
     """
-    header, arrays = _read(path, TRANSFORMS_FORMAT)
+    header, arrays = read_with_header(path, TRANSFORMS_FORMAT)
     with making_sense_of(path, AGAIN):
         stacked = _floats(arrays["transforms"])
         if stacked.ndim != 3 or stacked.shape[2] != stacked.shape[1] + 1:
@@ -168,7 +168,8 @@ def load_transforms(path: Path) -> dict[str, NDArray]:
         return dict(zip(map(str, header["speakers"]), stacked, strict=True))
 
 
-def _write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
+def write_with_header(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
+    """Write arrays and values in JSON's terms, replacing an existing file in one step."""
     content: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -181,7 +182,13 @@ def _write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray])
         temporary.unlink(missing_ok=True)
 
 
-def _read(path: Path, expected: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
+def read_with_header(path: Path, expected: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """Values and arrays of a file of the expected format.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or of another kind.
+    """
     arrays = read_arrays(path, AGAIN)
     with making_sense_of(path, AGAIN):
         header = dict(json.loads(arrays.pop("header").tobytes()))
