@@ -137,13 +137,14 @@ def test_every_budget_ends_at_every_pace(strategy: Strategy, minibatches: int, l
 @pytest.mark.parametrize(("strategy", "learners"), thinned(AT_OWN_PACE, [4, 3, 2, 1]))
 @pytest.mark.timeout(60)
 def test_every_budget_ends_at_every_pace_in_processes(strategy: Strategy, learners: int, pool: Pool) -> None:
+    """The noise of centres around 0 stays small, even if learners hear of each other at the end alone."""
     for minibatches in (1, 102):
         experiment = Experiment(
-            Uneven(), strategy, Budget(minibatches=minibatches), SGD(0.1), evaluate_every_epochs=0.1
+            Uneven(), strategy, Budget(minibatches=minibatches), SGD(0.02), evaluate_every_epochs=0.1
         )
         ends = pool.call(fit_in_process, learners, experiment)
         assert all(end == ends[0] for end in ends)
-        assert minibatches == 1 or sum(w * w for w in ends[0]) < 1.0
+        assert minibatches == 1 or sum(w * w for w in ends[0]) < 0.5  # 0.13 expected at worst
 
 
 class Uneven(Quadratic):
