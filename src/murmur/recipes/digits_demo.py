@@ -23,7 +23,7 @@ MONOPHONE = EmConfig(gaussians=600, passes=20, grow_passes=15, align_passes=(*ra
 
 
 def experiment() -> Experiment:
-    """Monophones and a TDNN on masked features, averaged with the moments every second step."""
+    """Monophones and a TDNN on masked features, averaged every second step."""
     task = HybridTask(
         front=FrontEnd(cmvn="utterance"),
         hmm=HmmStages(monophone=MONOPHONE, triphone=None),
@@ -34,7 +34,7 @@ def experiment() -> Experiment:
     )
     return Experiment(
         task,
-        KAVG(K=2, moments="averaged"),
+        KAVG(K=2),
         Budget(epochs=8),
         Adam(lr=3e-3),
         Cosine(warm=0.1),
