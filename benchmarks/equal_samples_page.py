@@ -35,7 +35,7 @@ def cell(line: Record | None) -> str:
     """Return a table's cell: loss over that of one learner, and the difference of word error rates."""
     if line is None:
         return ""
-    seeds = "" if line["seeds"] == 3 else f" ({line['seeds']} seeds)"
+    seeds = {1: " (one seed)", 2: " (two seeds)"}.get(line["seeds"], "")
     if "wer_difference" not in line:
         return f"{line['ratio']:.3f}{seeds}"
     value, low, high = line["wer_difference"]
