@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -295,6 +295,23 @@ def test_processes_add_every_step_once(pool: Pool, periods: tuple[int, int, int,
     steps = ALPHA * sum(task.centre(n) for n in range(MINIBATCHES))
     for weights in pool.call(fit_in_process, 3, experiment):
         assert torch.allclose(torch.tensor(weights, dtype=torch.float64), steps, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", [*SHARDED, *APART], ids=named)
+def test_learners_answer_with_their_part_from_the_first_request(
+    strategy: Downpour | EASGD, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[int] = []
+    answer = Learner.answer
+
+    def noted(me: Learner) -> Coroutine[Any, Any, None]:
+        shown.append(len(me.averager.shown()) if me.group.rank in (me.averager.holders or ()) else 0)
+        return answer(me)
+
+    monkeypatch.setattr(Learner, "answer", noted)
+    fit(Experiment(Quadratic(), strategy, Budget(minibatches=12), SGD(ALPHA)), VirtualWorld(Cluster(4)))
+    assert len(shown) == 4
+    assert sum(shown) == Quadratic.size
 
 
 @pytest.mark.parametrize("strategy", [Downpour(1000, 1000), EASGD(1000, shards=2), EASGD(1000, servers=1)], ids=named)

@@ -24,7 +24,6 @@ from murmur.strategies.parameter_shards import (
     check_placement,
     descend_alone,
     sent_away,
-    with_answers,
 )
 from murmur.strategies.vector_parts import check_counts
 
@@ -100,7 +99,7 @@ class Downpour:
 
     async def __call__(self, me: Learner) -> None:
         self.training_learners(me.group.size)  # refuses servers alone
-        await with_answers(me, self.learn if me.group.size > 1 else descend_alone)
+        await (self.learn(me) if me.group.size > 1 else descend_alone(me))
 
     async def learn(self, me: Learner) -> None:
         """Take steps, and exchange beside them; or only serve."""

@@ -11,7 +11,7 @@ Dean et al. 2012 cut a parameter server into shards on processes of their own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class ShardRule(ABC):
 
 
 class ParameterShards:
-    """One learner's side of a sharded parameter server: its exchanges, and the shard that it may hold.
+    """One learner's side of a sharded parameter server: its exchanges, its answers, and the shard that it may hold.
 
     Args:
         me: This learner.
@@ -91,6 +91,7 @@ class ParameterShards:
         self._serving = {holder: alive.get(holder) for holder in self.holders}
         me.rest = _nothing if self.serves_only else self.rest
         self._activity: Awaitable[None] = me.spawn(self._serve(), "parameter shards")
+        self._answers = me.spawn(me.answer(), "answers")  # with the part that is shown from now on
 
     def shard(self) -> Tensor:
         """Return the shard that this learner holds. No exchange changes this vector."""
@@ -181,6 +182,7 @@ class ParameterShards:
         await self.me.averager.meet("all taken")
         self.me.group.post(torch.empty(0), self.me.group.rank, SHARDS, (END, NO_ANSWER, self._launch))
         await self._activity
+        await self._answers
 
     def _ask(self, x: Tensor | None, answer: float) -> dict[int, Tensor]:
         """Give all shards their parts of x; return the answers that are known at once, by holder."""
@@ -250,17 +252,12 @@ class ParameterShards:
                 self.under_way = False
 
 
-async def with_answers(me: Learner, learn: Callable[[Learner], Awaitable[None]]) -> None:
-    """Train, and answer beside it the learners that ask for the weights."""
-    answers = me.spawn(me.answer(), "answers")
-    await learn(me)
-    await answers
-
-
 async def descend_alone(me: Learner) -> None:
     """Train the only learner, which needs no server."""
+    answers = me.spawn(me.answer(), "answers")
     async for g in me.claimed_gradients():
         me.descend(g)
+    await answers
 
 
 async def _nothing() -> None:
