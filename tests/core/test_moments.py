@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -41,6 +42,11 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, n: int) -> None:
     optimizer.zero_grad()
 
 
+def backward(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    with getattr(optimizer, "preconditioning", nullcontext()):
+        model(torch.randn(5, 3, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+
+
 def weights(model: nn.Module) -> Tensor:
     return Layout.trainable(model).gather()
 
@@ -60,6 +66,22 @@ def test_a_copied_vector_is_the_state_of_the_optimizer(factory: OptimizerFactory
         step(first, optimizer, n)
         step(second, late, n)
     assert torch.equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize("factory", FACTORIES + OTHERS)
+def test_moments_are_complete_between_the_first_gradient_and_its_step(factory: OptimizerFactory) -> None:
+    """A neighbour may ask at that moment, when natural gradient has state of its own already."""
+    model, plain = network(), network()
+    optimizer, other = factory(model), factory(plain)
+    moments = Moments(optimizer, Layout.trainable(model))
+    backward(model, optimizer)
+    seen = moments.snapshot()
+    optimizer.step()
+    assert not seen.any()
+    assert len(seen) == moments.numel
+    backward(plain, other)
+    other.step()
+    assert torch.equal(weights(model), weights(plain))
 
 
 @pytest.mark.parametrize("factory", FACTORIES + OTHERS)

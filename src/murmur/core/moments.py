@@ -133,11 +133,11 @@ class Moments:
         return self._made
 
     def _begin(self) -> None:
-        """Make the state of weights that no step has changed yet, by a step on zeros in their place.
+        """Make the moments of weights that no step has changed yet, by a step on zeros in their place.
 
         Averaging may call this while a gradient is being computed, so that weights and gradients must stay untouched.
         """
-        new = [t for t in self.layout.tensors if not self.optimizer.state.get(t)]
+        new = [t for t in self.layout.tensors if self.optimizer.state.get(t, {}).keys().isdisjoint(NAMES)]
         if not new:
             return
         zeros = {t: torch.zeros_like(t, requires_grad=True) for t in new}
