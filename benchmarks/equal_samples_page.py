@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,15 @@ from murmur.engine.checkpoints.checkpoint import write_whole
 
 ROOT = Path(__file__).parents[1]
 SETS = {"digits": "digits", "an4": "AN4", "librispeech": "LibriSpeech, 4.1 h"}
-PAGES = ("docs/scaling.md", "docs/strategies.md")
+ORDER = (
+    "8 learners, minibatch stays, three seeds",
+    "8 learners, minibatch stays, one seed",
+    "16 learners, minibatch stays, three seeds",
+    "4 learners, minibatch stays, one seed",
+    "8 learners, minibatch grows",
+    "Other optimizers, 8 learners, minibatch stays",
+)
+PAGES = {"docs/scaling.md": ORDER, "docs/strategies.md": ORDER[:3]}
 BEGIN, END = "<!-- begin equal samples -->", "<!-- end equal samples -->"
 Record = Mapping[str, Any]
 
@@ -42,26 +50,44 @@ def cell(line: Record | None) -> str:
     return f"{line['ratio']:.3f}; {value:+.1f} ({low:+.1f} to {high:+.1f}){seeds}"
 
 
-def table(found: Mapping[str, Record]) -> str:
-    """Return the table of all strategies that ran on some set, the best first."""
+def kind(name: str, lines: Sequence[Record | None]) -> str:
+    """Return the heading under which a line stands."""
+    if name.endswith(("natural", "sgd")):
+        return "Other optimizers, 8 learners, minibatch stays"
+    if name.endswith("grows"):
+        return "8 learners, minibatch grows"
+    learners = name.rsplit(" at ", 1)[1]
+    judged = any(line is not None and line["seeds"] > 1 for line in lines)
+    return f"{learners} learners, minibatch stays, {'three seeds' if judged else 'one seed'}"
+
+
+def tables(found: Mapping[str, Record]) -> dict[str, str]:
+    """Return a table for each kind of run, the best strategies first."""
     names = dict.fromkeys(name for record in found.values() for name in record["figures"])
     lines = {name: [record["figures"].get(name) for record in found.values()] for name in names}
     ratios = {name: [each["ratio"] for each in of if each is not None] for name, of in lines.items()}
     order = sorted(names, key=lambda name: (-len(ratios[name]), sum(ratios[name]) / len(ratios[name])))
     alone = [record["figures"]["one learner at 1"] for record in found.values()]
     heads = [f"{SETS[name]}: one learner {each['wer']:.1f} % WER" for name, each in zip(found, alone, strict=True)]
-    rows = [f"| {name} | " + " | ".join(map(cell, lines[name])) + " |" for name in order if name != "one learner at 1"]
-    head = f"| strategy and learners | {' | '.join(heads)} |\n|---{'|---' * len(heads)}|"
-    return "\n".join([head, *rows])
+    head = f"| strategy | {' | '.join(heads)} |\n|---{'|---' * len(heads)}|"
+    rows: dict[str, list[str]] = {}
+    for name in order:
+        if not name.startswith("one learner"):
+            shown = re.sub(r" at \d+(, grows)?", "", name)
+            rows.setdefault(kind(name, lines[name]), []).append(f"| {shown} | {' | '.join(map(cell, lines[name]))} |")
+    found_tables = {about: "\n".join([head, *rows[about]]) for about in sorted(rows, key=ORDER.index)}
+    return {k: v.replace(" (one seed)", "") if "one seed" in k else v for k, v in found_tables.items()}
 
 
-def text(found: Mapping[str, Record]) -> str:
-    """Return the lines between the markers."""
+def text(found: Mapping[str, Record], kinds: Sequence[str]) -> str:
+    """Return the lines between the markers: the tables of these kinds, and the commands."""
     said = [
         "Held-out loss over that of one learner at equal samples, and the difference of word error rates in points with"
-        " its 95 % interval. Rates by the same number of trials for each strategy; mean of three seeds unless said.",
-        table(found),
+        " its 95 % interval. Rates by trials on dev; mean of three seeds unless said.",
     ]
+    for about, table in tables(found).items():
+        if about in kinds:
+            said += [f"**{about}**", table]
     for name, record in found.items():
         where = f"commit {record['commit']}, {record['hardware']}, {record['date']}"
         command = re.sub(r" --jobs \d+", "", record["command"])  # figures do not depend on it; 0 makes no rows
@@ -97,13 +123,13 @@ def draw(found: Mapping[str, Record], path: Path) -> None:
 def main() -> None:
     """Write the pages and the picture."""
     found = records()
-    between = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    for name in PAGES:
+    for name, kinds in PAGES.items():
         page = (ROOT / name).read_text()
-        if not between.search(page):
+        before, begin, rest = page.partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not begin or not end:
             raise SystemExit(f"{name} has no markers: {BEGIN} ... {END}")
-        replaced = between.sub(lambda _: f"{BEGIN}\n\n{text(found)}\n\n{END}", page)
-        write_whole(ROOT / name, replaced.encode())
+        write_whole(ROOT / name, f"{before}{begin}\n\n{text(found, kinds)}\n\n{end}{after}".encode())
     draw(found, ROOT / "results" / "equal_samples.svg")
 
 
