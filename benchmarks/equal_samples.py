@@ -16,7 +16,7 @@ Parts, in this order:
     bars      one learner, and the strategies that bars name, at 8 learners; the minibatch stays
     sixteen   the best two asynchronous strategies of `bars` at 16 learners, at their rates; the minibatch stays
     others    all other strategies at 8 learners, seed 0; the minibatch stays
-    natural   natural gradient in place of Adam: one learner; SyncSGD and ADPSGD at 8 learners, seed 0
+    natural   natural gradient in place of Adam: one learner; SyncSGD, ADPSGD and KAVG(8) at 8 learners, seed 0
     sgd       SGD with momentum in place of Adam: one learner; ADPSGD and quasi-global momentum at 8 learners, seed 0
     four      the strategies of `bars` at 4 learners, at their rates, seed 0
     grows     one learner with the small minibatch, and the strategies of `bars` at 8 learners, seed 0
@@ -110,7 +110,7 @@ OTHERS: dict[str, Strategy] = {
 WITH_MOMENTUM: dict[str, Strategy] = {"QuasiGlobal(randomized_ring)": QuasiGlobal(randomized_ring)}
 STRATEGIES = {ALONE: SyncSGD(), **BARS, **OTHERS, **WITH_MOMENTUM}
 OF_OPTIMIZER = {
-    "natural": ("SyncSGD", ADPSGD_LOCAL, ADPSGD_AVERAGED),
+    "natural": ("SyncSGD", ADPSGD_LOCAL, ADPSGD_AVERAGED, "KAVG(8, moments='averaged')"),
     "sgd": (ADPSGD_LOCAL, ADPSGD_AVERAGED, *WITH_MOMENTUM),
 }
 LIMITED = {ADPSGD_LOCAL: 1.05, ADPSGD_AVERAGED: 1.05, SUPER: 1.05, "DelayByOne(moments='averaged')": 1.05}
