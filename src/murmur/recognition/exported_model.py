@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.onnx_file import run, session
 from murmur.speech.decoding.recogniser import CtcBestPath, GraphSearch, Recogniser, spans_of
-from murmur.speech.features.analysis import LogMel
-from murmur.speech.features.cmvn import Scope
+from murmur.speech.features.analysis import LogMel, analyse
 from murmur.speech.features.shards import sha256_of
 
 
@@ -31,13 +30,15 @@ class ExportedModel:
         runner: Session of onnxruntime.
         front: Front end that computes the network's features.
         stack: Input frames per output frame.
-        cmvn: Always "none", since the network normalises its input.
     """
 
     runner: Any
     front: LogMel
     stack: int
-    cmvn: Scope = field(default="none", init=False)
+
+    def inputs(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Features of each piece as they are, since the network normalises its input."""
+        return [analyse(samples_S, self.front) for samples_S in pieces]
 
     def scores(self, feats_TF: np.ndarray) -> np.ndarray:
         """(U, L) scaled scores of the graph's labels, or log posteriors of CTC's units."""
