@@ -121,3 +121,29 @@ def test_recordings_are_transcribed_alone_and_together_as_one_speaker(place: Pat
     assert words("--adapt") == WORDS
     (place / "utt2spk").write_text("said0 anna\nsaid1 bob\n")
     assert words("--adapt", "--utt2spk", place / "utt2spk") == WORDS
+
+
+def test_exports_take_an_ivector_or_are_not_adapted_and_adapted_features_are_refused(place: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    if place.name.rstrip("0123456789") != "ivector":
+        code, _, said = run("export", place / "run", "--out", place / "exported")
+        assert code == 1
+        assert "other runtimes make one" in said
+        return
+    for kind in ("zero", "input"):
+        done("export", place / "run", "--out", place / kind, "--ivector", kind)
+        facts = json.loads((place / kind / "metadata.json").read_text())
+        assert facts["ivector"] == kind
+        assert (place / kind / "ivector.npz").is_file() == (kind == "input")
+    own, by_input, by_zero = (scores_of(place, where) for where in ("run", "input", "zero"))
+    assert own == by_input
+    assert own[0][0] == by_zero[0][0] == "ANNA"
+    code, _, said = run("export", place / "run", "--out", place / "stream", "--ivector", "input", "--kind", "stream")
+    assert code == 1
+    assert "a stream begins before there is speech" in said
+
+
+def scores_of(place: Path, model: str) -> list[tuple[str, float]]:
+    """Words of a recording with their times."""
+    out = done("transcribe", place / model, place / "said0.wav", "--format", "json")
+    return [(word["word"], word["start"]) for word in json.loads(out)["words"]]

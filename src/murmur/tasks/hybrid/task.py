@@ -135,6 +135,11 @@ class HybridTask(ChunkLearning):
         wanted = self.front.input
         if wanted.fmllr and self.hmm.sat is None:
             raise ValueError("task.front.input.fmllr needs transforms: set 'task.hmm.sat=SatConfig()'")
+        if wanted.of_speakers and getattr(self.network, "front", None) is not None:
+            raise ValueError(
+                "task.network.front with adapted features or an i-vector in task.front.input: they are no frequencies,"
+                " over which convolutions could move: set task.network.front=None, or leave them out"
+            )
         if not wanted.spectrum and (self.augment.warp or self.augment.bin_masks):
             raise ValueError(
                 f"augment.warp = {self.augment.warp} and augment.bin_masks = {self.augment.bin_masks} with an input "
