@@ -146,4 +146,4 @@ def test_exports_take_an_ivector_or_are_not_adapted_and_adapted_features_are_ref
 def scores_of(place: Path, model: str) -> list[tuple[str, float]]:
     """Words of a recording with their times."""
     out = done("transcribe", place / model, place / "said0.wav", "--format", "json")
-    return [(word["word"], word["start"]) for word in json.loads(out)["words"]]
+    return [(word["word"], word["start_seconds"]) for word in json.loads(out)["words"]]
