@@ -99,12 +99,11 @@ def export(
     """
     folder_to_write(out, "--out")
     check_place(out, force)
+    given = {"acoustic_scale": scale, "insertion_penalty": penalty}
     with locked(beside(out)):
-        given = {"acoustic_scale": scale, "insertion_penalty": penalty}
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
         run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
         search, options = run.searched(request)
         with timed(f"exporting to {to}"):
             lines = export_run(run, Wish(out, kind, cmvn, force, ivector), search, options)
-    for line in lines:
-        typer.echo(line)
+    typer.echo("\n".join(lines))

@@ -106,14 +106,11 @@ def export_run(run: TrainedRun, wish: Wish, found_by: WordSearch | None, options
         module = StreamedChunks(cmvn, run.network, scores)
     facts = _facts(run, wish, front, normalised_by)
     facts |= {"acoustic_scale": f"{scale:g}", "vocab_size": str(scores.width), "graph": _of(search)}
-    if run.acoustic.speakers is not None:
-        facts |= {"ivector": wish.ivector, "ivector_dim": str(ivector)}
     with atomic_folder(wish.out) as folder:
         worst = write_onnx(module, front.bins, facts, folder / "model.onnx")
         lines = _write_tables(folder, search)
-        if ivector and run.acoustic.speakers is not None:
-            values = json.dumps(run.acoustic.speakers.save(folder), indent=1)
-            (folder / SPEAKERS).write_text(values, encoding="utf-8")
+        if ivector:
+            _write_speakers(folder, run)
         _write_metadata(folder, facts, search, options, worst)
     told = f"at most {worst:.1g} from the network; {run.weights}"
     first = f"{wish.out}: opset {OPSET}, {wish.kind}, normalised by {normalised_by}, {told}"
@@ -191,7 +188,11 @@ def _of(search: ExportedSearch) -> str:
 
 def _facts(run: TrainedRun, wish: Wish, front: LogMel, normalised_by: str) -> dict[str, str]:
     """Metadata of the ONNX file, all strings; keys that sherpa-onnx reads have its names."""
+    speakers, more = run.acoustic.speakers, {}
+    if speakers is not None and speakers.extractor is not None:
+        more = {"ivector": wish.ivector, "ivector_dim": str(speakers.extractor.dims)}
     return {
+        **more,
         "model_author": "murmur",
         "version": version("murmur"),
         "comment": run.name,
@@ -226,6 +227,13 @@ def _write_tables(folder: Path, search: ExportedSearch) -> list[str]:
         f"{moved.unread} words were on arcs that sherpa-onnx does not read: {moved.backwards} moved to the frame"
         f" before, {moved.forwards} to the frame after",
     ]
+
+
+def _write_speakers(folder: Path, run: TrainedRun) -> None:
+    """Write the estimation of i-vectors: the extractor, and the values of speakers.json."""
+    assert run.acoustic.speakers is not None  # an i-vector is an input
+    values = json.dumps(run.acoustic.speakers.save(folder), indent=1)
+    (folder / SPEAKERS).write_text(values + "\n", encoding="utf-8")
 
 
 def _write_metadata(

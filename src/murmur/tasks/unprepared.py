@@ -30,9 +30,9 @@ SYNTHESIS_SECONDS = 0.02  # to synthesise one
 FEATURES_SECONDS = 4.0  # for an hour of speech; so are the next ones
 PASS_SECONDS, GAUSSIAN_SECONDS = 1.9, 0.85e-3  # of a pass of EM, and of each additional Gaussian
 ALIGNMENT_SECONDS, TREE_SECONDS, PACKING_SECONDS = 4.0, 5.0, 2.0
-UBM_SECONDS = 0.05  # for an hour of speech, of a pass of EM, and of each Gaussian
+UBM_SECONDS = 0.01  # for an hour of speech, of a pass of EM, and of each Gaussian
 UBM_DIMS = 39  # features of the background model
-EXTRACTOR_SECONDS = 4e-9  # of a pass of EM, for each Gaussian, pair of values, and group of utterances
+EXTRACTOR_SECONDS = 8e-9  # of a pass of EM, for each Gaussian, pair of values, and group of utterances
 FLAC_BYTES = 20e3  # per second of audio
 
 

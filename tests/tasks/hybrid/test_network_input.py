@@ -24,7 +24,7 @@ from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.ivector.extractor import IvectorConfig
 from murmur.speech.ivector.statistics import Sums
 from murmur.speech.ivector.ubm import UbmConfig
-from murmur.speech.models import Blstm, Dnn, Lstm, Tdnn, TdnnF
+from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 from murmur.tasks.chain.task import ChainTask
 from murmur.tasks.hybrid import data as hybrid_data
 from murmur.tasks.hybrid import ivector_stage
@@ -265,6 +265,8 @@ def test_refusals(plain):
         NetworkInput(deltas=3)
     with pytest.raises(ValueError, match="deltas = 1"):
         NetworkInput(spectrum=False, fmllr=True, deltas=1)
+    with pytest.raises(ValueError, match="they are no frequencies"):
+        replace(with_input(plain, NetworkInput(ivector=IVECTOR)), network=Tdnn(front=Convolutions(bins=3)))
     chain = ChainTask(with_input(plain, NetworkInput(ivector=IVECTOR)))
     with pytest.raises(SettingError, match="chain models take the spectrum alone"):
         chain.check()
