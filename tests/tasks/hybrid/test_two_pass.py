@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from murmur.core.errors import SettingError
+from murmur.recognition.transform_passes import TransformPasses
+from murmur.speech.features.analysis import Ready
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.fmllr import identity
@@ -20,6 +22,8 @@ from murmur.tasks.hybrid.config import Chunks, Decoding, HmmStages, NetworkInput
 from murmur.tasks.hybrid.data import _folder
 from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.word_search import WordSearch
 from plateaus import make_set
 
 SIZES = {"train": 48, "dev": 24, "test": 24}
@@ -132,6 +136,20 @@ def test_transforms_are_not_decoded_for_where_nothing_may_be_made(adapted, tmp_p
         refusing.hmms.transforms(refusing.material.dev, 1.0)
     with pytest.raises(SettingError, match="settings of two-pass decoding"):
         refusing.recogniser()
+
+
+def test_a_saved_recogniser_of_a_set_with_features_adapts_other_speech_alike(adapted, tmp_path):
+    expected = adapted.hmms.network_features(adapted.material.test)
+    adapted.recogniser().save(tmp_path / "recogniser")
+    recogniser = PortableRecogniser.open(tmp_path / "recogniser")
+    speakers = recogniser.acoustic.speakers
+    assert isinstance(speakers.front, Ready)
+    assert speakers.passes == adapted._passes.settings
+    search = WordSearch(recogniser.graphs, speakers.passes.grammar, recogniser.cache)
+    passes = TransformPasses(speakers.gaussians, search, speakers.passes)
+    found = recogniser.acoustic.features(adapted.material.test, tmp_path / "features", passes)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], feats) for name, feats in expected.items())
 
 
 def test_refusals(task, adapted):

@@ -50,9 +50,7 @@ def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: 
     module.eval()
     stack = int(getattr(module.network, "stack", 1))
     example = _example(module, values, stack)
-    streaming = isinstance(module, StreamedChunks)
-    inputs, outputs = (CHUNK_INPUTS, CHUNK_OUTPUTS) if streaming else (WHOLE_INPUTS, WHOLE_OUTPUTS)
-    inputs = (*inputs, IVECTOR) if _ivector_values(module) else inputs
+    inputs, outputs = _names(module)
     with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory(prefix="murmur-export-") as folder:
         # The exporter that records shapes would fix the number of frames of bidirectional networks.
         warnings.simplefilter("ignore")
@@ -173,12 +171,15 @@ def _example(module: WholeUtterances | StreamedChunks, values: int, stack: int) 
     x, x_lens = torch.randn(2, frames, values), torch.tensor([frames, frames - stack])
     if isinstance(module, StreamedChunks):
         return (x, x_lens, *module.first_states(2))
-    ivector = _ivector_values(module)
+    ivector = module.ivector_values
     return (x, x_lens, torch.randn(2, ivector)) if ivector else (x, x_lens)
 
 
-def _ivector_values(module: WholeUtterances | StreamedChunks) -> int:
-    return module.ivector_values if isinstance(module, WholeUtterances) else 0
+def _names(module: WholeUtterances | StreamedChunks) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the inputs and outputs."""
+    if isinstance(module, StreamedChunks):
+        return CHUNK_INPUTS, CHUNK_OUTPUTS
+    return ((*WHOLE_INPUTS, IVECTOR) if module.ivector_values else WHOLE_INPUTS), WHOLE_OUTPUTS
 
 
 def _library(name: str) -> Any:
