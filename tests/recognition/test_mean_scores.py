@@ -70,9 +70,11 @@ def test_scores_of_other_shapes_are_refused() -> None:
 
 def test_features_are_those_of_each_model(tmp_path: Path) -> None:
     class Told(AcousticModel):
-        def features(self, corpus, cache):
-            return {"u": (corpus, cache, self.cmvn)}
+        def features(self, corpus, cache, estimate=None):
+            return {"u": (corpus, cache, self.cmvn, estimate)}
 
     models = tuple((Told(Ready(4), 0, cmvn, Tdnn(), 4, 5), torch.nn.Identity()) for cmvn in ("none", "speaker"))
     found = MeanScores(models).features("corpus", tmp_path)
-    assert found == [{"u": ("corpus", tmp_path, "none")}, {"u": ("corpus", tmp_path, "speaker")}]
+    assert found == [{"u": ("corpus", tmp_path, "none", None)}, {"u": ("corpus", tmp_path, "speaker", None)}]
+    found = MeanScores(models, (None, dict)).features("corpus", tmp_path)  # each model's own estimate of transforms
+    assert found == [{"u": ("corpus", tmp_path, "none", None)}, {"u": ("corpus", tmp_path, "speaker", dict)}]

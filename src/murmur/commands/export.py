@@ -18,7 +18,7 @@ from murmur.commands.vocabulary_options import (
     chosen,
 )
 from murmur.core.path_checks import folder_to_write
-from murmur.recognition.export import Cmvn, Kind, Wish, check_place, export_run
+from murmur.recognition.export import Cmvn, Ivector, Kind, Wish, check_place, export_run
 from murmur.recognition.trained_run import Wanted, open_run
 from murmur.recognition.tuning import SearchRequest
 from murmur.run.folder.lock import beside, locked
@@ -46,6 +46,14 @@ CmvnOption = Annotated[
         rich_help_panel=NORMALISATION,
     ),
 ]
+IvectorOption = Annotated[
+    Ivector,
+    typer.Option(
+        help="zero: without adaptation, the mean of all speakers in place of an i-vector; input: the i-vector is an"
+        " input of the model, for runtimes that give one.",
+        rich_help_panel=NORMALISATION,
+    ),
+]
 Scale = Annotated[
     float | None,
     typer.Option(
@@ -65,6 +73,7 @@ def export(
     to: To = "onnx",
     kind: KindOption = "whole",
     cmvn: CmvnOption = "closest",
+    ivector: IvectorOption = "zero",
     grammar: GrammarOption = None,
     lm: LmOption = None,
     words: WordsOption = None,
@@ -90,12 +99,11 @@ def export(
     """
     folder_to_write(out, "--out")
     check_place(out, force)
+    given = {"acoustic_scale": scale, "insertion_penalty": penalty}
     with locked(beside(out)):
-        given = {"acoustic_scale": scale, "insertion_penalty": penalty}
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
         run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
         search, options = run.searched(request)
         with timed(f"exporting to {to}"):
-            lines = export_run(run, Wish(out, kind, cmvn, force), search, options)
-    for line in lines:
-        typer.echo(line)
+            lines = export_run(run, Wish(out, kind, cmvn, force, ivector), search, options)
+    typer.echo("\n".join(lines))

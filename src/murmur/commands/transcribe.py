@@ -28,7 +28,7 @@ from murmur.commands.vocabulary_options import (
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
 from murmur.engine.checkpoints.checkpoint import write_whole
-from murmur.recognition.adapted_transcriber import AdaptedTranscriber, adapted_transcriber, refuse_to_adapt
+from murmur.recognition.adapted_transcriber import adapted_transcriber, refuse_to_adapt
 from murmur.recognition.exported_model import exported_transcriber, looks_exported
 from murmur.recognition.trained_run import TrainedRun, Wanted, open_run
 from murmur.recognition.transcriber import Transcriber, name_of, transcriber
@@ -43,6 +43,7 @@ app = typer.Typer(add_completion=False)
 STDIN = "-"
 SOME_FAILED = 3
 Format = Literal["text", "json", "ctm", "srt"]
+OfSpeaker = Callable[[Sequence[tuple[Recording, str]]], list[Transcript]]  # all recordings of one, with their sources
 FILES, SEARCH, OUTPUT = "Audio", "Search", "Output"
 
 Model = Annotated[Path, typer.Argument(help="Folder of a run, one of its .safetensors files, or an export folder.")]
@@ -89,7 +90,8 @@ Adapt = Annotated[
     bool,
     typer.Option(
         "--adapt",
-        help="Use the run's speaker-adapted Gaussian system; all files are of one speaker unless --utt2spk names them.",
+        help="Adapt to the speaker: the network, if its input depends on the speaker, else the run's speaker-adapted"
+        " Gaussian system; all files are of one speaker unless --utt2spk names them.",
         rich_help_panel=SEARCH,
     ),
 ]
@@ -184,10 +186,14 @@ def _do_run(
     inputs: Inputs, run: TrainedRun, request: SearchRequest, longest: float, speakers: Mapping[str, str] | None
 ) -> int:
     """Transcribe with a run, adapted to its speakers if they are given; return the number of unreadable files."""
-    if speakers is not None:
-        return _do_speakers(inputs, adapted_transcriber(run, request, longest), speakers)
+    if speakers is not None and run.acoustic.speakers is None:
+        adapted = adapted_transcriber(run, request, longest)
+        return _do_speakers(inputs, adapted.front.rate_hz, adapted, speakers)
     typer.echo(f"murmur: {run.weights}", err=True)
-    return _do_all(inputs, transcriber(run, *run.searched(request), longest))
+    work = transcriber(run, *run.searched(request), longest)
+    if speakers is not None:
+        return _do_speakers(inputs, work.front.rate_hz, work.of_speaker, speakers)
+    return _do_all(inputs, work)
 
 
 def _end(failed: int, count: int) -> None:
@@ -243,7 +249,7 @@ def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Map
     return {name: speaker for name, speaker in rows}
 
 
-def _do_speakers(inputs: Inputs, work: AdaptedTranscriber, speakers: Mapping[str, str]) -> int:
+def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mapping[str, str]) -> int:
     """Read all files, then transcribe speaker after speaker; return the number of unreadable files.
 
     Raises:
@@ -253,7 +259,7 @@ def _do_speakers(inputs: Inputs, work: AdaptedTranscriber, speakers: Mapping[str
     by_speaker: dict[str, list[tuple[Recording, str]]] = {}
     for name in inputs.files:
         try:
-            recordings = inputs.read(name, work.front.rate_hz)
+            recordings = inputs.read(name, rate_hz)
         except CorpusError as error:
             failed += 1
             typer.echo(f"murmur: {readable(str(error))}", err=True)

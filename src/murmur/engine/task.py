@@ -151,14 +151,6 @@ class Recognises(Protocol):
 
 
 @runtime_checkable
-class MayNeedItsCorpus(Protocol):
-    """Optional addition to `Recognises`: a task whose settings may tie recognition to the corpus of training."""
-
-    def not_portable(self) -> str:
-        """Reason why a finished run cannot recognise speech by itself; empty if it can."""
-
-
-@runtime_checkable
 class NamesGrammars(Protocol):
     """Optional addition to `Recognises`: a check of a grammar's name that needs no prepared data."""
 

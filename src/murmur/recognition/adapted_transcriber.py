@@ -13,7 +13,7 @@ import numpy as np
 from murmur.core.errors import SettingError
 from murmur.recognition.run_records import scales_of
 from murmur.recognition.trained_run import TrainedRun
-from murmur.recognition.transcriber import Transcriber, cut_into_pieces
+from murmur.recognition.transcriber import Transcriber, cut_into_pieces, samples_of
 from murmur.recognition.tuning import SearchRequest, to_the_end
 from murmur.run.timed import timed
 from murmur.speech.corpus.recordings import Recording
@@ -22,7 +22,6 @@ from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.recogniser import GraphSearch
 from murmur.speech.decoding.transcript import Transcript
 from murmur.speech.features.analysis import Mfcc, analyse
-from murmur.speech.features.cmvn import Scope
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.tasks.adapted_gaussians import AdaptedGaussians
 from murmur.tasks.word_search import WordSearch
@@ -38,15 +37,19 @@ class AdaptedSpeaker:
     """
 
     gaussians: AdaptedGaussians
-    transform: FloatArray | None
-
-    cmvn: Scope = "none"
+    transform: FloatArray | None = None
     stack: int = 1
 
     @property
     def front(self) -> Mfcc:
         """Front end of the Gaussian system."""
-        return self.gaussians.front
+        front = self.gaussians.front
+        assert isinstance(front, Mfcc)  # see `adapted_transcriber`
+        return front
+
+    def inputs(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Features of all speech of the speaker, neither projected nor adapted."""
+        return self.gaussians.features([analyse(samples_S, self.front) for samples_S in pieces]) if pieces else []
 
     def scores(self, feats_TF: np.ndarray) -> np.ndarray:
         """(T, P) log-likelihoods."""
@@ -72,17 +75,12 @@ class AdaptedTranscriber:
     @property
     def front(self) -> Mfcc:
         """Front end of the Gaussian system."""
-        return self.gaussians.front
+        return AdaptedSpeaker(self.gaussians).front
 
     def __call__(self, recordings: Sequence[tuple[Recording, str]]) -> list[Transcript]:
         """Transcribe all recordings of one speaker, each with its source, at the sample rate of the front end."""
         cut = [cut_into_pieces(recording, self.front, self.longest_seconds) for recording, _ in recordings]
-        cepstra = [
-            analyse(recording.samples[first:end], self.front)
-            for (recording, _), pieces in zip(recordings, cut, strict=True)
-            for first, end in pieces.long_enough
-        ]
-        feats = self.gaussians.features(cepstra) if cepstra else []
+        feats = AdaptedSpeaker(self.gaussians).inputs(samples_of(recordings, cut))
         speaker = AdaptedSpeaker(self.gaussians, self._transform(feats))
         adapted = Transcriber(speaker, self.search, self.longest_seconds)
         left, found = iter(feats), []
@@ -109,7 +107,7 @@ def adapted_transcriber(run: TrainedRun, request: SearchRequest, longest_seconds
         SettingError: the run has no such system, or no acoustic scale for it, or the options fit its network alone.
     """
     gaussians, search = run.recogniser.adapted, run.search(request.grammar)
-    if gaussians is None or search is None:
+    if gaussians is None or search is None or not isinstance(gaussians.front, Mfcc):
         refuse_to_adapt(run.folder)
     if request.dev is not None:
         raise SettingError("--dev tunes the search of the network: with --adapt give --scale and --penalty")

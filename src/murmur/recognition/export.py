@@ -22,6 +22,7 @@ from murmur.speech.ctc.criterion import Units
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.deployable import (
     FixedCmvn,
+    JoinedInput,
     NoCmvn,
     Readout,
     ScoreNetwork,
@@ -38,26 +39,34 @@ from murmur.speech.decoding.word_moving import Moved, move_words
 from murmur.speech.features.analysis import LogMel
 from murmur.speech.features.shards import sha256_of
 from murmur.speech.lexicon.lexicon import write_symbols
+from murmur.tasks.speaker_inputs import EXTRACTOR
 from murmur.tasks.word_search import WordSearch
 
 Kind = Literal["whole", "stream"]
 Cmvn = Literal["closest", "utterance", "global"]
+Ivector = Literal["zero", "input"]
 MARK = "murmur-export"
-METADATA, TIMES = "metadata.json", "times.json"
+METADATA, TIMES, SPEAKERS = "metadata.json", "times.json", "speakers.json"
 SPACE = "\u2581"  # sherpa-onnx prints it as a space
 
 
 @dataclass(frozen=True)
 class Wish:
-    """Settings of an export: the folder, whole utterances or chunks, and the source of the normalisation statistics.
+    """Settings of an export.
 
-    `force` allows an export in the folder to be replaced.
+    Attributes:
+        out: Folder.
+        kind: Whole utterances or chunks.
+        cmvn: Source of the normalisation statistics.
+        force: True if an export in the folder may be replaced.
+        ivector: "zero" for the mean of the prior in place of an i-vector, "input" for an input of the model.
     """
 
     out: Path
     kind: Kind = "whole"
     cmvn: Cmvn = "closest"
     force: bool = False
+    ivector: Ivector = "zero"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +93,7 @@ def export_run(run: TrainedRun, wish: Wish, found_by: WordSearch | None, options
     check_place(wish.out, wish.force)
     front = run.front
     cmvn, normalised_by = normaliser(run, wish)
+    cmvn, ivector = joined_input(run, wish, cmvn)
     why_not = why_no_stream(run.network, cmvn) if wish.kind == "stream" else None
     if why_not:  # before a graph is built
         raise ExportError(why_not)
@@ -91,16 +101,16 @@ def export_run(run: TrainedRun, wish: Wish, found_by: WordSearch | None, options
     # Without a graph there are no other scores to balance: the scores stay log posteriors.
     scale = options.acoustic_scale if search.graph is not None else 1.0
     scores = ScoreNetwork(Readout(run.log_prior, search.columns, scale), outputs_of(run.network))
-    form: dict[Kind, type[WholeUtterances] | type[StreamedChunks]] = {
-        "whole": WholeUtterances,
-        "stream": StreamedChunks,
-    }
-    module = form[wish.kind](cmvn, run.network, scores)
+    module: WholeUtterances | StreamedChunks = WholeUtterances(cmvn, run.network, scores, ivector)
+    if wish.kind == "stream":
+        module = StreamedChunks(cmvn, run.network, scores)
     facts = _facts(run, wish, front, normalised_by)
     facts |= {"acoustic_scale": f"{scale:g}", "vocab_size": str(scores.width), "graph": _of(search)}
     with atomic_folder(wish.out) as folder:
         worst = write_onnx(module, front.bins, facts, folder / "model.onnx")
         lines = _write_tables(folder, search)
+        if ivector:
+            _write_speakers(folder, run)
         _write_metadata(folder, facts, search, options, worst)
     told = f"at most {worst:.1g} from the network; {run.weights}"
     first = f"{wish.out}: opset {OPSET}, {wish.kind}, normalised by {normalised_by}, {told}"
@@ -125,6 +135,28 @@ def normaliser(run: TrainedRun, wish: Wish) -> tuple[nn.Module, str]:
     if run.cmvn == "speaker":
         return UtteranceCmvn(), "each utterance's own statistics (training: each speaker's)"
     return UtteranceCmvn(), "each utterance's own statistics, as in training"
+
+
+def joined_input(run: TrainedRun, wish: Wish, cmvn: nn.Module) -> tuple[nn.Module, int]:
+    """Return the module that makes the network's input, and the number of values of an i-vector that is an input.
+
+    Raises:
+        ExportError: the input has features adapted to the speaker, or an i-vector is requested where it cannot be.
+    """
+    speakers, order = run.acoustic.speakers, run.acoustic.delta_order
+    if speakers is not None and speakers.gaussians is not None:
+        raise ExportError(
+            "the network's input has features adapted to the speaker (task.front.input.fmllr), whose transforms come"
+            " from two decoding passes, and other runtimes make one: export a network of spectrum and i-vector"
+        )
+    extractor = None if speakers is None else speakers.extractor
+    if wish.ivector == "input" and (extractor is None or wish.kind == "stream"):
+        reason = "the network takes none" if extractor is None else "a stream begins before there is speech for one"
+        raise ExportError(f"--ivector input: {reason}: leave --ivector out")
+    if extractor is None and not order:
+        return cmvn, 0
+    dims = 0 if extractor is None else extractor.dims
+    return JoinedInput(cmvn, order, np.zeros(dims)), dims if wish.ivector == "input" else 0
 
 
 def token_names(units: Units) -> list[str]:
@@ -156,7 +188,11 @@ def _of(search: ExportedSearch) -> str:
 
 def _facts(run: TrainedRun, wish: Wish, front: LogMel, normalised_by: str) -> dict[str, str]:
     """Metadata of the ONNX file, all strings; keys that sherpa-onnx reads have its names."""
+    speakers, more = run.acoustic.speakers, {}
+    if speakers is not None and speakers.extractor is not None:
+        more = {"ivector": wish.ivector, "ivector_dim": str(speakers.extractor.dims)}
     return {
+        **more,
         "model_author": "murmur",
         "version": version("murmur"),
         "comment": run.name,
@@ -193,9 +229,17 @@ def _write_tables(folder: Path, search: ExportedSearch) -> list[str]:
     ]
 
 
+def _write_speakers(folder: Path, run: TrainedRun) -> None:
+    """Write the estimation of i-vectors: the extractor, and the values of speakers.json."""
+    assert run.acoustic.speakers is not None  # an i-vector is an input
+    values = json.dumps(run.acoustic.speakers.save(folder), indent=1)
+    (folder / SPEAKERS).write_text(values + "\n", encoding="utf-8")
+
+
 def _write_metadata(
     folder: Path, facts: Mapping[str, str], search: ExportedSearch, options: DecodeOptions, worst: float
 ) -> None:
+    own = [name for name in (SPEAKERS, EXTRACTOR) if (folder / name).is_file()]
     content = {
         "format": MARK,
         **facts,
@@ -206,7 +250,7 @@ def _write_metadata(
         "retries": options.retries,
         "insertion_penalty": options.insertion_penalty if search.graph is not None else 0.0,
         "words_moved": search.moved.unread if search.moved is not None else 0,
-        "sha256": {name: sha256_of(folder / name) for name in vouched(search.graph is not None)},
+        "sha256": {name: sha256_of(folder / name) for name in (*vouched(search.graph is not None), *own)},
     }
     content["digest"] = digest_of(content)
     (folder / METADATA).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from murmur.core.errors import SettingError
-from murmur.recognition.export import METADATA, TIMES, digest_of, is_export, vouched
+from murmur.recognition.export import METADATA, SPEAKERS, TIMES, digest_of, is_export, vouched
 from murmur.recognition.transcriber import Transcriber
 from murmur.speech.ctc.criterion import Units
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph_store import StoredGraph
-from murmur.speech.decoding.onnx_file import run, session
+from murmur.speech.decoding.onnx_file import IVECTOR, run, session
 from murmur.speech.decoding.recogniser import CtcBestPath, GraphSearch, Recogniser, spans_of
-from murmur.speech.features.analysis import LogMel
-from murmur.speech.features.cmvn import Scope
+from murmur.speech.features.analysis import LogMel, Mfcc, analyse
 from murmur.speech.features.shards import sha256_of
+from murmur.tasks.speaker_columns import joined
+from murmur.tasks.speaker_inputs import EXTRACTOR, SpeakerInputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,20 +32,34 @@ class ExportedModel:
         runner: Session of onnxruntime.
         front: Front end that computes the network's features.
         stack: Input frames per output frame.
-        cmvn: Always "none", since the network normalises its input.
+        speakers: Estimation of i-vectors, which are an input; None for a network without such an input.
     """
 
     runner: Any
     front: LogMel
     stack: int
-    cmvn: Scope = field(default="none", init=False)
+    speakers: SpeakerInputs | None = None
+
+    def inputs(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Features of each piece as they are, since the network normalises its input, and the i-vector beside them."""
+        spectrum = [analyse(samples_S, self.front) for samples_S in pieces]
+        if self.speakers is None or not pieces:
+            return spectrum
+        assert isinstance(self.speakers.front, Mfcc)  # exports are of networks on audio
+        names = [f"{i:06}" for i in range(len(pieces))]
+        cepstra = {n: analyse(samples_S, self.speakers.front) for n, samples_S in zip(names, pieces, strict=True)}
+        columns = self.speakers.columns(cepstra, dict.fromkeys(names, ""), None)
+        return [joined(name, feats_TF, columns) for name, feats_TF in zip(names, spectrum, strict=True)]
 
     def scores(self, feats_TF: np.ndarray) -> np.ndarray:
         """(U, L) scaled scores of the graph's labels, or log posteriors of CTC's units."""
-        given = {"x": feats_TF[None], "x_lens": np.array([len(feats_TF)])}
+        spectrum_TF = feats_TF[:, : self.front.bins]
+        given = {"x": spectrum_TF[None], "x_lens": np.array([len(feats_TF)])}
+        if self.speakers is not None:
+            given[IVECTOR] = feats_TF[:1, self.front.bins :]
         states = {i.name: i.shape for i in self.runner.get_inputs() if i.name in ("h", "c")}
         if states:  # a stream: all of it as one chunk
-            given["x"] = np.pad(feats_TF, ((0, -len(feats_TF) % self.stack), (0, 0)))[None]
+            given["x"] = np.pad(spectrum_TF, ((0, -len(feats_TF) % self.stack), (0, 0)))[None]
             given |= {name: np.zeros((shape[0], 1, shape[2]), np.float32) for name, shape in states.items()}
         scores_NUL, lengths_N, *_ = run(self.runner, given)
         found: np.ndarray = scores_NUL[0, : lengths_N[0]]
@@ -66,11 +81,12 @@ def exported_transcriber(folder: Path, given: Mapping[str, float | None], longes
         times = json.loads((folder / TIMES).read_text(encoding="utf-8"))
         recogniser = _recogniser(folder, times, options)
         front, stack = _front(facts), int(facts["subsampling_factor"])
+        speakers = _speakers(folder) if facts.get("ivector") == "input" else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise SettingError(f"the export in {folder} is incomplete or damaged ({reason}): export it again") from error
     return Transcriber(
-        ExportedModel(session(folder / "model.onnx", threads=0), front, stack), recogniser, longest_seconds
+        ExportedModel(session(folder / "model.onnx", threads=0), front, stack, speakers), recogniser, longest_seconds
     )
 
 
@@ -98,6 +114,11 @@ def _recogniser(folder: Path, times: Mapping[str, Any], options: DecodeOptions) 
     if "units" in times:
         return CtcBestPath(Units(times["units"], tuple(times["symbols"])))
     return GraphSearch(Decoder(StoredGraph.of(folder).read(), options), spans_of(times))
+
+
+def _speakers(folder: Path) -> SpeakerInputs:
+    values = json.loads((folder / SPEAKERS).read_text(encoding="utf-8"))
+    return SpeakerInputs.open(values, {EXTRACTOR: folder / EXTRACTOR}, None)
 
 
 def _front(facts: Mapping[str, Any]) -> LogMel:

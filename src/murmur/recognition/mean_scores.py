@@ -20,6 +20,7 @@ from torch import nn
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.corpus import Corpus
 from murmur.tasks.acoustic_model import AcousticModel
+from murmur.tasks.speaker_inputs import Estimate
 
 Features = Sequence[Mapping[str, np.ndarray]]  # of each model: {utterance: feats_TF}
 
@@ -30,17 +31,22 @@ class MeanScores:
 
     Attributes:
         models: Acoustic models with their networks; at least one.
+        estimates: Function of each model that estimates transforms of speakers, None for models that need none; empty
+            if none needs one.
     """
 
     models: tuple[tuple[AcousticModel, nn.Module], ...]
+    estimates: tuple[Estimate | None, ...] = ()
 
     def features(self, corpus: Corpus, cache: Path) -> Features:
-        """Normalised features of a corpus for each model; analyses are stored in `cache`.
+        """Inputs of the networks for a corpus; analyses are stored in `cache`.
 
         Raises:
             CorpusError: audio is missing, damaged or at another rate, or there are no features of this size.
         """
-        return [acoustic.features(corpus, cache) for acoustic, _ in self.models]
+        estimates = self.estimates or (None,) * len(self.models)
+        pairs = zip(self.models, estimates, strict=True)
+        return [acoustic.features(corpus, cache, estimate) for (acoustic, _), estimate in pairs]
 
     def all_scores(self, feats: Features) -> Iterator[tuple[str, np.ndarray]]:
         """Pairs of utterance and mean scores_UC, computed as they are taken.

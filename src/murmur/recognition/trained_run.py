@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from murmur.engine.task import NamesGrammars
 from murmur.recognition.mean_scores import MeanScores
 from murmur.recognition.origin import Origin, experiment_name, recorded_jobs
 from murmur.recognition.run_records import recorded, scales_of
+from murmur.recognition.transform_passes import TransformPasses
 from murmur.recognition.tuning import PARTS, SearchRequest, check_request, to_the_end, tuned
 from murmur.run.folder.contents import RECOGNISER
 from murmur.run.saved_model import Choice, read_into, told_choice
@@ -25,12 +27,13 @@ from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.decoding.decoder import DecodeOptions
-from murmur.speech.features.analysis import LogMel
+from murmur.speech.features.analysis import LogMel, Mfcc, analyse
 from murmur.speech.features.cmvn import Scope
 from murmur.tasks.acoustic_model import AcousticModel, UnknownNetwork
 from murmur.tasks.hybrid.config import first_options
 from murmur.tasks.prepare_data import read_corpus
 from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.speaker_inputs import SpeakerInputs
 from murmur.tasks.vocabulary import Vocabulary
 from murmur.tasks.word_search import GraphSources, WordSearch
 
@@ -49,6 +52,7 @@ class TrainedRun:
         weights: Description of the chosen model of the run.
         origin: The run's experiment, for the parts of its corpus.
         jobs: Decoding processes.
+        grammar: Grammar of the command line, which also the passes for adapted features use; None for the run's own.
     """
 
     recogniser: PortableRecogniser
@@ -58,6 +62,7 @@ class TrainedRun:
     weights: str
     origin: Origin
     jobs: int = 1
+    grammar: str | Vocabulary | None = None
 
     @property
     def folder(self) -> Path:
@@ -104,8 +109,35 @@ class TrainedRun:
         """ln p(pdf), (C,); None for CTC."""
         return self.acoustic.log_prior
 
+    def inputs(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Inputs of the network for all speech of one speaker, from the samples of its pieces."""
+        names, more = [f"{i:06}" for i in range(len(pieces))], self.acoustic.speakers
+        if not names:
+            return []
+
+        def analysed(front: LogMel | Mfcc) -> dict[str, np.ndarray]:
+            return {name: analyse(samples_S, front) for name, samples_S in zip(names, pieces, strict=True)}
+
+        spectrum = analysed(self.front) if more is None or more.spectrum else {}
+        cepstra = analysed(self._cepstra(more)) if more is not None else None
+        found = self.acoustic.input(spectrum, cepstra, dict.fromkeys(names, ""), self.estimate)
+        return [found[name] for name in names]
+
+    def _cepstra(self, more: SpeakerInputs) -> Mfcc:
+        assert isinstance(more.front, Mfcc)  # as the network's own front end computes its features from audio
+        return more.front
+
+    @cached_property
+    def estimate(self) -> TransformPasses | None:
+        """Passes that estimate the transforms of new speakers; None for a network without adapted features."""
+        more = self.acoustic.speakers
+        if more is None or more.gaussians is None or more.passes is None:
+            return None
+        search = WordSearch(self.graphs, self.grammar or more.passes.grammar, self.recogniser.cache, self.jobs)
+        return TransformPasses(more.gaussians, search, more.passes)
+
     def scores(self, feats_TF: np.ndarray) -> np.ndarray:
-        """(U, C) scores of normalised features, see `AcousticModel.scores`."""
+        """(U, C) scores of the network's input, see `AcousticModel.scores`."""
         return self.acoustic.scores(self.network, feats_TF)
 
     def corpus(self, data: str) -> Corpus:
@@ -136,7 +168,7 @@ class TrainedRun:
     @property
     def scoring(self) -> MeanScores:
         """Scores of this model alone."""
-        return MeanScores(((self.acoustic, self.network),))
+        return MeanScores(((self.acoustic, self.network),), (self.estimate,))
 
     def with_others(self, others: Sequence[TrainedRun]) -> MeanScores:
         """Mean scores of this model and others.
@@ -155,7 +187,8 @@ class TrainedRun:
                 raise SettingError(
                     f"--with {other.stem}: it has {rates[1]:g} output frames a second, {self.stem} has {rates[0]:g}"
                 )
-        return MeanScores(tuple((run.acoustic, run.network) for run in (self, *others)))
+        every = (self, *others)
+        return MeanScores(tuple((run.acoustic, run.network) for run in every), tuple(run.estimate for run in every))
 
     def searched(
         self, request: SearchRequest, scoring: MeanScores | None = None
@@ -237,6 +270,7 @@ def open_run(wanted: Wanted) -> TrainedRun:
     """
     stem = model_to_read(wanted.model, wanted.choice)
     folder = stem.parent
+    grammar = None if wanted.search is None else wanted.search.grammar
     run = recorded(folder, "run.json")
     origin = Origin(folder, wanted.source, tuple(wanted.settings), wanted.trust, wanted.jobs)
     saved = folder / RECOGNISER
@@ -246,7 +280,6 @@ def open_run(wanted: Wanted) -> TrainedRun:
     else:
         task = origin.task
         name, jobs = f"{origin.source}, {type(task).__name__}", recorded_jobs({}, task)
-        grammar = None if wanted.search is None else wanted.search.grammar
         if isinstance(task, NamesGrammars) and isinstance(grammar, str):
             task.check_grammar(grammar, "--grammar")  # before the recogniser needs prepared data
         recogniser = task.recogniser()
@@ -258,7 +291,7 @@ def open_run(wanted: Wanted) -> TrainedRun:
         network = recogniser.acoustic.build()
         facts = read_into(network, stem)
     told = told_choice(stem, wanted.choice, facts)
-    return TrainedRun(recogniser, network.eval(), stem, name, told, origin, wanted.jobs or jobs)
+    return TrainedRun(recogniser, network.eval(), stem, name, told, origin, wanted.jobs or jobs, grammar)
 
 
 def _with_code(recogniser: PortableRecogniser, folder: Path, origin: Origin) -> PortableRecogniser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,8 +21,7 @@ from murmur.speech.decoding.recogniser import (
     Recogniser,
 )
 from murmur.speech.decoding.transcript import Transcript, Word
-from murmur.speech.features.analysis import LogMel, Mfcc, analyse
-from murmur.speech.features.cmvn import Scope, normalise, statistics
+from murmur.speech.features.analysis import LogMel, Mfcc
 from murmur.tasks.word_search import WordSearch
 
 
@@ -40,15 +40,14 @@ class Acoustics(Protocol):
         """Front end that computes the features."""
 
     @property
-    def cmvn(self) -> Scope:
-        """Scope of the statistics that normalise the features."""
-
-    @property
     def stack(self) -> int:
         """Input frames per output frame."""
 
+    def inputs(self, pieces: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Features of all speech of one speaker, (T, F) for the samples of each piece."""
+
     def scores(self, feats_TF: np.ndarray) -> np.ndarray:
-        """(U, C) scores of normalised features."""
+        """(U, C) scores of the features of a piece."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +70,21 @@ class Transcriber:
         return self.network.front
 
     def __call__(self, recording: Recording, source: str) -> Transcript:
-        """Transcribe a recording that has the sample rate of the front end."""
-        pieces = cut_into_pieces(recording, self.front, self.longest_seconds)
-        feats = self._normal([analyse(recording.samples[first:end], self.front) for first, end in pieces.long_enough])
-        return self.of_features(recording, source, pieces, feats)
+        """Transcribe a recording that has the sample rate of the front end, as the speech of one speaker."""
+        (found,) = self.of_speaker([(recording, source)])
+        return found
+
+    def of_speaker(self, recordings: Sequence[tuple[Recording, str]]) -> list[Transcript]:
+        """Transcribe all recordings of one speaker, each with its source, at the sample rate of the front end."""
+        cut = [cut_into_pieces(recording, self.front, self.longest_seconds) for recording, _ in recordings]
+        feats = iter(self.network.inputs(samples_of(recordings, cut)))
+        return [
+            self.of_features(recording, source, pieces, list(islice(feats, len(pieces.long_enough))))
+            for (recording, source), pieces in zip(recordings, cut, strict=True)
+        ]
 
     def of_features(self, recording: Recording, source: str, pieces: Pieces, feats: Sequence[np.ndarray]) -> Transcript:
-        """Transcribe a recording; `feats` are the normalised features of the pieces that are long enough."""
+        """Transcribe a recording; `feats` are the features of the pieces that are long enough."""
         rate_hz = recording.rate_hz
         words: list[Word] = []
         partial = False
@@ -91,15 +98,6 @@ class Transcriber:
             source, recording.seconds, tuple(words), spans, partial, recording.changes, short, name_of(recording)
         )
 
-    def _normal(self, feats: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Normalise by each piece's own statistics, or by the recording's if training used those of speakers."""
-        if self.network.cmvn == "none" or not feats:
-            return list(feats)
-        if self.network.cmvn == "speaker":
-            pair = statistics(feats)
-            return [normalise(feats_TF, *pair) for feats_TF in feats]
-        return [normalise(feats_TF, *statistics([feats_TF])) for feats_TF in feats]
-
     def _word(self, found: RecognisedWord, begin_seconds: float, seconds: float) -> Word:
         frame_seconds = self.front.frame_shift_seconds * self.network.stack
         start, end = (min(begin_seconds + frame * frame_seconds, seconds) for frame in (found.first, found.end))
@@ -112,6 +110,15 @@ def cut_into_pieces(recording: Recording, front: LogMel | Mfcc, longest_seconds:
     every = cut_at_silences(recording.samples, rate_hz, longest_seconds)
     window = front.frame_length_seconds * rate_hz
     return Pieces(every, [(first, end) for first, end in every if end - first >= window])
+
+
+def samples_of(recordings: Sequence[tuple[Recording, str]], cut: Sequence[Pieces]) -> list[np.ndarray]:
+    """Samples of all pieces that are long enough, recording after recording."""
+    return [
+        recording.samples[first:end]
+        for (recording, _), pieces in zip(recordings, cut, strict=True)
+        for first, end in pieces.long_enough
+    ]
 
 
 def name_of(recording: Recording) -> str:

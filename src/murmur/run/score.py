@@ -14,7 +14,7 @@ from torch import nn
 
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import Experiment
-from murmur.engine.task import DescribesModel, MayNeedItsCorpus, Recognises, test_in
+from murmur.engine.task import DescribesModel, Recognises, test_in
 from murmur.run.folder.contents import DESCRIPTION, RECOGNISER
 from murmur.run.request import RunRequest
 from murmur.run.saved_model import Initialised, choose, read_into, told_choice
@@ -54,15 +54,9 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
 
 
 def save_companions(experiment: Experiment, out: Path) -> None:
-    """Save everything besides the weights that the model's use needs: the recogniser, or the task's description.
-
-    A recogniser is saved if the task recognises speech without its corpus.
-    """
+    """Save everything besides the weights that the model's use needs: the recogniser, or the task's description."""
     task = experiment.task.task if isinstance(experiment.task, Initialised) else experiment.task
-    reason = task.not_portable() if isinstance(task, MayNeedItsCorpus) else ""
-    if reason:
-        log.warning("no recogniser is saved beside the weights: %s", reason)
-    elif isinstance(task, Recognises):
+    if isinstance(task, Recognises):
         task.recogniser().save(out / RECOGNISER)
     elif isinstance(task, DescribesModel):
         task.save_description(out / DESCRIPTION)

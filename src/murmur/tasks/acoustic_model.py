@@ -20,12 +20,15 @@ from murmur.execution.cores import cores_here
 from murmur.speech import models
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.file_errors import read_arrays
-from murmur.speech.features.analysis import LogMel, Ready, deltas
+from murmur.speech.features.analysis import Front, LogMel, Ready, deltas
 from murmur.speech.features.batching import UtteranceBatches, pad
 from murmur.speech.features.cmvn import Pair, Scope, normalise_all, statistics
 from murmur.speech.features.shards import FeatureStore, is_prepared, prepare
 from murmur.speech.hmm import hybrid
+from murmur.tasks.adapted_gaussians import AdaptedGaussians
 from murmur.tasks.prepared import Absent, refuse_to_make
+from murmur.tasks.speaker_columns import joined
+from murmur.tasks.speaker_inputs import Estimate, SpeakerInputs
 
 BATCH = 32  # utterances that a network without a prior scores together
 ARRAYS = "acoustic.npz"
@@ -75,6 +78,7 @@ class AcousticModel:
         log_prior: (C,) ln p(pdf), subtracted from log posteriors; None scores by log posteriors.
         training: function that returns mean and deviation (F,) of all training frames, before normalisation; None for
             features that corpora bring.
+        speakers: inputs that depend on the speaker; None for a network without.
     """
 
     front: LogMel | Ready
@@ -86,23 +90,53 @@ class AcousticModel:
     stack: int = 1
     log_prior: Tensor | None = None
     training: Callable[[], Pair] | None = None
+    speakers: SpeakerInputs | None = None
 
     def build(self) -> nn.Module:
         """A fresh network, feats_NTF (and lengths_N, if `stack` is not 1) to logits_NUC."""
         return self.network.build(self.inputs, self.outputs)
 
-    def features(self, corpus: Corpus, cache: Path) -> dict[str, np.ndarray]:
-        """Normalised features of a corpus, {utterance: feats_TF}; the analysis is stored in `cache`.
+    def features(self, corpus: Corpus, cache: Path, estimate: Estimate | None = None) -> dict[str, np.ndarray]:
+        """The network's input for a corpus, {utterance: feats_TF}; analyses are stored in `cache`.
+
+        `estimate` estimates transforms of speakers, see `SpeakerInputs.columns`.
 
         Raises:
             CorpusError: audio is missing, damaged or at another rate, or there are no features of this size.
         """
-        return self.normalised(prepare(corpus, self.front, cache, cores_here(), progress=True))
 
-    def normalised(self, store: FeatureStore) -> dict[str, np.ndarray]:
-        """Features of a store as the network takes them."""
-        feats = normalise_all(store, store.corpus.speakers, self.cmvn)
-        return {name: deltas(x, self.delta_order) for name, x in feats.items()} if self.delta_order else feats
+        def store(front: Front) -> FeatureStore:
+            return prepare(corpus, front, cache, cores_here(), progress=True)
+
+        if self.speakers is None:
+            return self.input(store(self.front), None, corpus.speakers)
+        spectrum = store(self.front) if self.speakers.spectrum else {}
+        return self.input(spectrum, store(self.speakers.front), corpus.speakers, estimate)
+
+    def input(
+        self,
+        spectrum: Mapping[str, np.ndarray],
+        cepstra: Mapping[str, np.ndarray] | None,
+        speakers: Mapping[str, str],
+        estimate: Estimate | None = None,
+    ) -> dict[str, np.ndarray]:
+        """The network's input for all speech of some speakers, {utterance: feats_TF}.
+
+        Args:
+            spectrum: {utterance: feats_TF} of `front`, not normalised; empty for an input without.
+            cepstra: those of `speakers.front`; None for an input that does not depend on the speaker.
+            speakers: {utterance: speaker}.
+            estimate: function that estimates the transforms of the speakers, see `SpeakerInputs.columns`.
+        """
+        feats = normalise_all(spectrum, speakers, self.cmvn)
+        if self.delta_order:
+            feats = {name: deltas(x, self.delta_order) for name, x in feats.items()}
+        if self.speakers is None or cepstra is None:
+            return feats
+        columns = self.speakers.columns(cepstra, speakers, estimate)
+        if not self.speakers.spectrum:
+            return {name: joined(name, None, columns) for name in columns.feats}
+        return {name: joined(name, feats_TF, columns) for name, feats_TF in feats.items() if name in columns}
 
     def scores(self, network: nn.Module, feats_TF: np.ndarray) -> np.ndarray:
         """(U, C) log-likelihoods up to a constant of normalised features; log posteriors without a prior."""
@@ -131,8 +165,10 @@ class AcousticModel:
             arrays |= dict(zip(("mean", "deviation"), self.training(), strict=True))
         with (folder / ARRAYS).open("wb") as file:
             np.savez(file, **arrays)
+        more = {} if self.speakers is None else {"speakers": self.speakers.save(folder)}
         return {
             "front": {"type": type(self.front).__name__, **asdict(self.front)},
+            **more,
             "delta_order": self.delta_order,
             "cmvn": self.cmvn,
             "network": {"type": type_name(self.network), "values": network_values(self.network)},
@@ -142,8 +178,10 @@ class AcousticModel:
         }
 
     @staticmethod
-    def open(content: Mapping[str, Any], files: Mapping[str, Path]) -> AcousticModel:
-        """Read what `save` wrote; `files` maps names to verified files.
+    def open(
+        content: Mapping[str, Any], files: Mapping[str, Path], gaussians: AdaptedGaussians | None = None
+    ) -> AcousticModel:
+        """Read what `save` wrote; `files` maps names to verified files, `gaussians` is that of the recogniser.
 
         Raises:
             LookupError, TypeError, ValueError: the content has another form.
@@ -158,7 +196,11 @@ class AcousticModel:
             raise ValueError(f"unknown scope {content['cmvn']!r}")
         front, network = _front(content["front"]), _network(content["network"])
         training = None if pair is None else lambda: pair
-        return AcousticModel(front, network=network, cmvn=content["cmvn"], log_prior=prior, training=training, **sizes)
+        inputs = content.get("speakers")
+        speakers = None if inputs is None else SpeakerInputs.open(inputs, files, gaussians)
+        return AcousticModel(
+            front, network=network, cmvn=content["cmvn"], log_prior=prior, training=training, speakers=speakers, **sizes
+        )
 
 
 def posteriors(network: nn.Module, feats: Mapping[str, np.ndarray], stack: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from murmur.speech.features.analysis import Mfcc, deltas
+from murmur.speech.features.analysis import Mfcc, Ready, deltas
 from murmur.speech.features.cmvn import normalise, statistics
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, transforms_from_paths
@@ -28,13 +28,13 @@ class AdaptedGaussians:
 
     Attributes:
         name: name of its stage, as in the figures of score.json.
-        front: analysis of audio.
+        front: analysis of audio; or `Ready` for features of a set.
         pair: models of adapted and of unadapted features, with the states of the network.
         fmllr: settings for the estimation of transforms in decoding.
     """
 
     name: str
-    front: Mfcc
+    front: Mfcc | Ready
     pair: AdaptedPair
     fmllr: FmllrConfig
 
@@ -69,7 +69,8 @@ class AdaptedGaussians:
         """Write both models into a folder; return the other values in JSON's terms."""
         save_model(self.pair.adapted, folder / ADAPTED)
         save_model(self.pair.unadapted, folder / UNADAPTED)
-        return {"name": self.name, "front": asdict(self.front), "fmllr": asdict(self.fmllr)}
+        kind = {"front_type": "Ready"} if isinstance(self.front, Ready) else {}
+        return {"name": self.name, "front": asdict(self.front), **kind, "fmllr": asdict(self.fmllr)}
 
     @staticmethod
     def open(content: Mapping[str, Any], files: Mapping[str, Path]) -> AdaptedGaussians:
@@ -79,5 +80,6 @@ class AdaptedGaussians:
             LookupError, TypeError, ValueError: the content has another form.
         """
         pair = AdaptedPair(load_model(files[ADAPTED]), load_model(files[UNADAPTED]))
-        front, fmllr = Mfcc(**content["front"]), FmllrConfig(**content["fmllr"])
+        kind = {"Mfcc": Mfcc, "Ready": Ready}[content.get("front_type", "Mfcc")]
+        front, fmllr = kind(**content["front"]), FmllrConfig(**content["fmllr"])
         return AdaptedGaussians(str(content["name"]), front, pair, fmllr)

@@ -40,7 +40,7 @@ class PortableRecogniser:
         graphs: lexicon, grammars and HMM.
         cache: folder of built graphs.
         built: folder of the graph of the own grammar, if it was built.
-        adapted: speaker-adapted Gaussian system with the same states; None if there is none for audio.
+        adapted: speaker-adapted Gaussian system with the same states; None if there is none.
     """
 
     acoustic: AcousticModel
@@ -81,9 +81,9 @@ class PortableRecogniser:
         path = files[VALUES]
         values = read_object(path, AGAIN)
         with making_sense_of(path, AGAIN):
-            acoustic = AcousticModel.open(values["acoustic"], files)
-            graphs = SOURCES[values["graphs"]["kind"]].open(values["graphs"], files)
             adapted = AdaptedGaussians.open(values["adapted"], files) if "adapted" in values else None
+            acoustic = AcousticModel.open(values["acoustic"], files, adapted)
+            graphs = SOURCES[values["graphs"]["kind"]].open(values["graphs"], files)
         return PortableRecogniser(acoustic, graphs, folder / GRAPHS, adapted=adapted)
 
 

@@ -19,6 +19,7 @@ from murmur.speech.corpus.digits import Digits
 from murmur.speech.features.analysis import Front
 from murmur.speech.features.shards import missing_share
 from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.ivector.extractor import IvectorConfig
 from murmur.tasks.hybrid.config import HmmStages
 
 FRAMES_PER_SECOND = 100
@@ -29,6 +30,9 @@ SYNTHESIS_SECONDS = 0.02  # to synthesise one
 FEATURES_SECONDS = 4.0  # for an hour of speech; so are the next ones
 PASS_SECONDS, GAUSSIAN_SECONDS = 1.9, 0.85e-3  # of a pass of EM, and of each additional Gaussian
 ALIGNMENT_SECONDS, TREE_SECONDS, PACKING_SECONDS = 4.0, 5.0, 2.0
+UBM_SECONDS = 0.01  # for an hour of speech, of a pass of EM, and of each Gaussian
+UBM_DIMS = 39  # features of the background model
+EXTRACTOR_SECONDS = 8e-9  # of a pass of EM, for each Gaussian, pair of values, and group of utterances
 FLAC_BYTES = 20e3  # per second of audio
 
 
@@ -85,6 +89,16 @@ def systems_to_make(stages: HmmStages, missing: Sequence[str], hours: float, cac
         seconds = hours * (passes + ALIGNMENT_SECONDS * len(em.align_passes) + tree) / jobs
         found.append(Unmade(f"{name} system, {em.passes} passes over {hours:.2f} h", cache, seconds, 1e6))
     return found
+
+
+def extractor_to_make(config: IvectorConfig, hours: float, cache: Path) -> Unmade:
+    """Background model and extractor of i-vectors, trained on the given hours."""
+    gaussians = config.ubm.gaussians
+    groups = hours * 3600 / USUAL_SECONDS / (config.utterances or 1)
+    seconds = config.ubm.passes * gaussians * UBM_SECONDS * hours
+    seconds += config.passes * gaussians * config.dims**2 * EXTRACTOR_SECONDS * groups
+    size = 8.0 * gaussians * config.dims * UBM_DIMS
+    return Unmade(f"i-vectors of {config.dims} values from {gaussians} Gaussians", cache, seconds, size)
 
 
 def frames_to_make(hours: float, dims: int, value_bytes: int, cache: Path) -> Unmade:

@@ -11,6 +11,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip ins
 
 from murmur.speech.decoding.deployable import (
     FixedCmvn,
+    JoinedInput,
     NoCmvn,
     Readout,
     ScoreNetwork,
@@ -19,6 +20,7 @@ from murmur.speech.decoding.deployable import (
     WholeUtterances,
 )
 from murmur.speech.decoding.onnx_file import OPSET, ExportError, in_chunks, session, write_onnx
+from murmur.speech.features.analysis import deltas
 from murmur.speech.features.cmvn import normalise_all, statistics
 from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 
@@ -67,6 +69,50 @@ def test_scores_are_those_of_each_utterance_alone(tmp_path, name):
         frames = -(-n // config.stack)
         assert got_lens[i] == frames == len(alone)
         np.testing.assert_allclose(got[i, :frames], 0.3 * alone.numpy()[:, columns], atol=1e-4)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("name", ["tdnn", "dnn", "blstm with stacked frames"])
+def test_derivatives_and_ivectors_are_those_of_each_utterance_alone(tmp_path, name, given, order):
+    config, rng = NETWORKS[name], np.random.default_rng(4)
+    torch.manual_seed(3)
+    network = config.build(VALUES * (order + 1) + 4, OUTPUTS).eval()
+    lengths, usual = [1, 2, 7, 40], rng.normal(size=4).astype(np.float32)
+    feats = {str(i): rng.normal(size=(n, VALUES)).astype(np.float32) for i, n in enumerate(lengths)}
+    ivectors = rng.normal(size=(len(lengths), 4)).astype(np.float32) if given else np.tile(usual, (len(lengths), 1))
+    joined = JoinedInput(UtteranceCmvn(), order, usual)
+    module = WholeUtterances(joined, network, ScoreNetwork(Readout(), OUTPUTS), 4 if given else 0)
+    path, worst = exported(tmp_path, module)
+    assert worst <= 1e-4
+    x = np.full((len(lengths), max(lengths), VALUES), 5.0, np.float32)
+    for i, n in enumerate(lengths):
+        x[i, :n] = feats[str(i)]
+    more = {"ivector": ivectors} if given else {}
+    got, _ = session(path).run(None, {"x": x, "x_lens": np.array(lengths), **more})
+    normal = normalise_all(feats, {name: name for name in feats}, "utterance")
+    for i, n in enumerate(lengths):
+        whole = np.concatenate([deltas(normal[str(i)], order), np.tile(ivectors[i], (n, 1))], axis=1)
+        with torch.inference_mode():
+            alone = network(torch.from_numpy(whole)[None]).log_softmax(-1)[0].numpy()
+        np.testing.assert_allclose(got[i, : len(alone)], alone, atol=1e-4)
+
+
+def test_a_stream_has_an_ivector_in_place_of_the_speakers(tmp_path):
+    torch.manual_seed(3)
+    network, feats_TF = Lstm(hidden=7, layers=2).build(VALUES + 2, OUTPUTS).eval(), np.ones((40, VALUES), np.float32)
+    usual = np.array([0.5, -1.0], np.float32)
+    module = StreamedChunks(JoinedInput(NoCmvn(), 0, usual), network, ScoreNetwork(Readout(), OUTPUTS))
+    path, _ = exported(tmp_path, module)
+    got = in_chunks(session(path), feats_TF[None], 8, module)[0]
+    whole = np.concatenate([feats_TF, np.tile(usual, (40, 1))], axis=1)
+    with torch.inference_mode():
+        alone = network(torch.from_numpy(whole)[None]).log_softmax(-1)[0].numpy()
+    np.testing.assert_allclose(got, alone, atol=1e-4)
+    with pytest.raises(ValueError, match="derivatives need future frames"):
+        StreamedChunks(JoinedInput(NoCmvn(), 1, usual), network, ScoreNetwork(Readout(), OUTPUTS))
+    with pytest.raises(ValueError, match="known only at its end"):
+        StreamedChunks(JoinedInput(UtteranceCmvn(), 0, usual), network, ScoreNetwork(Readout(), OUTPUTS))
 
 
 @pytest.mark.parametrize("name", ["lstm", "blstm with stacked frames"])

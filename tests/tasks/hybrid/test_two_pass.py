@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from murmur.core.errors import SettingError
-from murmur.engine.budget import Budget
-from murmur.engine.experiment import Experiment
-from murmur.engine.optim.optimizer import Adam
-from murmur.run.score import save_companions
+from murmur.recognition.transform_passes import TransformPasses
+from murmur.speech.features.analysis import Ready
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.fmllr import identity
@@ -19,12 +17,13 @@ from murmur.speech.hmm.speaker_transforms import FmllrConfig
 from murmur.speech.hmm.storage import load_transforms
 from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.models import Tdnn
-from murmur.strategies import SyncSGD
 from murmur.tasks.hybrid import hmm as hybrid_hmm
-from murmur.tasks.hybrid.config import Chunks, Decoding, HmmStages, Search
+from murmur.tasks.hybrid.config import Chunks, Decoding, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.data import _folder
 from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.word_search import WordSearch
 from plateaus import make_set
 
 SIZES = {"train": 48, "dev": 24, "test": 24}
@@ -104,7 +103,7 @@ def test_earlier_stages_are_those_of_a_task_without_adaptation(task):
 @pytest.fixture(scope="module")
 def adapted(task):
     """The task with a network on adapted features; it shares the Gaussian systems of `task`."""
-    front = replace(task.front, adaptation="fmllr")
+    front = replace(task.front, input=NetworkInput(spectrum=False, fmllr=True))
     augment = SpecAugment(time_masks=1, time_frames=3, bin_masks=0)
     return replace(task, front=front, augment=augment, chunks=Chunks(frames=20, size=8))
 
@@ -115,7 +114,7 @@ def test_a_network_sees_features_adapted_by_the_transforms_of_each_part(adapted,
     for part in ("train", "test"):
         corpus = adapted.utterances(part)
         found, plain = adapted.hmms.network_features(corpus), adapted.hmms.features(corpus)
-        transforms = adapted.hmms.transforms(corpus)
+        transforms = adapted.hmms.transforms(corpus, 1.0)
         assert set(transforms) == set(corpus.speakers.values())
         for name, feats in found.items():
             transform = transforms[corpus.speakers[name]]
@@ -128,29 +127,33 @@ def test_a_network_sees_features_adapted_by_the_transforms_of_each_part(adapted,
 
 def test_frames_of_adapted_features_have_a_folder_of_their_own(task, adapted):
     assert _folder(adapted.hmms, adapted.targets) != _folder(task.hmms, task.targets)
-    assert "adaptation" not in repr(task.front)  # so that folders made without it keep their names
+    assert "input" not in repr(task.front)  # so that folders made without it keep their names
 
 
 def test_transforms_are_not_decoded_for_where_nothing_may_be_made(adapted, tmp_path):
     refusing = replace(adapted, absent="refuse", decoding=replace(adapted.decoding, gmm=Search(scales=(0.3,))))
     with pytest.raises(SettingError, match="transforms of the speakers of dev"):
-        refusing.hmms.transforms(refusing.material.dev)
+        refusing.hmms.transforms(refusing.material.dev, 1.0)
+    with pytest.raises(SettingError, match="settings of two-pass decoding"):
+        refusing.recogniser()
+
+
+def test_a_saved_recogniser_of_a_set_with_features_adapts_other_speech_alike(adapted, tmp_path):
+    expected = adapted.hmms.network_features(adapted.material.test)
+    adapted.recogniser().save(tmp_path / "recogniser")
+    recogniser = PortableRecogniser.open(tmp_path / "recogniser")
+    speakers = recogniser.acoustic.speakers
+    assert isinstance(speakers.front, Ready)
+    assert speakers.passes == adapted._passes.settings
+    search = WordSearch(recogniser.graphs, speakers.passes.grammar, recogniser.cache)
+    passes = TransformPasses(speakers.gaussians, search, speakers.passes)
+    found = recogniser.acoustic.features(adapted.material.test, tmp_path / "features", passes)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], feats) for name, feats in expected.items())
 
 
 def test_refusals(task, adapted):
-    with pytest.raises(ValueError, match="transforms of their own"):
-        replace(adapted.front, speeds=(0.9, 1.0))
     with pytest.raises(ValueError, match="needs transforms"):
         replace(adapted, hmm=replace(task.hmm, sat=None))
     with pytest.raises(ValueError, match="are not frequencies"):
         replace(adapted, augment=SpecAugment(bin_masks=1))
-    with pytest.raises(SettingError, match="features adapted to the speaker"):
-        adapted.recogniser()
-    assert "features adapted to the speaker" in adapted.not_portable()
-    assert task.not_portable() == ""
-
-
-def test_a_run_on_adapted_features_ends_without_a_recogniser(adapted, tmp_path, caplog):
-    save_companions(Experiment(adapted, SyncSGD(), Budget(epochs=1), Adam()), tmp_path)
-    assert not list(tmp_path.iterdir())
-    assert "no recogniser is saved" in caplog.text

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from murmur.speech.features.analysis import delta_kernels
 from murmur.speech.features.cmvn import SMALLEST_DEVIATION
 from murmur.speech.models.recurrent import AcousticLstm
 
@@ -54,6 +55,40 @@ class NoCmvn(nn.Module):
     def forward(self, feats_NTF: Tensor, lengths_N: Tensor) -> Tensor:
         """feats_NTF."""
         return feats_NTF * spoken(feats_NTF, lengths_N)
+
+
+class JoinedInput(nn.Module):
+    """Normalised features with derivatives, and an i-vector in all frames: (N, T, (order + 1) F + I); padding is 0.
+
+    Attributes:
+        cmvn: normalisation.
+        ivector: (I,) i-vector of utterances that come without one.
+    """
+
+    ivector: Tensor
+
+    def __init__(self, cmvn: nn.Module, order: int, ivector_I: np.ndarray) -> None:
+        super().__init__()
+        self.cmvn = cmvn
+        self.kernels = [torch.from_numpy(kernel.astype(np.float32)) for kernel in delta_kernels(order)]
+        self.register_buffer("ivector", torch.from_numpy(np.asarray(ivector_I, np.float32)))
+
+    def forward(self, feats_NTF: Tensor, lengths_N: Tensor, ivector_NI: Tensor | None = None) -> Tensor:
+        """Input of the network; `ivector_NI` are the i-vectors of the utterances."""
+        normal_NTF, spoken_NT1 = self.cmvn(feats_NTF, lengths_N), spoken(feats_NTF, lengths_N)
+        parts = [normal_NTF, *(self._filtered(normal_NTF, lengths_N, kernel) for kernel in self.kernels)]
+        own_NI = self.ivector[None] if ivector_NI is None else ivector_NI
+        return torch.cat([*(part * spoken_NT1 for part in parts), own_NI[:, None] * spoken_NT1], 2)
+
+    def _filtered(self, feats_NTF: Tensor, lengths_N: Tensor, kernel_K: Tensor) -> Tensor:
+        """sum_k kernel_k x_{t + k - K // 2}, with the edge frames of each utterance repeated."""
+        frames_T, edge = torch.arange(feats_NTF.shape[1], device=feats_NTF.device), len(kernel_K) // 2
+        last_N1 = (lengths_N - 1).clamp(min=0)[:, None]
+        total_NTF = torch.zeros_like(feats_NTF)
+        for k in range(len(kernel_K)):
+            at_NT = torch.minimum((frames_T + k - edge).clamp(min=0)[None], last_N1)
+            total_NTF = total_NTF + kernel_K[k] * feats_NTF.gather(1, at_NT[..., None].expand_as(feats_NTF))
+        return total_NTF
 
 
 def spoken(feats_NTF: Tensor, lengths_N: Tensor) -> Tensor:
@@ -113,16 +148,20 @@ class ScoreNetwork(nn.Module):
 
 
 class WholeUtterances(nn.Module):
-    """x (N, T, F) float32 and x_lens (N,) int64 to log_probs (N, U, L) and log_probs_lens (N,)."""
+    """x (N, T, F) float32 and x_lens (N,) int64 to log_probs (N, U, L) and log_probs_lens (N,).
 
-    def __init__(self, cmvn: nn.Module, network: nn.Module, scores: ScoreNetwork) -> None:
+    With `ivector_values` = I above 0, `ivector` (N, I) float32 is a third input, which a `JoinedInput` takes.
+    """
+
+    def __init__(self, cmvn: nn.Module, network: nn.Module, scores: ScoreNetwork, ivector_values: int = 0) -> None:
         super().__init__()
-        self.cmvn, self.network, self.scores = cmvn, network, scores
+        self.cmvn, self.network, self.scores, self.ivector_values = cmvn, network, scores, ivector_values
         self.output_lengths: Callable[[Tensor], Tensor] = network.output_lengths  # type: ignore[assignment]
 
-    def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, x_lens: Tensor, ivector: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Scores, and the number of frames of each utterance."""
-        logits_NUC = self.network(self.cmvn(x, x_lens), x_lens)
+        own = () if ivector is None else (ivector,)
+        logits_NUC = self.network(self.cmvn(x, x_lens, *own), x_lens)
         return self.scores(logits_NUC), self.output_lengths(x_lens)
 
 
@@ -149,8 +188,9 @@ class StreamedChunks(nn.Module):
 
     def forward(self, x: Tensor, x_lens: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """log_probs, log_probs_lens, and h and c for the next chunk."""
-        streams, frames, values = x.shape
-        hidden = self.cmvn(x, x_lens).reshape(streams, frames // self.stack, values * self.stack)
+        normal = self.cmvn(x, x_lens)
+        streams, frames, values = normal.shape
+        hidden = normal.reshape(streams, frames // self.stack, values * self.stack)
         heads, cells = [], []
         for number, layer in enumerate(self.network.forwards):
             hidden, (head, cell) = layer(hidden, (h[number : number + 1], c[number : number + 1]))
@@ -168,7 +208,9 @@ def why_no_stream(network: nn.Module, cmvn: nn.Module) -> str | None:
             f"a {type(network).__name__} cannot be streamed: only one-directional LSTMs need no future frames; "
             "train with task.network=Lstm(...)"
         )
-    if isinstance(cmvn, UtteranceCmvn):
+    if isinstance(cmvn, JoinedInput) and cmvn.kernels:
+        return "derivatives need future frames: train with task.front.input.deltas=0"
+    if isinstance(cmvn.cmvn if isinstance(cmvn, JoinedInput) else cmvn, UtteranceCmvn):
         return (
             "the mean and variance of an utterance are known only at its end: choose --cmvn global, which uses those "
             "of the training set"

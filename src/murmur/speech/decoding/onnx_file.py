@@ -21,9 +21,11 @@ TOLERANCE = 1e-4
 EXTRA = "pip install -c constraints.txt 'murmur[deploy]'"
 WHOLE_INPUTS, WHOLE_OUTPUTS = ("x", "x_lens"), ("log_probs", "log_probs_lens")
 CHUNK_INPUTS, CHUNK_OUTPUTS = (*WHOLE_INPUTS, "h", "c"), (*WHOLE_OUTPUTS, "next_h", "next_c")
+IVECTOR = "ivector"
 AXES = {
     "x": {0: "N", 1: "T"},
     "x_lens": {0: "N"},
+    IVECTOR: {0: "N"},
     "log_probs": {0: "N", 1: "U"},
     "log_probs_lens": {0: "N"},
     **{name: {1: "N"} for name in ("h", "c", "next_h", "next_c")},
@@ -48,8 +50,7 @@ def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: 
     module.eval()
     stack = int(getattr(module.network, "stack", 1))
     example = _example(module, values, stack)
-    streaming = isinstance(module, StreamedChunks)
-    inputs, outputs = (CHUNK_INPUTS, CHUNK_OUTPUTS) if streaming else (WHOLE_INPUTS, WHOLE_OUTPUTS)
+    inputs, outputs = _names(module)
     with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory(prefix="murmur-export-") as folder:
         # The exporter that records shapes would fix the number of frames of bidirectional networks.
         warnings.simplefilter("ignore")
@@ -113,11 +114,14 @@ def _said(onnxruntime: Any, what: str) -> Iterator[None]:
 
 def difference(path: Path, module: WholeUtterances, values: int) -> float:
     """Greatest absolute difference of scores between a file and the network on `random_batches`."""
-    runner, worst = session(path), 0.0
+    runner, worst, ivector = session(path), 0.0, module.ivector_values
     for x, x_lens in random_batches(values, int(getattr(module.network, "stack", 1))).values():
-        theirs, their_lens = runner.run(None, {"x": x.numpy(), "x_lens": x_lens.numpy()})
+        own = (torch.sin(torch.arange(len(x) * ivector)).reshape(len(x), ivector),) if ivector else ()
+        given = {"x": x.numpy(), "x_lens": x_lens.numpy()}
+        given |= {IVECTOR: own[0].numpy()} if own else {}
+        theirs, their_lens = runner.run(None, given)
         with torch.inference_mode():
-            ours, our_lens = module(x, x_lens)
+            ours, our_lens = module(x, x_lens, *own)
         worst = max(worst, _apart(ours, theirs, our_lens, their_lens))
     return worst
 
@@ -165,7 +169,17 @@ def _example(module: WholeUtterances | StreamedChunks, values: int, stack: int) 
     # Two utterances and an uneven number of frames: sizes of 1 may be taken for constants.
     frames = 4 * stack if isinstance(module, StreamedChunks) else 4 * stack + 1
     x, x_lens = torch.randn(2, frames, values), torch.tensor([frames, frames - stack])
-    return (x, x_lens, *module.first_states(2)) if isinstance(module, StreamedChunks) else (x, x_lens)
+    if isinstance(module, StreamedChunks):
+        return (x, x_lens, *module.first_states(2))
+    ivector = module.ivector_values
+    return (x, x_lens, torch.randn(2, ivector)) if ivector else (x, x_lens)
+
+
+def _names(module: WholeUtterances | StreamedChunks) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the inputs and outputs."""
+    if isinstance(module, StreamedChunks):
+        return CHUNK_INPUTS, CHUNK_OUTPUTS
+    return ((*WHOLE_INPUTS, IVECTOR) if module.ivector_values else WHOLE_INPUTS), WHOLE_OUTPUTS
 
 
 def _library(name: str) -> Any:

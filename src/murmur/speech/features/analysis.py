@@ -286,11 +286,19 @@ def deltas(feats_TF: np.ndarray, order: int = 2, window: int = 2) -> np.ndarray:
     of order n applies this filter n times, before any edge is repeated.
     """
     parts = [feats_TF]
-    kernel = np.ones(1)
-    single = np.arange(-window, window + 1) / (2 * sum(k * k for k in range(1, window + 1)))
-    for n in range(1, order + 1):
-        kernel = np.convolve(kernel, single)
-        padded = np.pad(feats_TF, ((n * window, n * window), (0, 0)), mode="edge")
+    for kernel in delta_kernels(order, window):
+        edge = len(kernel) // 2
+        padded = np.pad(feats_TF, ((edge, edge), (0, 0)), mode="edge")
         windows_TFK = np.lib.stride_tricks.sliding_window_view(padded, len(kernel), axis=0)
         parts.append((windows_TFK @ kernel.astype(np.float32)).astype(np.float32))
     return np.concatenate(parts, axis=1)
+
+
+def delta_kernels(order: int, window: int = 2) -> list[np.ndarray]:
+    """The filters of `deltas`, (2 n window + 1,) for each order n = 1 .. `order`: weights of frames around t."""
+    kernel, found = np.ones(1), []
+    single = np.arange(-window, window + 1) / (2 * sum(k * k for k in range(1, window + 1)))
+    for _ in range(order):
+        kernel = np.convolve(kernel, single)
+        found.append(kernel)
+    return found

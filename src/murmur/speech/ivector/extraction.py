@@ -5,13 +5,13 @@ Shapes: T frames, F features, D values of an i-vector.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from numpy.typing import NDArray
 
 from murmur.speech.ivector.extractor import Extractor, IvectorConfig, train_extractor
 from murmur.speech.ivector.statistics import Sums
-from murmur.speech.ivector.ubm import FloatArray, Ubm, train_ubm
+from murmur.speech.ivector.ubm import FloatArray, Progress, Ubm, ignore_progress, train_ubm
 
 Features = Mapping[str, NDArray]
 
@@ -34,29 +34,45 @@ def groups_of(speakers: Mapping[str, str], utterances: int) -> list[tuple[str, .
 
 
 def summed(
-    ubm: Ubm, feats: Features, groups: list[tuple[str, ...]], scale: float, weights: Features | None = None
+    ubm: Ubm, feats: Features, groups: Sequence[tuple[str, ...]], scale: float, weights: Features | None = None
 ) -> list[Sums]:
     """The sums of each group; `weights` has the weights (T,) of the frames of each utterance, all 1 if it is None."""
-    found = []
-    for group in groups:
-        total = Sums.none(ubm)
-        for name in group:
-            total += Sums.of(ubm, feats[name], scale, None if weights is None else weights[name])
-        found.append(total)
-    return found
+    return [_summed(ubm, feats, group, scale, weights) for group in groups]
+
+
+def _summed(ubm: Ubm, feats: Features, group: tuple[str, ...], scale: float, weights: Features | None) -> Sums:
+    total = Sums.none(ubm)
+    for name in group:
+        total += Sums.of(ubm, feats[name], scale, None if weights is None else weights[name])
+    return total
 
 
 def train(
-    feats: Features, speakers: Mapping[str, str], config: IvectorConfig, weights: Features | None = None
+    feats: Features,
+    speakers: Mapping[str, str],
+    config: IvectorConfig,
+    weights: Features | None = None,
+    ubm: Ubm | None = None,
+    progress: Progress = ignore_progress,
 ) -> Extractor:
-    """A background model and an extractor from the frames of training utterances.
+    """An extractor from the frames of training utterances.
+
+    Args:
+        feats: {utterance: (T, F) features}.
+        speakers: {utterance: speaker}; those without features are left out.
+        config: settings.
+        weights: {utterance: (T,) weights of the frames}; None: all 1.
+        ubm: background model; None trains one on the same frames.
+        progress: function called after each pass.
 
     Raises:
         ValueError: there are too few frames, or no utterance.
     """
-    ubm, _ = train_ubm([feats[name] for name in sorted(feats, key=str.encode)], config.ubm)
-    sums = summed(ubm, feats, groups_of(speakers, config.utterances), config.scale, weights)
-    return train_extractor(ubm, sums, config)[0]
+    if ubm is None:
+        ubm, _ = train_ubm([feats[name] for name in sorted(feats, key=str.encode)], config.ubm, progress)
+    groups = groups_of({name: speakers[name] for name in feats}, config.utterances)
+    sums = summed(ubm, feats, groups, config.scale, weights)
+    return train_extractor(ubm, sums, config, progress)[0]
 
 
 def ivectors(
@@ -68,9 +84,8 @@ def ivectors(
     weights: Features | None = None,
 ) -> dict[str, FloatArray]:
     """The i-vector (D,) of each utterance: that of its group, see `groups_of`."""
-    groups = groups_of({name: speakers[name] for name in feats}, utterances)
-    sums = summed(extractor.ubm, feats, groups, scale, weights)
     found: dict[str, FloatArray] = {}
-    for group, total in zip(groups, sums, strict=True):
+    for group in groups_of({name: speakers[name] for name in feats}, utterances):
+        total = _summed(extractor.ubm, feats, group, scale, weights)
         found |= dict.fromkeys(group, extractor.ivector(total))
     return {name: found[name] for name in feats}

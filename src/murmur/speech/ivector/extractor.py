@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from murmur.speech.ivector.statistics import Sums
-from murmur.speech.ivector.ubm import FloatArray, Ubm, UbmConfig
+from murmur.speech.ivector.ubm import FloatArray, Progress, Ubm, UbmConfig, ignore_progress
 
 FIRST_SIZE = 0.1  # of the random start, in standard deviations of the features
 LEAST_COUNT = 1e-3  # frames of all utterances at which a Gaussian's matrix is estimated anew
@@ -103,8 +103,12 @@ class Extractor:
         return projected_D
 
 
-def train_extractor(ubm: Ubm, groups: Sequence[Sums], config: IvectorConfig) -> tuple[Extractor, list[float]]:
+def train_extractor(
+    ubm: Ubm, groups: Sequence[Sums], config: IvectorConfig, progress: Progress = ignore_progress
+) -> tuple[Extractor, list[float]]:
     """An extractor from the sums of groups of utterances, and the mean gain of a group before each pass and at the end.
+
+    `progress` is called after each pass.
 
     Raises:
         ValueError: there is no group.
@@ -114,9 +118,10 @@ def train_extractor(ubm: Ubm, groups: Sequence[Sums], config: IvectorConfig) -> 
     draw = np.random.default_rng(config.seed).standard_normal((*ubm.means.shape, config.dims))
     extractor = Extractor(ubm, FIRST_SIZE * np.sqrt(ubm.variances)[..., None] * draw)
     course = []
-    for _ in range(config.passes):
+    for number in range(config.passes):
         course.append(float(np.mean([extractor.gain(sums) for sums in groups])))
         extractor = _pass(extractor, groups)
+        progress("i-vector extractor", number + 1, config.passes, course[-1])
     course.append(float(np.mean([extractor.gain(sums) for sums in groups])))
     return extractor, course
 

@@ -8,13 +8,14 @@ Shapes: N or T frames, F features, C Gaussians.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+Progress = Callable[[str, int, int, float], None]  # model, pass, passes, and what EM raises, before the pass
 AT_ONCE = 20_000  # frames whose posteriors are in memory
 LEAST_FRAMES = 1.0  # of a Gaussian that is estimated anew; those with less keep their values
 
@@ -83,12 +84,19 @@ class Ubm:
         return shares_TC / total_T1, (most_T1 + np.log(total_T1))[:, 0]
 
 
-def train_ubm(feats: Sequence[NDArray], config: UbmConfig) -> tuple[Ubm, list[float]]:
+def ignore_progress(_model: str, _number: int, _passes: int, _value: float) -> None:
+    """Do nothing."""
+
+
+def train_ubm(
+    feats: Sequence[NDArray], config: UbmConfig, progress: Progress = ignore_progress
+) -> tuple[Ubm, list[float]]:
     """A background model of the frames of all utterances, and the mean log p(x) before each pass and at the end.
 
     Args:
         feats: (T, F) features of each utterance.
         config: settings; the same settings and frames give the same model.
+        progress: function called after each pass.
 
     Raises:
         ValueError: there are fewer frames than Gaussians.
@@ -98,9 +106,10 @@ def train_ubm(feats: Sequence[NDArray], config: UbmConfig) -> tuple[Ubm, list[fl
         raise ValueError(f"{frames} frames are too few for a background model of {config.gaussians} Gaussians")
     ubm, floor_F = _first(feats, config)
     course = []
-    for _ in range(config.passes):
+    for number in range(config.passes):
         ubm, log_likelihood = _pass(ubm, feats, floor_F)
         course.append(log_likelihood / frames)
+        progress("background model", number + 1, config.passes, course[-1])
     course.append(sum(float(ubm.posteriors(x_TF)[1].sum()) for x_TF in _pieces(feats)) / frames)
     return ubm, course
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from murmur.engine.experiment import ADDED
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.features.cmvn import Scope
 from murmur.speech.features.frame_store import Storage
@@ -13,10 +14,39 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.lda_mllt import LdaMlltConfig
 from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.ivector.extractor import IvectorConfig
 
 LOOP, ONE_WORD = "loop", "one word"
 Perturb = Literal["stored", "on_the_fly"]
-Adapted = Literal["none", "fmllr"]
+
+
+@dataclass(frozen=True)
+class NetworkInput:
+    """Parts of the network's input, joined frame by frame in this order: spectrum, adapted features, i-vector.
+
+    Attributes:
+        spectrum: True for the network's own features: log-mel bins, or the features that a set brings.
+        deltas: derivatives appended to the spectrum, 0 to 2; None: none for log-mel bins, two for features of a set.
+        fmllr: True for the features of the speaker-adapted Gaussian system (`HmmStages.sat`): projected, and adapted by
+            the transforms of training, or of two-pass decoding for other speech. They are not normalised further.
+        ivector: settings of the i-vector, which is the same in all frames of an utterance; None leaves it out.
+    """
+
+    spectrum: bool = True
+    deltas: int | None = None
+    fmllr: bool = False
+    ivector: IvectorConfig | None = None
+
+    def __post_init__(self) -> None:
+        if not self.spectrum and not self.fmllr:
+            raise ValueError("an input without spectrum and fmllr says nothing about a frame: set one of them to True")
+        if self.deltas is not None and not (self.spectrum and 0 <= self.deltas <= 2):
+            raise ValueError(f"deltas = {self.deltas}: give 0, 1 or 2 with spectrum=True, or None")
+
+    @property
+    def of_speakers(self) -> bool:
+        """True if a part depends on the speaker."""
+        return self.fmllr or self.ivector is not None
 
 
 @dataclass(frozen=True)
@@ -34,9 +64,8 @@ class FrontEnd:
             milliseconds of a core per chunk. An epoch is then one pass at mixed speeds, and cmvn is that of speed 1.
         noise: noise added to chunks "on_the_fly", such as noise.share=0.5; normalised like the speech without it.
         storage: type of the network's training features on disk, 4, 2 or 1 bytes a value.
-        adaptation: "fmllr" gives the network the features of the speaker-adapted Gaussian system (`HmmStages.sat`) in
-            place of its own, not normalised further: projected, and adapted to the speaker by the transforms of
-            training, or of two-pass decoding for other speech. They have one speed.
+        input: parts of the network's input; those of the speaker are estimated for each stored speed, as if the copies
+            were speech of other speakers.
 
     Sets that bring features use those, with deltas, for both.
     """
@@ -48,13 +77,14 @@ class FrontEnd:
     perturb: Perturb = "stored"
     noise: Noise = field(default_factory=Noise)
     storage: Storage = "float32"
-    adaptation: Adapted = field(default="none", repr=False)  # frames without it keep the digests of their folders
+    input: NetworkInput = field(default_factory=NetworkInput, repr=False, metadata=ADDED)
 
     def __post_init__(self) -> None:
-        if self.adaptation != "none" and (self.speeds != (1.0,) or self.perturb != "stored"):
+        if self.perturb == "on_the_fly" and self.input != NetworkInput():
             raise ValueError(
-                f"adaptation = {self.adaptation!r} with speeds {self.speeds} and perturb = {self.perturb!r}: copies at "
-                "other speeds and noisy copies need transforms of their own: set speeds=(1.0,) and perturb=stored"
+                f"perturb = {self.perturb!r} with {self.input}: chunks that are changed as they are drawn have neither "
+                "transforms nor i-vectors of their own, and no deltas: set perturb=stored, which keeps copies at all "
+                "speeds with their own"
             )
         if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
             raise ValueError(f"speeds {self.speeds} must hold 1.0 and no speed twice: alignments are made at speed 1")

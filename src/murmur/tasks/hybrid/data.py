@@ -26,10 +26,12 @@ from murmur.speech.hmm.align import align_scores
 from murmur.speech.hmm.storage import load_alignments
 from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon.lexicon import split_known
+from murmur.tasks.hybrid.config import NetworkInput
 from murmur.tasks.hybrid.decode import Scorer
 from murmur.tasks.hybrid.hmm import HmmHalf, Stage, stored_alignment
 from murmur.tasks.hybrid.on_the_fly import audio_of, speed_chunks, write_normalisation
 from murmur.tasks.prepared import refuse_to_make
+from murmur.tasks.speaker_columns import SpeakerColumns, joined
 
 log = logging.getLogger(__name__)
 NETWORK_SCALE = 0.3  # posteriors of a network are flatter than likelihoods of Gaussians
@@ -113,11 +115,12 @@ class SpeedPart:
     """A part of the training utterances at one speed, for one shard. It refers to the features, and does not hold them.
 
     Attributes:
-        feats: features, not normalised; rows of a store, or arrays.
-        normal: normalisation of the features; None leaves them as they are.
-        delta_order: number of derivatives appended to them.
+        feats: spectrum, not normalised; rows of a store, or arrays. Empty for an input without.
+        normal: normalisation of the spectrum; None leaves it as it is.
+        delta_order: number of derivatives appended to it.
         targets: pdfs at speed 1.
         speed: playback speed of `feats`.
+        columns: the parts of the input that depend on the speaker; None for an input without.
     """
 
     feats: ShardRows | Arrays
@@ -125,37 +128,33 @@ class SpeedPart:
     delta_order: int
     targets: Arrays
     speed: float
+    columns: SpeakerColumns | None = None
 
     def utterances(self) -> Iterator[AlignedFrames]:
         """The copies in order."""
-        for name, raw_TF in self.feats.items():
-            feats_TF = raw_TF if self.normal is None else normalise(raw_TF, *self.normal.of(name))
-            yield hybrid.speed_copy(name, self.speed, deltas(feats_TF, self.delta_order), self.targets[name])
+        for name, targets_T in self.targets.items():
+            spectrum_TS = self._spectrum(name) if self.feats else None
+            yield hybrid.speed_copy(name, self.speed, joined(name, spectrum_TS, self.columns), targets_T)
+
+    def _spectrum(self, name: str) -> np.ndarray:
+        raw_TF = self.feats[name]
+        return deltas(raw_TF if self.normal is None else normalise(raw_TF, *self.normal.of(name)), self.delta_order)
 
 
 def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]:
     """The training utterances that have targets, at one speed, cut into shards."""
-    if half.transforms is not None:
-        return _adapted_parts(half, targets)
-    store, processes = half.network_store(half.material.train, speed), cores_here()
-    normal = normalisation(store, half.front.cmvn, processes, progress=True)
-    names = [name for name in store if name in targets]
+    train, columns, processes = half.material.train, half.speaker_columns(half.material.train, speed), cores_here()
+    store = half.network_store(train, speed) if half.front.input.spectrum else None
+    normal = None if store is None else normalisation(store, half.front.cmvn, processes, progress=True)
+    names = [u.id for u in train.utterances if u.id in targets]
+    names = [name for name in names if (store is None or name in store) and (columns is None or name in columns)]
     parts = []
     for first in range(0, len(names), UTTERANCES_PER_SHARD):
         own = names[first : first + UTTERANCES_PER_SHARD]
+        rows = {} if store is None else store.rows(own)
         here = None if normal is None else normal.part(own)
-        parts.append(SpeedPart(store.rows(own), here, half.delta_order, {n: targets[n] for n in own}, speed))
-    return parts
-
-
-def _adapted_parts(half: HmmHalf, targets: Arrays) -> list[SpeedPart]:
-    """The training utterances that have targets as adapted features, cut into shards."""
-    feats = half.network_features(half.material.train)
-    names = [name for name in feats if name in targets]
-    parts = []
-    for first in range(0, len(names), UTTERANCES_PER_SHARD):
-        own = names[first : first + UTTERANCES_PER_SHARD]
-        parts.append(SpeedPart({n: feats[n] for n in own}, None, 0, {n: targets[n] for n in own}, 1.0))
+        speakers = None if columns is None else columns.part(own)
+        parts.append(SpeedPart(rows, here, half.delta_order, {n: targets[n] for n in own}, speed, speakers))
     return parts
 
 
@@ -200,8 +199,9 @@ class HybridData:
 def _folder(half: HmmHalf, targets: Targets) -> Path:
     """The folder of the frames of exactly these features and targets."""
     content = hashlib.sha256(repr((FORMAT, half.front.stored, half.material.train.digest())).encode())
-    if half.transforms is not None:
-        content.update(f"{half.front.adaptation} {half.trained[-1].key}".encode())
+    if half.front.input != NetworkInput():
+        stage = half.trained[-1].key if half.front.input.fmllr else ""
+        content.update(f"{half.front.input} {stage}".encode())
     for name, pdfs_T in targets.train.items():
         content.update(name.encode())
         content.update(np.ascontiguousarray(pdfs_T, "<i4").data)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,12 +20,11 @@ import numpy as np
 from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus
-from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, deltas, sample_rate_hz
+from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, deltas, digest, sample_rate_hz
 from murmur.speech.features.cmvn import normalise_all
 from murmur.speech.features.shards import FeatureStore, prepare
 from murmur.speech.hmm.align import align, align_adapted
 from murmur.speech.hmm.em_loop import PassReport, Progress, Trained
-from murmur.speech.hmm.fmllr import adapt
 from murmur.speech.hmm.lda_mllt import train_lda_mllt
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.monophone import train_monophone
@@ -41,11 +40,15 @@ from murmur.speech.hmm.storage import (
     save_transforms,
 )
 from murmur.speech.hmm.triphone import train_triphone
+from murmur.speech.ivector.extraction import ivectors
+from murmur.speech.ivector.extractor import Extractor
 from murmur.speech.lexicon.lexicon import SILENCE, Lang, make_lang, read_lexicon, split_known
 from murmur.tasks.adapted_gaussians import AdaptedGaussians
 from murmur.tasks.corpora import SpeechSet
 from murmur.tasks.hybrid.config import FrontEnd, HmmStages
+from murmur.tasks.hybrid.ivector_stage import IvectorStage
 from murmur.tasks.prepared import Absent, refuse_to_make
+from murmur.tasks.speaker_columns import GaussianFeatures, SpeakerColumns, joined
 from murmur.tasks.unprepared import features_to_make
 
 log = logging.getLogger(__name__)
@@ -113,7 +116,8 @@ class HmmHalf:
         cache: folder of all stored results.
         jobs: number of aligning processes; features are made with one process per core.
         absent: "make" to train a Gaussian system that is missing from the cache, "refuse" to end with an error.
-        transforms: function from a part of the set to the transforms of its speakers, for `front.adaptation`.
+        transforms: function from a part of the set and a speed to the transforms of its speakers, for an input with
+            adapted features; None for others.
     """
 
     material: SpeechSet
@@ -123,7 +127,7 @@ class HmmHalf:
     cache: Path
     jobs: int = 1
     absent: Absent = "make"
-    transforms: Callable[[Corpus], Transforms] | None = None
+    transforms: Callable[[Corpus, float], Transforms] | None = None
 
     @cached_property
     def lang(self) -> Lang:
@@ -140,28 +144,66 @@ class HmmHalf:
         """Transcripts of the train utterances that have features."""
         return {u: text for u, text in self.material.train.texts.items() if u in self.train_feats}
 
-    def features(self, part: Corpus) -> Arrays:
-        """Cepstra less their mean over the speaker, with two orders of deltas."""
-        feats = normalise_all(self.store(part, self._cepstra(part)), part.speakers, "speaker", variance=False)
-        return {name: deltas(feats_TF) for name, feats_TF in feats.items()}
+    def features(self, part: Corpus, speed: float = 1.0) -> Arrays:
+        """Cepstra less their mean over the speaker, with two orders of deltas, at one playback speed."""
+        return dict(self._gaussian_features(part, speed))
+
+    def _gaussian_features(self, part: Corpus, speed: float = 1.0) -> GaussianFeatures:
+        """The same, computed as they are taken."""
+        return GaussianFeatures.of(self.store(part, self._cepstra(part, speed)), part.speakers)
 
     def network_features(self, part: Corpus, speed: float = 1.0) -> Arrays:
-        """Features of the network, at one playback speed.
+        """Input of the network, at one playback speed.
 
         Raises:
             ValueError: the speed is not 1, for a set that brings features.
         """
-        if self.transforms is not None:
-            return self._adapted_features(part, self.transforms(part))
+        columns = self.speaker_columns(part, speed)
+        if not self.front.input.spectrum:
+            assert columns is not None  # an input has one or the other
+            return {name: joined(name, None, columns) for name in columns.feats}
         normal = normalise_all(self.network_store(part, speed), part.speakers, self.front.cmvn)
-        if not self.delta_order:
+        if self.delta_order:
+            normal = {name: deltas(feats_TF, self.delta_order) for name, feats_TF in normal.items()}
+        if columns is None:
             return normal
-        return {name: deltas(feats_TF, self.delta_order) for name, feats_TF in normal.items()}
+        return {name: joined(name, feats_TF, columns) for name, feats_TF in normal.items() if name in columns}
 
-    def _adapted_features(self, part: Corpus, transforms: Transforms) -> Arrays:
-        """Features of the last Gaussian system, adapted to the speakers; without a transform, unadapted."""
-        model, speakers = self.trained[-1].model, part.speakers
-        return {u: adapt(transforms.get(speakers[u]), model.features(x)) for u, x in self.features(part).items()}
+    def speaker_columns(self, part: Corpus, speed: float = 1.0) -> SpeakerColumns | None:
+        """The parts of the network's input that depend on the speaker; None for an input without.
+
+        Speech at another speed is taken for that of other speakers. In train, i-vectors are those of a few utterances
+        of a speaker, see `IvectorConfig.utterances`; elsewhere of all.
+        """
+        wanted = self.front.input
+        if not wanted.of_speakers:
+            return None
+        feats, speakers = self._gaussian_features(part, speed), part.speakers
+        columns = SpeakerColumns(feats, speakers)
+        if self.transforms is not None:
+            projection = self.trained[-1].model.projection
+            columns = replace(columns, transforms=self.transforms(part, speed), projection=projection)
+        if wanted.ivector is not None:
+            few = wanted.ivector.utterances if part is self.material.train else 0
+            found = ivectors(self.extractor, feats, speakers, wanted.ivector.scale, few)
+            columns = replace(columns, ivectors=found)
+        return columns
+
+    @property
+    def ivector_stage(self) -> IvectorStage | None:
+        """Training of the extractor of i-vectors; None for an input without."""
+        config, train = self.front.input.ivector, self.material.train
+        if config is None:
+            return None
+        front = digest(self._cepstra(train))
+        return IvectorStage(config, f"{train.digest()} {front}", self.cache, self.absent)
+
+    @cached_property
+    def extractor(self) -> Extractor:
+        """The extractor of i-vectors, trained on train if it is not stored yet."""
+        stage = self.ivector_stage
+        assert stage is not None  # the input has an i-vector
+        return stage.extractor(lambda: self.train_feats, self.material.train.speakers)
 
     def network_store(self, part: Corpus, speed: float = 1.0) -> FeatureStore:
         """The source of `network_features`, without normalisation and without derivatives.
@@ -169,8 +211,8 @@ class HmmHalf:
         Raises:
             ValueError: the speed is not 1, for a set that brings features.
         """
-        if speed != 1.0 and _brings_features(part):
-            raise ValueError(f"speed {speed} needs audio, but this set brings features: set task.front.speeds=(1.0,)")
+        if _brings_features(part):
+            _check_speed(speed)
         return self.store(part, self.network_front(part, speed))
 
     def network_front(self, part: Corpus, speed: float = 1.0) -> LogMel | Ready:
@@ -183,15 +225,25 @@ class HmmHalf:
 
     @property
     def delta_order(self) -> int:
-        """Number of derivatives that the network sees: two for cepstra of the set, none for log-mel bins."""
+        """Number of derivatives of the spectrum that the network sees."""
+        if self.front.input.deltas is not None:
+            return self.front.input.deltas
         return 2 if _brings_features(self.material.train) else 0
+
+    @property
+    def spectrum_dims(self) -> int:
+        """Values per frame of the spectrum, without derivatives."""
+        return self.front.cepstra if _brings_features(self.material.train) else self.front.bins
 
     @property
     def network_dims(self) -> int:
         """Values per frame of `network_features`."""
-        if self.transforms is not None:
-            return 3 * self.front.cepstra if self.stages.lda is None else self.stages.lda.lda.dim
-        return (self.delta_order + 1) * (self.front.cepstra if self.delta_order else self.front.bins)
+        return input_dims(self.front, self.stages, (self.delta_order + 1) * self.spectrum_dims)
+
+    @property
+    def ivector_dims(self) -> int:
+        """Values of the i-vector in the network's input."""
+        return 0 if self.front.input.ivector is None else self.front.input.ivector.dims
 
     def store(self, part: Corpus, front: Front) -> FeatureStore:
         """Features on disk, made if they are missing."""
@@ -219,9 +271,9 @@ class HmmHalf:
 
     @property
     def adapted_gaussians(self) -> AdaptedGaussians | None:
-        """The last stage as a recogniser of audio; None if it is not speaker-adapted or the set brings features."""
-        stage, front = self.trained[-1], self._cepstra(self.material.train)
-        if stage.adaptation is None or not isinstance(front, Mfcc):
+        """The last stage as a recogniser; None if it is not speaker-adapted."""
+        stage, front = self.trained[-1], self.cepstra
+        if stage.adaptation is None:
             return None
         return AdaptedGaussians(stage.name, front, stage.pair, stage.adaptation.decoding)
 
@@ -239,14 +291,18 @@ class HmmHalf:
         train = parts["train"]
         if _brings_features(train):
             return features_to_make(parts, Ready(self.front.cepstra), self.cache, "features")
-        cepstra = features_to_make(parts, self._cepstra(train), self.cache, "cepstra")
-        if self.transforms is not None:
-            return cepstra
-        bins = features_to_make(parts, self.log_mel(train), self.cache, "log-mel features")
+        wanted = self.front.input
+        cepstra = features_to_make(parts, self.cepstra, self.cache, "cepstra")
+        bins = features_to_make(parts, self.log_mel(train), self.cache, "log-mel features") if wanted.spectrum else []
         for speed in self.front.stored.speeds:
-            if speed != 1.0:
+            if speed == 1.0:
+                continue
+            if wanted.spectrum:
                 what = f"log-mel features at speed {speed:g}"
                 bins += features_to_make({"train": train}, self.log_mel(train, speed), self.cache, what)
+            if wanted.of_speakers:
+                own = self._cepstra(train, speed)
+                cepstra += features_to_make({"train": train}, own, self.cache, f"cepstra at speed {speed:g}")
         return cepstra + bins
 
     def alignment(self, stage: Stage, part: Corpus) -> dict[str, np.ndarray]:
@@ -279,10 +335,16 @@ class HmmHalf:
     ) -> Trained:
         return train_sat(previous, feats, texts, self.material.train.speakers, config, jobs, progress)
 
-    def _cepstra(self, part: Corpus) -> Front:
+    @property
+    def cepstra(self) -> Mfcc | Ready:
+        """Analysis of the Gaussian systems, or the features that train brings."""
+        return self._cepstra(self.material.train)
+
+    def _cepstra(self, part: Corpus, speed: float = 1.0) -> Mfcc | Ready:
         if _brings_features(part):
+            _check_speed(speed)
             return Ready(self.front.cepstra)
-        return Mfcc(rate_hz=self._rate_hz(part), cepstra=self.front.cepstra)
+        return Mfcc(rate_hz=self._rate_hz(part), cepstra=self.front.cepstra, speed=speed)
 
     def _rate_hz(self, part: Corpus) -> int:
         """Rate of train: frames of another rate would have other filters, so a part at another rate is refused."""
@@ -360,8 +422,22 @@ def log_pass(report: PassReport) -> None:
     )
 
 
+def input_dims(front: FrontEnd, stages: HmmStages, spectrum: int) -> int:
+    """Values per frame of a network's input whose spectrum, with derivatives, has `spectrum` values."""
+    wanted = front.input
+    dims = spectrum if wanted.spectrum else 0
+    if wanted.fmllr:
+        dims += 3 * front.cepstra if stages.lda is None else stages.lda.lda.dim
+    return dims if wanted.ivector is None else dims + wanted.ivector.dims
+
+
 def _brings_features(part: Corpus) -> bool:
     return part.utterances[0].features is not None
+
+
+def _check_speed(speed: float) -> None:
+    if speed != 1.0:
+        raise ValueError(f"speed {speed} needs audio, but this set brings features: set task.front.speeds=(1.0,)")
 
 
 def _digest(content: object) -> str:

@@ -27,8 +27,8 @@ from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.digits import Digits, digits_folder
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.features.analysis import LogMel
-from murmur.speech.features.augment import SpecAugment
-from murmur.speech.features.chunks import ChunkBatch, ChunkTable
+from murmur.speech.features.augment import ChangeOfColumns, SpecAugment
+from murmur.speech.features.chunks import Change, ChunkBatch, ChunkTable
 from murmur.speech.hmm import hybrid
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.speaker_transforms import Transforms
@@ -47,14 +47,17 @@ from murmur.tasks.hybrid.config import (
 from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigned, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
 from murmur.tasks.hybrid.graphs import HmmSources, check_known
-from murmur.tasks.hybrid.hmm import HmmHalf, Stage
+from murmur.tasks.hybrid.hmm import HmmHalf, Stage, input_dims
+from murmur.tasks.hybrid.speed_transforms import speed_transforms
 from murmur.tasks.hybrid.two_pass import TwoPass
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
 from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.speaker_inputs import SpeakerInputs
 from murmur.tasks.text_vocabulary import TextVocabulary
 from murmur.tasks.unprepared import (
     digits_to_make,
+    extractor_to_make,
     features_of,
     frames_to_make,
     speech_hours,
@@ -129,18 +132,19 @@ class HybridTask(ChunkLearning):
             raise ValueError(f"augment.tempo = {self.augment.tempo}: targets are per frame; use task.front.speeds")
         if self.network.stack != 1:
             raise ValueError(f"network.stack = {self.network.stack}: every frame has a target, so it must be 1")
-        if self._adapts and self.hmm.sat is None:
-            raise ValueError("task.front.adaptation=fmllr needs transforms: set 'task.hmm.sat=SatConfig()'")
-        if self._adapts and (self.augment.warp or self.augment.bin_masks):
+        wanted = self.front.input
+        if wanted.fmllr and self.hmm.sat is None:
+            raise ValueError("task.front.input.fmllr needs transforms: set 'task.hmm.sat=SatConfig()'")
+        if wanted.of_speakers and getattr(self.network, "front", None) is not None:
             raise ValueError(
-                f"augment.warp = {self.augment.warp} and augment.bin_masks = {self.augment.bin_masks}: columns of "
-                "adapted features are not frequencies: set both to 0"
+                "task.network.front with adapted features or an i-vector in task.front.input: they are no frequencies,"
+                " over which convolutions could move: set task.network.front=None, or leave them out"
             )
-
-    @property
-    def _adapts(self) -> bool:
-        """True if the network's features are adapted to the speakers."""
-        return self.front.adaptation != "none"
+        if not wanted.spectrum and (self.augment.warp or self.augment.bin_masks):
+            raise ValueError(
+                f"augment.warp = {self.augment.warp} and augment.bin_masks = {self.augment.bin_masks} with an input "
+                "without spectrum: columns of adapted features are not frequencies: set both to 0"
+            )
 
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: loaded data stays out of pickles, and every process reads its own."""
@@ -176,19 +180,25 @@ class HybridTask(ChunkLearning):
         if self.corpus is None and not digits_folder(self.cache, self.digits).is_dir():
             spoken, all_hours = digits_to_make(self.cache, self.digits)
             hours = {part: all_hours[part] for part in ("train", "dev")}  # test is not used before the end
-            cepstra = features_of(hours, self.front.cepstra, self.cache, "cepstra")
-            bins = features_of(hours, self.front.bins, self.cache, "log-mel features")
-            missing, found = self.hmm.names, [spoken, *cepstra, *bins]
+            found = [spoken, *features_of(hours, self.front.cepstra, self.cache, "cepstra")]
+            if self.front.input.spectrum:
+                found += features_of(hours, self.front.bins, self.cache, "log-mel features")
+            missing, extractor = self.hmm.names, self.front.input.ivector
         else:
             parts = {"train": self.material.train, "dev": self.material.dev}
             hours = {name: speech_hours(part) for name, part in parts.items()}
             found = self.hmms.features_to_make(parts)
-            missing = self.hmms.untrained()
+            missing, stage = self.hmms.untrained(), self.hmms.ivector_stage
+            extractor = None if stage is None or not stage.untrained() else stage.config
         found += systems_to_make(self.hmm, missing, hours["train"], self.cache, self.jobs)
+        if extractor is not None:
+            found.append(extractor_to_make(extractor, hours["train"], self.cache))
         if missing or not any(self.cache.glob("frames-*")):
             values = {"float32": 4, "float16": 2, "uint8": 1}[self.front.storage]
             train = hours["train"] * len(self.front.stored.speeds)
-            found.append(frames_to_make(train, self.front.bins, values, self.cache))
+            spectrum = (1 + (self.front.input.deltas or 0)) * self.front.bins
+            dims = input_dims(self.front, self.hmm, spectrum)
+            found.append(frames_to_make(train, dims, values, self.cache))
         return found
 
     def check_grammar(self, name: str, option: str) -> None:
@@ -226,10 +236,10 @@ class HybridTask(ChunkLearning):
         lexicon = self.material.lexicon
         if own is not None and own.is_file():
             lexicon = self._completed(own, self.material.train)
-        transforms = self._transforms if self._adapts else None
+        transforms = self._transforms if self.front.input.fmllr else None
         return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs, self.absent, transforms)
 
-    def _transforms(self, part: Corpus) -> Transforms:
+    def _transforms(self, part: Corpus, speed: float) -> Transforms:
         """Transforms of the speakers of train, dev or test; those of dev and test come from decoding.
 
         Raises:
@@ -237,14 +247,12 @@ class HybridTask(ChunkLearning):
         """
         stage = self.hmms.trained[-1]
         assert stage.adaptation is not None  # checked with the settings
+        assert self.hmm.sat is not None
         if part is self.material.train:
-            return stage.adaptation.transforms
+            own = stage.adaptation.transforms
+            return own if speed == 1.0 else speed_transforms(self.hmms, speed, self.hmm.sat.fmllr)
         name = next(name for name, corpus in self._parts.items() if corpus is part)
-        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors")
-        passes = self._two_pass(stage, decoder)
-        if self.absent == "refuse" and not passes.transforms_file(part).is_file():
-            refuse_to_make(f"the transforms of the speakers of {name}", self.cache)
-        return passes.transforms(name, part)
+        return self._passes.transforms(name, part)
 
     def prepare(self) -> HybridData:
         """Make features, Gaussian systems and alignments that are missing.
@@ -286,11 +294,21 @@ class HybridTask(ChunkLearning):
 
     def minibatch(self, n: int) -> ChunkBatch:
         """Minibatch n with its masks: a pure function of the task's fields and n."""
-        return self._table.batch(n, self.data.train, self.augment, self.data.versions)
+        return self._table.batch(n, self.data.train, self.change, self.data.versions)
 
     def piece(self, n: int, number: int, of: int) -> ChunkBatch | None:
         """Some chunks of minibatch n, with masks of their own."""
-        return self._table.piece(n, number, of, self.data.train, self.augment, self.data.versions)
+        return self._table.piece(n, number, of, self.data.train, self.change, self.data.versions)
+
+    @cached_property
+    def change(self) -> Change:
+        """Augmentation of a training chunk's input; touches the spectrum alone, or without one the adapted features."""
+        half, wanted = self.hmms, self.front.input
+        if not wanted.of_speakers and wanted.deltas is None:
+            return self.augment
+        if not wanted.spectrum:
+            return ChangeOfColumns(self.augment, half.network_dims - half.ivector_dims)
+        return ChangeOfColumns(self.augment, half.spectrum_dims, half.delta_order + 1)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """On dev, per frame: "loss" (cross-entropy, nats), "logprob" (its negative) and "frame accuracy"."""
@@ -310,24 +328,9 @@ class HybridTask(ChunkLearning):
         return Score(figures, tuple(str(result) for result in results), results[-1].recognised, len(others))
 
     def recogniser(self) -> PortableRecogniser:
-        """Everything besides the weights that recognition with the network needs, and the adapted Gaussian system.
-
-        Raises:
-            SettingError: the network needs features adapted to the speaker.
-        """
-        if self._adapts:
-            raise SettingError(self.not_portable())
+        """Everything besides the weights that recognition with the network needs, and the adapted Gaussian system."""
         words = self._words
         return PortableRecogniser(self._acoustic, words.sources, self.cache, words.built, self.hmms.adapted_gaussians)
-
-    def not_portable(self) -> str:
-        """Reason why the network cannot recognise speech without its corpus; empty if it can."""
-        if not self._adapts:
-            return ""
-        return (
-            "the network takes features adapted to the speaker (task.front.adaptation=fmllr), which only the test of a "
-            "training run makes, in two passes: decode, transcribe and export need a network of unadapted features"
-        )
 
     def utterances(self, part: str) -> Corpus:
         """Utterances of "train", "dev" or "test"."""
@@ -361,7 +364,20 @@ class HybridTask(ChunkLearning):
             self.targets.pdfs,
             log_prior=self.targets.log_prior,
             training=training,
+            speakers=self._speaker_inputs,
         )
+
+    @property
+    def _speaker_inputs(self) -> SpeakerInputs | None:
+        """The parts of the network's input that depend on the speaker, for other speech."""
+        half, wanted = self.hmms, self.front.input
+        if not wanted.of_speakers:
+            return None
+        passes = self._passes.settings if wanted.fmllr else None
+        gaussians = half.adapted_gaussians if wanted.fmllr else None
+        extractor = None if wanted.ivector is None else half.extractor
+        scale = 1.0 if wanted.ivector is None else wanted.ivector.scale
+        return SpeakerInputs(half.cepstra, wanted.spectrum, gaussians, passes, extractor, scale)
 
     @cached_property
     def _words(self) -> WordSearch:
@@ -410,7 +426,14 @@ class HybridTask(ChunkLearning):
     def _two_pass(self, stage: Stage, decoder: DecodeHalf) -> TwoPass:
         feats = {name: self.hmms.features(part) for name, part in self._parts.items()}
         search = self.decoding.gmm
-        return TwoPass(stage, self._search(stage, search), search, feats, decoder, self.cache, self.jobs)
+        words = self._search(stage, search)
+        return TwoPass(stage, words, search, feats, decoder, self.cache, self.jobs, self.absent)
+
+    @property
+    def _passes(self) -> TwoPass:
+        """Two-pass decoding with the last Gaussian system, for its transforms alone."""
+        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors")
+        return self._two_pass(self.hmms.trained[-1], decoder)
 
     def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[DecodingResult]:
         """Error rates of a network."""

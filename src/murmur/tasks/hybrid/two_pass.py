@@ -17,13 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from murmur.speech.corpus.corpus import Corpus
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.speech.corpus.corpus import Corpus, CorpusError
 from murmur.speech.decoding.decode_set import Decoded
 from murmur.speech.hmm.speaker_transforms import AdaptedPair, Transforms, transforms_from_paths
 from murmur.speech.hmm.storage import load_transforms, save_transforms
 from murmur.tasks.hybrid.config import Search
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, System
 from murmur.tasks.hybrid.hmm import Stage
+from murmur.tasks.prepared import Absent, refuse_to_make
+from murmur.tasks.speaker_inputs import DecodingPasses
 from murmur.tasks.word_search import WordSearch
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ class TwoPass:
         decoder: decoding and scoring of the set.
         cache: folder where the transforms of each part are stored.
         jobs: number of processes.
+        absent: "make" to decode for transforms and settings that are missing, "refuse" to end with an error.
     """
 
     stage: Stage
@@ -51,6 +55,7 @@ class TwoPass:
     decoder: DecodeHalf
     cache: Path
     jobs: int = 1
+    absent: Absent = "make"
 
     def results(self, parts: Mapping[str, Corpus]) -> list[DecodingResult]:
         """Error rates of the first pass ("NAME unadapted") and of the final pass ("NAME") on each part.
@@ -67,7 +72,8 @@ class TwoPass:
 
         transforms = {part: self._estimated(part, every[part], found[part], None) for part in every}
         second = System(f"{name} second pass", self.words, self.search, self._scorers(transforms))
-        options = half.tune(second, half.material.dev)
+        before, options = options, half.tune(second, half.material.dev)
+        self._keep(DecodingPasses(self._grammar, before, options))
         for part, corpus in parts.items():
             again = half.decode(second, options, part, corpus)
             final = self._estimated(part, corpus, again, transforms[part])
@@ -82,19 +88,57 @@ class TwoPass:
         try:
             return load_transforms(path)
         except FileNotFoundError:
+            self._check_absent(f"the transforms of the speakers of {part}")
             log.info("%s, %s: decoding for the transforms of its speakers", self.stage.name, part)
         except ValueError as error:
             log.warning("%s", error)
         self.results({part: corpus})
         return load_transforms(path)
 
+    @property
+    def settings(self) -> DecodingPasses:
+        """Settings of both passes, from their file; tunes them on dev if it is missing or damaged.
+
+        Raises:
+            SettingError: the file is missing, and `absent` refuses to make it.
+        """
+        path = self._settings_file
+        try:
+            return DecodingPasses.read(path)
+        except FileNotFoundError:
+            self._check_absent(f"the settings of two-pass decoding {path.name}")
+        except CorpusError as error:
+            log.warning("%s", error)
+        self.results({})
+        return DecodingPasses.read(path)
+
     def transforms_file(self, corpus: Corpus) -> Path:
         """File of the transforms of a corpus, beside the model; named by all that made them."""
+        return self._file("transforms", corpus.digest(), ".npz")
+
+    @property
+    def _settings_file(self) -> Path:
+        return self._file("passes", self._grammar, ".json")
+
+    @property
+    def _grammar(self) -> str:
+        assert isinstance(self.words.grammar, str)  # the task names it
+        return self.words.grammar
+
+    def _file(self, kind: str, of: str, end: str) -> Path:
         half, graph = self.decoder, self.words.sources.key(*self.words.words)
         tuned = [half.material.dev.digest(), half.tune_every, asdict(self.search)]
-        content = json.dumps([self.stage.key, corpus.digest(), graph, tuned], sort_keys=True)
+        content = json.dumps([self.stage.key, of, graph, tuned], sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-        return self.cache / f"{self.stage.name}-{self.stage.key}-transforms-{digest}.npz"
+        return self.cache / f"{self.stage.name}-{self.stage.key}-{kind}-{digest}{end}"
+
+    def _keep(self, settings: DecodingPasses) -> None:
+        self.cache.mkdir(parents=True, exist_ok=True)
+        write_whole(self._settings_file, json.dumps(settings.to_json(), indent=1).encode())
+
+    def _check_absent(self, what: str) -> None:
+        if self.absent == "refuse":
+            refuse_to_make(what, self.cache)
 
     def _estimated(self, part: str, corpus: Corpus, decoded: Decoded, present: Transforms | None) -> Transforms:
         adaptation = self.stage.adaptation

@@ -96,7 +96,7 @@ class SequenceTask:
 
     def minibatch(self, n: int) -> SequenceBatch:
         """Minibatch n with its masks and numerators: a pure function of the task's fields and n."""
-        return self._with_numerators(self._table.batch(n, self.data.train, self.hybrid.augment), self._table[n])
+        return self._with_numerators(self._table.batch(n, self.data.train, self._hybrid.change), self._table[n])
 
     @property
     def most_pieces(self) -> int:
@@ -105,7 +105,7 @@ class SequenceTask:
 
     def piece(self, n: int, number: int, of: int) -> SequenceBatch | None:
         """Some chunks of minibatch n, with masks of their own."""
-        batch = self._table.piece(n, number, of, self.data.train, self.hybrid.augment)
+        batch = self._table.piece(n, number, of, self.data.train, self._hybrid.change)
         return None if batch is None else self._with_numerators(batch, self._table.piece_chunks(n, number, of))
 
     def loss(self, model: nn.Module, minibatch: SequenceBatch) -> Loss:

@@ -1,0 +1,150 @@
+"""Inputs of a trained network that depend on the speaker, saved beside its weights: i-vectors and adapted features.
+
+i-vectors are estimated from the features alone. Adapted features need a transform of the speaker, which comes from two
+decoding passes with the Gaussian system; a search for them is given to `SpeakerInputs.columns`.
+
+Shapes: T frames, F features, D values of an i-vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from murmur.core.errors import SettingError
+from murmur.speech.corpus.file_errors import making_sense_of, read_object
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.features.analysis import Mfcc, Ready
+from murmur.speech.hmm.speaker_transforms import Transforms
+from murmur.speech.ivector.extraction import ivectors
+from murmur.speech.ivector.extractor import Extractor
+from murmur.speech.ivector.storage import load_extractor, save_extractor
+from murmur.tasks.adapted_gaussians import AdaptedGaussians
+from murmur.tasks.speaker_columns import GaussianFeatures, SpeakerColumns
+
+EXTRACTOR = "ivector.npz"
+FRONTS: Mapping[str, type[Mfcc | Ready]] = {"Mfcc": Mfcc, "Ready": Ready}
+Estimate = Callable[[Mapping[str, np.ndarray], Mapping[str, str]], Transforms]  # of features and speakers
+
+
+@dataclass(frozen=True)
+class DecodingPasses:
+    """Settings of the two passes from which transforms are estimated.
+
+    Attributes:
+        grammar: name of the grammar.
+        first: settings of the pass over unadapted features.
+        second: settings of the pass over adapted features.
+    """
+
+    grammar: str
+    first: DecodeOptions
+    second: DecodeOptions
+
+    def to_json(self) -> dict[str, Any]:
+        """The values in JSON's terms."""
+        return asdict(self)
+
+    @staticmethod
+    def of_json(content: Mapping[str, Any]) -> DecodingPasses:
+        """Read what `to_json` returned.
+
+        Raises:
+            LookupError, TypeError, ValueError: the content has another form.
+        """
+        first, second = (DecodeOptions(**content[name]) for name in ("first", "second"))
+        return DecodingPasses(str(content["grammar"]), first, second)
+
+    @staticmethod
+    def read(path: Path) -> DecodingPasses:
+        """Read a file of `to_json`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            CorpusError: the file is damaged.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        again = "delete it, and prepare again"
+        content = read_object(path, again)
+        with making_sense_of(path, again):
+            return DecodingPasses.of_json(content)
+
+
+@dataclass(frozen=True, eq=False)
+class SpeakerInputs:
+    """The inputs.
+
+    Attributes:
+        front: analysis of audio for the Gaussian system and the extractor; or `Ready` for features of a set.
+        spectrum: True if the network's input begins with its own features.
+        gaussians: speaker-adapted Gaussian system of adapted features; None for an input without.
+        passes: settings of the two passes that give the transforms; None for an input without adapted features.
+        extractor: extractor of i-vectors; None for an input without.
+        scale: posterior scale of i-vectors.
+    """
+
+    front: Mfcc | Ready
+    spectrum: bool
+    gaussians: AdaptedGaussians | None
+    passes: DecodingPasses | None
+    extractor: Extractor | None
+    scale: float
+
+    def columns(
+        self, cepstra: Mapping[str, np.ndarray], speakers: Mapping[str, str], estimate: Estimate | None
+    ) -> SpeakerColumns:
+        """The columns of the input for all speech of some speakers.
+
+        Args:
+            cepstra: {utterance: (T, F) cepstra} of `front`.
+            speakers: {utterance: speaker}.
+            estimate: function that estimates the transforms of the speakers; used for adapted features alone.
+
+        Raises:
+            SettingError: the input has adapted features, and there is no such function.
+        """
+        feats, transforms, projection, points = GaussianFeatures.of(cepstra, speakers), None, None, None
+        if self.gaussians is not None:
+            if estimate is None:
+                raise SettingError("adapted features need transforms from two decoding passes, and there is no search")
+            transforms, projection = estimate(dict(feats), speakers), self.gaussians.pair.adapted.projection
+        if self.extractor is not None:
+            points = ivectors(self.extractor, feats, speakers, self.scale)
+        return SpeakerColumns(feats, speakers, transforms, projection, points)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the extractor into a folder; return the other values in JSON's terms.
+
+        The Gaussian system is saved by the recogniser.
+        """
+        if self.extractor is not None:
+            save_extractor(self.extractor, folder / EXTRACTOR)
+        return {
+            "front": {"type": type(self.front).__name__, **asdict(self.front)},
+            "spectrum": self.spectrum,
+            "passes": None if self.passes is None else self.passes.to_json(),
+            "scale": self.scale,
+        }
+
+    @staticmethod
+    def open(
+        content: Mapping[str, Any], files: Mapping[str, Path], gaussians: AdaptedGaussians | None
+    ) -> SpeakerInputs:
+        """Read what `save` wrote; `files` maps names to verified files, `gaussians` is that of the recogniser.
+
+        Raises:
+            LookupError, TypeError, ValueError: the content has another form.
+        """
+        values = dict(content["front"])
+        front = FRONTS[values.pop("type")](**values)
+        passes = None if content["passes"] is None else DecodingPasses.of_json(content["passes"])
+        if passes is not None and gaussians is None:
+            raise ValueError("adapted features without a Gaussian system")
+        extractor = load_extractor(files[EXTRACTOR]) if EXTRACTOR in files else None
+        own = None if passes is None else gaussians
+        return SpeakerInputs(front, bool(content["spectrum"]), own, passes, extractor, float(content["scale"]))

@@ -1,0 +1,149 @@
+"""Runs whose networks take i-vectors and adapted features: trained, then used without corpus and cache."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import soundfile
+from typer.testing import CliRunner
+
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+from murmur.cli import app
+from murmur.speech.corpus.kaldi_dir import read_table, write_table
+from tones import RATE, make_tones, tones
+
+WORDS = [["ANNA", "BOB", "NOB"], ["NOB", "NOB", "ANNA", "BOB"]]
+IVECTOR = "IvectorConfig(dims=3, passes=3, ubm=UbmConfig(gaussians=5, passes=3))"
+INPUTS = {
+    "ivector": f"NetworkInput(deltas=1, ivector={IVECTOR})",
+    "fmllr": "NetworkInput(fmllr=True)",
+    "all": f"NetworkInput(fmllr=True, ivector={IVECTOR})",
+}
+EXPERIMENT = """
+from pathlib import Path
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.engine.optim.optimizer import Adam
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.sat import SatConfig
+from murmur.speech.hmm.speaker_transforms import FmllrConfig
+from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.models import Tdnn
+from murmur.strategies import SyncSGD
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.task import HybridTask
+
+EM = EmConfig(gaussians=30, passes=5, grow_passes=4, align_passes=(2, 3, 4), min_gaussian_frames=3)
+TREE, FMLLR = TreeConfig(leaves=16, min_frames=10, min_gain=1.0), FmllrConfig(min_frames=50)
+
+
+def experiment():
+    task = HybridTask(
+        corpus=Path({corpus!r}),
+        cache=Path({cache!r}),
+        front=FrontEnd(bins=12),
+        hmm=HmmStages(monophone=EM, triphone=TriphoneConfig(TREE, EM), sat=SatConfig((2,), FMLLR, FMLLR, TREE, EM)),
+        network=Tdnn(hidden=32, dropout=0.0),
+        chunks=Chunks(frames=40, size=8),
+        augment=SpecAugment(time_masks=1, time_frames=3, bin_masks=0),
+        decoding=Decoding(gmm=Search(scales=(0.1,)), network=Search(scales=(0.3,)), scored="none"),
+    )
+    return Experiment(task, SyncSGD(), Budget(epochs=12), Adam(lr=1e-2), evaluate_every_epochs=12.0)
+"""
+
+
+def run(*words: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [str(w) for w in words], env={"COLUMNS": "200"})
+    return done.exit_code, done.stdout, done.stderr
+
+
+def done(*words: object) -> str:
+    code, out, said = run(*words)
+    assert code == 0, said
+    return out
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a corpus and an experiment; the runs share the cache."""
+    root = tmp_path_factory.mktemp("home")
+    corpus = make_tones(root / "set", {"train": 48, "dev": 8, "test": 8})
+    (root / "experiment.py").write_text(EXPERIMENT.format(corpus=str(corpus), cache=str(root / "cache")))
+    return root
+
+
+@pytest.fixture(scope="module", params=INPUTS)
+def place(request: pytest.FixtureRequest, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run alone in a folder, with its test set as another data directory and two recordings."""
+    root = tmp_path_factory.mktemp(request.param)
+    setting = f"task.front.input={INPUTS[request.param]}"
+    done("train", home / "experiment.py", "--set", setting, "--out", root / "run", "--threads", 1)
+    data = root / "other"
+    data.mkdir()
+    for table in ("text", "utt2spk"):
+        shutil.copy(home / "set" / "data" / "test" / table, data / table)
+    paths = read_table(home / "set" / "data" / "test" / "wav.scp")
+    write_table(data / "wav.scp", {name: str(shutil.copy(path, data)) for name, path in paths.items()})
+    for number, words in enumerate(WORDS):
+        soundfile.write(root / f"said{number}.wav", tones(words, 90 + number), RATE)
+    return root
+
+
+def test_a_finished_run_decodes_other_speech_as_its_own_test(place: Path, home: Path) -> None:
+    score = json.loads((place / "run" / "score.json").read_text())["test"]
+    assert score["network test wer"] < 40
+    (home / "cache").rename(home / "gone")
+    try:
+        decode = ("decode", "hybrid", "--model", place / "run", "--data", place / "other")
+        done(*decode, "--out", place / "decoded")
+        done(*decode, "--out", place / "two", "--jobs", 2)
+    finally:
+        (home / "gone").rename(home / "cache")
+    found = json.loads((place / "decoded" / "summary.json").read_text())
+    assert found["wer"] == score["network test wer"]
+    assert (place / "decoded" / "text").read_text() == (place / "two" / "text").read_text()
+
+
+def test_recordings_are_transcribed_alone_and_together_as_one_speaker(place: Path) -> None:
+    files = [place / f"said{number}.wav" for number in range(len(WORDS))]
+
+    def words(*options: object) -> list[list[str]]:
+        out = place / "transcripts"
+        done("transcribe", place / "run", *files, "--format", "json", "--out", out, *options)
+        found = [json.loads((out / f"{file.stem}.json").read_text())["words"] for file in files]
+        return [[word["word"] for word in each] for each in found]
+
+    assert words() == WORDS
+    assert words("--adapt") == WORDS
+    (place / "utt2spk").write_text("said0 anna\nsaid1 bob\n")
+    assert words("--adapt", "--utt2spk", place / "utt2spk") == WORDS
+
+
+def test_exports_take_an_ivector_or_are_not_adapted_and_adapted_features_are_refused(place: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    if place.name.rstrip("0123456789") != "ivector":
+        code, _, said = run("export", place / "run", "--out", place / "exported")
+        assert code == 1
+        assert "other runtimes make one" in said
+        return
+    for kind in ("zero", "input"):
+        done("export", place / "run", "--out", place / kind, "--ivector", kind)
+        facts = json.loads((place / kind / "metadata.json").read_text())
+        assert facts["ivector"] == kind
+        assert (place / kind / "ivector.npz").is_file() == (kind == "input")
+    own, by_input, by_zero = (scores_of(place, where) for where in ("run", "input", "zero"))
+    assert own == by_input
+    assert own[0][0] == by_zero[0][0] == "ANNA"
+    code, _, said = run("export", place / "run", "--out", place / "stream", "--ivector", "input", "--kind", "stream")
+    assert code == 1
+    assert "a stream begins before there is speech" in said
+
+
+def scores_of(place: Path, model: str) -> list[tuple[str, float]]:
+    """Words of a recording with their times."""
+    out = done("transcribe", place / model, place / "said0.wav", "--format", "json")
+    return [(word["word"], word["start_seconds"]) for word in json.loads(out)["words"]]

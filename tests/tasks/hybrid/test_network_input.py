@@ -1,0 +1,275 @@
+"""Input of the network: spectrum, adapted features and i-vectors; copies at other speeds; use without the corpus."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+from murmur.core.errors import SettingError
+from murmur.engine.experiment import describe
+from murmur.recognition.transform_passes import TransformPasses
+from murmur.speech.corpus.kaldi_dir import read_data_dir
+from murmur.speech.features.analysis import deltas
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.fmllr import adapt
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.sat import SatConfig
+from murmur.speech.hmm.speaker_transforms import FmllrConfig
+from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.ivector.extractor import IvectorConfig
+from murmur.speech.ivector.statistics import Sums
+from murmur.speech.ivector.ubm import UbmConfig
+from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
+from murmur.tasks.chain.task import ChainTask
+from murmur.tasks.hybrid import data as hybrid_data
+from murmur.tasks.hybrid import ivector_stage
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, NetworkInput, Search
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.word_search import WordSearch
+from tones import make_tones
+
+EM = EmConfig(gaussians=30, passes=5, grow_passes=4, align_passes=(2, 3, 4), min_gaussian_frames=3)
+TREE = TreeConfig(leaves=16, min_frames=10, min_gain=1.0)
+FMLLR = FmllrConfig(min_frames=50)
+IVECTOR = IvectorConfig(dims=3, passes=3, scale=0.2, utterances=2, ubm=UbmConfig(gaussians=5, passes=3))
+BINS, CEPSTRA, SPEED = 12, 39, 1.25
+FULL = NetworkInput(deltas=1, fmllr=True, ivector=IVECTOR)
+SPECTRUM = 2 * BINS
+FMLLR_COLUMNS, IVECTOR_COLUMNS = slice(SPECTRUM, SPECTRUM + CEPSTRA), slice(SPECTRUM + CEPSTRA, None)
+NO_MASKS = SpecAugment(time_masks=0, bin_masks=0)
+NETWORKS = [
+    Dnn(hidden=8, layers=1),
+    Tdnn(hidden=8, dropout=0.0),
+    TdnnF(hidden=16, bottleneck=8),
+    Lstm(hidden=8, layers=1),
+    Blstm(hidden=8, layers=1),
+]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A task with a speaker-adapted Gaussian system whose network takes the spectrum alone."""
+    root = tmp_path_factory.mktemp("tones")
+    return HybridTask(
+        corpus=make_tones(root / "set", {"train": 48, "dev": 8, "test": 8}),
+        front=FrontEnd(bins=BINS),
+        hmm=HmmStages(monophone=EM, triphone=TriphoneConfig(TREE, EM), sat=SatConfig((2,), FMLLR, FMLLR, TREE, EM)),
+        network=Tdnn(hidden=16, dropout=0.0),
+        chunks=Chunks(frames=20, size=8),
+        augment=NO_MASKS,
+        decoding=Decoding(gmm=Search(scales=(0.1,)), network=Search(scales=(0.3,))),
+        cache=root / "cache",
+    )
+
+
+def with_input(task, wanted, **more):
+    return replace(task, front=replace(task.front, input=wanted, **more))
+
+
+@pytest.fixture(scope="module")
+def full(plain):
+    return with_input(plain, FULL)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_the_columns_are_those_of_the_parts(plain, full, part):
+    half, corpus = full.hmms, full.utterances(part)
+    found = half.network_features(corpus)
+    spectrum, cepstra = plain.hmms.network_features(corpus), plain.hmms.features(corpus)
+    transforms, model = half.transforms(corpus, 1.0), half.trained[-1].model
+    assert found.keys() == spectrum.keys()
+    for name, feats in found.items():
+        assert feats.shape[1] == half.network_dims == SPECTRUM + CEPSTRA + IVECTOR.dims
+        assert np.array_equal(feats[:, :SPECTRUM], deltas(spectrum[name], 1))
+        adapted = adapt(transforms[corpus.speakers[name]], model.features(cepstra[name]))
+        assert np.array_equal(feats[:, FMLLR_COLUMNS], adapted)
+        assert not np.array_equal(adapted, cepstra[name])
+        assert (feats[:, IVECTOR_COLUMNS] == feats[0, IVECTOR_COLUMNS]).all()
+
+
+def test_an_ivector_is_the_extractors_answer_for_two_utterances_in_training_and_for_the_speaker_elsewhere(full):
+    half, size = full.hmms, {"train": 2, "test": 2}
+    for part, in_training in (("train", True), ("test", False)):
+        corpus = full.utterances(part)
+        feats, points = half.features(corpus), half.network_features(corpus)
+        speaker = corpus.speakers[next(iter(feats))]
+        own = sorted(name for name in feats if corpus.speakers[name] == speaker)
+        assert len(own) >= size[part]
+        group = own[:2] if in_training else own
+        total = Sums.none(half.extractor.ubm)
+        for name in group:
+            total += Sums.of(half.extractor.ubm, feats[name], IVECTOR.scale)
+        expected = half.extractor.ivector(total).astype(np.float32)
+        assert np.abs(expected).max() > 0
+        for name in own:
+            assert np.array_equal(points[name][0, IVECTOR_COLUMNS], expected) == (name in group)
+
+
+def test_masks_and_warps_touch_the_spectrum_alone_and_treat_derivatives_alike(full):
+    masks = SpecAugment(time_masks=2, time_frames=15, bin_masks=2, bins=6)
+    clean, masked = full.minibatch(3).feats, replace(full, augment=masks).minibatch(3).feats
+    warped = replace(full, augment=replace(NO_MASKS, warp=0.3, noise=0.1)).minibatch(3).feats
+    for changed in (masked, warped):
+        assert torch.equal(changed[..., SPECTRUM:], clean[..., SPECTRUM:])
+        assert not torch.equal(changed[..., :BINS], clean[..., :BINS])
+        assert not torch.equal(changed[..., BINS:SPECTRUM], clean[..., BINS:SPECTRUM])
+    zero = masked[..., :BINS] == 0
+    assert 0.05 < zero.float().mean() < 0.9
+    assert torch.equal(zero, masked[..., BINS:SPECTRUM] == 0)
+    assert torch.equal(masked[..., :SPECTRUM][~zero.repeat(1, 1, 2)], clean[..., :SPECTRUM][~zero.repeat(1, 1, 2)])
+
+
+def test_without_spectrum_masks_over_time_touch_the_adapted_features_alone(plain):
+    task = with_input(plain, NetworkInput(spectrum=False, fmllr=True, ivector=IVECTOR))
+    clean = task.minibatch(0).feats
+    masked = replace(task, augment=SpecAugment(time_masks=2, bin_masks=0)).minibatch(0).feats
+    assert torch.equal(masked[..., CEPSTRA:], clean[..., CEPSTRA:])
+    assert (masked[..., :CEPSTRA] == 0).all(-1).any()
+
+
+def test_copies_at_another_speed_have_transforms_and_ivectors_of_their_own(full):
+    task = with_input(full, FULL, speeds=(1.0, SPEED))
+    half, train = task.hmms, task.material.train
+    store, expected = task.data.train, half.network_features(train, SPEED)
+    copies = {name: store.feats(i) for i, name in enumerate(store.names) if name.startswith(f"sp{SPEED:g}-")}
+    assert len(copies) == len(half.trained[-1].tids)
+    slow = half.network_features(train)
+    for name, feats in copies.items():
+        own = name.removeprefix(f"sp{SPEED:g}-")
+        assert np.array_equal(feats, expected[own])
+        assert len(feats) < len(slow[own])
+        assert not np.array_equal(feats[0, IVECTOR_COLUMNS], slow[own][0, IVECTOR_COLUMNS])
+    transforms = half.transforms(train, SPEED)
+    assert transforms.keys() == half.transforms(train, 1.0).keys()
+    apart = [np.abs(transforms[s] - half.transforms(train, 1.0)[s]).max() for s in transforms]
+    assert min(apart) > 1e-3
+    refusing = replace(task, absent="refuse")
+    with pytest.raises(SettingError, match="transforms of train at speed"):
+        refusing.hmms.transforms(refusing.material.train, 1.5)
+
+
+def test_processes_and_shards_change_no_bit(plain, monkeypatch):
+    task = with_input(plain, replace(FULL, deltas=None))
+    first = {name: task.data.train.feats(i) for i, name in enumerate(task.data.train.names)}
+    shutil.rmtree(task.data.train.folder)
+    monkeypatch.setattr(hybrid_data, "cores_here", lambda: 2)
+    monkeypatch.setattr(hybrid_data, "UTTERANCES_PER_SHARD", 7)
+    again = replace(task)
+    assert len(list(again.data.train.folder.glob("*.feats.npy"))) == 7
+    assert again.data.train.names == tuple(first)
+    for i, name in enumerate(again.data.train.names):
+        assert np.array_equal(again.data.train.feats(i), first[name])
+
+
+def test_the_extractor_is_stored_and_read_and_its_background_model_is_kept(plain, monkeypatch, caplog):
+    task, calls, trained = with_input(plain, NetworkInput(ivector=IVECTOR)), [], ivector_stage.train_ubm
+    monkeypatch.setattr(ivector_stage, "train_ubm", lambda *a: calls.append(1) or trained(*a))
+    monkeypatch.setattr(
+        ivector_stage, "train", lambda *a, own=ivector_stage.train, **k: calls.append(2) or own(*a, **k)
+    )
+    config = replace(IVECTOR, seed=5, ubm=replace(IVECTOR.ubm, seed=7))
+    task = with_input(plain, NetworkInput(ivector=config))
+    stage = task.hmms.ivector_stage
+    assert stage.untrained()
+    assert any("i-vectors of 3 values" in str(line) for line in task.unprepared())
+    with caplog.at_level("INFO"):
+        first = task.hmms.extractor
+    assert "background model 3/3" in caplog.text
+    assert "i-vector extractor 3/3" in caplog.text
+    assert calls == [1, 2]
+    assert np.array_equal(replace(task).hmms.extractor.matrix, first.matrix)
+    assert calls == [1, 2]
+    assert not any("i-vectors" in str(line) for line in task.unprepared())
+    stage.files[1].write_bytes(stage.files[1].read_bytes()[:-50])  # cut short
+    assert np.array_equal(replace(task).hmms.extractor.matrix, first.matrix)
+    assert calls == [1, 2, 2]
+    stage.files[1].unlink()
+    with pytest.raises(SettingError, match=r"extractor of i-vectors ivector-\w+\.npz"):
+        _ = replace(task, absent="refuse").hmms.extractor
+
+
+@pytest.mark.parametrize("wanted", [FULL, NetworkInput(ivector=IVECTOR), NetworkInput(spectrum=False, fmllr=True)])
+def test_a_saved_recogniser_gives_the_same_scores_without_corpus_and_cache(plain, wanted, tmp_path):
+    task = with_input(plain, wanted)
+    torch.manual_seed(1)
+    network = task.model()
+    scorer = task._network_scorer(network, task.targets, "test")
+    expected = {name: scorer(name) for name in task.material.test.texts}
+    task.recogniser().save(tmp_path / "recogniser")
+    moved = shutil.move(tmp_path / "recogniser", tmp_path / "elsewhere")
+    recogniser = PortableRecogniser.open(moved)
+    acoustic, passes = recogniser.acoustic, None
+    if wanted.fmllr:
+        settings = acoustic.speakers.passes
+        search = WordSearch(recogniser.graphs, settings.grammar, recogniser.cache)
+        passes = TransformPasses(acoustic.speakers.gaussians, search, settings)
+    test = read_data_dir(task.corpus / "data" / "test")
+    feats = acoustic.features(test, tmp_path / "features", passes)
+    assert feats.keys() == expected.keys()
+    for name, scores in expected.items():
+        assert np.array_equal(acoustic.scores(network, feats[name]), scores)
+
+
+def test_transforms_of_one_speaker_alone_are_those_of_the_set(full):
+    """Speakers are decoded here or in processes, alone or together: their transforms are the same."""
+    speakers = full._speaker_inputs
+    search = WordSearch(full._words.sources, speakers.passes.grammar, full.cache)
+    passes = TransformPasses(speakers.gaussians, search, speakers.passes)
+    test = full.material.test
+    feats, every = full.hmms.features(test), full.hmms.transforms(test, 1.0)
+    assert len(every) == 4
+    for speaker, transform in every.items():
+        own = {name: x for name, x in feats.items() if test.speakers[name] == speaker}
+        np.testing.assert_allclose(passes(own, test.speakers)[speaker], transform, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda n: type(n).__name__)
+def test_every_model_takes_the_input(full, network):
+    task = replace(full, network=network)
+    model = task.model()
+    loss = task.loss(model, task.minibatch(0))
+    loss.total.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert np.isfinite(task.evaluate(model)["loss"])
+
+
+def test_an_input_of_the_spectrum_alone_is_not_told(plain):
+    assert "input" not in describe(plain.front)
+    assert describe(with_input(plain, NetworkInput(deltas=1)).front)["input"]["deltas"] == 1
+    names = [hybrid_data._folder(task.hmms, plain.targets) for task in (plain, with_input(plain, NetworkInput()))]
+    assert names[0] == names[1] != hybrid_data._folder(with_input(plain, FULL).hmms, plain.targets)
+    assert plain.change is plain.augment
+
+
+def test_the_dry_run_names_cepstra_at_other_speeds(plain, tmp_path):
+    task = replace(with_input(plain, NetworkInput(ivector=IVECTOR), speeds=(0.9, 1.0)), cache=tmp_path)
+    told = [unmade.what for unmade in task.unprepared()]
+    assert any(line.startswith("cepstra at speed 0.9") for line in told)
+    alone = replace(plain, front=replace(plain.front, speeds=(0.9, 1.0)), cache=tmp_path)
+    assert not any(line.startswith("cepstra at speed") for line in (unmade.what for unmade in alone.unprepared()))
+
+
+def test_refusals(plain):
+    for wanted in (NetworkInput(ivector=IVECTOR), NetworkInput(fmllr=True), NetworkInput(deltas=1)):
+        with pytest.raises(ValueError, match="neither transforms nor i-vectors of their own"):
+            FrontEnd(speeds=(0.9, 1.0), perturb="on_the_fly", input=wanted)
+    with pytest.raises(ValueError, match="says nothing about a frame"):
+        NetworkInput(spectrum=False, ivector=IVECTOR)
+    with pytest.raises(ValueError, match="deltas = 3"):
+        NetworkInput(deltas=3)
+    with pytest.raises(ValueError, match="deltas = 1"):
+        NetworkInput(spectrum=False, fmllr=True, deltas=1)
+    with pytest.raises(ValueError, match="they are no frequencies"):
+        replace(with_input(plain, NetworkInput(ivector=IVECTOR)), network=Tdnn(front=Convolutions(bins=3)))
+    chain = ChainTask(with_input(plain, NetworkInput(ivector=IVECTOR)))
+    with pytest.raises(SettingError, match="chain models take the spectrum alone"):
+        chain.check()
+    acoustic = with_input(plain, FULL)._acoustic
+    with pytest.raises(SettingError, match="two decoding passes"):
+        acoustic.input({}, {}, {})
