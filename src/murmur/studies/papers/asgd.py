@@ -61,12 +61,12 @@ def _as_good(rows: Groups, name: str, sigmoid: str) -> Outcome:
 
 
 def four_longer(rows: Groups) -> str:
-    """What twice the turns show at 4."""
+    """Ratio at 4 with twice the turns."""
     return f"with twice the turns {shown(ratio(rows[TWICE], rows[FOUR_TWICE]))}"
 
 
 def twenty_longer(rows: Groups) -> str:
-    """What twice the turns, and an average in every turn, show at 20."""
+    """Ratios at 20 with twice the turns, and with an average in every turn."""
     often = ratio(rows[ALONE], rows["20, K = 1"])
     return f"with twice the turns {shown(ratio(rows[TWICE], rows[TWENTY_TWICE]))}; with K = 1 {shown(often)}"
 
@@ -78,7 +78,7 @@ def poor(rows: Groups) -> Outcome:
 
 
 def damped(rows: Groups) -> str:
-    """What gradients damped by their age show."""
+    """Ratio with gradients damped by their age."""
     return f"ASGD with gradients over their age, over plain ASGD {shown(ratio(rows[SERVER], rows['4, ASGD, damped']))}"
 
 

@@ -50,7 +50,7 @@ def kept(rows: Groups) -> Outcome:
 
 
 def longer(rows: Groups) -> str:
-    """What twice the turns show."""
+    """Ratio with twice the turns."""
     found = ratio(rows["one learner, twice the frames"], rows["hierarchy, twice the turns"])
     return f"with twice the turns {shown(found)}"
 

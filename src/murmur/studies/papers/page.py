@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from murmur.studies.papers.picture import draw
 from murmur.studies.papers.plan import Planned, judged, whole
 from murmur.studies.papers.run import Finder, MissingRun, diverged, loss
 from murmur.studies.papers.study import Claim, Outcome, Study, found
-from murmur.studies.papers.verdicts import seconds, speed_up, wer
+from murmur.studies.papers.verdicts import percent, seconds, speed_up, wer
 
 PAGE = "papers.md"
 WORST_WER = 60.0
@@ -65,7 +66,7 @@ def there(plan: Sequence[Planned], claim: str) -> tuple[int, int]:
 
 
 def not_yet(plan: Sequence[Planned], claim: str) -> str:
-    """What is said of a claim that lacks runs."""
+    """Text about a claim that lacks runs."""
     present, every = there(plan, claim)
     return f"not run yet ({present} of {every} runs are there)"
 
@@ -107,11 +108,10 @@ def point_of(study: Study, group: str, find: Finder) -> tuple[str, float, float]
     except MissingRun:
         return None
     decoded = [row for row in rows if row["errors"]]
-    rate = wer(decoded)
-    if rate is None:
+    if not decoded:
         return None
-    spent = [seconds(row, MACHINES[study.machines]) for row in decoded]
-    return group, sum(spent) / len(spent) / 3600, rate.value
+    spent = statistics.mean(seconds(row, MACHINES[study.machines]) for row in decoded)
+    return group, spent / 3600, statistics.mean(percent(row) or 0.0 for row in decoded)
 
 
 def one_learner(find: Finder) -> str:
@@ -133,7 +133,7 @@ def one_learner(find: Finder) -> str:
 def worst(rows: Mapping[str, Row], plan: Sequence[Planned]) -> str:
     """The largest word error rate of a run of the plan, and the runs that diverged."""
     present = [rows[each.cell.digest] for each in plan if each.known]
-    rates = {row["digest"]: rate.value for row in present for rate in (wer([row]),) if rate is not None}
+    rates = {row["digest"]: rate for row in present for rate in (percent(row),) if rate is not None}
     above = [digest for digest, rate in rates.items() if rate > WORST_WER]
     lost = [row["digest"] for row in present if diverged(row)]
     if not rates:
@@ -174,11 +174,13 @@ def reasons(study: Study, claim: Claim, name: str, find: Finder, plan: Sequence[
 
 
 def cause(study: Study, claim: Claim, outcome: Outcome, find: Finder, plan: Sequence[Planned], name: str) -> str:
-    """What the runs of the cause show, unless the verdict agrees."""
+    """Figures of the runs of the cause, unless the verdict agrees."""
     if outcome.verdict == "agrees" or claim.cause is None:
         return ""
     try:
-        return f" Cause ({', '.join(claim.because)}): {claim.cause(found(study, find, claim.because))}."
+        return (
+            f" Cause ({', '.join(claim.because)}): {claim.cause(found(study, find, (*claim.needs, *claim.because)))}."
+        )
     except MissingRun:
         return f" The cause ({', '.join(claim.because)}) is {not_yet(plan, f'{name}: cause')}."
 
@@ -191,7 +193,7 @@ def runs(study: Study, find: Finder) -> Iterable[Sequence[object]]:
         except MissingRun:
             continue
         for row in rows:
-            cell, rate = row["cell"], wer([row])
+            cell, rate = row["cell"], percent(row)
             faster = f"{speed_up([row], MACHINES[study.machines]):.1f}x" if cell["machines"] else "-"
             yield (
                 name,
@@ -200,7 +202,7 @@ def runs(study: Study, find: Finder) -> Iterable[Sequence[object]]:
                 f"{cell['rate'] * cell['peak']:.3g}",
                 f"{row['turns']:,}",
                 "diverged" if diverged(row) else f"{loss(row):.4f}",
-                "-" if rate is None else f"{rate.value:.1f}",
+                "-" if rate is None else f"{rate:.1f}",
                 faster,
                 "-" if not cell["machines"] or row["waiting_share"] is None else f"{100 * row['waiting_share']:.0f} %",
                 f"`{row['digest']}`",

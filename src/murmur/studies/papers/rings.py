@@ -127,13 +127,13 @@ def _course(rows: Sequence[Row], one: float) -> str:
 
 
 def averaged_moments(rows: Groups) -> str:
-    """What averaged moments show."""
+    """Ratios with averaged moments."""
     found = {name: shown(ratio(rows["randomised ring"], rows[name])) for name in BEYOND}
     return "over the randomised ring with local moments: " + ", ".join(f"{k} {v}" for k, v in found.items())
 
 
 def half_rate(rows: Groups) -> str:
-    """What a lower rate shows at the largest minibatches."""
+    """Ratios with a lower rate at the largest minibatch."""
     found: Mapping[str, str] = {
         name: f"{loss(rows[f'{name}, half the rate'][0]) / loss(rows[ALONE_SGD][0]):.2f}" for name in BISECTED
     }

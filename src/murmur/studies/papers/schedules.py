@@ -58,7 +58,7 @@ def accuracy(rows: Groups) -> Outcome:
 
 
 def longer(rows: Groups) -> str:
-    """What twice the turns show."""
+    """Ratio with twice the turns."""
     found = ratio(rows["one learner, twice the frames"], rows["16, twice the turns"])
     turns = rows["16, twice the turns"][0]["turns"]
     return f"with twice the frames ({turns:,} turns), 16 learners over one learner {shown(found)}"

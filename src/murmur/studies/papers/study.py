@@ -117,7 +117,7 @@ class System:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What our runs say about a claim.
+    """Result of our runs for a claim.
 
     Attributes:
         ours: our numbers.
@@ -141,7 +141,7 @@ class Claim:
         needs: groups on which the verdict rests.
         judge: rule, as a function of these groups.
         because: groups that are run only if the verdict is not "agrees", to show the cause.
-        cause: what they show.
+        cause: text of their figures.
         no_loss: True for "as good as one learner", whose groups are run first.
     """
 

@@ -75,6 +75,14 @@ def wer(rows: Iterable[Row]) -> Interval | None:
     return spread(found) if found else None
 
 
+def percent(row: Row) -> float | None:
+    """Word error rate of a run in percent, without an interval; None if it was not decoded."""
+    if not row["errors"]:
+        return None
+    wrong, words = (sum(pair[k] for pair in row["errors"].values()) for k in (0, 1))
+    return 100.0 * wrong / words
+
+
 def wer_difference(first: Iterable[Row], second: Iterable[Row]) -> Interval | None:
     """Word error rate of `second` less that of `first`, points, over common seeds; None if there are none."""
     sides = errors(first), errors(second)
