@@ -15,7 +15,7 @@ from typing import Any
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.studies.comparison.rows import Rows
 from murmur.studies.papers import page as papers
-from murmur.studies.papers.plan import whole
+from murmur.studies.papers.plan import outcomes, whole
 from murmur.studies.papers.run import Finder
 
 ROOT = Path(__file__).parents[1]
@@ -51,11 +51,13 @@ def conclusions(kept: Path) -> list[str]:
     rows = Rows(kept).read()
     if not rows:
         return []
+    studies = list(papers.STUDIES.values())
+    found = outcomes(studies, Finder(rows))
     command = "`murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs`"
     return [
         "## Claims of papers\n",
         f"{command}; rules and runs: docs/papers.md.\n",
-        papers.summary(Finder(rows), whole(list(papers.STUDIES.values()), rows)),
+        papers.summary(found, whole(studies, rows, found)),
         papers.where(list(rows.values())),
     ]
 

@@ -21,7 +21,7 @@ from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.missing import bar, make
 from murmur.studies.papers.page import HEAD, PAGE, not_yet, write
-from murmur.studies.papers.plan import STAGES, hours, judged, missing, whole
+from murmur.studies.papers.plan import STAGES, hours, missing, outcomes, whole
 from murmur.studies.papers.run import Finder, diverged, loss
 from murmur.studies.papers.study import Study
 
@@ -102,13 +102,13 @@ def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out:
     if material.corpora:
         run_missing(console, chosen, material, rows, jobs)
     known = rows.read()
+    results = outcomes(chosen, Finder(known))
     for study in chosen:
         if study.claims:
             console.print(claims_table(study, known))
     page = write(known, out)
     console.print(f"{page}", highlight=False, soft_wrap=True)
-    find = Finder(known)
-    return all(judged(study, claim, find) is not None for study in chosen for claim in study.claims)
+    return None not in results.values()
 
 
 def tell_plan(console: Console, chosen: Sequence[Study], known: dict[str, Row], jobs: int) -> None:
@@ -184,11 +184,11 @@ def line(cell: StudyCell, row: Row) -> str:
 def claims_table(study: Study, known: dict[str, Row]) -> TerminalTable:
     """Table of a study's claims."""
     table = TerminalTable(("claim", "published", "here", ""), title=study.name)
-    plan, find = whole([study], known), Finder(known)
-    for number, claim in enumerate(study.claims, 1):
-        outcome = judged(study, claim, find)
+    results = outcomes([study], Finder(known))
+    plan = whole([study], known, results)
+    for (name, outcome), claim in zip(results.items(), study.claims, strict=True):
         if outcome is None:
-            table.add_row(claim.told, claim.published, not_yet(plan, f"{study.name} {number}"), "")
+            table.add_row(claim.told, claim.published, not_yet(plan, name), "")
         else:
             table.add_row(claim.told, claim.published, outcome.ours, outcome.verdict)
     return table

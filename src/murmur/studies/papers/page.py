@@ -13,13 +13,14 @@ from murmur.studies.papers.base import LEARNERS, limit_of
 from murmur.studies.papers.machines import MACHINES
 from murmur.studies.papers.networks import SETUPS
 from murmur.studies.papers.picture import draw
-from murmur.studies.papers.plan import Planned, judged, whole
+from murmur.studies.papers.plan import Planned, outcomes, whole
 from murmur.studies.papers.run import Finder, MissingRun, diverged, loss
 from murmur.studies.papers.study import Claim, Outcome, Study, found
 from murmur.studies.papers.verdicts import percent, seconds, speed_up, wer
 
 PAGE = "papers.md"
 WORST_WER = 60.0
+Results = Mapping[str, Outcome | None]  # of the claims, by name
 HEAD = """# Five papers, made small
 
 Written by `murmur papers` from rows of runs; never by hand. Gradients and speech are real, the machines are virtual,
@@ -48,9 +49,11 @@ def write(rows: Mapping[str, Row], out: Path) -> Path:
     Returns:
         The page.
     """
-    find, plan = Finder(dict(rows)), whole(list(STUDIES.values()), rows)
-    parts = [HEAD, summary(find, plan), *pictures(find, out), one_learner(find), worst(rows, plan), HOW]
-    parts += [section(study, find, plan) for study in STUDIES.values()]
+    find, every = Finder(dict(rows)), list(STUDIES.values())
+    results = outcomes(every, find)
+    plan = whole(every, rows, results)
+    parts = [HEAD, summary(results, plan), *pictures(find, out), one_learner(find), worst(rows, plan), HOW]
+    parts += [section(study, find, plan, results) for study in every]
     present = [rows[each.cell.digest] for each in plan if each.known]
     if present:
         parts.append(where(present))
@@ -76,11 +79,11 @@ def claims() -> list[tuple[Study, Claim, str]]:
     return [(s, claim, f"{s.name} {number}") for s in STUDIES.values() for number, claim in enumerate(s.claims, 1)]
 
 
-def summary(find: Finder, plan: Sequence[Planned]) -> str:
+def summary(results: Results, plan: Sequence[Planned]) -> str:
     """All claims with their verdicts, and their number."""
     lines, verdicts = [], []
     for study, claim, name in claims():
-        outcome = judged(study, claim, find)
+        outcome = results[name]
         if outcome is None:
             lines.append((study.name, claim.told, claim.published, not_yet(plan, name), ""))
             continue
@@ -143,9 +146,12 @@ def worst(rows: Mapping[str, Row], plan: Sequence[Planned]) -> str:
     return f"{told} Runs that diverged: {', '.join(f'`{digest}`' for digest in lost) or 'none'}.\n"
 
 
-def section(study: Study, find: Finder, plan: Sequence[Planned]) -> str:
+def section(study: Study, find: Finder, plan: Sequence[Planned], results: Results) -> str:
     """One study."""
-    told = [reasons(study, claim, f"{study.name} {n}", find, plan) for n, claim in enumerate(study.claims, 1)]
+    told = []
+    for number, claim in enumerate(study.claims, 1):
+        name = f"{study.name} {number}"
+        told.append(reasons(claim, results[name], name, plan) + cause(study, claim, results[name], name, find, plan))
     clock = f" Machines: {MACHINES[study.machines].told}." if study.machines else ""
     lines = list(runs(study, find))
     heads = ("runs", "seed", "minibatch", "rate", "turns", "held-out loss", "WER %", "speed-up", "waiting", "row")
@@ -161,28 +167,23 @@ def section(study: Study, find: Finder, plan: Sequence[Planned]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def reasons(study: Study, claim: Claim, name: str, find: Finder, plan: Sequence[Planned]) -> str:
+def reasons(claim: Claim, outcome: Outcome | None, name: str, plan: Sequence[Planned]) -> str:
     """A claim, the rule, and the explanation of the outcome."""
-    outcome = judged(study, claim, find)
     if outcome is None:
         return f"- {claim.told}: {not_yet(plan, name)}. Rule: {claim.rule}."
     why = f" {outcome.why[0].upper()}{outcome.why[1:]}." if outcome.why else ""
-    return (
-        f"- {claim.told}: **{outcome.verdict}**. Rule: {claim.rule}. Here: {outcome.ours}.{why}"
-        f"{cause(study, claim, outcome, find, plan, name)}"
-    )
+    return f"- {claim.told}: **{outcome.verdict}**. Rule: {claim.rule}. Here: {outcome.ours}.{why}"
 
 
-def cause(study: Study, claim: Claim, outcome: Outcome, find: Finder, plan: Sequence[Planned], name: str) -> str:
+def cause(study: Study, claim: Claim, outcome: Outcome | None, name: str, find: Finder, plan: Sequence[Planned]) -> str:
     """Figures of the runs of the cause, unless the verdict agrees."""
-    if outcome.verdict == "agrees" or claim.cause is None:
+    if outcome is None or outcome.verdict == "agrees" or claim.cause is None:
         return ""
     try:
-        return (
-            f" Cause ({', '.join(claim.because)}): {claim.cause(found(study, find, (*claim.needs, *claim.because)))}."
-        )
+        told = claim.cause(found(study, find, (*claim.needs, *claim.because)))
     except MissingRun:
         return f" The cause ({', '.join(claim.because)}) is {not_yet(plan, f'{name}: cause')}."
+    return f" Cause ({', '.join(claim.because)}): {told}."
 
 
 def runs(study: Study, find: Finder) -> Iterable[Sequence[object]]:

@@ -30,14 +30,14 @@ class Needed:
         study: its study.
         group: its name.
         serves: claims whose verdict it serves, such as "asgd 1".
-        claim: claim whose cause it shows; None for all others.
+        claim: name of the claim whose cause it shows; "" for all others.
     """
 
     stage: int
     study: Study
     group: str
     serves: tuple[str, ...]
-    claim: Claim | None = None
+    claim: str = ""
 
 
 def needed(studies: Sequence[Study]) -> list[Needed]:
@@ -47,7 +47,12 @@ def needed(studies: Sequence[Study]) -> list[Needed]:
 
 
 def _of(study: Study) -> Iterator[Needed]:
-    causes = {name: claim for claim in study.claims for name in claim.because if name not in study.pictured}
+    causes = {
+        group: f"{study.name} {number}"
+        for number, claim in enumerate(study.claims, 1)
+        for group in claim.because
+        if group not in study.pictured
+    }
     for name in study.groups:
         using = {number: claim for number, claim in enumerate(study.claims, 1) if name in claim.needs}
         serves = tuple(f"{study.name} {number}" for number in using)
@@ -55,8 +60,7 @@ def _of(study: Study) -> Iterator[Needed]:
             stage = NO_LOSS if any(claim.no_loss for claim in using.values()) else CLAIM
             yield Needed(stage, study, name, serves)
         elif name in causes:
-            number = study.claims.index(causes[name]) + 1
-            yield Needed(CAUSE, study, name, (f"{study.name} {number}: cause",), causes[name])
+            yield Needed(CAUSE, study, name, (f"{causes[name]}: cause",), causes[name])
         else:
             yield Needed(BASE if not study.claims else MORE, study, name, (f"{study.name}: shown",))
 
@@ -83,11 +87,20 @@ def stand_in(cell: StudyCell) -> Row:
     return {"digest": cell.digest, "cell": vars(cell), "heldout": {"loss": 1.0}, "prior": None, "ended": None}
 
 
-def whole(studies: Sequence[Study], known: Mapping[str, Row]) -> list[Planned]:
-    """Every cell, each once, in the order in which they run."""
+def whole(
+    studies: Sequence[Study], known: Mapping[str, Row], results: Mapping[str, Outcome | None] | None = None
+) -> list[Planned]:
+    """Every cell, each once, in the order in which they run; causes of claims that agree are left out.
+
+    Args:
+        studies: studies.
+        known: rows that are there.
+        results: outcomes of the claims; None: judge them.
+    """
     find, plan = Finder(dict(known)), dict[str, Planned]()
+    results = outcomes(studies, find) if results is None else results
     for each in needed(studies):
-        if each.claim is not None and agreed(each.study, each.claim, find):
+        if each.claim and not _open(results[each.claim]):
             continue
 
         def go(cell: StudyCell, each: Needed = each) -> Row:
@@ -116,10 +129,18 @@ def judged(study: Study, claim: Claim, find: Go) -> Outcome | None:
         return None
 
 
-def agreed(study: Study, claim: Claim, find: Go) -> bool:
-    """True if a claim is judged and agrees, so that no cause is to be shown."""
-    outcome = judged(study, claim, find)
-    return outcome is not None and outcome.verdict == "agrees"
+def outcomes(studies: Sequence[Study], find: Go) -> dict[str, Outcome | None]:
+    """The outcomes of all claims, by their names, such as "asgd 1"."""
+    return {
+        f"{study.name} {number}": judged(study, claim, find)
+        for study in studies
+        for number, claim in enumerate(study.claims, 1)
+    }
+
+
+def _open(outcome: Outcome | None) -> bool:
+    """True unless a claim is judged and agrees, so that no cause is to be shown."""
+    return outcome is None or outcome.verdict != "agrees"
 
 
 class Unknown(dict[str, Any]):
@@ -151,15 +172,13 @@ def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collec
         networks: networks whose speech is there; cells of others are left out.
     """
     find, stage = Finder(dict(known)), dict[str, StudyCell]()
-    of_stage = -1
+    results, of_stage = outcomes(studies, find), -1
     for each in needed(studies):
         if stage and each.stage > of_stage:
             break
         of_stage = each.stage
-        if each.claim is not None:
-            outcome = judged(each.study, each.claim, find)
-            if outcome is None or outcome.verdict == "agrees":
-                continue
+        if each.claim and (results[each.claim] is None or not _open(results[each.claim])):
+            continue
 
         def go(cell: StudyCell) -> Row:
             try:
