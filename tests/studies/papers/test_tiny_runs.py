@@ -28,7 +28,7 @@ from murmur.tasks.hybrid.task import HybridTask
 from plateaus import make_experiment
 
 NETWORKS = {"dnn": Dnn(hidden=16, layers=2, context=2), "blstm": Blstm(hidden=8, layers=1, bottleneck=6)}
-FRAMES = 3_000  # a run
+FRAMES, UNTRAINED = 3_000, 2.9  # frames of a run; a loss below that of networks before their first step
 SIZES, RATES = {"dnn": 160, "blstm": 20}, {"dnn": 1.0, "blstm": 0.01}
 
 
@@ -83,8 +83,9 @@ CELLS = {
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_train(name: str, material: StudyMaterial) -> None:
     row = trained(small(CELLS[name], decoded=name == "nodes"), material)
-    assert not diverged(row), row["ended"]
-    assert 0 < loss(row) < 4.0
+    assert row["ended"] is None
+    assert 0 < row["heldout"]["loss"] < UNTRAINED
+    assert not diverged(row) or row["prior"] is not None  # a few steps do not beat the frequencies of the classes
     assert row["turns"] >= 1
     assert (row["errors"] is not None) == (name == "nodes")
     assert row["cell"]["strategy"] == CELLS[name].strategy
