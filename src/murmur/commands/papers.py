@@ -137,14 +137,13 @@ def run_missing(console: Console, chosen: Sequence[Study], material: StudyMateri
     total = sum(hours(plan, known))
     told = f"{len(plan)} runs missing: about {total:.1f} processor hours, {jobs} at a time"
     console.print(told, highlight=False, soft_wrap=True)
-    prepared: set[str] = set()
+    for network in material.networks:
+        if any(cell.network == network for cell in plan):
+            console.print(f"preparing the data of {network}", highlight=False)
+            material.network_task(network).prepare()
     with bar(console) as progress:
         task, done = progress.add_task("runs", total=len(plan)), 0
         while cells := missing(chosen, rows.read(), material.networks):
-            for network in {cell.network for cell in cells} - prepared:
-                progress.console.print(f"preparing the data of {network}", highlight=False)
-                material.network_task(network).prepare()
-                prepared.add(network)
             for cell, row in make(cells, material, jobs):
                 rows.append(row)
                 done += 1
