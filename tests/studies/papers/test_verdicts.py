@@ -84,6 +84,7 @@ def by_time(**times: float) -> Callable[[StudyCell], Row]:
     ("asgd", 4, by_time(ASGD=0.4, KAVG=0.3), by_time(ASGD=0.3, KAVG=0.4)),
     ("asgd", 5, by_time(AdaptiveKAVG=0.1), by_time(AdaptiveKAVG=0.2)),
     ("hierarchy", 2, by_time(SuperLearners=0.025), by_time(SuperLearners=0.016)),
+    ("hierarchy", 2, by_time(SuperLearners=0.02), by_time(SuperLearners=0.05)),
     ("hierarchy", 3, by_time(SuperLearners=0.02, ADPSGD=0.03, SyncSGD=0.04), by_time(SuperLearners=0.03, ADPSGD=0.02)),
 ])  # fmt: skip
 def test_clocks_agree_or_differ(

@@ -87,12 +87,15 @@ class Largest:
 
 
 def largest(rows: Sequence[Row], one: float) -> tuple[int, int]:
-    """Largest minibatch that is usable with all seeds, and with seed 0; 0 if none is."""
+    """Largest minibatch that is usable with all its seeds, and with seed 0; 0 if none is.
+
+    `Largest` tries all seeds at the largest that is usable with seed 0, and below it until all are usable.
+    """
     sizes: dict[int, list[Row]] = {}
     for row in rows:
         sizes.setdefault(row["cell"]["minibatch"], []).append(row)
     good = {size: [loss(row) <= USABLE * one for row in each] for size, each in sizes.items()}
-    whole = [size for size, each in good.items() if all(each) and len(each) == len(SEEDS)]
+    whole = [size for size, each in good.items() if all(each)]
     return max(whole, default=0), max((size for size, each in good.items() if each[0]), default=0)
 
 
