@@ -82,9 +82,9 @@ def test_no_loss_claims_can_be_followed_by_twice_the_turns() -> None:
     for study in ALL:
         for claim in study.claims:
             if claim.no_loss:
-                budgets = {row["cell"]["budget"] for name in claim.because for row in study.groups[name](alike)}
                 once = study.groups[claim.needs[1]](alike)[0]["cell"]["budget"]
-                assert 2 * once in budgets
+                for name in claim.because[:2]:
+                    assert {row["cell"]["budget"] for row in study.groups[name](alike)} == {2 * once}
 
 
 def test_a_cell_of_several_studies_is_one_cell() -> None:
@@ -143,6 +143,7 @@ def test_missing_runs_are_made_until_no_study_asks_for_more() -> None:
     while cells := missing(ALL, known, list(SETUPS)):
         plan = {each.cell.digest: each.stage for each in whole(ALL, known)}
         now = {plan[cell.digest] for cell in cells}
+        assert len(now) == 1
         stages.append(min(now))
         assert len({cell.digest for cell in cells}) == len(cells)
         for cell in cells:
@@ -211,7 +212,7 @@ def test_hours_grow_with_frames_gradients_and_words_and_follow_the_rows() -> Non
 
 
 def test_the_plan_takes_about_a_day() -> None:
-    assert 15 < sum(hours([each.cell for each in PLAN], {})) < 30
+    assert 15 < sum(hours([each.cell for each in PLAN], {})) < 32
 
 
 def test_the_command_tells_the_plan(tmp_path: Path) -> None:

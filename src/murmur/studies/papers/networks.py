@@ -117,7 +117,7 @@ SETUPS: Mapping[Name, Setup] = {
             "SGD": Training((0.5, 1.5, 5.0), "kaldi"),
         },
         5.0e-5,
-        4e-3,
+        1.25e-2,
         150.0,
     ),
     "blstm": Setup(
