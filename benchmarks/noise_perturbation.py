@@ -3,8 +3,9 @@
     python benchmarks/noise_perturbation.py --corpus FOLDER_OF_AN4 [--cache FOLDER]
 
 Zhang et al. 2021 (arXiv 2112.01433) explain why decentralised SGD bears larger minibatches than synchronous SGD: its
-learners take gradients at perturbed points, with a noise that follows the landscape. The test, on the network of
-`murmur papers` (16 learners, 128 frames each, IBM's schedule, 120 updates), at rates around the largest usable one:
+learners take gradients at perturbed points, with a noise that follows the landscape. The test, on the small network
+of `perturbation_cells` (16 learners, 128 frames each, IBM's schedule, 120 updates), at rates around the largest
+usable one:
 
     gossip          ADPSGD over the randomised ring
     synchronous     SyncSGD
@@ -43,8 +44,8 @@ from murmur.run.training import commit
 from murmur.strategies import ADPSGD, SyncSGD
 from murmur.studies.comparison.rows import Row, Rows, digest_of
 from murmur.studies.comparison.virtual import train
-from murmur.studies.papers.cell import FIXED, StudyCell, StudyMaterial
 from murmur.worlds.virtual.cluster import ConstantSeconds
+from perturbation_cells import FIXED, StudyCell, StudyMaterial
 
 NAME, KEPT = "noise_perturbation", Path(__file__).parents[1] / "results" / "noise_perturbation.jsonl"
 LEARNERS, FRAMES, BUDGET, SEEDS, DIVERGED = 16, 128, 245_760, (0, 1, 2), 0.9

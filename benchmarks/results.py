@@ -15,7 +15,8 @@ from typing import Any
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.studies.comparison.rows import Rows
 from murmur.studies.papers import page as papers
-from murmur.studies.papers.run import Runner
+from murmur.studies.papers.plan import outcomes, whole
+from murmur.studies.papers.run import Finder
 
 ROOT = Path(__file__).parents[1]
 HEAD = """# Results
@@ -28,7 +29,7 @@ hardware and date. Machines are shared: ratios are medians over repeats with bot
 def main() -> None:
     """Read the records, write the pages."""
     write_whole(ROOT / "RESULTS.md", page(ROOT / "results").encode())
-    papers.write(Runner(Rows(ROOT / "results" / "papers.jsonl")), ROOT / "docs")
+    papers.write(Rows(ROOT / "results" / "papers.jsonl").read(), ROOT / "docs")
 
 
 def page(results: Path) -> str:
@@ -46,19 +47,18 @@ def page(results: Path) -> str:
 
 
 def conclusions(kept: Path) -> list[str]:
-    """The papers' conclusions, from the complete studies."""
-    run = Runner(Rows(kept))
-    found = {name: papers.made(study, run) for name, study in papers.STUDIES.items()}
-    complete = {name: groups for name, groups in found.items() if groups is not None}
-    if not complete:
+    """The papers' claims, as far as their runs are there."""
+    rows = Rows(kept).read()
+    if not rows:
         return []
-    rows = [row for groups in complete.values() for each in groups.values() for row in each]
-    command = "`murmur papers --corpus FOLDER_OF_AN4 --rows results/papers.jsonl --out docs`"
+    studies = list(papers.STUDIES.values())
+    found = outcomes(studies, Finder(rows))
+    command = "`murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs`"
     return [
-        "## Conclusions of papers\n",
+        "## Claims of papers\n",
         f"{command}; rules and runs: docs/papers.md.\n",
-        papers.summary(complete),
-        papers.where(rows),
+        papers.summary(found, whole(studies, rows, found)),
+        papers.where(list(rows.values())),
     ]
 
 

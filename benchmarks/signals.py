@@ -60,7 +60,6 @@ class Case:
         made: patterns of files below {out}; empty: the printed output.
         resumed: add --resume to continue.
         moments: largest number of moments; small for a command of minutes.
-        needs: required folder, without which the case is left out.
     """
 
     name: str
@@ -68,10 +67,8 @@ class Case:
     made: tuple[str, ...] = ()
     resumed: bool = False
     moments: int = 1000
-    needs: Path | None = None
 
 
-AN4 = Path(__file__).resolve().parents[2] / "shared/corpora/an4_mfcc"
 TRAIN = "train {file} --set task.cache={out}/cache --threads 1 --out {out}/run"
 RUN = ("run/*.safetensors", "run/score.json", "run/recognised.jsonl")
 CASES = (
@@ -105,13 +102,6 @@ CASES = (
     Case("lexicon", "lexicon {text} --guess graphemes --out {out}/lexicon", ("lexicon/*",)),
     Case("transcribe", "transcribe {done}/tones {speech} --format json --out {out}/text", ("text/*",)),
     Case("export", "export {done}/tones --out {out}/exported", ("exported/*",)),
-    Case(
-        "papers",
-        f"papers asgd --corpus {AN4} --cache {{done}}/an4 --rows {{out}}/rows.jsonl --out {{out}}/papers",
-        ("papers/papers.md",),
-        moments=4,
-        needs=AN4,
-    ),
     Case("demo", "demo --out {out}/demo", ("demo/*/model.safetensors", "demo/*/recognised.jsonl"), moments=3),
     Case("report", "report {done}/run --out {out}/report.html", ("report.html",)),
 )
@@ -352,10 +342,6 @@ def main() -> None:
     bench.prepared()
     wholes: dict[str, dict[str, Any]] = {}
     chosen = [case for case in CASES if not asked.case or case.name in asked.case]
-    for case in chosen:
-        if case.needs is not None and not case.needs.exists():
-            print(f"{case.name} is left out: {case.needs} is absent")
-    chosen = [case for case in chosen if case.needs is None or case.needs.exists()]
     for trial, case in product(range(asked.moments), chosen):
         if (case.name, trial) in known or trial >= case.moments:
             continue

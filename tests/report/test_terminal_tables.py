@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -28,7 +28,7 @@ from murmur.simulation.scenario import Scenario
 from murmur.studies.comparison import output
 from murmur.studies.comparison.grid import Grid
 from murmur.studies.comparison.table import TableLine
-from murmur.studies.papers.study import Finding, Study
+from murmur.studies.papers.study import Claim, Outcome, Study
 
 ROOT = Path(__file__).parents[2]
 WIDTH, WIDE = 80, 2000
@@ -129,19 +129,20 @@ def print_model() -> None:
     Console().print(dry_run.parameter_table(Acoustic()))
 
 
-def print_findings() -> None:
-    found = [
-        Finding(
-            claim="averaging every 8 minibatches is as good as averaging every minibatch, at 16 learners",
-            published="word error rate 7.5 % on Switchboard, 13.0 % on CallHome",
-            rule="",
-            ours="loss ratio 1.0012 [0.9987, 1.0034], KAVG(8) over SyncSGD()",
-            verdict="undecided",
+def print_claims() -> None:
+    told = "averaging every 8 minibatches is as good as averaging every minibatch, at 16 learners"
+    ours = "loss ratio 1.0012 [0.9987, 1.0034], KAVG(8) over SyncSGD()"
+    claims = (
+        Claim(
+            told,
+            "word error rate 7.5 % on Switchboard, 13.0 % on CallHome",
+            "",
+            (),
+            lambda groups: Outcome(ours, "undecided"),
         ),
-        Finding(f"{NESTED} is faster", "", "", "speed-up 14.25 [13.9, 14.6]", "agrees"),
-    ]
-    study = Study("averaging-frequency", "", "", lambda go: cast(Any, {}), lambda groups: found)
-    Console().print(papers.findings_table(study, cast(Any, None)))
+        Claim(f"{NESTED} is faster", "", "", (), lambda groups: Outcome("speed-up 14.25 [13.9, 14.6]", "agrees")),
+    )
+    Console().print(papers.claims_table(Study("averaging-frequency", "", "", {}, claims), {}))
 
 
 def demo_run(name: str, percent: float, low: float, high: float, logprob: float, seconds: float) -> Any:
@@ -166,7 +167,7 @@ CASES: list[tuple[Callable[[], None], tuple[str, ...]]] = [  # and texts whose w
     (print_estimate, (NESTED, "minibatches")),
     (print_plan, (*STRATEGIES, "efficiency")),
     (print_model, ("bidirectional_encoder.weight_hh_l0_reverse", "float32, frozen")),
-    (print_findings, (NESTED, "averaging-frequency")),
+    (print_claims, (NESTED, "averaging-frequency")),
     (print_demo, ("two-learners-with-other-settings",)),
 ]
 

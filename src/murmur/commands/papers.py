@@ -19,48 +19,56 @@ from murmur.run.task_checks import task_to_do
 from murmur.studies.comparison.rows import Row, Rows
 from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
-from murmur.studies.papers.missing import bar, make, missing, processor_hours
-from murmur.studies.papers.page import HEAD, PAGE, write
-from murmur.studies.papers.run import MissingRun, Runner
+from murmur.studies.papers.missing import bar, make
+from murmur.studies.papers.page import HEAD, PAGE, not_yet, write
+from murmur.studies.papers.plan import STAGES, hours, missing, outcomes, whole
+from murmur.studies.papers.run import Finder, diverged, loss
 from murmur.studies.papers.study import Study
 
 app = typer.Typer(add_completion=False)
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME...]", help=f"Any of {', '.join(STUDIES)}; all by default.")
 ]
-Corpus = Annotated[
-    Path | None, typer.Option(help="Folder of AN4; without it nothing is trained, and only the page is made.")
+An4 = Annotated[
+    Path | None,
+    typer.Option("--an4", "--corpus", help="Folder of AN4, for the LSTM with CTC; without it these runs are left out."),
+]
+LibriSpeech = Annotated[
+    Path | None, typer.Option(help="Folder of the part of LibriSpeech, for the other networks; likewise.")
 ]
 Finished = Annotated[Path, typer.Option("--rows", help="File of the rows; runs that it holds are not repeated.")]
-Out = Annotated[Path, typer.Option(help="Folder for papers.md and its picture.")]
+Out = Annotated[Path, typer.Option(help="Folder for papers.md and its pictures.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of runs at the same time, each in a process of its own.")]
-Estimate = Annotated[bool, typer.Option("--estimate", help="List the runs that are missing and their hours, and end.")]
+Estimate = Annotated[
+    bool, typer.Option("--estimate", help="List the runs, their hours and the claims that they serve, and end.")
+]
 Cache = Annotated[Path, typer.Option(help="Folder for features, alignments and pre-trained stacks.")]
 
-HELP = """Repeat experiments of five papers, small: real gradients on AN4, a virtual cluster, judged conclusions.
+HELP = """Repeat experiments of five papers, small: real gradients on speech, a virtual cluster, judged claims.
 
-Example: murmur papers --corpus corpora/an4 --out runs/papers
+Example: murmur papers --an4 corpora/an4 --librispeech corpora/librispeech --out runs/papers --jobs 2
 
-murmur papers asgd rings --corpus corpora/an4 --out runs/papers
+murmur papers asgd rings --librispeech corpora/librispeech --out runs/papers
 
 murmur papers --rows results/papers.jsonl --out docs          (the page again, from rows alone)
 
-frequency: how often to average models (Rosciszewski and Kaliski). schedules: natural gradient, pre-training (Su and
-Chen). asgd: asynchronous SGD against K-step averaging (Cong et al.). stragglers, rings: fixed and randomised rings,
-delay-by-one, slow learners, large minibatches; many: 128 learners (Cui et al.). hierarchy: 8 x 8 learners (Zhang et
-al.).
+murmur papers --estimate                                      (the plan: runs, hours, claims)
 
-murmur papers rings --corpus corpora/an4 --estimate            (missing runs and their hours)
+base: one learner of every network. frequency: how often to average models (Rosciszewski and Kaliski). schedules:
+natural gradient, pre-training (Su and Chen). asgd: asynchronous SGD against K-step averaging (Cong et al.). rings,
+stragglers: fixed and randomised rings, delay-by-one, large minibatches, slow learners (Cui et al.). hierarchy: 8 x 8
+learners (Zhang et al.).
 
-Every run is a row. After an interruption the same command continues. All studies but many take about 15 minutes of
-processor time, and many about an hour; --jobs 4 makes four runs at a time.
+Every run is a row. After an interruption the same command continues. All studies take about a day of processor time;
+the runs on which the claims without loss rest come first.
 """
 
 
 @app.command("papers", help=HELP)
 def papers_command(
     names: Names = None,
-    corpus: Corpus = None,
+    an4: An4 = None,
+    librispeech: LibriSpeech = None,
     rows: Finished = Path("runs/papers/papers.jsonl"),
     out: Out = Path("runs/papers"),
     cache: Cache = Path("runs/cache"),
@@ -69,71 +77,78 @@ def papers_command(
 ) -> None:
     chosen = studies(names or list(STUDIES))
     if estimate:
-        tell_missing(Console(), chosen, rows, jobs)
+        tell_plan(Console(), chosen, Rows(rows).read(), jobs)
         return
-    if corpus is None and not rows.is_file():  # an empty page would replace an earlier one
-        raise SettingError(f"there are no rows in {rows}: give --corpus to make them, or name a file of rows")
+    corpora = {name: path for name, path in (("an4", an4), ("librispeech", librispeech)) if path is not None}
+    if not corpora and not rows.is_file():  # an empty page would replace an earlier one
+        raise SettingError(f"there are no rows in {rows}: give --an4 or --librispeech, or name a file of rows")
     folder_to_write(out, "--out")
     file_to_write(rows, "--rows")
     refuse_other_page(out)
-    if corpus is not None:
-        task_to_do(StudyMaterial(corpus, cache).supervised)
+    material = StudyMaterial(corpora, cache)
+    for network in material.networks:
+        task_to_do(material.network_task(network))
     with ExitStack() as locks:
         for path in {out / LOCK, rows.parent / LOCK}:
             locks.enter_context(locked(path))
-        complete = write_all(chosen, None if corpus is None else StudyMaterial(corpus, cache), rows, out, jobs)
+        complete = write_all(chosen, material, Rows(rows), out, jobs)
     raise typer.Exit(0 if complete else 1)
 
 
-def write_all(chosen: Sequence[Study], material: StudyMaterial | None, rows: Path, out: Path, jobs: int) -> bool:
-    """Run the missing cells, if there is material, and write the page; True if all runs exist."""
+def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out: Path, jobs: int) -> bool:
+    """Run the missing cells whose speech is there, and write the page; True if every claim is judged."""
     torch.set_num_threads(1)
     console = Console()
-    if material is not None:
-        with console.status("preparing the data"):
-            material.supervised.prepare()
+    if material.corpora:
         run_missing(console, chosen, material, rows, jobs)
-    run, complete = Runner(Rows(rows)), True
+    known = rows.read()
+    results = outcomes(chosen, Finder(known))
     for study in chosen:
-        try:
-            console.print(findings_table(study, run))
-        except MissingRun as error:
-            complete = False
-            console.print(f"{study.name}: {error}; give --corpus to make it", highlight=False, soft_wrap=True)
-    page = write(Runner(Rows(rows)), out)
+        if study.claims:
+            console.print(claims_table(study, known))
+    page = write(known, out)
     console.print(f"{page}", highlight=False, soft_wrap=True)
-    return complete
+    return None not in results.values()
 
 
-def tell_missing(console: Console, chosen: Sequence[Study], rows: Path, jobs: int) -> None:
-    """Print the missing runs that are known, and about the time that they take."""
-    kept = Rows(rows)
-    cells = missing(chosen, Runner(kept))
-    for cell in cells:
-        console.print(f"{cell.told}, {cell.optimizer}", highlight=False, soft_wrap=True)
-    hours = processor_hours(cells, kept.read())
-    at_once = f", {hours / jobs:.1f} h with {jobs} at a time" if jobs > 1 else ""
-    runs = f"{len(cells)} run{'s' * (len(cells) != 1)} missing"
-    more = "; runs that depend on their results may follow" if cells else ""
-    console.print(f"{runs}: about {hours:.1f} processor hours{at_once}{more}", highlight=False, soft_wrap=True)
+def tell_plan(console: Console, chosen: Sequence[Study], known: dict[str, Row], jobs: int) -> None:
+    """Print the runs of the plan with their frames, hours and claims, and the sums of those that are missing."""
+    plan = whole(chosen, known)
+    spent = hours([each.cell for each in plan], known)
+    sums = [0.0] * len(STAGES)
+    for each, took in zip(plan, spent, strict=True):
+        sums[each.stage] += 0.0 if each.known else took
+        state = "there" if each.known else f"{60 * took:.0f} min"
+        served = ", ".join(each.serves)
+        console.print(f"{each.cell.told}: {state}; {served}", highlight=False, soft_wrap=True)
+    for stage, total in zip(STAGES, sums, strict=True):
+        console.print(f"{stage}: {total:.1f} processor hours", highlight=False, soft_wrap=True)
+    left = sum(not each.known for each in plan)
+    total = sum(sums)
+    at_once = f", {total / jobs:.1f} h with {jobs} at a time" if jobs > 1 else ""
+    runs = f"{left} run{'s' * (left != 1)} missing"
+    console.print(f"{runs}: about {total:.1f} processor hours{at_once}", highlight=False, soft_wrap=True)
 
 
-def run_missing(console: Console, chosen: Sequence[Study], material: StudyMaterial, rows: Path, jobs: int) -> None:
-    """Run the missing cells, until the studies ask for no more."""
-    kept = Rows(rows)
+def run_missing(console: Console, chosen: Sequence[Study], material: StudyMaterial, rows: Rows, jobs: int) -> None:
+    """Run the missing cells, stage by stage, until the studies ask for no more."""
+    known = rows.read()
+    plan = [each.cell for each in whole(chosen, known) if not each.known]
+    total = sum(hours(plan, known))
+    told = f"{len(plan)} runs missing: about {total:.1f} processor hours, {jobs} at a time"
+    console.print(told, highlight=False, soft_wrap=True)
+    for network in material.networks:
+        if any(cell.network == network for cell in plan):
+            console.print(f"preparing the data of {network}", highlight=False)
+            material.network_task(network).prepare()
     with bar(console) as progress:
-        task = progress.add_task("runs", total=0)
-        done = 0
-        while cells := missing(chosen, Runner(kept)):
-            hours = processor_hours(cells, kept.read())
-            told = f"{len(cells)} missing: about {hours:.1f} processor hours, {jobs} at a time"
-            progress.console.print(told, highlight=False, soft_wrap=True)
-            progress.update(task, total=done + len(cells))
+        task, done = progress.add_task("runs", total=len(plan)), 0
+        while cells := missing(chosen, rows.read(), material.networks):
             for cell, row in make(cells, material, jobs):
-                kept.append(row)
+                rows.append(row)
                 done += 1
                 progress.console.print(line(cell, row), highlight=False, soft_wrap=True)
-                progress.update(task, completed=done)
+                progress.update(task, completed=done, total=max(done, len(plan)))
 
 
 def refuse_other_page(out: Path) -> None:
@@ -161,14 +176,18 @@ def studies(names: Sequence[str]) -> list[Study]:
 
 def line(cell: StudyCell, row: Row) -> str:
     """Line about a run that has ended."""
-    loss = row["heldout"].get("loss")
-    end = "diverged" if loss is None else f"held-out loss {loss:.4f}"
-    return f"{cell.told}, {cell.optimizer}: {end}; {row['seconds']:.0f} virtual s, {row['cpu_seconds']:.0f} processor s"
+    end = "diverged" if diverged(row) else f"held-out loss {loss(row):.4f}"
+    return f"{cell.told}: {end}; {row['cpu_seconds']:.0f} processor s"
 
 
-def findings_table(study: Study, run: Runner) -> TerminalTable:
-    """Table of a study's findings."""
-    table = TerminalTable(("conclusion", "published", "here", ""), title=study.name)
-    for finding in study.findings(study.runs(run)):
-        table.add_row(finding.claim, finding.published, finding.ours, finding.verdict)
+def claims_table(study: Study, known: dict[str, Row]) -> TerminalTable:
+    """Table of a study's claims."""
+    table = TerminalTable(("claim", "published", "here", ""), title=study.name)
+    results = outcomes([study], Finder(known))
+    plan = whole([study], known, results)
+    for (name, outcome), claim in zip(results.items(), study.claims, strict=True):
+        if outcome is None:
+            table.add_row(claim.told, claim.published, not_yet(plan, name), "")
+        else:
+            table.add_row(claim.told, claim.published, outcome.ours, outcome.verdict)
     return table

@@ -1,123 +1,168 @@
 """Cong, Kingsbury, Gosh, Saon, Zhou 2017: asynchronous SGD against K-step averaging, at 4 and at 20 learners.
 
-One learner; 4 and 20 learners with ASGD and Downpour (updates one by one, at one learner's rate), KAVG(8), K-step
-averaging whose K falls from 8 to 1, and EASGD(8) (rate times the root of the number of learners). Three seeds. All of
-these learners train: ASGD has a server in addition to them; learner 0 serves beside its gradients for Downpour and
-EASGD. The paper's "adaptive measures" are unknown; a falling K takes their place.
+The BLSTM: one learner; 4 learners with K-step averaging and with ASGD, 20 learners with K-step averaging whose K falls
+from 4 to 1. All of these learners train: ASGD has a server in addition to them. The paper's "adaptive measures" are
+unknown; a falling K takes their place. The sigmoid network repeats the two claims on accuracy with two seeds.
 """
 
 from __future__ import annotations
 
-from murmur.core.facts import learners_for
-from murmur.studies.papers.cell import StudyCell
+from dataclasses import replace
+
+from murmur.studies.papers import schedules
+from murmur.studies.papers.base import BLSTM, DNN
+from murmur.studies.papers.machines import MACHINES as ALL
 from murmur.studies.papers.study import (
-    Finding,
-    Go,
+    BEYOND,
+    TWO_SEEDS,
+    Claim,
+    Group,
     Groups,
+    Outcome,
     Study,
-    at_most,
-    holds,
-    lower,
-    ratio,
-    seeded,
-    shown,
-    speed_up,
+    System,
+    beyond,
 )
+from murmur.studies.papers.verdicts import NO_LOSS, below, holds, ratio, shown, speed_up, wer_difference
 
-STRATEGIES = {
-    "ASGD": "ASGD()",
-    "Downpour": "Downpour()",
-    "K-step": "KAVG(8)",
-    "adaptive": "AdaptiveKAVG(K=Geometric(8, 1))",
-    "EASGD": "EASGD(8)",
+MACHINES, FASTER = "cong2017", 6.1
+K_STEP, ADAPTIVE = "KAVG(2, moments='averaged')", "AdaptiveKAVG(K=Geometric(4, 1), moments='averaged')"
+ALONE, FOUR, SERVER, TWENTY = "one learner", "4, K-step", "4, ASGD", "20, adaptive"
+TWICE, FOUR_TWICE, TWENTY_TWICE = ("one learner, twice the frames", "4, twice the turns", "20, twice the turns")
+ALONE_DNN, FOUR_DNN, TWENTY_DNN = ("one learner, sigmoid", "4, K-step, sigmoid", "20, adaptive, sigmoid")
+
+
+def _many(strategy: str, learners: int, trials: tuple[float, float] = (1.0, 0.5)) -> System:
+    return System(BLSTM, {"strategy": strategy, "learners": learners, "machines": MACHINES}, trials=trials)
+
+
+def _sigmoid(strategy: str, learners: int) -> System:
+    """A system of the sigmoid network, on the machines of `schedules`: only its losses count."""
+    system = schedules.many(learners=learners, strategy=strategy)
+    return replace(system, seeds=TWO_SEEDS, decoded=())
+
+
+def four(rows: Groups) -> Outcome:
+    """Judge 4 learners against one."""
+    return _as_good(rows, FOUR, FOUR_DNN)
+
+
+def twenty(rows: Groups) -> Outcome:
+    """Judge 20 learners against one."""
+    return _as_good(rows, TWENTY, TWENTY_DNN)
+
+
+def _as_good(rows: Groups, name: str, sigmoid: str) -> Outcome:
+    found, other = ratio(rows[ALONE], rows[name]), ratio(rows[ALONE_DNN], rows[sigmoid])
+    words = wer_difference(rows[ALONE], rows[name])
+    more = "" if words is None else f"; WER {words.value:+.1f} points ({words.low:+.1f} to {words.high:+.1f}, seed 0)"
+    turns = rows[name][0]["turns"]
+    return Outcome(shown(found), below(found, NO_LOSS), f"{turns:,} turns; sigmoid network {shown(other)}{more}")
+
+
+def four_longer(rows: Groups) -> str:
+    """Ratio at 4 with twice the turns."""
+    return f"with twice the turns {shown(ratio(rows[TWICE], rows[FOUR_TWICE]))}"
+
+
+def twenty_longer(rows: Groups) -> str:
+    """Ratios at 20 with twice the turns, and with an average in every turn."""
+    often = ratio(rows[ALONE], rows["20, K = 1"])
+    return f"with twice the turns {shown(ratio(rows[TWICE], rows[TWENTY_TWICE]))}; with K = 1 {shown(often)}"
+
+
+def poor(rows: Groups) -> Outcome:
+    """Judge the accuracy of ASGD."""
+    found, stale = ratio(rows[SERVER], rows[FOUR]), rows[SERVER][0]["staleness"]
+    return Outcome(shown(found), below(found), f"mean staleness of ASGD {stale:.1f} updates")
+
+
+def damped(rows: Groups) -> str:
+    """Ratio with gradients damped by their age."""
+    return f"ASGD with gradients over their age, over plain ASGD {shown(ratio(rows[SERVER], rows['4, ASGD, damped']))}"
+
+
+def slow(rows: Groups) -> Outcome:
+    """Judge the speed of ASGD."""
+    server, averaging = speed_up(rows[SERVER], ALL[MACHINES]), speed_up(rows[FOUR], ALL[MACHINES])
+    why = (
+        f"learners of ASGD wait {100 * rows[SERVER][0]['waiting_share']:.0f} % of the time, as each gradient waits for"
+    )
+    return Outcome(f"{server:.2f}x against {averaging:.2f}x", holds(server < averaging), f"{why} two messages")
+
+
+def fast(rows: Groups) -> Outcome:
+    """Judge the speed of 20 learners."""
+    found = speed_up(rows[TWENTY], ALL[MACHINES])
+    return Outcome(f"{found:.1f}x", holds(found >= FASTER), "at equal frames; theirs is to equal accuracy")
+
+
+GROUPS: dict[str, Group] = {
+    ALONE: BLSTM,
+    FOUR: _many(K_STEP, 4),
+    SERVER: _many("ASGD()", 5, trials=(1.0, 2.0)),
+    TWENTY: _many(ADAPTIVE, 20),
+    ALONE_DNN: DNN,
+    FOUR_DNN: _sigmoid(schedules.AVERAGING, 4),
+    TWENTY_DNN: _sigmoid(ADAPTIVE, 20),
+    **beyond(BLSTM, learners=20, machines=MACHINES),
+    TWICE: replace(BLSTM, times=2, seeds=TWO_SEEDS, decoded=()),
+    FOUR_TWICE: replace(_many(K_STEP, 4), times=2, seeds=TWO_SEEDS, decoded=()),
+    TWENTY_TWICE: replace(_many(ADAPTIVE, 20), times=2, seeds=TWO_SEEDS, decoded=()),
+    "20, K = 1": replace(_many("KAVG(1, moments='averaged')", 20), seeds=TWO_SEEDS, decoded=()),
+    "4, ASGD, damped": replace(_many("ASGD(damping=by_age)", 5, trials=(1.0, 2.0)), seeds=TWO_SEEDS, decoded=()),
 }
-ONE_BY_ONE = ("ASGD", "Downpour")
-LOSS_ALLOWED = 1.02
-
-
-def runs(go: Go) -> Groups:
-    """One learner, then three strategies at 4 and 20."""
-    found = {"one learner": seeded(StudyCell(), go)}
-    for learners in (4, 20):
-        for name, strategy in STRATEGIES.items():
-            processes = learners_for(StudyCell(strategy).made, learners)
-            cell = StudyCell(strategy, processes, power=0.0 if name in ONE_BY_ONE else 0.5)
-            found[f"{name}, {learners}"] = seeded(cell, go)
-    return found
-
-
-def findings(rows: Groups) -> list[Finding]:
-    """Accuracy at 4 and 20 learners, and the clock."""
-    return [*_quality(rows), *_clock(rows)]
-
-
-def _quality(rows: Groups) -> list[Finding]:
-    alone = rows["one learner"]
-    four, twenty = ratio(alone, rows["K-step, 4"]), ratio(alone, rows["adaptive, 20"])
-    poor = ratio(rows["ASGD, 4"], rows["K-step, 4"])
-    others = {name: ratio(rows[f"{name}, 4"], rows["K-step, 4"]) for name in ("Downpour", "EASGD")}
-    ages = {n: rows[f"ASGD, {n}"][0]["staleness"] for n in (4, 20)}
-    limit = f"loss over one learner's, interval at most {LOSS_ALLOWED}"
-    return [
-        Finding(
-            "4 learners with K-step averaging are as good as one",
-            "accuracy of sequential training",
-            limit,
-            shown(four),
-            at_most(four, LOSS_ALLOWED),
-            f"each of 4 learners takes {rows['K-step, 4'][0]['steps'] // 4} steps of one learner's {alone[0]['steps']}",
-        ),
-        Finding(
-            "ASGD is poor at 4 learners",
-            "poor accuracy",
-            "K-step averaging's loss over ASGD's, interval below 1",
-            shown(poor),
-            lower(poor),
-            f"mean staleness of ASGD {ages[4]:.1f} updates at 4 learners, {ages[20]:.1f} at 20, where its loss"
-            f" is {ratio(alone, rows['ASGD, 20']).value:.2f} times one learner's; K-step averaging's loss over"
-            f" Downpour's {shown(others['Downpour'])}, over EASGD's {shown(others['EASGD'])}",
-        ),
-        Finding(
-            "adaptive measures at 20 learners are better than one learner",
-            "better accuracy than sequential",
-            "loss over one learner's, interval below 1",
-            shown(twenty),
-            lower(twenty),
-            f"each of 20 learners takes {rows['adaptive, 20'][0]['steps'] // 20} steps; with K fixed at 8 the ratio is"
-            f" {ratio(alone, rows['K-step, 20']).value:.3f}",
-        ),
-    ]
-
-
-def _clock(rows: Groups) -> list[Finding]:
-    faster = {name: speed_up(rows["one learner"], rows[name]) for name in rows}
-    return [
-        Finding(
-            "ASGD is slow at 4 learners",
-            "large overhead",
-            "virtual speed-up below that of K-step averaging",
-            f"{faster['ASGD, 4']:.2f}x against {faster['K-step, 4']:.2f}x",
-            holds(faster["ASGD, 4"] < faster["K-step, 4"]),
-            f"every gradient waits for two messages; Downpour, whose exchanges run beside gradients,"
-            f" {faster['Downpour, 4']:.2f}x, EASGD {faster['EASGD, 4']:.2f}x",
-        ),
-        Finding(
-            "20 learners are several times as fast",
-            "6.1x at 20",
-            "virtual speed-up at least 6.1",
-            f"{faster['adaptive, 20']:.1f}x",
-            holds(faster["adaptive, 20"] >= 6.1),
-            "our machines are those of IBM's later papers, 100 Gb/s between nodes of eight",
-        ),
-    ]
-
-
 STUDY = Study(
     "asgd",
     "Cong, Kingsbury, Gosh, Saon, Zhou: Accelerating deep neural network learning for speech recognition on a cluster"
     " of GPUs (MLHPC 2017)",
-    "one learner; ASGD, Downpour, KAVG(8), K falling from 8 to 1 and EASGD(8) at 4 and 20 learners that train; three"
-    " seeds",
-    runs,
-    findings,
+    f"BLSTM: one learner; {K_STEP} and ASGD at 4, K falling from 4 to 1 at 20 learners that train; three seeds",
+    GROUPS,
+    (
+        Claim(
+            "4 learners with K-step averaging are as good as one",
+            "accuracy of sequential training",
+            f"loss over one learner's at equal frames, interval below {NO_LOSS}",
+            (ALONE, FOUR, ALONE_DNN, FOUR_DNN),
+            four,
+            (TWICE, FOUR_TWICE),
+            four_longer,
+            no_loss=True,
+        ),
+        Claim(
+            "ASGD is poor at 4 learners",
+            "poor accuracy",
+            "K-step averaging's loss over ASGD's, interval below 1",
+            (FOUR, SERVER),
+            poor,
+            ("4, ASGD, damped",),
+            damped,
+        ),
+        Claim(
+            "adaptive measures at 20 learners are at least as good as one learner",
+            "better accuracy than sequential",
+            f"loss over one learner's at equal frames, interval below {NO_LOSS}",
+            (ALONE, TWENTY, ALONE_DNN, TWENTY_DNN),
+            twenty,
+            (TWICE, TWENTY_TWICE, "20, K = 1"),
+            twenty_longer,
+            no_loss=True,
+        ),
+        Claim(
+            "ASGD is slow at 4 learners",
+            "large overhead",
+            "virtual speed-up below that of K-step averaging",
+            (FOUR, SERVER),
+            slow,
+        ),
+        Claim(
+            "20 learners are several times as fast",
+            f"{FASTER}x at 20",
+            f"virtual speed-up at least {FASTER}",
+            (TWENTY,),
+            fast,
+        ),
+    ),
+    MACHINES,
+    (ALONE, FOUR, SERVER, TWENTY, *BEYOND),
 )

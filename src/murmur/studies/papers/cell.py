@@ -1,14 +1,8 @@
 """One run of the papers' experiments, with all its settings.
 
-Task: AN4's published cepstra with deltas, states of monophones (made by murmur's own Gaussian systems), three sigmoid
-layers of 128 on eleven frames, single frames in random order. Held out: every eighth training speaker. The clock is
-virtual; gradients are real, without momentum and without clipping. The rate, and its growth with the square root of
-the number of learners unless a study says otherwise, were chosen by pilot runs that are not among the rows.
-
-A run of one learner with 64 frames a minibatch stands for IBM's one V100 with 256 sequences a minibatch: 192 h for 16
-passes over 33.9 M sequences are 0.326 s a minibatch (arXiv 1907.05701 and its talk). Seconds are taken as linear in the
-minibatch, with 10 % of jitter; messages have the size of their model, 164.6 MiB; the machines are the preset
-`v100-ethernet`: eight learners a node.
+Gradients are real, the clock is virtual. In the regime "stays" the minibatch of one learner is cut among the learners;
+where a paper is about large minibatches it "grows". Rate and horizons follow the number of learners by
+`murmur.engine.scaling.Auto`, and `rate` is that of one learner times the factor of a trial.
 """
 
 from __future__ import annotations
@@ -16,45 +10,24 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from murmur.core.facts import training_learners
 from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
-from murmur.engine.scaling import Fixed
-from murmur.engine.schedule import Exponential, Schedule, WarmUpAnneal
-from murmur.recipes import an4
+from murmur.engine.scaling import Auto
+from murmur.recipes import librispeech
 from murmur.run.configuration import configure
-from murmur.speech.models import Dnn
 from murmur.studies.comparison.rows import digest_of
-from murmur.tasks.hybrid.config import Decoding, HmmStages, Search
+from murmur.studies.papers.machines import MACHINES
+from murmur.studies.papers.networks import SETUPS, Name, Optimizer, Setup, Shape, ctc, hybrid, made, schedule
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.random_frames import FrameTask
-from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
-from murmur.worlds.virtual.presets import preset
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 
-NETWORK = Dnn(hidden=128, layers=3, context=5)
-FRAMES = 128  # minibatch to which rates refer
-PASS = 240_000  # frames of all learners, by default: about one pass over the data
-SECONDS_PER_FRAME = 0.326 / 64
-IBM_EPOCHS = 16  # of the papers, into which the budget is cut
-MESSAGE_BYTES, PRESET, JITTER = 164.6 * 2**20, "v100-ethernet", 0.1
-STACK_RATE = 0.04  # rate of the machines, from the studies on digits
-FIXED = {
-    "format": 2,
-    "data": "AN4 cepstra, states of monophones, every eighth speaker of train held out",
-    "network": repr(NETWORK),
-    "kaldi": "exponential to a tenth",
-    "ibm": "linear warm-up over 10 of 16 parts of the budget, then times 1 / sqrt 2 in each part",
-    "constant": "the same rate throughout",
-    "stack": "one pass a machine, momentum 0.9, weight decay 2e-4",
-    "clock": [SECONDS_PER_FRAME, MESSAGE_BYTES, PRESET, JITTER],
-}
-
-Optimizer = Literal["SGD", "natural gradient"]
-Shape = Literal["kaldi", "ibm", "constant"]
+FORMAT = 3  # to be raised with a change of networks, machines or code that changes figures
+STACK_RATE = 0.04  # rate of the machines of a stack
 
 
 @dataclass(frozen=True)
@@ -62,83 +35,104 @@ class StudyCell:
     """One run.
 
     Attributes:
+        network: name of the network and its data.
         strategy: strategy, as on a command line.
-        learners: number of virtual learners.
-        rate: rate of one learner with 128 frames a minibatch; scaled by frames / 128 and by learners ** `power`.
-        power: 1 for one step with the minibatch of all learners, 0 for updates one by one.
-        seed: seed of the weights and of the order of the frames.
-        frames: number of frames in a learner's minibatch.
-        budget: number of frames of all learners.
-        schedule: name of the schedule, see FIXED.
-        optimizer: name of the optimizer, without momentum.
+        learners: number of virtual learners, servers included.
+        rate: learning rate of one learner.
+        seed: seed of the weights and of the order of the data.
+        minibatch: units of the minibatch of all learners; of each learner if it grows.
+        grows: True if each learner takes whole minibatches.
+        budget: frames of all learners.
+        optimizer: name of the optimizer.
+        schedule: name of the schedule.
+        peak: factor on the rate that the schedule reaches.
         stack: take weights from a stack of restricted Boltzmann machines, trained on the same features.
-        slow: factor on the time of learner 0.
+        machines: name of the virtual machines; "": one learner, whose seconds need no simulation.
+        slow: factor on the time of the last learner.
+        models: models that each learner sends through its node's card in every step, see `Machines.virtual`.
         decoded: decode test at the end.
     """
 
+    network: Name = "blstm"
     strategy: str = "SyncSGD()"
     learners: int = 1
-    rate: float = 2.0
-    power: float = 0.0
+    rate: float = 1.0
     seed: int = 0
-    frames: int = FRAMES
-    budget: int = PASS
-    schedule: Shape = "kaldi"
-    optimizer: Optimizer = "SGD"
+    minibatch: int = SETUPS["blstm"].minibatch
+    grows: bool = False
+    budget: int = SETUPS["blstm"].budget
+    optimizer: Optimizer = "Adam"
+    schedule: Shape = "cosine"
+    peak: float = 1.0
     stack: bool = False
+    machines: str = ""
     slow: float = 1.0
+    models: float = 0.0
     decoded: bool = False
+
+    @property
+    def setup(self) -> Setup:
+        """Network and data."""
+        return SETUPS[self.network]
 
     @property
     def digest(self) -> str:
         """Sixteen hexadecimal digits; independent of decoding test and of the location of the data."""
-        return digest_of([{k: v for k, v in asdict(self).items() if k != "decoded"}, FIXED])
+        return digest_of([{k: v for k, v in asdict(self).items() if k != "decoded"}, FORMAT])
 
     @property
     def told(self) -> str:
         """A short description."""
-        return f"{self.strategy}, {self.learners} learners, {self.frames} frames, {self.schedule}, seed {self.seed}"
+        who = "1 learner" if self.learners == 1 else f"{self.learners} learners"
+        where = f"{self.network}, {self.strategy}, {who}, {self.minibatch} a minibatch, rate {self.rate:.3g}"
+        extra = [name for name in (f"{self.slow:g} times slower",) if self.slow != 1]
+        extra += ["stack"] if self.stack else []
+        more = [f"{self.optimizer}", self.schedule, *extra, f"{self.budget / 1e6:.1f} M frames", f"seed {self.seed}"]
+        return f"{where}, {', '.join(more)}"
 
     @property
     def made(self) -> Strategy:
         """The strategy."""
-        return configure(an4.experiment(), (), self.strategy).strategy
+        return configure(librispeech.experiment(), (), self.strategy).strategy
 
     @property
-    def times(self) -> float:
-        """Factor on the rate, by the number of learners that train."""
-        return float(self.frames / FRAMES * training_learners(self.made, self.learners) ** self.power)
+    def training(self) -> int:
+        """Number of learners that train."""
+        return training_learners(self.made, self.learners)
+
+    @property
+    def piece_frames(self) -> float:
+        """Frames of a learner's minibatch, on the average."""
+        pieces = 1 if self.grows else self.training
+        return self.minibatch * self.setup.unit_frames / pieces
+
+    @property
+    def turns(self) -> int:
+        """Gradients of each learner."""
+        return round(self.budget / self.piece_frames / self.training)
 
     def cluster(self) -> Cluster:
         """The virtual machines."""
-        compute = LognormalSeconds(
-            SECONDS_PER_FRAME * self.frames, JITTER, factors={0: self.slow} if self.slow != 1 else {}
-        )
-        return preset(PRESET).cluster(self.learners, compute, MESSAGE_BYTES)
+        if not self.machines:
+            return Cluster(self.learners, ConstantSeconds(1.0))
+        return MACHINES[self.machines].virtual(self.learners, self.piece_frames, self.slow, self.models)
 
-    def experiment(self, task: Any, per_epoch: int) -> Experiment:
-        """The experiment on a task of `per_epoch` minibatches."""
-        total = self.budget // self.frames
-        passes = total / per_epoch
-        optimizer = {"SGD": SGD, "natural gradient": NaturalGradientSGD}[self.optimizer](self.rate)
+    def experiment(self, task: Any) -> Experiment:
+        """The experiment on a task."""
+        passes = self.budget / task.samples_per_epoch
         return Experiment(
             task,
             self.made,
-            Budget(minibatches=total),
-            optimizer,
-            self._schedule(passes),
-            scaling=Fixed(),
+            Budget(samples=self.budget),
+            made(self.optimizer, self.network, self.rate),
+            schedule(self.schedule, passes, self.peak),
+            scaling=Auto("grows" if self.grows else "stays"),
             seed=self.seed,
             evaluate_every_epochs=passes / 2,
+            max_gradient_norm=self.setup.training[self.optimizer].norm,
             averaged_checkpoints=0,
             prefetch=0,
         )
-
-    def _schedule(self, passes: float) -> Schedule:
-        if self.schedule == "ibm":
-            epoch = passes / IBM_EPOCHS
-            return WarmUpAnneal(self.times, 10 * epoch, 2 ** (-0.5 / epoch))
-        return Exponential(0.1 if self.schedule == "kaldi" else 1.0, self.times)
 
 
 @dataclass(frozen=True)
@@ -146,34 +140,33 @@ class StudyMaterial:
     """The folders of the speech and of the data made from it.
 
     Attributes:
-        corpus: folder of AN4.
+        corpora: folder of each set.
         cache: folder of features, alignments, stacks.
     """
 
-    corpus: Path
+    corpora: dict[str, Path]
     cache: Path
-    _tasks: dict[int, HybridTask] = field(default_factory=dict, repr=False, compare=False)
-
-    def network_task(self, seed: int) -> HybridTask:
-        """AN4 with the network, for a seed; its data are read once."""
-        return self._tasks.setdefault(seed, replace(self.supervised, seed=seed))
-
-    def frame_task(self, cell: StudyCell) -> FrameTask:
-        """The task of a cell."""
-        return FrameTask(self.network_task(cell.seed), cell.frames, cell.seed)
+    _tasks: dict[tuple[Name, int], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
-    def supervised(self) -> HybridTask:
-        """AN4 with a small network on the states of monophones."""
-        task = an4.experiment().task
-        assert isinstance(task, HybridTask)
-        search = Search("ug", scales=(0.1, 0.14, 0.2, 0.28))
-        return replace(
-            task,
-            corpus=self.corpus,
-            cache=self.cache,
-            hmm=HmmStages(triphone=None),
-            network=NETWORK,
-            decoding=Decoding(network=search, scored="none", tune_every=2),
-            precision="float32",
-        )
+    def networks(self) -> list[Name]:
+        """Networks whose set has a folder."""
+        return [name for name, setup in SETUPS.items() if setup.corpus in self.corpora]
+
+    def network_task(self, name: Name, seed: int = 0) -> Any:
+        """A network's task with one learner's minibatch, for a seed."""
+        if (name, seed) not in self._tasks:
+            plain: Any = ctc() if name == "ctc" else hybrid(name)
+            folder = self.corpora[SETUPS[name].corpus]
+            self._tasks.clear()  # data of several seeds would fill the memory
+            self._tasks[name, seed] = replace(plain, corpus=folder, cache=self.cache, seed=seed)
+        return self._tasks[name, seed]
+
+    def task(self, cell: StudyCell) -> Any:
+        """The task of a cell."""
+        plain = self.network_task(cell.network, cell.seed)
+        if cell.network == "dnn":
+            return FrameTask(plain, cell.minibatch, cell.seed)
+        if isinstance(plain, HybridTask):
+            return replace(plain, chunks=replace(plain.chunks, size=cell.minibatch))
+        return replace(plain, minibatch_size=cell.minibatch)

@@ -1,110 +1,136 @@
 """Rosciszewski and Kaliski 2017: the best frequency of averaging models.
 
-Eight learners, plain means of models, the rate times the root of their number, falling exponentially to a tenth, every
-128, 1,024, 8,192 frames a learner, and once at the end. Three seeds, test decoded. The best range holds the frequency
-with the highest mean log-probability, and all those with a paired 95 % interval of the loss ratio to it that holds 1.
+Eight learners with Kaldi's parameter averaging: natural gradient, max-change, estimates that restart at every average,
+the newest models combined, the rate falling to a tenth. Iterations of 25,000 to 1.6 million frames of all learners
+together. The best range holds the frequency with the highest mean log-probability a frame of the correct paths, and all
+those whose interval of the loss ratio to it holds 1.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from murmur.studies.comparison.intervals import difference, spread
-from murmur.studies.comparison.rows import Row
-from murmur.studies.papers.cell import FRAMES, PASS, StudyCell
-from murmur.studies.papers.run import loss
-from murmur.studies.papers.study import Finding, Go, Groups, Study, holds, ratio, seeded, shown
+from murmur.studies.papers.base import CTC, CTC_ADAM
+from murmur.studies.papers.study import BEYOND, SEEDS, Claim, Group, Groups, Outcome, Study, System, beyond
+from murmur.studies.papers.verdicts import (
+    holds,
+    mean_loss,
+    ratio,
+    shown,
+    wer,
+    wer_difference,
+)
 
-LEARNERS = 8
-FREQUENCIES = (128, 1024, 8192, PASS // LEARNERS)
+LEARNERS, MACHINES = 8, "rosciszewski2017"
+FREQUENCIES = (25_000, 100_000, 400_000, 1_600_000)
+NAMES = {f"{frames:,} frames": frames for frames in FREQUENCIES}
+ALONE = "one learner"
+RECORD = Path("results/bench/averaging_frequency.json")
+TRIALS = (1.0, 0.25)  # each of eight jobs takes eight times the rate of its share, as Kaldi does, or twice
 
 
-def runs(go: Go) -> Groups:
-    """One group for each frequency."""
-    found = {}
-    for frames in FREQUENCIES:
-        strategy = f"KAVG({-(-frames // FRAMES)})"
-        found[str(frames)] = seeded(StudyCell(strategy, LEARNERS, power=0.5, decoded=True), go)
-    return found
-
-
-def mean_loss(rows: Sequence[Row]) -> float:
-    """Mean held-out loss over seeds."""
-    return statistics.mean(map(loss, rows))
+def _averaging(frames: int) -> Group:
+    strategy = f"ParameterAveraging({frames / LEARNERS}, Jobs({LEARNERS}))"
+    change = {"strategy": strategy, "learners": LEARNERS, "machines": MACHINES}
+    return System(CTC, change, trials=TRIALS, decoded=SEEDS)
 
 
 def best_range(rows: Groups) -> list[str]:
     """The frequencies in the best range, by the rule above."""
-    best = min(rows, key=lambda name: mean_loss(rows[name]))
-    return [name for name in rows if name == best or ratio(rows[best], rows[name]).low <= 1]
+    names = [name for name in NAMES if name in rows]
+    best = min(names, key=lambda name: mean_loss(rows[name]))
+    return [name for name in names if name == best or ratio(rows[best], rows[name]).low <= 1]
 
 
-def errors(rows: Sequence[Row]) -> dict[int, Mapping[str, tuple[int, int]]]:
-    """Word errors by seed."""
-    return {row["cell"]["seed"]: row["errors"] for row in rows}
-
-
-def findings(rows: Groups) -> list[Finding]:
-    """Quality from the rows; time from the record of a benchmark with real processes."""
+def quality(rows: Groups) -> Outcome:
+    """Judge the range of frequencies by the log-probability."""
     chosen = best_range(rows)
-    each = ", ".join(f"{n} frames {-mean_loss(rows[n]):.3f}" for n in rows)
-    wers = {name: spread(errors(rows[name])) for name in rows if all(row["errors"] for row in rows[name])}
-    fewest = min(wers, key=lambda name: wers[name].value)
-    far = difference(errors(rows[fewest]), errors(rows[max(wers, key=lambda n: wers[n].value)]))
-    last = ratio(rows[FREQUENCIES_SHOWN[0]], rows[FREQUENCIES_SHOWN[-1]])
-    return [
-        Finding(
-            "for a network, data set and machine there is a range of frequencies that is best for quality",
-            "600,000 frames an iteration were chosen, of 36 million",
-            "the best range by held-out log-probability is not all frequencies",
-            f"{', '.join(chosen)} frames; log-probability a frame: {each}",
-            holds(len(chosen) < len(rows)),
-            f"loss of one average at the end over that of an average after every minibatch {shown(last)}",
-        ),
-        Finding(
-            "word errors show it too",
-            "both measures were studied; the rates could not be read",
-            "the frequency with the fewest word errors is in that range",
-            "; ".join(f"{n} frames {w.value:.1f} % ({w.low:.1f} to {w.high:.1f})" for n, w in wers.items()),
-            holds(fewest in chosen),
-            f"worst less best {far.difference.value:+.1f} ({far.difference.low:+.1f} to {far.difference.high:+.1f})",
-        ),
-        *saved(),
-    ]
+    each = ", ".join(f"{name} {-mean_loss(rows[name]):.4f}" for name in NAMES)
+    against = ratio(rows[ALONE], rows[chosen[0]])
+    return Outcome(
+        f"best: {'; '.join(chosen)}; log-probability a frame: {each}",
+        holds(len(chosen) < len(NAMES)),
+        f"loss of {chosen[0]} an iteration over that of one learner {shown(against)}",
+    )
 
 
-FREQUENCIES_SHOWN = tuple(map(str, FREQUENCIES))
+def words(rows: Groups) -> Outcome:
+    """Judge the range by word errors."""
+    chosen, rates = best_range(rows), {name: wer(rows[name]) for name in NAMES}
+    decoded = {name: rate for name, rate in rates.items() if rate is not None}
+    if not decoded:
+        return Outcome("all diverged", "undecided")
+    fewest = min(decoded, key=lambda name: decoded[name].value)
+    most = max(decoded, key=lambda name: decoded[name].value)
+    told = "; ".join(f"{name} {w.value:.1f} % ({w.low:.1f} to {w.high:.1f})" for name, w in decoded.items())
+    far = wer_difference(rows[fewest], rows[most])
+    why = "" if far is None else f"worst less best {far.value:+.1f} points ({far.low:+.1f} to {far.high:+.1f})"
+    apart = wer_difference(rows[chosen[0]], rows[fewest])
+    same = fewest in chosen or (apart is not None and apart.low <= 0 <= apart.high)
+    return Outcome(told, holds(same), why)
 
 
-def saved(record: Path = Path("results/bench/averaging_frequency.json")) -> list[Finding]:
-    """Time saved by learners that stay alive, as a share, from the record of that benchmark; empty without it."""
-    if not record.is_file():
-        return []
+def saved(rows: Groups, record: Path = RECORD) -> Outcome:  # noqa: ARG001 - from the record of a benchmark
+    """Judge the time saved by learners that stay alive, from the record of real processes."""
     figures = json.loads(record.read_text(encoding="utf-8"))["figures"]
     ours, jobs = figures["ours"], figures["job per iteration, processes"]
     shares = {int(frames): 100 * (1 - ours[frames]["seconds"] / jobs[frames]["seconds"]) for frames in ours}
     ordered = [shares[frames] for frames in sorted(shares)]
-    return [
-        Finding(
-            "learners that stay alive save time, the more the more often they average",
-            "54.9 % at 600,000 frames",
-            "the share saved falls from each frequency to the next lower one",
-            ", ".join(f"{shares[frames]:.1f} % at {frames:,} frames" for frames in sorted(shares)),
-            holds(ordered == sorted(ordered, reverse=True) and ordered[-1] > 0),
-            "two learners of one host, real processes: results/bench/averaging_frequency.json; a job's start costs"
-            f" {jobs[str(max(shares))]['starting']:.1f} s here, more on a cluster with a queue",
-        )
-    ]
+    return Outcome(
+        ", ".join(f"{shares[frames]:.0f} % at {frames:,}" for frames in sorted(shares)),
+        holds(ordered == sorted(ordered, reverse=True) and ordered[-1] > 0),
+        f"two learners of one host, real processes ({record.name}); parts of an iteration of 600,000 frames:"
+        f" {parts(jobs.get('600000'))} with a job per iteration, {parts(ours.get('600000'))} with learners that stay",
+    )
 
 
+def parts(figures: dict[str, Any] | None) -> str:
+    """Parts of the seconds of an iteration."""
+    if figures is None:
+        return "unknown"
+    rest = figures["seconds"] - figures["compute"] - figures["starting"]
+    return f"{figures['compute']:.1f} s gradients, {figures['starting']:.1f} s start, {rest:.1f} s exchange and rest"
+
+
+GROUPS: dict[str, Group] = {
+    ALONE: CTC,
+    **{name: _averaging(frames) for name, frames in NAMES.items()},
+    "one learner, Adam": CTC_ADAM,
+    **beyond(CTC_ADAM, seeds=SEEDS[:1], learners=LEARNERS, machines=MACHINES),
+}
 STUDY = Study(
     "frequency",
     "Rosciszewski, Kaliski: Minimizing distribution and data loading overheads in parallel training of DNN acoustic"
     " models with frequent parameter averaging (HPCS 2017)",
-    "eight learners, means of models after 128, 1,024, 8,192 and all frames of a learner; three seeds, decoded",
-    runs,
-    findings,
+    "eight learners, LSTM with CTC on AN4, averages every 25,000 to 1.6 million frames of all learners; three seeds,"
+    " decoded",
+    GROUPS,
+    (
+        Claim(
+            "for a network, data set and machine there is a range of frequencies that is best for quality",
+            "600,000 frames an iteration and learner were chosen, of 36 million",
+            "the best range by held-out log-probability is not all frequencies",
+            (ALONE, *NAMES),
+            quality,
+        ),
+        Claim(
+            "word errors show the same range",
+            "both measures were studied; the rates could not be read",
+            "the frequency with the fewest word errors is in that range, or does not differ from its best (95 %)",
+            tuple(NAMES),
+            words,
+        ),
+        Claim(
+            "learners that stay alive save time, the more the more often they average",
+            "54.9 % at 600,000 frames",
+            "the share saved falls from each frequency to the next lower one",
+            (),
+            partial(saved),
+        ),
+    ),
+    MACHINES,
+    (ALONE, *NAMES, *BEYOND),
 )

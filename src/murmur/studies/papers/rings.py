@@ -1,23 +1,27 @@
-"""Cui et al. 2021: fixed ring, randomised ring and delay-by-one, and their largest minibatches.
+"""Cui et al. 2021: fixed ring, randomised ring and delay-by-one at 16 learners, and their largest minibatches.
 
-16 learners, IBM's schedule, rates linear in the minibatch of all of them.
+Convergence: the BLSTM, 164 windows a minibatch of all learners, each strategy at its own rate.
 
-Largest: bisection over minibatches of 2^8 to 2^12 frames, seed 0, 60 updates of the largest: try the middle one of the
-remaining sizes; go up if it trained, down if it diverged. A run has diverged if a loss is not finite, or if the final
-held-out loss is above 0.9 of that of the class frequencies.
-Large: three seeds at the largest minibatch at which all four trained, for the same number of frames.
+Largest minibatch: plain SGD, IBM's schedule. Sizes of all learners are 164 times the roots of powers of two. The rate
+is linear in the size, from that of a trial at four times 164, which is the usual rate of one learner times the
+factors 1, 1/2 (a quarter of the frames). A size is usable if the held-out loss is at most 1.1 times that of one
+learner with 164 windows, at equal frames. Bisection with seed 0; then seeds 1 and 2 at the largest usable size, and
+below it as long as one of them is not usable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from murmur.studies.comparison.rows import Row
+from murmur.studies.papers.base import BLSTM
 from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.run import loss
-from murmur.studies.papers.study import SEEDS, Finding, Go, Groups, Study, holds, lower, ratio, shown
+from murmur.studies.papers.study import BEYOND, SEEDS, Alone, Claim, Go, Group, Groups, Outcome, Study, System, beyond
+from murmur.studies.papers.verdicts import Verdict, below, mean_loss, ratio, shown
 
-LEARNERS = 16
+LEARNERS, MACHINES = 16, "cui2021"
 PAPER = (
     "Cui, Zhang, Kayi, Liu, Finkler, Kingsbury, Saon, Kung: Asynchronous decentralized distributed training of acoustic"
     " models (arXiv 2110.11199, 2021)"
@@ -28,102 +32,159 @@ STRATEGIES = {
     "randomised ring": "ADPSGD(randomized_ring)",
     "delay-by-one": "DelayByOne()",
 }
-EXPONENTS, UPDATES, DIVERGED = range(8, 13), 60, 0.9
-BUDGET = UPDATES * 2 ** EXPONENTS[-1]
+TRIALS = {"synchronous": (1.0, 2.0)}
+ALONE, ALONE_SGD = "one learner", "one learner, SGD"
+SGD = Alone("blstm", optimizer="SGD", seeds=(0,), decoded=())
+STEPS, MIDDLE, USABLE = range(7), 4, 1.1
+BISECTED = ("synchronous", "randomised ring", "delay-by-one")
 
 
-def large(strategy: str, batch: int, seed: int = 0) -> StudyCell:
-    """A run with this minibatch, summed over all learners."""
-    frames = batch // LEARNERS
-    return StudyCell(strategy, LEARNERS, power=1.0, seed=seed, frames=frames, budget=BUDGET, schedule="ibm")
+def system(name: str) -> System:
+    """A strategy at its best rate."""
+    settings = {"strategy": STRATEGIES[name], "learners": LEARNERS, "machines": MACHINES}
+    return System(BLSTM, settings, trials=TRIALS.get(name, (1.0, 0.5)))
 
 
-def diverged(row: Row) -> bool:
-    """True if the run diverged by the rule above."""
-    return row["ended"] is not None or loss(row) > DIVERGED * row["prior"]
+@dataclass(frozen=True)
+class Largest:
+    """The search for the largest usable minibatch of a strategy.
+
+    Attributes:
+        strategy: strategy, as on a command line.
+    """
+
+    strategy: str
+
+    def cell(self, step: int, rate: float, seed: int = 0) -> StudyCell:
+        """A run with 164 times sqrt(2)^step windows; `rate` is that of 164."""
+        times = 2 ** (step / 2)
+        cell = replace(SGD.cell, strategy=self.strategy, learners=LEARNERS, machines=MACHINES)
+        minibatch = round(SGD.cell.minibatch * times)
+        return replace(cell, minibatch=minibatch, rate=rate, peak=times, seed=seed)
+
+    def __call__(self, go: Go) -> list[Row]:
+        one, reference = loss(SGD(go)[0]), SGD.rate(go)
+        tried = {}
+        for rate in (reference, reference / 2):
+            cell = self.cell(MIDDLE, rate)
+            tried[rate] = go(replace(cell, budget=cell.budget // 4))
+        rate = min(tried, key=lambda rate: loss(tried[rate]))
+        done: dict[tuple[int, int], Row] = {}
+
+        def usable(step: int, seed: int) -> bool:
+            done[step, seed] = done.get((step, seed)) or go(self.cell(step, rate, seed))
+            return loss(done[step, seed]) <= USABLE * one
+
+        left = list(STEPS)
+        while left:
+            middle = left[len(left) // 2]
+            left = [step for step in left if (step > middle if usable(middle, 0) else step < middle)]
+        good = [step for step, _ in done if loss(done[step, 0]) <= USABLE * one]
+        for step in range(max(good, default=-1), -1, -1):
+            if all([usable(step, seed) for seed in SEEDS]):
+                break
+        return list(done.values())
 
 
-def batch_of(row: Row) -> int:
-    """Frames in a minibatch of all learners."""
-    return int(row["cell"]["learners"] * row["cell"]["frames"])
+def largest(rows: Sequence[Row], one: float) -> tuple[int, int]:
+    """Largest minibatch that is usable with all its seeds, and with seed 0; 0 if none is.
+
+    `Largest` tries all seeds at the largest that is usable with seed 0, and below it until all are usable.
+    """
+    sizes: dict[int, list[Row]] = {}
+    for row in rows:
+        sizes.setdefault(row["cell"]["minibatch"], []).append(row)
+    good = {size: [loss(row) <= USABLE * one for row in each] for size, each in sizes.items()}
+    whole = [size for size, each in good.items() if all(each)]
+    return max(whole, default=0), max((size for size, each in good.items() if each[0]), default=0)
 
 
-def bisection(strategy: str, go: Go) -> list[Row]:
-    """The runs in order."""
-    left, done = list(EXPONENTS), []
-    while left:
-        middle = len(left) // 2
-        done.append(go(large(strategy, 2 ** left[middle])))
-        left = left[:middle] if diverged(done[-1]) else left[middle + 1 :]
-    return done
-
-
-def largest(rows: Sequence[Row]) -> int:
-    """The largest minibatch that trained; 0 if none did."""
-    return max((batch_of(row) for row in rows if not diverged(row)), default=0)
-
-
-def runs(go: Go) -> Groups:
-    """Bisections, then seeds at the largest minibatch that all strategies trained with."""
-    found: dict[str, list[Row]] = {}
-    for name, strategy in STRATEGIES.items():
-        found[f"{name}: largest"] = bisection(strategy, go)
-    common = min(largest(found[f"{name}: largest"]) for name in STRATEGIES)
-    if common:
-        for name, strategy in STRATEGIES.items():
-            found[f"{name}: large"] = [go(large(strategy, common, seed)) for seed in SEEDS]
-    return found
-
-
-def findings(rows: Groups) -> list[Finding]:
-    """Convergence with equally fast learners, the largest minibatch."""
-    return [*_convergence(rows), _largest(rows)]
-
-
-def _convergence(rows: Groups) -> list[Finding]:
-    if "delay-by-one: large" not in rows:
-        return []
-    against: Mapping[str, float] = {
-        name: sum(map(loss, rows[f"{name}: large"])) for name in ("fixed ring", "randomised ring")
-    }
-    ring = min(against, key=lambda name: against[name])
-    found = ratio(rows[f"{ring}: large"], rows["delay-by-one: large"])
-    sync = ratio(rows["synchronous: large"], rows["delay-by-one: large"])
-    return [
-        Finding(
-            "with equally fast learners delay-by-one converges fastest at large minibatches",
-            "fastest of the three",
-            "its loss over that of the better ring at equal frames, interval below 1",
-            f"{shown(found)} against the {ring}, minibatch {batch_of(rows['delay-by-one: large'][0]):,}",
-            lower(found),
-            f"against synchronous SGD {shown(sync)}",
-        )
-    ]
-
-
-def _largest(rows: Groups) -> Finding:
-    most = {name: largest(rows[f"{name}: largest"]) for name in STRATEGIES}
-    ends = {name: ", ".join(f"{batch_of(r):,} {_end(r)}" for r in rows[f"{name}: largest"]) for name in STRATEGIES}
-    rings = max(most["fixed ring"], most["randomised ring"])
-    return Finding(
-        "decentralised learners train with larger minibatches than synchronous SGD",
-        "12,288 against 4,096 sequences (Zhang et al. 2019)",
-        "the larger of the rings' largest minibatches is at least twice that of synchronous SGD",
-        ", ".join(f"{name} {value:,}" for name, value in most.items()),
-        holds(rings >= 2 * most["synchronous"]),
-        "; ".join(f"{name}: {told}" for name, told in ends.items()),
+def convergence(rows: Groups) -> Outcome:
+    """Judge delay-by-one against the better ring."""
+    better = min(("fixed ring", "randomised ring"), key=lambda name: mean_loss(rows[name]))
+    found, sync = ratio(rows[better], rows["delay-by-one"]), ratio(rows["synchronous"], rows["delay-by-one"])
+    one = ", ".join(f"{name} {shown(ratio(rows[ALONE], rows[name]))}" for name in STRATEGIES)
+    return Outcome(
+        f"{shown(found)} against the {better}",
+        below(found),
+        f"against synchronous SGD {shown(sync)}; over one learner: {one}",
     )
 
 
-def _end(row: Row) -> str:
-    return "diverged" if diverged(row) else f"{loss(row):.3f}"
+def largest_minibatch(rows: Groups) -> Outcome:
+    """Judge the largest usable minibatches."""
+    one = loss(rows[ALONE_SGD][0])
+    sizes = {name: largest(rows[f"{name}: largest"], one)[0] for name in BISECTED}
+    top = round(SGD.cell.minibatch * 2 ** (STEPS[-1] / 2))
+    decentralised = max(sizes["randomised ring"], sizes["delay-by-one"])
+    verdict: Verdict = "agrees" if decentralised > sizes["synchronous"] else "differs"
+    if sizes["synchronous"] == top:
+        verdict = "undecided"  # the range ends
+    told = "; ".join(f"{name}: {_course(rows[f'{name}: largest'], one)}" for name in BISECTED)
+    return Outcome(", ".join(f"{name} {size:,}" for name, size in sizes.items()), verdict, f"loss over one's: {told}")
 
 
+def _course(rows: Sequence[Row], one: float) -> str:
+    ordered = sorted(rows, key=lambda row: (row["cell"]["minibatch"], row["cell"]["seed"]))
+    return ", ".join(f"{row['cell']['minibatch']:,} {loss(row) / one:.2f}" for row in ordered)
+
+
+def averaged_moments(rows: Groups) -> str:
+    """Ratios with averaged moments."""
+    found = {name: shown(ratio(rows["randomised ring"], rows[name])) for name in BEYOND}
+    return "over the randomised ring with local moments: " + ", ".join(f"{k} {v}" for k, v in found.items())
+
+
+def half_rate(rows: Groups) -> str:
+    """Ratios with a lower rate at the largest minibatch."""
+    found: Mapping[str, str] = {
+        name: f"{loss(rows[f'{name}, half the rate'][0]) / loss(rows[ALONE_SGD][0]):.2f}" for name in BISECTED
+    }
+    size = round(SGD.cell.minibatch * 2 ** (STEPS[-1] / 2))
+    told = ", ".join(f"{name} {value}" for name, value in found.items())
+    return f"with {size:,} windows and half of one learner's rate, loss over one's: {told}"
+
+
+def _half(name: str) -> Group:
+    search = Largest(STRATEGIES[name])
+    return lambda go: [go(search.cell(STEPS[-1], SGD.rate(go) / 2))]
+
+
+GROUPS: dict[str, Group] = {
+    ALONE: BLSTM,
+    **{name: system(name) for name in STRATEGIES},
+    ALONE_SGD: SGD,
+    **{f"{name}: largest": Largest(STRATEGIES[name]) for name in BISECTED},
+    **beyond(BLSTM, learners=LEARNERS, machines=MACHINES),
+    **{f"{name}, half the rate": _half(name) for name in BISECTED},
+}
 STUDY = Study(
     "rings",
     PAPER,
-    "16 learners: fixed and randomised ring, delay-by-one, synchronous SGD; the largest minibatch by"
-    " bisection; three seeds at the largest that all can do",
-    runs,
-    findings,
+    "16 learners: fixed and randomised ring, delay-by-one, synchronous SGD, three seeds; the largest usable minibatch"
+    " by bisection, three seeds at the edge",
+    GROUPS,
+    (
+        Claim(
+            "with equally fast learners delay-by-one converges fastest at large minibatches",
+            "fastest of the three",
+            "its loss over that of the better ring at equal frames, interval below 1",
+            (ALONE, *STRATEGIES),
+            convergence,
+            tuple(BEYOND),
+            averaged_moments,
+        ),
+        Claim(
+            "decentralised learners train with larger minibatches than synchronous SGD",
+            "12,288 against 4,096 sequences (Zhang et al. 2019)",
+            f"the largest minibatch at which all seeds stay within {USABLE} times one learner's loss is larger than"
+            " that of synchronous SGD; undecided if that one is the largest tried",
+            (ALONE_SGD, *(f"{name}: largest" for name in BISECTED)),
+            largest_minibatch,
+            tuple(f"{name}, half the rate" for name in BISECTED),
+            half_rate,
+        ),
+    ),
+    MACHINES,
+    (ALONE, *STRATEGIES, *BEYOND),
 )

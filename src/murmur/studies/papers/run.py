@@ -1,4 +1,4 @@
-"""Rows of the papers' experiments: found for a cell among the rows, or trained and appended."""
+"""Rows of the papers' experiments: found for a cell among the rows, or trained."""
 
 from __future__ import annotations
 
@@ -9,88 +9,95 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from murmur.engine.stacked import draw_together
 from murmur.engine.trainer import Trainer
 from murmur.recipes.pretrain import stack_experiment
 from murmur.run.saved_model import Initialised
 from murmur.run.training import commit
 from murmur.studies.comparison.rows import Row, Rows, digest_of
 from murmur.studies.comparison.virtual import train
-from murmur.studies.papers.cell import FIXED, STACK_RATE, StudyCell, StudyMaterial
+from murmur.studies.papers.cell import FORMAT, STACK_RATE, StudyCell, StudyMaterial
+from murmur.studies.papers.networks import DNN
 from murmur.studies.recipe_records import hardware
+from murmur.tasks.random_frames import FrameTask
 from murmur.worlds.virtual.world import VirtualWorld
-
-MANY = 64  # above so many learners, gradients computed in one call save time
 
 
 class MissingRun(LookupError):
-    """A required run is not among the rows, and may not be made."""
+    """A required run is not among the rows."""
 
 
 @dataclass(frozen=True)
-class Runner:
-    """Makes rows, or only finds them.
+class Finder:
+    """Finds the rows of cells.
 
     Attributes:
-        rows: file of the rows.
-        material: data to train cells on; None trains nothing.
+        known: rows by digest.
     """
 
-    rows: Rows
-    material: StudyMaterial | None = None
+    known: dict[str, Row]
+
+    @classmethod
+    def of(cls, rows: Rows) -> Finder:
+        """Read the rows of a file."""
+        return cls(rows.read())
 
     def __call__(self, cell: StudyCell) -> Row:
         """The row of a cell.
 
         Raises:
-            MissingRun: there is no row, and training is off.
+            MissingRun: there is none, or its test was not decoded.
         """
-        known = self.rows.read().get(cell.digest)
-        if known is not None and (not cell.decoded or known["errors"] is not None or known["ended"]):
-            return known
-        if self.material is None:
-            raise MissingRun(f"{cell.told} is not in {self.rows.path}")
-        row = self.trained(cell)
-        self.rows.append(row)
+        row = self.known.get(cell.digest)
+        if row is None:
+            raise MissingRun(cell.told)
+        if cell.decoded and row["errors"] is None and not row["ended"]:
+            raise MissingRun(f"{cell.told}, whose test is not decoded")
         return row
 
-    def trained(self, cell: StudyCell) -> Row:
-        """Train a cell and return its row, which is not on disk yet."""
-        assert self.material is not None
-        began = time.process_time(), time.monotonic()
-        row = {"digest": cell.digest, "cell": asdict(cell), **self._figures(cell, self.material)}
-        return row | {
-            "cpu_seconds": round(time.process_time() - began[0], 1),
-            "real_seconds": round(time.monotonic() - began[1], 1),
-            "commit": (commit() or "unknown")[:7],
-            "hardware": hardware(),
-            "date": datetime.now(UTC).date().isoformat(),
-        }
 
-    def _figures(self, cell: StudyCell, material: StudyMaterial) -> dict[str, Any]:
-        plain = material.frame_task(cell)
-        task: Any = plain
-        if cell.stack:
-            stem = self.stack(cell.seed, material)
-            content = blake2b(stem.with_suffix(".safetensors").read_bytes(), digest_size=8).hexdigest()
-            task = Initialised(plain, stem, content)
-        together = draw_together if cell.learners > MANY else None
-        course = train(cell.experiment(task, plain.per_epoch), cell.cluster(), together)
-        errors = None
-        if cell.decoded and course.model is not None:
-            score = task.test(course.model)
-            errors = {each.utterance: (each.errors, each.words) for each in score.recognised}
-        return {"prior": plain.loss_of_priors(), **course.described(), "errors": errors}
+def trained(cell: StudyCell, material: StudyMaterial) -> Row:
+    """Train a cell and return its row, which is not on disk yet."""
+    began = time.process_time(), time.monotonic()
+    row = {"digest": cell.digest, "cell": asdict(cell), **_figures(cell, material)}
+    return row | {
+        "cpu_seconds": round(time.process_time() - began[0], 1),
+        "real_seconds": round(time.monotonic() - began[1], 1),
+        "commit": (commit() or "unknown")[:7],
+        "hardware": hardware(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
 
-    def stack(self, seed: int, material: StudyMaterial) -> Path:
-        """File, without suffix, of the machines of a seed; trained if it is missing."""
-        out = material.cache / "stacks" / digest_of([STACK_RATE, seed, FIXED])
-        if not (out / "model.json").exists():
-            Trainer(stack_experiment(material.network_task(seed), STACK_RATE), VirtualWorld(1), out).fit()
-        return out / "model"
+
+def _figures(cell: StudyCell, material: StudyMaterial) -> dict[str, Any]:
+    plain = material.task(cell)
+    task: Any = plain
+    if cell.stack:
+        stem = stack(cell.seed, material)
+        content = blake2b(stem.with_suffix(".safetensors").read_bytes(), digest_size=8).hexdigest()
+        task = Initialised(plain, stem, content)
+    course = train(cell.experiment(task), cell.cluster())
+    errors, tested = None, time.process_time()
+    if cell.decoded and course.model is not None:
+        errors = {each.utterance: (each.errors, each.words) for each in task.test(course.model).recognised}
+    prior = plain.loss_of_priors() if isinstance(plain, FrameTask) else None
+    described = course.described() | {"prior": prior, "errors": errors, "turns": course.minibatches // cell.training}
+    return described | {"decoding_seconds": round(time.process_time() - tested, 1)}
+
+
+def stack(seed: int, material: StudyMaterial) -> Path:
+    """File, without suffix, of the machines of a seed; trained if it is missing."""
+    out = material.cache / "stacks" / digest_of([STACK_RATE, seed, FORMAT, repr(DNN)])
+    if not (out / "model.json").exists():
+        Trainer(stack_experiment(material.network_task("dnn", seed), STACK_RATE), VirtualWorld(1), out).fit()
+    return out / "model"
+
+
+def diverged(row: Row) -> bool:
+    """True if a run ended early, or is no better than the frequencies of the classes."""
+    found, prior = row["heldout"].get("loss"), row["prior"]
+    return row["ended"] is not None or found is None or (prior is not None and not found < prior)
 
 
 def loss(row: Row) -> float:
-    """Held-out loss, nats per frame, at most that of the class frequencies, used for runs that ended early."""
-    found = row["heldout"].get("loss")
-    return float(row["prior"]) if found is None or not found < row["prior"] else float(found)
+    """Held-out loss, nats per frame; infinity for a run that diverged."""
+    return float("inf") if diverged(row) else float(row["heldout"]["loss"])

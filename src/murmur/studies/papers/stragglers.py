@@ -1,84 +1,87 @@
 """Cui et al. 2021: slow learners. Fixed ring, randomised ring, delay-by-one and synchronous SGD.
 
-16 learners with a minibatch of 2,048 (128 a learner), IBM's schedule, the rate times 4: all equally fast, then learner
-0 ten times slower. Half of the usual frames, seed 0.
+The runs of `rings` with seed 0, and the same with one of 16 learners ten times slower.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from murmur.studies.papers.cell import FRAMES, PASS, SECONDS_PER_FRAME, StudyCell
-from murmur.studies.papers.rings import LEARNERS, PAPER, STRATEGIES
+from murmur.studies.comparison.rows import Row
+from murmur.studies.papers.base import BLSTM
+from murmur.studies.papers.rings import LEARNERS, MACHINES, PAPER, STRATEGIES, system
 from murmur.studies.papers.run import loss
-from murmur.studies.papers.study import Finding, Go, Groups, Study, holds
+from murmur.studies.papers.study import SUPER, TWO_SEEDS, Claim, Go, Group, Groups, Outcome, Study, System
+from murmur.studies.papers.verdicts import holds
 
 SLOW = 10.0
+RINGS, IN_STEP = ("fixed ring", "randomised ring"), ("synchronous", "delay-by-one")
+SLOWED = {name: f"{name}, one slow" for name in STRATEGIES}
+BEYOND = "beyond: super-learners of two"
+SUPER_LEARNERS = System(BLSTM, {"strategy": SUPER, "learners": LEARNERS, "machines": MACHINES}, seeds=TWO_SEEDS)
 
 
-def runs(go: Go) -> Groups:
-    """A run with equal learners and one with a slow learner, for every strategy."""
-    found = {}
-    for name, strategy in STRATEGIES.items():
-        plain = StudyCell(strategy, LEARNERS, power=0.5, schedule="ibm", budget=PASS // 2)
-        found[name] = [go(plain), go(replace(plain, slow=SLOW))]
-    return found
+def _slowed(plain: System) -> Group:
+    def rows(go: Go) -> list[Row]:
+        return [go(replace(plain.best(go), slow=SLOW))]
+
+    return rows
 
 
-def findings(rows: Groups) -> list[Finding]:
-    """Time with a slow learner; consensus without one."""
-    return [_stragglers(rows), _consensus(rows)]
-
-
-def _stragglers(rows: Groups) -> Finding:
-    times = {}
-    for name in STRATEGIES:
-        equal, slow = rows[name]
-        times[name] = slow["seconds"] / equal["seconds"]
-    rings, steps = ("fixed ring", "randomised ring"), ("synchronous", "delay-by-one")
-    good = all(times[name] <= 1.2 for name in rings) and all(times[name] >= SLOW / 2 for name in steps)
-    return Finding(
-        "rings cope with slow learners, strategies in step do not",
-        f"without numbers; all in step must take {SLOW:g} times as long, an ideal ring"
-        f" {LEARNERS / (LEARNERS - 1 + 1 / SLOW):.2f} times",
-        f"time with one learner of 16 ten times slower over time without: rings at most 1.2, the others at least"
-        f" {SLOW / 2:g}",
+def coping(rows: Groups) -> Outcome:
+    """Judge the time with a slow learner over that without."""
+    times = {name: rows[SLOWED[name]][0]["seconds"] / rows[name][0]["seconds"] for name in STRATEGIES}
+    good = all(times[name] <= 1.2 for name in RINGS) and all(times[name] >= SLOW / 2 for name in IN_STEP)
+    waits = ", ".join(f"{name} {_waiting(rows, name)}" for name in STRATEGIES)
+    losses = ", ".join(f"{n} {loss(rows[SLOWED[n]][0]) / loss(rows[n][0]):.3f}" for n in STRATEGIES)
+    return Outcome(
         ", ".join(f"{name} {value:.2f}" for name, value in times.items()),
         holds(good),
-        "learners wait, without and with the slow one, "
-        + ", ".join(f"{name} {_waiting(rows, name)}" for name in STRATEGIES)
-        + "; a ring still ends with the slow learner's last gradient, which takes"
-        f" {SECONDS_PER_FRAME * FRAMES * SLOW:.1f} virtual s; held-out loss with it over that without "
-        + ", ".join(f"{name} {_slow_loss(rows, name):.3f}" for name in STRATEGIES),
+        f"learners wait, without and with the slow one, {waits}; held-out loss with it over that without: {losses}",
     )
 
 
 def _waiting(rows: Groups, name: str) -> str:
-    return " and ".join(f"{100 * row['waiting_share']:.0f} %" for row in rows[name])
+    return " and ".join(f"{100 * rows[group][0]['waiting_share']:.0f} %" for group in (name, SLOWED[name]))
 
 
-def _slow_loss(rows: Groups, name: str) -> float:
-    equal, slow = rows[name]
-    return loss(slow) / loss(equal)
+def nearness(rows: Groups) -> Outcome:
+    """Judge the distances of the learners from their mean, half way."""
+    apart = {name: [row["consensus_distance"] for row in rows[name]] for name in RINGS}
+    pairs = list(zip(*apart.values(), strict=True))
+    closer = [None not in pair and pair[1] < pair[0] for pair in pairs]
+    told = ", ".join(f"{name} {' '.join(f'{d:.3f}' for d in each if d is not None)}" for name, each in apart.items())
+    return Outcome(told, "agrees" if all(closer) else "differs" if not any(closer) else "undecided", "a number a seed")
 
 
-def _consensus(rows: Groups) -> Finding:
-    apart = {name: rows[name][0]["consensus_distance"] for name in STRATEGIES}
-    return Finding(
-        "a randomised ring keeps learners closer together than a fixed one",
-        "a larger spectral gap (Zhang et al. 2020); at 16 learners 0.46 against 0.05 (computed)",
-        "its distance from the mean half way is smaller",
-        ", ".join(f"{name} {value:.3f}" for name, value in apart.items() if value is not None),
-        holds(apart["randomised ring"] < apart["fixed ring"]),
-        "one seed, so chance is not excluded; 16 equally fast learners, minibatch 2,048",
-    )
-
-
+GROUPS: dict[str, Group] = {
+    **{name: system(name) for name in STRATEGIES},
+    **{SLOWED[name]: _slowed(system(name)) for name in STRATEGIES},
+    BEYOND: SUPER_LEARNERS,
+    f"{BEYOND}, one slow": _slowed(SUPER_LEARNERS),
+}
 STUDY = Study(
     "stragglers",
     PAPER,
-    "16 learners: fixed and randomised ring, delay-by-one, synchronous SGD; all equal, and one ten times slower;"
-    " seed 0",
-    runs,
-    findings,
+    f"16 learners, all equal (the runs of `rings`) and one {SLOW:g} times slower; seed 0",
+    GROUPS,
+    (
+        Claim(
+            "rings cope with slow learners, strategies in step do not",
+            f"without numbers; all in step must take {SLOW:g} times as long, an ideal ring"
+            f" {LEARNERS / (LEARNERS - 1 + 1 / SLOW):.2f} times",
+            "time with one learner of 16 ten times slower over time without: rings at most 1.2, the others at least"
+            f" {SLOW / 2:g}",
+            (*STRATEGIES, *SLOWED.values()),
+            coping,
+        ),
+        Claim(
+            "a randomised ring keeps learners closer together than a fixed one",
+            "a larger spectral gap (Zhang et al. 2020); at 16 learners 0.46 against 0.05 (computed)",
+            "its distance from the mean half way is smaller with every seed",
+            RINGS,
+            nearness,
+        ),
+    ),
+    MACHINES,
 )

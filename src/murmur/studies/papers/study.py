@@ -1,42 +1,158 @@
-"""A study: runs, and findings derived from them by rules fixed beforehand."""
+"""A study: groups of runs, and claims that are judged from them by rules fixed beforehand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from murmur.speech.decoding.bootstrap import Interval
-from murmur.studies.comparison.intervals import paired
 from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.cell import StudyCell
+from murmur.studies.papers.networks import SETUPS, Name, Optimizer, Shape
 from murmur.studies.papers.run import loss
+from murmur.studies.papers.verdicts import Verdict
 
-SEEDS = (0, 1, 2)
-Verdict = Literal["agrees", "differs", "undecided"]
+SEEDS, TWO_SEEDS, ONE_SEED = (0, 1, 2), (0, 1), (0,)
+TRIAL = 4  # trials have one part in so many of the frames
+AUTO_FIRST = (1.0, 0.5)  # factors on one learner's rate, on which Auto's rule acts; the first is that rule's own
 Groups = Mapping[str, Sequence[Row]]
 Go = Callable[[StudyCell], Row]
+Group = Callable[[Go], Sequence[Row]]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One conclusion of a paper compared with ours.
+class Alone:
+    """One learner of a network, at the best of the rates to try (seed 0, a quarter of the frames, held-out loss).
 
     Attributes:
-        claim: the paper's conclusion, in a few words.
-        published: the paper's numbers; "" if none are accessible.
-        rule: condition for agreement; fixed before any run.
-        ours: our numbers.
-        verdict: outcome of the rule.
-        why: explanation from the rows.
+        network: name of the network.
+        optimizer: optimizer; None: the usual one.
+        minibatch: units of a minibatch; None: the usual number.
+        budget: frames; None: the usual number.
+        schedule: schedule; None: the usual one.
+        strategy: strategy that one learner runs.
+        seeds: seeds.
+        decoded: seeds whose test is decoded.
+        times: factor on the frames of the runs; the trials keep theirs.
+        tried: rates to try; None: the usual ones.
     """
 
-    claim: str
-    published: str
-    rule: str
+    network: Name
+    optimizer: Optimizer | None = None
+    minibatch: int | None = None
+    budget: int | None = None
+    schedule: Shape | None = None
+    strategy: str = "SyncSGD()"
+    seeds: tuple[int, ...] = SEEDS
+    decoded: tuple[int, ...] = SEEDS
+    times: int = 1
+    tried: tuple[float, ...] | None = None
+
+    @property
+    def cell(self) -> StudyCell:
+        """The run, at a rate that is still to be found."""
+        setup = SETUPS[self.network]
+        optimizer = self.optimizer or setup.optimizer
+        return StudyCell(
+            network=self.network,
+            strategy=self.strategy,
+            minibatch=self.minibatch or setup.minibatch,
+            budget=self.budget or setup.budget,
+            optimizer=optimizer,
+            schedule=self.schedule or setup.training[optimizer].schedule,
+        )
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Rates to try."""
+        return self.tried or SETUPS[self.network].training[self.cell.optimizer].rates
+
+    def rate(self, go: Go) -> float:
+        """The best rate."""
+        cell = replace(self.cell, budget=self.cell.budget // TRIAL)
+        tried = {rate: go(replace(cell, rate=rate)) for rate in self.rates}
+        return min(self.rates, key=lambda rate: loss(tried[rate]))
+
+    def __call__(self, go: Go) -> list[Row]:
+        cell = replace(self.cell, rate=self.rate(go), budget=self.cell.budget * self.times)
+        return [go(replace(cell, seed=seed, decoded=seed in self.decoded)) for seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class System:
+    """Learners with a strategy, at the best of the trials of their rate (seed 0, a quarter of the frames).
+
+    Attributes:
+        alone: the one learner whose rate is the reference.
+        change: settings of the run that differ from those of one learner.
+        trials: factors on the reference rate.
+        seeds: seeds.
+        decoded: seeds whose test is decoded.
+        times: factor on the frames of the judged runs; the trials keep theirs.
+    """
+
+    alone: Alone
+    change: Mapping[str, object]
+    trials: tuple[float, float] = AUTO_FIRST
+    seeds: tuple[int, ...] = SEEDS
+    decoded: tuple[int, ...] = ONE_SEED
+    times: int = 1
+
+    @property
+    def cell(self) -> StudyCell:
+        """The run, at a rate that is still to be found."""
+        return replace(self.alone.cell, **dict(self.change))  # type: ignore[arg-type]
+
+    def best(self, go: Go) -> StudyCell:
+        """The run at the best rate; two trials that diverged leave the first."""
+        reference = self.alone.rate(go)
+        short = replace(self.cell, budget=self.cell.budget // TRIAL)
+        tried = {factor: go(replace(short, rate=reference * factor)) for factor in self.trials}
+        best = min(self.trials, key=lambda factor: loss(tried[factor]))
+        return replace(self.cell, rate=reference * best, budget=self.cell.budget * self.times)
+
+    def __call__(self, go: Go) -> list[Row]:
+        best = self.best(go)
+        return [go(replace(best, seed=seed, decoded=seed in self.decoded)) for seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of our runs for a claim.
+
+    Attributes:
+        ours: our numbers.
+        verdict: outcome of the rule.
+        why: more figures.
+    """
+
     ours: str
     verdict: Verdict
     why: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One conclusion of a paper.
+
+    Attributes:
+        told: the conclusion, in a few words.
+        published: the paper's numbers; "" if none are accessible.
+        rule: condition for agreement; fixed before any run.
+        needs: groups on which the verdict rests.
+        judge: rule, as a function of these groups.
+        because: groups that are run only if the verdict is not "agrees", to show the cause.
+        cause: text of their figures.
+        no_loss: True for "as good as one learner", whose groups are run first.
+    """
+
+    told: str
+    published: str
+    rule: str
+    needs: tuple[str, ...]
+    judge: Callable[[Groups], Outcome]
+    because: tuple[str, ...] = ()
+    cause: Callable[[Groups], str] | None = None
+    no_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,51 +163,35 @@ class Study:
         name: name on the command line.
         paper: authors, title, year.
         design: description of the runs.
-        runs: function that returns the rows by group, given a function that makes or finds the row of a cell.
-        findings: function that derives the findings from those rows alone.
+        groups: functions that return the rows of a group, given a function that makes or finds the row of a cell.
+        claims: conclusions of the paper.
+        machines: name of the virtual machines.
+        pictured: groups in the picture of word error rates over hours.
     """
 
     name: str
     paper: str
     design: str
-    runs: Callable[[Go], Groups]
-    findings: Callable[[Groups], list[Finding]]
+    groups: Mapping[str, Group]
+    claims: tuple[Claim, ...] = ()
+    machines: str = ""
+    pictured: tuple[str, ...] = ()
 
 
-def seeded(cell: StudyCell, go: Go, seeds: Sequence[int] = SEEDS) -> list[Row]:
-    """A cell with every seed."""
-    return [go(replace(cell, seed=seed)) for seed in seeds]
+def found(study: Study, go: Go, names: Sequence[str]) -> Groups:
+    """The rows of some groups.
+
+    Raises:
+        MissingRun: a row is not there.
+    """
+    return {name: study.groups[name](go) for name in names}
 
 
-def ratio(first: Sequence[Row], second: Sequence[Row]) -> Interval:
-    """Held-out loss of `second` over that of `first`, geometric mean over seeds with its t interval."""
-    return paired(map(loss, first), map(loss, second))
+SUPER = "SuperLearners(ADPSGD(randomized_ring, moments='averaged'), 2)"
+DELAY = "DelayByOne(moments='averaged')"
+BEYOND = {"beyond: super-learners of two": SUPER, "beyond: delay-by-one, averaged moments": DELAY}
 
 
-def lower(value: Interval) -> Verdict:
-    """Judge "a ratio is below 1": agrees if its whole interval is below 1, differs if its whole interval is above."""
-    return "agrees" if value.high < 1 else "differs" if value.low > 1 else "undecided"
-
-
-def at_most(value: Interval, limit: float) -> Verdict:
-    """Judge "a ratio is at most `limit`": agrees if the whole interval is, differs if none of it is, else undecided."""
-    return "agrees" if value.high <= limit else "differs" if value.low > limit else "undecided"
-
-
-def holds(condition: bool) -> Verdict:
-    """Judge a condition on figures without chance: agrees or differs."""
-    return "agrees" if condition else "differs"
-
-
-def shown(value: Interval) -> str:
-    """A ratio with its interval."""
-    return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
-
-
-def speed_up(alone: Sequence[Row], many: Sequence[Row]) -> float:
-    """Virtual seconds per frame of one learner relative to those of many, over all seeds."""
-
-    def pace(rows: Sequence[Row]) -> float:
-        return sum(row["seconds"] for row in rows) / sum(row["cell"]["budget"] for row in rows)
-
-    return pace(alone) / pace(many)
+def beyond(alone: Alone, seeds: tuple[int, ...] = TWO_SEEDS, **change: object) -> dict[str, Group]:
+    """The two best methods of docs/scaling.md, in a study's setting."""
+    return {name: System(alone, {"strategy": strategy, **change}, seeds=seeds) for name, strategy in BEYOND.items()}

@@ -1,0 +1,217 @@
+"""The plan of the studies: every cell with the claims that it serves, its stage and its hours; and what is missing.
+
+A trial decides the rate of later cells, and a bisection its next size. Cells that depend on rows that are not there are
+planned with stand-in rows, all alike, so that the first rate to try is taken and every size is usable.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from murmur.studies.comparison.rows import Row
+from murmur.studies.papers.cell import StudyCell
+from murmur.studies.papers.networks import Name
+from murmur.studies.papers.run import Finder, MissingRun
+from murmur.studies.papers.study import Claim, Go, Outcome, Study, found
+
+BASE, NO_LOSS, CLAIM, MORE, CAUSE = range(5)
+STAGES = ("one learner", "no loss", "claims", "more systems", "causes, if a verdict does not agree")
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A group of runs.
+
+    Attributes:
+        stage: place in `STAGES`.
+        study: its study.
+        group: its name.
+        serves: claims whose verdict it serves, such as "asgd 1".
+        claim: name of the claim whose cause it shows; "" for all others.
+    """
+
+    stage: int
+    study: Study
+    group: str
+    serves: tuple[str, ...]
+    claim: str = ""
+
+
+def needed(studies: Sequence[Study]) -> list[Needed]:
+    """All groups of some studies, in the order in which they run."""
+    every = [each for study in studies for each in _of(study)]
+    return sorted(every, key=lambda each: each.stage)
+
+
+def _of(study: Study) -> Iterator[Needed]:
+    causes = {
+        group: f"{study.name} {number}"
+        for number, claim in enumerate(study.claims, 1)
+        for group in claim.because
+        if group not in study.pictured
+    }
+    for name in study.groups:
+        using = {number: claim for number, claim in enumerate(study.claims, 1) if name in claim.needs}
+        serves = tuple(f"{study.name} {number}" for number in using)
+        if using:
+            stage = NO_LOSS if any(claim.no_loss for claim in using.values()) else CLAIM
+            yield Needed(stage, study, name, serves)
+        elif name in causes:
+            yield Needed(CAUSE, study, name, (f"{causes[name]}: cause",), causes[name])
+        else:
+            yield Needed(BASE if not study.claims else MORE, study, name, (f"{study.name}: shown",))
+
+
+@dataclass
+class Planned:
+    """A cell of the plan.
+
+    Attributes:
+        cell: the run.
+        stage: place in `STAGES`, the earliest of its groups'.
+        serves: claims.
+        known: True if its row is there.
+    """
+
+    cell: StudyCell
+    stage: int
+    serves: list[str]
+    known: bool
+
+
+def stand_in(cell: StudyCell) -> Row:
+    """A row of a run that is not there, for the plan alone."""
+    return {"digest": cell.digest, "cell": vars(cell), "heldout": {"loss": 1.0}, "prior": None, "ended": None}
+
+
+def whole(
+    studies: Sequence[Study], known: Mapping[str, Row], results: Mapping[str, Outcome | None] | None = None
+) -> list[Planned]:
+    """Every cell, each once, in the order in which they run; causes of claims that agree are left out.
+
+    Args:
+        studies: studies.
+        known: rows that are there.
+        results: outcomes of the claims; None: judge them.
+    """
+    find, plan = Finder(dict(known)), dict[str, Planned]()
+    results = outcomes(studies, find) if results is None else results
+    for each in needed(studies):
+        if each.claim and not _open(results[each.claim]):
+            continue
+
+        def go(cell: StudyCell, each: Needed = each) -> Row:
+            there = plan.get(cell.digest)
+            try:
+                row, present = find(cell), True
+            except MissingRun:
+                row, present = stand_in(cell), False
+            if there is None:
+                plan[cell.digest] = Planned(cell, each.stage, list(each.serves), present)
+            else:
+                there.cell = replace(there.cell, decoded=there.cell.decoded or cell.decoded)
+                there.known = there.known and present
+                there.serves += [name for name in each.serves if name not in there.serves]
+            return row
+
+        each.study.groups[each.group](go)
+    return list(plan.values())
+
+
+def judged(study: Study, claim: Claim, find: Go) -> Outcome | None:
+    """The outcome of a claim; None if rows are missing."""
+    try:
+        return claim.judge(found(study, find, claim.needs))
+    except (MissingRun, FileNotFoundError):
+        return None
+
+
+def outcomes(studies: Sequence[Study], find: Go) -> dict[str, Outcome | None]:
+    """The outcomes of all claims, by their names, such as "asgd 1"."""
+    return {
+        f"{study.name} {number}": judged(study, claim, find)
+        for study in studies
+        for number, claim in enumerate(study.claims, 1)
+    }
+
+
+def _open(outcome: Outcome | None) -> bool:
+    """True unless a claim is judged and agrees, so that no cause is to be shown."""
+    return outcome is None or outcome.verdict != "agrees"
+
+
+class Unknown(dict[str, Any]):
+    """Row of a run that has not been made: each look at it raises MissingRun.
+
+    Args:
+        cell: Its cell.
+    """
+
+    def __init__(self, cell: StudyCell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def __getitem__(self, name: str) -> Any:
+        raise MissingRun(self.cell.told)
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ARG002 - there is nothing
+        raise MissingRun(self.cell.told)
+
+
+def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collection[Name]) -> list[StudyCell]:
+    """The cells of the most urgent stage that are missing and can run now, each once.
+
+    Causes are missing only if their claim is judged and does not agree.
+
+    Args:
+        studies: studies.
+        known: rows that are there.
+        networks: networks whose speech is there; cells of others are left out.
+    """
+    find, stage = Finder(dict(known)), dict[str, StudyCell]()
+    results, of_stage = outcomes(studies, find), -1
+    for each in needed(studies):
+        if stage and each.stage > of_stage:
+            break
+        of_stage = each.stage
+        if each.claim and (results[each.claim] is None or not _open(results[each.claim])):
+            continue
+
+        def go(cell: StudyCell) -> Row:
+            try:
+                return find(cell)
+            except MissingRun:
+                if cell.network not in networks:
+                    return Unknown(cell)
+                before = stage.get(cell.digest)
+                stage[cell.digest] = replace(cell, decoded=cell.decoded or (before is not None and before.decoded))
+                return Unknown(cell)
+
+        try:
+            each.study.groups[each.group](go)
+        except MissingRun:
+            continue
+    return list(stage.values())
+
+
+def hours(cells: Sequence[StudyCell], known: Mapping[str, Row]) -> list[float]:
+    """About the processor hours of runs: sums of frames and gradients, corrected by the rows of their network."""
+    measured: dict[str, list[float]] = {}
+    for row in known.values():
+        cell = StudyCell(**row["cell"])
+        spent = row["cpu_seconds"] - row.get("decoding_seconds", 0.0)
+        measured.setdefault(cell.network, []).append(spent / _training_seconds(cell))
+    times = {name: statistics.median(each) for name, each in measured.items()}
+    return [(times.get(cell.network, 1.0) * _training_seconds(cell) + _decoding_seconds(cell)) / 3600 for cell in cells]
+
+
+def _training_seconds(cell: StudyCell) -> float:
+    gradients = cell.budget / cell.piece_frames
+    return cell.budget * cell.setup.frame_seconds + gradients * cell.setup.gradient_seconds
+
+
+def _decoding_seconds(cell: StudyCell) -> float:
+    return cell.setup.decoding_seconds if cell.decoded else 0.0

@@ -1,0 +1,104 @@
+"""Verdicts on a claim, and the figures that they rest on."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from murmur.speech.decoding.bootstrap import Interval
+from murmur.studies.comparison.intervals import difference, paired, spread
+from murmur.studies.comparison.rows import Row
+from murmur.studies.papers.cell import StudyCell
+from murmur.studies.papers.machines import Machines
+from murmur.studies.papers.run import diverged, loss
+
+NO_LOSS = 1.03  # "no loss": the whole interval of the ratio of losses is below it
+Verdict = Literal["agrees", "differs", "undecided"]
+UNBOUNDED = Interval(float("inf"), float("inf"), float("inf"), 0.95)
+
+
+def mean_loss(rows: Sequence[Row]) -> float:
+    """Mean held-out loss over seeds."""
+    return statistics.mean(map(loss, rows))
+
+
+def ratio(first: Sequence[Row], second: Sequence[Row]) -> Interval:
+    """Held-out loss of `second` over that of `first`: geometric mean over common seeds with its t interval.
+
+    One common seed has no interval: it is then 0 to infinity, so that it decides nothing. A `second` that diverged has
+    an infinite ratio; a `first` that diverged beside a `second` that did not, one of 0.
+
+    Raises:
+        ValueError: no common seed.
+    """
+    by_seed = {row["cell"]["seed"]: row for row in first}
+    pairs = [(by_seed[row["cell"]["seed"]], row) for row in second if row["cell"]["seed"] in by_seed]
+    if not pairs:
+        raise ValueError("a ratio of losses needs a common seed")
+    if any(diverged(b) for _, b in pairs):
+        return UNBOUNDED
+    if any(diverged(a) for a, _ in pairs):
+        return Interval(0.0, 0.0, 0.0, 0.95)
+    if len(pairs) == 1:
+        return Interval(loss(pairs[0][1]) / loss(pairs[0][0]), 0.0, float("inf"), 0.95)
+    return paired((loss(a) for a, _ in pairs), (loss(b) for _, b in pairs))
+
+
+def below(value: Interval, limit: float = 1.0) -> Verdict:
+    """Judge "a ratio is below `limit`": agrees if its whole interval is, differs if none of it is, else undecided."""
+    return "agrees" if value.high < limit else "differs" if value.low >= limit else "undecided"
+
+
+def holds(condition: bool) -> Verdict:
+    """Judge a condition on figures without chance: agrees or differs."""
+    return "agrees" if condition else "differs"
+
+
+def shown(value: Interval) -> str:
+    """A ratio with its interval."""
+    if value.low == value.high == float("inf"):
+        return "diverged"
+    if value.high == float("inf"):
+        return f"{value.value:.3f} (one seed)"
+    return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
+
+
+def errors(rows: Iterable[Row]) -> dict[int, Mapping[str, tuple[int, int]]]:
+    """Word errors by seed, of the rows that were decoded."""
+    return {row["cell"]["seed"]: row["errors"] for row in rows if row["errors"]}
+
+
+def wer(rows: Iterable[Row]) -> Interval | None:
+    """Word error rate in percent over the decoded seeds, with its bootstrap interval; None if none was decoded."""
+    found = errors(rows)
+    return spread(found) if found else None
+
+
+def percent(row: Row) -> float | None:
+    """Word error rate of a run in percent, without an interval; None if it was not decoded."""
+    if not row["errors"]:
+        return None
+    wrong, words = (sum(pair[k] for pair in row["errors"].values()) for k in (0, 1))
+    return 100.0 * wrong / words
+
+
+def wer_difference(first: Iterable[Row], second: Iterable[Row]) -> Interval | None:
+    """Word error rate of `second` less that of `first`, points, over common seeds; None if there are none."""
+    sides = errors(first), errors(second)
+    return difference(*sides).difference if sides[0].keys() & sides[1].keys() else None
+
+
+def cell_of(row: Row) -> StudyCell:
+    """The cell of a row."""
+    return StudyCell(**row["cell"])
+
+
+def seconds(row: Row, machines: Machines) -> float:
+    """Virtual seconds of a run on some machines; those of one learner need no simulation."""
+    return machines.alone(row["cell"]["budget"]) if not row["cell"]["machines"] else float(row["seconds"])
+
+
+def speed_up(rows: Sequence[Row], machines: Machines) -> float:
+    """Virtual seconds of one learner over those of many, for equal numbers of frames."""
+    return statistics.mean(machines.alone(row["cell"]["budget"]) / row["seconds"] for row in rows)

@@ -1,0 +1,110 @@
+"""The page of the papers' experiments, from rows alone, complete or not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from murmur.cli import app
+from murmur.studies.comparison.rows import Row, Rows
+from murmur.studies.papers.all import STUDIES
+from murmur.studies.papers.cell import StudyCell
+from murmur.studies.papers.networks import SETUPS
+from murmur.studies.papers.page import claims, write
+from murmur.studies.papers.plan import missing, whole
+from murmur.studies.papers.run import Finder, loss
+
+from .made_up import changed, invented, row_of
+
+
+def complete(go: object) -> dict[str, Row]:
+    known = dict[str, Row]()
+    while cells := missing(list(STUDIES.values()), known, list(SETUPS)):
+        known |= {cell.digest: go(cell) for cell in cells}  # type: ignore[operator]
+    return known
+
+
+EVERYTHING = complete(invented)
+
+
+def test_without_rows_every_claim_is_still_to_run(tmp_path: Path) -> None:
+    page = write({}, tmp_path).read_text()
+    with_runs = [name for _, claim, name in claims() if claim.needs]
+    assert len(re.findall(r"not run yet \(0 of \d+ runs are there\) \|", page)) == len(with_runs)
+    assert "| BLSTM | " in page
+    assert not list(tmp_path.glob("*.svg"))
+
+
+def test_a_claim_is_judged_as_soon_as_its_own_rows_are_there(tmp_path: Path) -> None:
+    plan = whole(list(STUDIES.values()), EVERYTHING)
+    own = {each.cell.digest for each in plan if "stragglers 2" in each.serves}
+    rows = {digest: row for digest, row in EVERYTHING.items() if digest in own}
+    page = write(rows, tmp_path).read_text()
+    assert "a randomised ring keeps learners closer together than a fixed one: **" in page
+    assert re.search(r"rings cope .*: not run yet \(\d+ of \d+ runs are there\)", page)
+    last = next(reversed(rows))
+    fewer = {digest: row for digest, row in rows.items() if digest != last}
+    counts = f"not run yet ({len(rows) - 1} of {len(rows)} runs are there)"
+    assert counts in write(fewer, tmp_path).read_text()
+
+
+def test_the_page_is_made_of_rows_alone(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra viz is not installed")
+    page = write(EVERYTHING, tmp_path / "a").read_text()
+    assert page == write(EVERYTHING, tmp_path / "b").read_text()
+    pictures = sorted(path.name for path in (tmp_path / "a").glob("*.svg"))
+    assert pictures == sorted(f"papers_{study.name}.svg" for study in STUDIES.values() if study.pictured)
+    for name in pictures:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        assert f"({name})" in page
+    assert "not run yet" not in page
+    for study, claim, _ in claims():
+        outcome = claim.judge({name: study.groups[name](Finder(EVERYTHING)) for name in claim.needs})
+        assert f"{claim.told}: **{outcome.verdict}**. Rule: {claim.rule}." in page
+    for row in STUDIES["rings"].groups["fixed ring"](Finder(EVERYTHING)):
+        assert re.search(rf"\| {loss(row):.4f} \| .*`{row['digest']}`", page)
+
+
+def test_a_verdict_that_does_not_agree_shows_its_cause(tmp_path: Path) -> None:
+    worse = complete(changed(lambda cell: 1.1 if cell.learners > 1 and cell.budget < 10_000_000 else 1.0))
+    page = write(worse, tmp_path).read_text()
+    assert re.search(r"4 learners with K-step.*\*\*differs\*\*.*Cause .*with twice the turns 1\.000 \(", page)
+    twice = {digest: row for digest, row in worse.items() if row["cell"]["budget"] < 10_000_000}
+    assert re.search(r"4 learners with K-step.*The cause .* is not run yet", write(twice, tmp_path).read_text())
+
+
+def test_limits_of_one_learner_and_bad_runs_are_told(tmp_path: Path) -> None:
+    def go(cell: StudyCell) -> Row:
+        row = invented(cell)
+        if cell.decoded:
+            wrong = 7 if cell.network == "dnn" and cell.learners == 32 else 1
+            row["errors"] = {f"u{i}": [wrong, 10] for i in range(9)}
+        return row_of(cell, ended="nan") if "ADPSGD(ring)" in cell.strategy else row
+
+    page = write(complete(go), tmp_path).read_text()
+    assert re.search(r"\| LSTM with CTC \|.*\| 10\.0 % .*\| 14 % \| met \|", page)
+    assert "The largest word error rate of a decoded run is 70.0 %; above 60 %: `" in page
+    assert re.search(r"Runs that diverged: `[0-9a-f]{16}`", page)
+    fixed = next(line for line in page.splitlines() if line.startswith("| fixed ring | 0 |"))
+    assert "| diverged |" in fixed
+
+
+def test_the_command_writes_the_page_of_the_rows_that_are_there(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    for row in list(EVERYTHING.values())[:40]:
+        rows.append(row)
+    done = CliRunner().invoke(app, ["papers", "--rows", str(rows.path), "--out", str(tmp_path)])
+    assert done.exit_code == 1, done.output  # claims are left
+    page = (tmp_path / "papers.md").read_text()
+    assert page == write(rows.read(), tmp_path / "again").read_text()
+
+
+def test_a_page_of_no_rows_does_not_take_the_place_of_another(tmp_path: Path) -> None:
+    (tmp_path / "papers.md").write_text("a page")
+    done = CliRunner().invoke(app, ["papers", "--rows", str(tmp_path / "nowhere"), "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"murmur: there are no rows in {tmp_path / 'nowhere'}" in done.stderr
+    assert (tmp_path / "papers.md").read_text() == "a page"

@@ -1,0 +1,134 @@
+"""Cells of every kind trained for real, on a tiny set in place of the speech, and the command that resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+from rich.console import Console
+
+from murmur.commands import papers
+from murmur.run.configuration import load
+from murmur.speech.models import Blstm, Dnn
+from murmur.studies.comparison.rows import Row, Rows
+from murmur.studies.papers import asgd, cell, hierarchy, rings, schedules
+from murmur.studies.papers.base import BLSTM, DNN
+from murmur.studies.papers.cell import StudyCell, StudyMaterial
+from murmur.studies.papers.missing import make
+from murmur.studies.papers.networks import WINDOWS
+from murmur.studies.papers.run import diverged, loss, trained
+from murmur.studies.papers.study import DELAY, SUPER, Claim, Go, Outcome, Study, System
+from murmur.tasks.hybrid.task import HybridTask
+from plateaus import make_experiment
+
+NETWORKS = {"dnn": Dnn(hidden=16, layers=2, context=2), "blstm": Blstm(hidden=8, layers=1, bottleneck=6)}
+FRAMES, UNTRAINED = 3_000, 2.9  # frames of a run; a loss below that of networks before their first step
+SIZES, RATES = {"dnn": 160, "blstm": 20}, {"dnn": 1.0, "blstm": 0.01}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyMaterial]:
+    """The tiny set as LibriSpeech."""
+    file = make_experiment(tmp_path_factory.mktemp("tiny"))
+    plain = load(str(file)).task
+    assert isinstance(plain, HybridTask)
+
+    def tiny(name: Any) -> HybridTask:
+        return replace(plain, network=NETWORKS[name], chunks=WINDOWS)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cell, "hybrid", tiny)
+        yield StudyMaterial({"librispeech": file.parent / "set"}, file.parent / "cache")
+
+
+def small(big: StudyCell, **change: Any) -> StudyCell:
+    """The cell with few frames and learners."""
+    times = SIZES[big.network] / big.setup.minibatch
+    learners = {64: 16, 32: 8, 20: 8, 16: 8}.get(big.learners, big.learners)
+    fewer = {"budget": FRAMES, "learners": learners, "minibatch": max(1, round(big.minibatch * times))}
+    return replace(big, **(fewer | {"rate": RATES[big.network]} | change))
+
+
+def system(study: Study, name: str) -> StudyCell:
+    group = study.groups[name]
+    assert isinstance(group, System)
+    return group.cell
+
+
+CELLS = {
+    "one learner": BLSTM.cell,
+    "one sigmoid learner": DNN.cell,
+    "K-step": system(asgd.STUDY, asgd.FOUR),
+    "server": system(asgd.STUDY, asgd.SERVER),
+    "adaptive": system(asgd.STUDY, asgd.TWENTY),
+    "sigmoid": system(schedules.STUDY, "16 learners"),
+    "sigmoid, SGD, stack": system(schedules.STUDY, "16, SGD, stack"),
+    "sigmoid, super-learners": replace(system(schedules.STUDY, "16 learners"), strategy=SUPER),
+    "sigmoid, delay": replace(system(schedules.STUDY, "16 learners"), strategy=DELAY),
+    "fixed ring": system(rings.STUDY, "fixed ring"),
+    "delay": system(rings.STUDY, "delay-by-one"),
+    "slow": replace(system(rings.STUDY, "randomised ring"), slow=10.0),
+    "large": rings.Largest("SyncSGD()").cell(2, 0.1),
+    "nodes": system(hierarchy.STUDY, hierarchy.NODES),
+    "flat": system(hierarchy.STUDY, hierarchy.FLAT),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_train(name: str, material: StudyMaterial) -> None:
+    row = trained(small(CELLS[name], decoded=name == "nodes"), material)
+    assert row["ended"] is None
+    assert 0 < row["heldout"]["loss"] < UNTRAINED
+    assert not diverged(row) or row["prior"] is not None  # a few steps do not beat the frequencies of the classes
+    assert row["turns"] >= 1
+    assert (row["errors"] is not None) == (name == "nodes")
+    assert row["cell"]["strategy"] == CELLS[name].strategy
+
+
+def test_equal_cells_have_equal_figures(material: StudyMaterial) -> None:
+    first, again = (trained(small(CELLS["slow"]), material) for _ in range(2))
+    for name in ("heldout", "seconds", "waiting_share", "staleness", "curve", "consensus_distance"):
+        assert first[name] == again[name]
+
+
+def test_rows_do_not_depend_on_the_number_of_jobs(material: StudyMaterial) -> None:
+    cells = [small(CELLS[name]) for name in ("one learner", "delay")]
+    rows = {each.digest: row for each, row in make(cells, material, 1)}
+    assert {each.digest for each in cells} == set(rows)
+    assert all(row["digest"] == digest for digest, row in rows.items())
+
+
+def test_a_study_is_made_stage_by_stage_and_goes_on_where_it_stopped(
+    material: StudyMaterial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[StudyCell] = []
+
+    def counted(cells: Any, *others: Any) -> Iterator[tuple[StudyCell, Row]]:
+        for each, row in make(cells, *others):
+            made.append(each)
+            yield each, row
+
+    monkeypatch.setattr(papers, "make", counted)
+    first, second = small(CELLS["one learner"]), small(CELLS["delay"])
+
+    def best(go: Go) -> list[Row]:
+        rates = (0.01, 0.001)
+        found = {rate: loss(go(replace(first, rate=rate))) for rate in rates}
+        return [go(replace(second, rate=min(rates, key=lambda rate: found[rate])))]
+
+    claim = Claim("told", "", "", ("many",), lambda groups: Outcome(f"{loss(groups['many'][0]):.3f}", "agrees"))
+    study = Study("tiny", "a paper", "runs", {"many": best}, (claim,), "cui2021")
+    rows, console = Rows(tmp_path / "rows.jsonl"), Console(quiet=True)
+    rows.append(trained(replace(first, rate=0.001), material))  # an earlier launch stopped here
+    papers.run_missing(console, [study], material, rows, 1)
+    assert [each.learners for each in made] == [1, 8]
+    assert made[0].rate == 0.01
+    papers.run_missing(console, [study], material, rows, 1)
+    assert len(made) == 2
+    assert len(rows.read()) == 3

@@ -1,0 +1,260 @@
+"""Rules of the papers' verdicts on rows that nobody made: each verdict is reachable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from murmur.speech.decoding.bootstrap import Interval
+from murmur.studies.comparison.rows import Row
+from murmur.studies.papers import frequency, hierarchy, rings
+from murmur.studies.papers.all import STUDIES
+from murmur.studies.papers.cell import StudyCell
+from murmur.studies.papers.machines import MACHINES
+from murmur.studies.papers.run import diverged, loss
+from murmur.studies.papers.study import ONE_SEED, found
+from murmur.studies.papers.verdicts import below, ratio, seconds, shown, speed_up, wer
+
+from .made_up import PRIOR, alike, changed, invented, row_of
+
+SPREAD = (0.95, 1.05, 1.0)  # of the ratio over seeds, so wide that an interval holds 1
+
+
+def verdict(study: str, number: int, go: Callable[[StudyCell], Row]) -> str:
+    claim = STUDIES[study].claims[number - 1]
+    return claim.judge(found(STUDIES[study], go, claim.needs)).verdict
+
+
+def if_(condition: Callable[[StudyCell], bool], factor: float) -> Callable[[StudyCell], float]:
+    return lambda cell: factor if condition(cell) else 1.0
+
+
+def wide(condition: Callable[[StudyCell], bool]) -> Callable[[StudyCell], float]:
+    return lambda cell: SPREAD[cell.seed] if condition(cell) else 1.0
+
+
+SGD: Callable[[StudyCell], bool] = lambda cell: cell.optimizer == "SGD"  # noqa: E731
+STACK: Callable[[StudyCell], bool] = lambda cell: cell.stack  # noqa: E731
+MANY: Callable[[StudyCell], bool] = lambda cell: cell.learners > 1  # noqa: E731
+SERVER: Callable[[StudyCell], bool] = lambda cell: cell.strategy.startswith("ASGD")  # noqa: E731
+DELAY: Callable[[StudyCell], bool] = lambda cell: cell.strategy.startswith("DelayByOne")  # noqa: E731
+SHAPED: Callable[[StudyCell], bool] = lambda cell: cell.schedule != "kaldi"  # noqa: E731
+
+
+@pytest.mark.parametrize(("study", "number", "agreeing", "differing", "open_"), [
+    ("schedules", 1, if_(SGD, 1.2), if_(SGD, 0.8), wide(SGD)),
+    ("schedules", 2, if_(STACK, 0.8), if_(STACK, 1.2), wide(STACK)),
+    ("schedules", 4, if_(MANY, 1.02), if_(MANY, 1.1), wide(MANY)),
+    ("asgd", 1, if_(MANY, 1.02), if_(MANY, 1.1), wide(MANY)),
+    ("asgd", 2, if_(SERVER, 1.2), if_(SERVER, 0.8), wide(SERVER)),
+    ("asgd", 3, if_(MANY, 0.9), if_(MANY, 1.05), wide(MANY)),
+    ("rings", 1, if_(DELAY, 0.8), if_(DELAY, 1.2), wide(DELAY)),
+    ("hierarchy", 1, if_(MANY, 1.02), if_(MANY, 1.1), wide(MANY)),
+])  # fmt: skip
+def test_ratios_of_losses_reach_every_verdict(
+    study: str,
+    number: int,
+    agreeing: Callable[[StudyCell], float],
+    differing: Callable[[StudyCell], float],
+    open_: Callable[[StudyCell], float],
+) -> None:
+    assert verdict(study, number, changed(agreeing)) == "agrees"
+    assert verdict(study, number, changed(differing)) == "differs"
+    assert verdict(study, number, changed(open_)) == "undecided"
+
+
+def by_time(**times: float) -> Callable[[StudyCell], Row]:
+    """Virtual seconds as a share of one learner's, by what a cell's strategy begins with."""
+
+    def go(cell: StudyCell) -> Row:
+        alone = MACHINES[cell.machines].alone(cell.budget) if cell.machines else 1.0
+        fits = [share for name, share in times.items() if cell.strategy.startswith(name) or name == f"n{cell.learners}"]
+        return row_of(cell, seconds=alone * (fits[0] if fits else 0.01))
+
+    return go
+
+
+@pytest.mark.parametrize(("study", "number", "agreeing", "differing"), [
+    ("schedules", 5, by_time(n16=0.1, n32=0.05), by_time(n16=0.1, n32=0.07)),
+    ("asgd", 4, by_time(ASGD=0.4, KAVG=0.3), by_time(ASGD=0.3, KAVG=0.4)),
+    ("asgd", 5, by_time(AdaptiveKAVG=0.1), by_time(AdaptiveKAVG=0.2)),
+    ("hierarchy", 2, by_time(SuperLearners=0.025), by_time(SuperLearners=0.016)),
+    ("hierarchy", 2, by_time(SuperLearners=0.02), by_time(SuperLearners=0.05)),
+    ("hierarchy", 3, by_time(SuperLearners=0.02, ADPSGD=0.03, SyncSGD=0.04), by_time(SuperLearners=0.03, ADPSGD=0.02)),
+])  # fmt: skip
+def test_clocks_agree_or_differ(
+    study: str, number: int, agreeing: Callable[[StudyCell], Row], differing: Callable[[StudyCell], Row]
+) -> None:
+    assert verdict(study, number, agreeing) == "agrees"
+    assert verdict(study, number, differing) == "differs"
+
+
+def test_the_schedule_matters_if_the_best_beats_the_worst() -> None:
+    assert verdict("schedules", 3, changed(if_(SHAPED, 1.2))) == "agrees"
+    assert verdict("schedules", 3, changed(wide(SHAPED))) == "undecided"
+
+
+def at_frequency(values: Mapping[int, tuple[float, float, float]]) -> Callable[[StudyCell], Row]:
+    by_strategy = {f"ParameterAveraging({n / frequency.LEARNERS}, ": each for n, each in values.items()}
+
+    def go(cell: StudyCell) -> Row:
+        fits = [each[cell.seed] for begin, each in by_strategy.items() if cell.strategy.startswith(begin)]
+        return row_of(cell, fits[0] if fits and cell.learners > 1 else 1.0)
+
+    return go
+
+
+NEAR, FAR = (1.01, 1.09, 1.21), (1.3, 1.43, 1.56)
+RANGE = dict(zip(frequency.FREQUENCIES, ((1.0, 1.1, 1.2), NEAR, FAR, (2.0, 2.2, 2.4)), strict=True))
+
+
+def test_the_best_range_of_frequencies_takes_the_best_and_what_cannot_be_told_from_it() -> None:
+    rows = found(STUDIES["frequency"], at_frequency(RANGE), tuple(frequency.NAMES))
+    assert frequency.best_range(rows) == ["25,000 frames", "100,000 frames"]
+    assert verdict("frequency", 1, at_frequency(RANGE)) == "agrees"
+    assert verdict("frequency", 1, alike) == "differs"
+
+
+@pytest.mark.parametrize(("fewest", "expected"), [(0, "agrees"), (3, "differs")])
+def test_word_errors_must_be_fewest_in_the_best_range(fewest: int, expected: str) -> None:
+    place = f"ParameterAveraging({frequency.FREQUENCIES[fewest] / frequency.LEARNERS}, "
+
+    def go(cell: StudyCell) -> Row:
+        row = at_frequency(RANGE)(cell)
+        if cell.decoded:
+            wrong = 0 if cell.strategy.startswith(place) else 2
+            row["errors"] = {f"u{i}": [wrong, 5] for i in range(9)}
+        return row
+
+    assert verdict("frequency", 2, go) == expected
+
+
+@pytest.mark.parametrize(("seconds_of_a_job", "expected"), [
+    ((4.0, 14.0), "agrees"), ((4.0, 60.0), "differs"), ((1.0, 9.0), "differs")
+])  # fmt: skip
+def test_time_saved_must_fall_with_rarer_averages(
+    seconds_of_a_job: tuple[float, float], expected: str, tmp_path: Path
+) -> None:
+    def sides(*times: float) -> dict[str, dict[str, float]]:
+        frames = ("25000", "600000")
+        return {n: {"seconds": t, "compute": t / 2, "starting": 1.0} for n, t in zip(frames, times, strict=True)}
+
+    record = tmp_path / "record.json"
+    figures = {"ours": sides(1.0, 10.0), "job per iteration, processes": sides(*seconds_of_a_job)}
+    record.write_text(json.dumps({"figures": figures}))
+    outcome = frequency.saved({}, record)
+    assert outcome.verdict == expected
+    assert f"{seconds_of_a_job[1] / 2:.1f} s gradients, 1.0 s start" in outcome.why
+
+
+@pytest.mark.parametrize(
+    ("ring", "sync", "expected"), [(1.15, 8.0, "agrees"), (1.25, 8.0, "differs"), (1.15, 3.0, "differs")]
+)
+def test_stragglers_are_judged_by_the_clock(ring: float, sync: float, expected: str) -> None:
+    def go(cell: StudyCell) -> Row:
+        slowed = ring if cell.strategy.startswith("ADPSGD") else sync
+        return row_of(cell, seconds=100.0 * (slowed if cell.slow > 1 else 1.0))
+
+    assert verdict("stragglers", 1, go) == expected
+
+
+@pytest.mark.parametrize(("random", "expected"), [
+    ((0.4, 0.4, 0.4), "agrees"), ((0.6, 0.6, 0.6), "differs"), ((0.4, 0.6, 0.4), "undecided")
+])  # fmt: skip
+def test_the_randomised_ring_must_be_closer_with_every_seed(random: tuple[float, ...], expected: str) -> None:
+    def go(cell: StudyCell) -> Row:
+        randomised = "randomized" in cell.strategy
+        return row_of(cell, consensus_distance=random[cell.seed] if randomised else 0.5)
+
+    assert verdict("stragglers", 2, go) == expected
+
+
+def limited(**steps: int) -> Callable[[StudyCell], Row]:
+    """Losses that are good up to a size, by what the strategy begins with; not usable above it."""
+
+    def go(cell: StudyCell) -> Row:
+        most = [step for name, step in steps.items() if cell.strategy.startswith(name)]
+        size = rings.SGD.cell.minibatch * 2 ** ((most[0] if most else 9) / 2)
+        return row_of(cell, 1.0 if cell.learners == 1 or cell.minibatch <= size + 0.5 else 1.2)
+
+    return go
+
+
+@given(st.integers(-1, max(rings.STEPS)), st.sampled_from(rings.BISECTED))
+def test_bisection_finds_the_largest_minibatch_that_is_usable(limit: int, name: str) -> None:
+    """A search over all sizes, if runs are usable up to one size; all seeds are tried there."""
+    strategy = rings.STRATEGIES[name]
+    rows = rings.Largest(strategy)(limited(**{strategy[:6]: limit}))
+    sizes = [round(rings.SGD.cell.minibatch * 2 ** (step / 2)) for step in rings.STEPS if step <= limit]
+    assert rings.largest(rows, 1.0) == (max(sizes, default=0), max(sizes, default=0))
+    assert len({row["cell"]["minibatch"] for row in rows}) <= 3
+    assert sum(row["cell"]["seed"] > 0 for row in rows) == (2 if sizes else 0)
+
+
+def test_a_size_that_one_seed_cannot_use_is_not_the_largest() -> None:
+    def go(cell: StudyCell) -> Row:
+        bad = cell.seed == 2 and cell.minibatch > 500
+        return row_of(cell, 1.2 if bad else 1.0)
+
+    rows = rings.Largest("SyncSGD()")(go)
+    assert rings.largest(rows, 1.0) == (464, 1312)
+
+
+@pytest.mark.parametrize(("ring", "sync", "expected"), [(5, 3, "agrees"), (3, 3, "differs"), (6, 6, "undecided")])
+def test_the_largest_minibatch_is_judged_against_synchronous_sgd(ring: int, sync: int, expected: str) -> None:
+    assert verdict("rings", 2, limited(ADPSGD=ring, DelayByOne=1, SyncSGD=sync)) == expected
+
+
+@pytest.mark.parametrize(("low", "high", "at_one", "no_loss"), [
+    (0.8, 0.9, "agrees", "agrees"),
+    (0.9, 1.01, "undecided", "agrees"),
+    (0.9, 1.1, "undecided", "undecided"),
+    (1.01, 1.02, "differs", "agrees"),
+    (1.03, 1.1, "differs", "differs"),
+])  # fmt: skip
+def test_verdicts_on_intervals(low: float, high: float, at_one: str, no_loss: str) -> None:
+    value = Interval((low + high) / 2, low, high, 0.95)
+    assert (below(value), below(value, 1.03)) == (at_one, no_loss)
+
+
+def test_ratios_pair_common_seeds_and_one_seed_decides_nothing() -> None:
+    first = [row_of(StudyCell(seed=seed), 1.0 + seed) for seed in (0, 1, 2)]
+    second = [row_of(StudyCell(seed=seed, learners=2), (1.0 + seed) * 1.5) for seed in (1, 2)]
+    assert ratio(first, second).low == pytest.approx(1.5)
+    assert below(ratio(first, second[:1])) == "undecided"
+    assert shown(ratio(first, second[:1])) == "1.500 (one seed)"
+    with pytest.raises(ValueError, match="common seed"):
+        ratio(first[:1], second)
+
+
+def test_a_run_that_diverged_is_lost_whatever_its_reason() -> None:
+    cell, fine = StudyCell(), [row_of(StudyCell(seed=seed)) for seed in (0, 1)]
+    for lost in (row_of(cell, PRIOR), row_of(cell, heldout={}, ended="nan"), row_of(cell, heldout={"loss": None})):
+        assert diverged(lost)
+        assert loss(lost) == float("inf")
+        assert below(ratio(fine, [lost, fine[1]]), 1.03) == "differs"
+        assert below(ratio([lost, fine[1]], fine)) == "agrees"
+    assert loss(row_of(cell, 7.0, prior=None)) == 7.0
+
+
+def test_speed_is_that_of_one_learner_in_closed_form() -> None:
+    machines = MACHINES["cui2021"]
+    many = row_of(StudyCell(learners=16, machines="cui2021", budget=1000), seconds=machines.alone(1000) / 12)
+    assert speed_up([many], machines) == pytest.approx(12.0)
+    assert seconds(row_of(StudyCell(budget=1000)), machines) == pytest.approx(machines.alone(1000))
+    assert wer([row_of(StudyCell())]) is None
+
+
+def test_the_flat_ring_waits_for_its_models_on_the_card_of_its_node() -> None:
+    machines = MACHINES["zhang2019"]
+    charged = machines.virtual(64, 123.0, 1.0, 2.0)
+    assert charged.compute.seconds == pytest.approx(16 * machines.message_bytes / 12.5e9)  # type: ignore[attr-defined]
+    assert machines.virtual(64, 123.0, 1.0, 0.0).compute.seconds < charged.compute.seconds  # type: ignore[attr-defined]
+    flat = hierarchy.GROUPS[hierarchy.FLAT]
+    assert {row["cell"]["models"] for row in flat(invented)} == {2.0}
+    assert {row["cell"]["seed"] for row in flat(invented)} == set(ONE_SEED)
