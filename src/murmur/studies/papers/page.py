@@ -21,7 +21,7 @@ from murmur.studies.papers.verdicts import percent, seconds, speed_up, wer
 PAGE = "papers.md"
 WORST_WER = 60.0
 Results = Mapping[str, Outcome | None]  # of the claims, by name
-HEAD = """# Five papers, made small
+HEAD = """# Experiments of five papers
 
 Written by `murmur papers` from rows of runs; never by hand. Gradients and speech are real, the machines are virtual,
 the networks are small versions of the papers'. The rules by which a claim agrees were fixed before the runs and stand
@@ -34,10 +34,10 @@ Every system tries two factors on the rate that its rule gives (`murmur.engine.s
 with a quarter of the frames and one seed; one learner tries three rates. The best goes on with all frames and all
 seeds. Speech: AN4 for the LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of
 all learners together; systems of a study have equal numbers of frames. In most studies one learner's minibatch is cut
-among the learners; it grows with them only where a paper is about large minibatches (`hierarchy`, the largest
-minibatch of `rings`). Optimizers are Adam for the BLSTM, natural gradient for the other two networks. 128 learners
-(Cui et al.) are left out: 1,500 turns of so many learners are beyond two cores. Test sets are decoded once, with
-settings tuned on dev.
+among the learners; it grows with them only where a paper is about large minibatches (`hierarchy`, and the largest
+minibatch of `rings`, whose runs have fewer than 1,500 turns). Optimizers are Adam for the BLSTM, natural gradient for
+the other two networks. 128 learners (Cui et al.) are left out: 1,500 turns of so many learners are beyond two cores.
+Test sets are decoded once, with settings tuned on dev.
 
     murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs --jobs 2
 """
