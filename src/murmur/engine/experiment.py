@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -16,6 +16,8 @@ from murmur.engine.published import Published
 from murmur.engine.scaling import Auto, Scaled, Scaling
 from murmur.engine.schedule import Constant, Schedule
 from murmur.engine.task import Task, piece_of
+
+ADDED = "added"  # in the metadata of a field
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def in_short(described: Any) -> str:
 def describe(value: Any) -> Any:
     """Return a value of an experiment as JSON types, with the names of its classes; for run.json and digests."""
     if is_dataclass(value) and not isinstance(value, type):
-        shown = {f.name: describe(_declared(getattr(value, f.name), f.type)) for f in fields(value) if f.repr}
+        told = [f for f in fields(value) if f.repr or _is_new(f, getattr(value, f.name))]
+        shown = {f.name: describe(_declared(getattr(value, f.name), f.type)) for f in told}
         return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **shown}
     if isinstance(value, Mapping):
         return {str(k): describe(v) for k, v in value.items()}
@@ -161,6 +164,20 @@ def describe(value: Any) -> Any:
     if isinstance(value, Callable):  # type: ignore[arg-type]
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     return str(value)
+
+
+def added(default_factory: Callable[[], Any]) -> Any:
+    """Return a dataclass field that was added to a setting after runs were made with it.
+
+    Descriptions and digests name it only where its value is not the default, so that those of earlier runs stay.
+    """
+    return field(default_factory=default_factory, repr=False, metadata={ADDED: True})
+
+
+def _is_new(declared: Field[Any], value: Any) -> bool:
+    if ADDED not in declared.metadata or declared.default_factory is MISSING:
+        return False
+    return bool(value != declared.default_factory())
 
 
 def _declared(value: Any, annotation: Any) -> Any:

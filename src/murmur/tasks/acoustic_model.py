@@ -20,9 +20,10 @@ from murmur.execution.cores import cores_here
 from murmur.speech import models
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.file_errors import read_arrays
-from murmur.speech.features.analysis import LogMel, Ready, deltas
+from murmur.speech.features.analysis import LogMel, Ready
 from murmur.speech.features.batching import UtteranceBatches, pad
-from murmur.speech.features.cmvn import Pair, Scope, normalise_all, statistics
+from murmur.speech.features.cmvn import Pair, Scope, statistics
+from murmur.speech.features.derivatives import Columns, all_with_derivatives
 from murmur.speech.features.shards import FeatureStore, is_prepared, prepare
 from murmur.speech.hmm import hybrid
 from murmur.tasks.prepared import Absent, refuse_to_make
@@ -69,6 +70,7 @@ class AcousticModel:
         front: analysis of audio, with its sample rate; or `Ready` for features that corpora bring.
         delta_order: number of derivatives appended to the features.
         cmvn: scope of the mean and variance that normalise the features.
+        normalised: columns that they normalise: "static" before derivatives are appended, "all" after that.
         network: description of the network.
         inputs, outputs: F and C of the network.
         stack: input frames per output frame.
@@ -86,6 +88,7 @@ class AcousticModel:
     stack: int = 1
     log_prior: Tensor | None = None
     training: Callable[[], Pair] | None = None
+    normalised: Columns = "static"
 
     def build(self) -> nn.Module:
         """A fresh network, feats_NTF (and lengths_N, if `stack` is not 1) to logits_NUC."""
@@ -97,12 +100,11 @@ class AcousticModel:
         Raises:
             CorpusError: audio is missing, damaged or at another rate, or there are no features of this size.
         """
-        return self.normalised(prepare(corpus, self.front, cache, cores_here(), progress=True))
+        return self.network_input(prepare(corpus, self.front, cache, cores_here(), progress=True))
 
-    def normalised(self, store: FeatureStore) -> dict[str, np.ndarray]:
+    def network_input(self, store: FeatureStore) -> dict[str, np.ndarray]:
         """Features of a store as the network takes them."""
-        feats = normalise_all(store, store.corpus.speakers, self.cmvn)
-        return {name: deltas(x, self.delta_order) for name, x in feats.items()} if self.delta_order else feats
+        return all_with_derivatives(store, store.corpus.speakers, self.cmvn, self.delta_order, self.normalised)
 
     def scores(self, network: nn.Module, feats_TF: np.ndarray) -> np.ndarray:
         """(U, C) log-likelihoods up to a constant of normalised features; log posteriors without a prior."""
@@ -135,6 +137,7 @@ class AcousticModel:
             "front": {"type": type(self.front).__name__, **asdict(self.front)},
             "delta_order": self.delta_order,
             "cmvn": self.cmvn,
+            "normalised": self.normalised,
             "network": {"type": type_name(self.network), "values": network_values(self.network)},
             "inputs": self.inputs,
             "outputs": self.outputs,
@@ -156,9 +159,13 @@ class AcousticModel:
         pair = (arrays["mean"], arrays["deviation"]) if "mean" in arrays else None
         if content["cmvn"] not in ("speaker", "utterance", "none"):
             raise ValueError(f"unknown scope {content['cmvn']!r}")
+        columns = content.get("normalised", "static")  # absent from earlier runs
+        if columns not in ("static", "all"):
+            raise ValueError(f"unknown columns {columns!r}")
         front, network = _front(content["front"]), _network(content["network"])
         training = None if pair is None else lambda: pair
-        return AcousticModel(front, network=network, cmvn=content["cmvn"], log_prior=prior, training=training, **sizes)
+        kept: dict[str, Any] = {"cmvn": content["cmvn"], "normalised": columns, **sizes}
+        return AcousticModel(front, network=network, log_prior=prior, training=training, **kept)
 
 
 def posteriors(network: nn.Module, feats: Mapping[str, np.ndarray], stack: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from murmur.speech.features.analysis import Mfcc, analyse, deltas
-from murmur.speech.features.cepstral_warp import MelCepstra, warp_matrix, warped, warped_hz
+from murmur.speech.features.cepstral_warp import MelCepstra, at_speed, warp_matrix, warped, warped_hz
 
 ANALYSES = (MelCepstra(), MelCepstra(40, 133.33, 6855.5, "mean", 0.0), MelCepstra(30, 0.0, 4000.0, "mean", 22.0))
 
@@ -108,3 +108,19 @@ def test_derivatives_and_means_are_transformed_like_frames():
     assert warped(feats, None) is feats
     with pytest.raises(ValueError, match="not blocks"):
         warped(feats[:, :5], matrix)
+
+
+def test_a_copy_at_another_speed_has_other_formants_and_fewer_frames():
+    """A glide of known cepstra: frame u of the copy is the warped frame in the middle of its own time span."""
+    analysis = MelCepstra(40, 133.33, 6855.5, "mean", 0.0)
+    ends = np.random.default_rng(2).standard_normal((2, 13))
+    feats = (np.linspace(0, 1, 50)[:, None] * ends[1] + np.linspace(1, 0, 50)[:, None] * ends[0]).astype(np.float32)
+    found = at_speed(feats, analysis, 1.25)
+    assert found.shape == (40, 13)
+    times = (np.arange(40) + 0.5) * 1.25 - 0.5
+    between = np.stack([np.interp(times, np.arange(50), feats[:, k]) for k in range(13)], 1)
+    np.testing.assert_allclose(found, between @ warp_matrix(analysis, 13, 0.8).T, atol=1e-5)
+    assert at_speed(feats, analysis, 1.0) is feats
+    assert len(at_speed(feats, analysis, 0.5)) == 100
+    with pytest.raises(ValueError, match="must be positive"):
+        at_speed(feats, analysis, -1.0)

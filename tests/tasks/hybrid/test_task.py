@@ -11,12 +11,14 @@ import torch
 
 from murmur.core.flat import Layout
 from murmur.engine.checkpoints.checkpoint import write_pair
+from murmur.engine.experiment import describe
 from murmur.speech.corpus.digits import Digits
 from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.tuning import Trial
 from murmur.speech.decoding.wer import ErrorRate
 from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.cepstral_warp import MelCepstra
 from murmur.speech.features.chunks import IGNORED
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
@@ -226,6 +228,50 @@ def test_refusals(task):
         replace(task, front=FrontEnd(speeds=(1.0, 1.1))).minibatch(0)
     with pytest.raises(ValueError, match="no grammar 'trigram'"):
         task._words.sources.words("trigram")
+
+
+def cepstral(task, **front):
+    """The task with the analysis of its cepstra known."""
+    changed = replace(task, front=FrontEnd(**front), cache=task.cache / "cepstral")
+    changed.__dict__["material"] = replace(task.material, analysis=MelCepstra(20, 0.0, 4000.0))
+    return changed
+
+
+def test_derivatives_are_normalised_too(task):
+    """All columns have mean 0 and deviation 1 over a speaker, in dev, in the training frames, and in a saved model."""
+    plain, wide = task.hmms.network_features(task.material.dev), cepstral(task, normalised="all")
+    found = wide.hmms.network_features(task.material.dev)
+    speakers = task.material.dev.speakers
+    for speaker in sorted(set(speakers.values())):
+        columns = np.concatenate([found[u] for u in found if speakers[u] == speaker])
+        np.testing.assert_allclose(columns.mean(0), 0.0, atol=1e-5)
+        np.testing.assert_allclose(columns.std(0), 1.0, atol=1e-4)
+    for name, feats_TF in found.items():
+        np.testing.assert_allclose(feats_TF[:, :13], plain[name][:, :13], atol=1e-5)
+        assert feats_TF[:, 13:].std() > 1.3 * plain[name][:, 13:].std()
+    trained = wide.hmms.network_features(wide.material.train)
+    store = wide.data.train
+    for number, name in enumerate(store.names):
+        np.testing.assert_array_equal(store.feats(number), trained[name])
+    again = wide._acoustic.features(task.material.dev, wide.cache)
+    assert all(np.array_equal(again[name], found[name]) for name in found)
+
+
+def test_copies_of_cepstra_at_other_speeds(task):
+    """Training frames hold a copy for each speed, of warped cepstra, and targets follow the tempo."""
+    fast = cepstral(task, speeds=(1.0, 1.25))
+    plain, copies = (fast.hmms.network_features(fast.material.train, speed) for speed in (1.0, 1.25))
+    assert plain.keys() == copies.keys()
+    assert all(len(copies[name]) == round(len(plain[name]) / 1.25) for name in plain)
+    frames = sum(map(len, plain.values())) + sum(map(len, copies.values()))
+    assert fast.samples_per_epoch == frames
+    assert cepstral(task).samples_per_epoch == sum(map(len, plain.values()))
+
+
+def test_settings_that_were_added_keep_earlier_descriptions():
+    shown = describe(FrontEnd())
+    assert "normalised" not in shown
+    assert describe(FrontEnd(normalised="all")) == {**shown, "normalised": "all"}
 
 
 def test_speed_copies_of_synthetic_digits(tmp_path):

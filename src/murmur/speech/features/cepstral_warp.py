@@ -108,6 +108,26 @@ def warped(feats_TF: NDArray[np.float32], matrix: FloatArray | None) -> NDArray[
     return blocks.reshape(frames, columns)
 
 
+def at_speed(feats_TF: NDArray[np.float32], analysis: MelCepstra, speed: float) -> NDArray[np.float32]:
+    """(round(T / speed), K) cepstra of the same speech played at another speed: fewer frames, formants `speed` times as
+    high. Frames between frames are interpolated linearly.
+
+    Raises:
+        ValueError: the speed is not positive.
+    """
+    if not speed > 0:
+        raise ValueError(f"a speed must be positive, not {speed}")
+    if speed == 1.0:
+        return feats_TF
+    frames = max(1, round(len(feats_TF) / speed))
+    at_U = np.clip((np.arange(frames) + 0.5) * len(feats_TF) / frames - 0.5, 0, len(feats_TF) - 1)
+    before_U = np.floor(at_U).astype(int)
+    after_U = np.minimum(before_U + 1, len(feats_TF) - 1)
+    share_U1 = (at_U - before_U)[:, None].astype(np.float32)
+    between_UF = (1 - share_U1) * feats_TF[before_U] + share_U1 * feats_TF[after_U]
+    return warped(between_UF, warp_matrix(analysis, feats_TF.shape[1], 1.0 / speed))
+
+
 def _cosines(positions: FloatArray, cepstra: int, bins: int) -> FloatArray:
     """(B, K) cosines at filter positions; columns have norm 1 at whole positions."""
     k = np.arange(cepstra)

@@ -284,6 +284,7 @@ class ChainTask:
             states.tree.num_pdfs,
             self.network.stack,
             training=training,
+            normalised=self.hybrid.front.normalised,
         )
 
     @cached_property

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from murmur.engine.experiment import added
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.features.cmvn import Scope
+from murmur.speech.features.derivatives import Columns
 from murmur.speech.features.frame_store import Storage
 from murmur.speech.features.noise import Noise
 from murmur.speech.hmm.em_loop import EmConfig
@@ -38,7 +40,11 @@ class FrontEnd:
             place of its own, not normalised further: projected, and adapted to the speaker by the transforms of
             training, or of two-pass decoding for other speech. They have one speed.
 
-    Sets that bring features use those, with deltas, for both.
+        normalised: columns of the network's input that cmvn normalises: "static" before deltas are appended, which
+            leaves deltas with deviations of 0.1 to 0.3, or "all" after that.
+
+    Sets that bring features use those, with deltas, for both. Their copies at other speeds are made from cepstra, if
+    the analysis of those is known (`SpeechSet.analysis`).
     """
 
     cepstra: int = 13
@@ -49,6 +55,7 @@ class FrontEnd:
     noise: Noise = field(default_factory=Noise)
     storage: Storage = "float32"
     adaptation: Adapted = field(default="none", repr=False)  # frames without it keep the digests of their folders
+    normalised: Columns = added(lambda: "static")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         if self.adaptation != "none" and (self.speeds != (1.0,) or self.perturb != "stored"):

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, CorpusError
-from murmur.speech.features.analysis import deltas
-from murmur.speech.features.cmvn import normalise
+from murmur.speech.features.derivatives import Columns, with_derivatives
 from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, AlignedFrames, make
 from murmur.speech.features.frame_store import FORMAT, FrameStore, open_store
 from murmur.speech.features.shard_statistics import Normalisation, normalisation
@@ -118,6 +117,7 @@ class SpeedPart:
         delta_order: number of derivatives appended to them.
         targets: pdfs at speed 1.
         speed: playback speed of `feats`.
+        columns: columns that are normalised: "static" before derivatives are appended, "all" after that.
     """
 
     feats: ShardRows | Arrays
@@ -125,12 +125,14 @@ class SpeedPart:
     delta_order: int
     targets: Arrays
     speed: float
+    columns: Columns = "static"
 
     def utterances(self) -> Iterator[AlignedFrames]:
         """The copies in order."""
         for name, raw_TF in self.feats.items():
-            feats_TF = raw_TF if self.normal is None else normalise(raw_TF, *self.normal.of(name))
-            yield hybrid.speed_copy(name, self.speed, deltas(feats_TF, self.delta_order), self.targets[name])
+            pair = None if self.normal is None else self.normal.of(name)
+            feats_TF = with_derivatives(raw_TF, pair, self.delta_order, self.columns)
+            yield hybrid.speed_copy(name, self.speed, feats_TF, self.targets[name])
 
 
 def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]:
@@ -138,13 +140,15 @@ def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]
     if half.transforms is not None:
         return _adapted_parts(half, targets)
     store, processes = half.network_store(half.material.train, speed), cores_here()
-    normal = normalisation(store, half.front.cmvn, processes, progress=True)
+    columns = half.front.normalised
+    order = half.delta_order if columns == "all" else 0
+    normal = normalisation(store, half.front.cmvn, processes, progress=True, delta_order=order)
     names = [name for name in store if name in targets]
     parts = []
     for first in range(0, len(names), UTTERANCES_PER_SHARD):
         own = names[first : first + UTTERANCES_PER_SHARD]
         here = None if normal is None else normal.part(own)
-        parts.append(SpeedPart(store.rows(own), here, half.delta_order, {n: targets[n] for n in own}, speed))
+        parts.append(SpeedPart(store.rows(own), here, half.delta_order, {n: targets[n] for n in own}, speed, columns))
     return parts
 
 
@@ -202,6 +206,8 @@ def _folder(half: HmmHalf, targets: Targets) -> Path:
     content = hashlib.sha256(repr((FORMAT, half.front.stored, half.material.train.digest())).encode())
     if half.transforms is not None:
         content.update(f"{half.front.adaptation} {half.trained[-1].key}".encode())
+    if half.front.normalised != "static":
+        content.update(half.front.normalised.encode())
     for name, pdfs_T in targets.train.items():
         content.update(name.encode())
         content.update(np.ascontiguousarray(pdfs_T, "<i4").data)

@@ -20,8 +20,9 @@ import numpy as np
 from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus
-from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, deltas, sample_rate_hz
+from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, ReadyAtSpeed, deltas, sample_rate_hz
 from murmur.speech.features.cmvn import normalise_all
+from murmur.speech.features.derivatives import all_with_derivatives
 from murmur.speech.features.shards import FeatureStore, prepare
 from murmur.speech.hmm.align import align, align_adapted
 from murmur.speech.hmm.em_loop import PassReport, Progress, Trained
@@ -149,14 +150,12 @@ class HmmHalf:
         """Features of the network, at one playback speed.
 
         Raises:
-            ValueError: the speed is not 1, for a set that brings features.
+            ValueError: the speed is not 1, for a set that brings features of an unknown analysis.
         """
         if self.transforms is not None:
             return self._adapted_features(part, self.transforms(part))
-        normal = normalise_all(self.network_store(part, speed), part.speakers, self.front.cmvn)
-        if not self.delta_order:
-            return normal
-        return {name: deltas(feats_TF, self.delta_order) for name, feats_TF in normal.items()}
+        store, front = self.network_store(part, speed), self.front
+        return all_with_derivatives(store, part.speakers, front.cmvn, self.delta_order, front.normalised)
 
     def _adapted_features(self, part: Corpus, transforms: Transforms) -> Arrays:
         """Features of the last Gaussian system, adapted to the speakers; without a transform, unadapted."""
@@ -167,15 +166,30 @@ class HmmHalf:
         """The source of `network_features`, without normalisation and without derivatives.
 
         Raises:
-            ValueError: the speed is not 1, for a set that brings features.
+            ValueError: the speed is not 1, for a set that brings features of an unknown analysis.
         """
-        if speed != 1.0 and _brings_features(part):
-            raise ValueError(f"speed {speed} needs audio, but this set brings features: set task.front.speeds=(1.0,)")
-        return self.store(part, self.network_front(part, speed))
+        if _brings_features(part):
+            return self.store(part, self.brought(speed))
+        return self.store(part, self.log_mel(part, speed))
 
-    def network_front(self, part: Corpus, speed: float = 1.0) -> LogMel | Ready:
+    def network_front(self, part: Corpus) -> LogMel | Ready:
         """The network's analysis of audio, or the features that a part brings."""
-        return Ready(self.front.cepstra) if _brings_features(part) else self.log_mel(part, speed)
+        return Ready(self.front.cepstra) if _brings_features(part) else self.log_mel(part)
+
+    def brought(self, speed: float = 1.0) -> Ready | ReadyAtSpeed:
+        """The features that a set brings, or those of a copy at another speed.
+
+        Raises:
+            ValueError: the speed is not 1, and the analysis is unknown.
+        """
+        if speed == 1.0:
+            return Ready(self.front.cepstra)
+        if self.material.analysis is None:
+            raise ValueError(
+                f"speed {speed} needs audio, but this set brings features of an unknown analysis: set "
+                "task.front.speeds=(1.0,)"
+            )
+        return ReadyAtSpeed(self.front.cepstra, speed=speed, analysis=self.material.analysis)
 
     def log_mel(self, part: Corpus, speed: float = 1.0) -> LogMel:
         """The network's analysis of audio."""
@@ -238,7 +252,12 @@ class HmmHalf:
         """Cepstra and network features of these parts that are missing from the cache."""
         train = parts["train"]
         if _brings_features(train):
-            return features_to_make(parts, Ready(self.front.cepstra), self.cache, "features")
+            found = features_to_make(parts, Ready(self.front.cepstra), self.cache, "features")
+            for speed in self.front.stored.speeds:
+                if speed != 1.0:
+                    what = f"features at speed {speed:g}"
+                    found += features_to_make({"train": train}, self.brought(speed), self.cache, what)
+            return found
         cepstra = features_to_make(parts, self._cepstra(train), self.cache, "cepstra")
         if self.transforms is not None:
             return cepstra

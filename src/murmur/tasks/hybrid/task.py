@@ -361,6 +361,7 @@ class HybridTask(ChunkLearning):
             self.targets.pdfs,
             log_prior=self.targets.log_prior,
             training=training,
+            normalised=self.front.normalised,
         )
 
     @cached_property
