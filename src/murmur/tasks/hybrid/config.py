@@ -15,6 +15,7 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.lda_mllt import LdaMlltConfig
 from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.hmm.vtln import VtlnConfig
 
 LOOP, ONE_WORD = "loop", "one word"
 Perturb = Literal["stored", "on_the_fly"]
@@ -98,6 +99,8 @@ class HmmStages:
         lda: third stage, on LDA+MLLT features; None stops before it.
         sat: last stage, on features adapted to each speaker by fMLLR; None leaves it out. It starts from the stage
             before it, whose projection it keeps, and is decoded in two passes.
+        vtln: normalisation of the vocal tract length of each speaker, before all stages; None leaves it out. It changes
+            the features of the Gaussian systems, not those of the network, but for `FrontEnd.adaptation`.
     """
 
     silence_probability: float = 0.5
@@ -105,6 +108,7 @@ class HmmStages:
     triphone: TriphoneConfig | None = field(default_factory=TriphoneConfig)
     lda: LdaMlltConfig | None = None
     sat: SatConfig | None = None
+    vtln: VtlnConfig | None = added(lambda: None)  # noqa: RUF009
 
     def __post_init__(self) -> None:
         for name, stage in (("LDA+MLLT", self.lda), ("speaker-adaptive training", self.sat)):

@@ -21,6 +21,7 @@ from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, ReadyAtSpeed, deltas, sample_rate_hz
+from murmur.speech.features.cepstral_warp import MelCepstra
 from murmur.speech.features.cmvn import normalise_all
 from murmur.speech.features.derivatives import all_with_derivatives
 from murmur.speech.features.shards import FeatureStore, prepare
@@ -42,10 +43,12 @@ from murmur.speech.hmm.storage import (
     save_transforms,
 )
 from murmur.speech.hmm.triphone import train_triphone
+from murmur.speech.hmm.vtln import SpeechGaussians
 from murmur.speech.lexicon.lexicon import SILENCE, Lang, make_lang, read_lexicon, split_known
 from murmur.tasks.adapted_gaussians import AdaptedGaussians
 from murmur.tasks.corpora import SpeechSet
 from murmur.tasks.hybrid.config import FrontEnd, HmmStages
+from murmur.tasks.hybrid.warps import Warps
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.unprepared import features_to_make
 
@@ -142,9 +145,37 @@ class HmmHalf:
         return {u: text for u, text in self.material.train.texts.items() if u in self.train_feats}
 
     def features(self, part: Corpus) -> Arrays:
-        """Cepstra less their mean over the speaker, with two orders of deltas."""
+        """Cepstra less their mean over the speaker, with two orders of deltas; warped if `stages.vtln` says so."""
+        feats = self._unwarped(part)
+        if self.warps is None:
+            return feats
+        return self.warps.warped(part, feats, lambda: self._unwarped(self.material.train))
+
+    def _unwarped(self, part: Corpus) -> Arrays:
         feats = normalise_all(self.store(part, self._cepstra(part)), part.speakers, "speaker", variance=False)
         return {name: deltas(feats_TF) for name, feats_TF in feats.items()}
+
+    @cached_property
+    def warps(self) -> Warps | None:
+        """Vocal tract length normalisation of the Gaussian systems; None if there is none."""
+        config, front = self.stages.vtln, self._cepstra(self.material.train)
+        if config is None:
+            return None
+        analysis = self.material.analysis
+        if isinstance(front, Mfcc):
+            analysis = MelCepstra(front.bins, front.low_hz, front.rate_hz / 2)
+        if analysis is None:
+            raise ValueError("task.hmm.vtln: this set brings features of an unknown analysis, which cannot be warped")
+        key = _digest([self._key("vtln", ""), asdict(analysis)])
+        train = self.material.train
+        return Warps(config, analysis, self.front.cepstra, key, self.cache, self.absent, self._speech_gaussians, train)
+
+    def _speech_gaussians(self, feats: Mapping[str, np.ndarray]) -> SpeechGaussians:
+        """The Gaussians of monophones of features that are not warped."""
+        assert self.stages.vtln is not None  # its normalisation asks for them
+        texts = {u: text for u, text in self.material.train.texts.items() if u in feats}
+        trained = train_monophone(self.lang, feats, texts, self.stages.vtln.em, self.jobs, log_pass)
+        return SpeechGaussians.of(trained.model, trained.tids)
 
     def network_features(self, part: Corpus, speed: float = 1.0) -> Arrays:
         """Features of the network, at one playback speed.
@@ -218,7 +249,7 @@ class HmmHalf:
         Raises:
             ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons.
         """
-        done = [self._stage("monophone", "", self._monophone)]
+        done = [self._stage("monophone", self._first, self._monophone)]
         followers = (("triphone", train_triphone), ("lda", train_lda_mllt), ("sat", self._sat))
         for name, train in followers:
             config = getattr(self.stages, name)
@@ -233,20 +264,28 @@ class HmmHalf:
 
     @property
     def adapted_gaussians(self) -> AdaptedGaussians | None:
-        """The last stage as a recogniser of audio; None if it is not speaker-adapted or the set brings features."""
+        """The last stage as a recogniser of audio; None if it is not speaker-adapted, the set brings features, or
+        features are warped."""
         stage, front = self.trained[-1], self._cepstra(self.material.train)
-        if stage.adaptation is None or not isinstance(front, Mfcc):
+        if stage.adaptation is None or not isinstance(front, Mfcc) or self.warps is not None:
             return None
         return AdaptedGaussians(stage.name, front, stage.pair, stage.adaptation.decoding)
 
     def untrained(self) -> list[str]:
         """Systems missing from the cache, and the systems that follow them; trains and reads nothing."""
-        previous = ""
+        previous = self._first
+        if self.warps is not None and not self.warps.file.is_file():
+            return ["vtln", *self.stages.names]
         for place, name in enumerate(self.stages.names):
             previous = self._key(name, previous)
             if not all(path.is_file() for path in self._files(name, previous)):
                 return self.stages.names[place:]
         return []
+
+    @property
+    def _first(self) -> str:
+        """The key that the first stage follows."""
+        return "" if self.warps is None else self.warps.key
 
     def features_to_make(self, parts: Mapping[str, Corpus]) -> list[Unmade]:
         """Cepstra and network features of these parts that are missing from the cache."""
