@@ -153,11 +153,23 @@ def train_vtln(
     factors: dict[str, float] = {}
     for _ in range(sweeps):
         factors = speaker_factors(gaussians, feats, speakers, matrices, factors, rounds=1)
-        stats = reduce(add, _sums(gaussians.mixtures, feats, speakers, matrices, factors))
-        mean_D = stats.first.sum(0) / stats.frames
-        floor_D = variance_floor * (stats.second.sum(0) / stats.frames - mean_D**2)
-        gaussians = replace(gaussians, mixtures=refit(gaussians.mixtures, stats, floor_D, min_occupancy=5.0))
+        gaussians = refitted(gaussians, feats, speakers, matrices, factors, variance_floor)
     return gaussians
+
+
+def refitted(
+    gaussians: SpeechGaussians,
+    feats: Features,
+    speakers: Mapping[str, str],
+    matrices: Mapping[float, FloatArray],
+    factors: Mapping[str, float],
+    variance_floor: float,
+) -> SpeechGaussians:
+    """The Gaussians with means and variances of the frames under the factors of their speakers."""
+    stats = reduce(add, _sums(gaussians.mixtures, feats, speakers, matrices, factors))
+    mean_D = stats.first.sum(0) / stats.frames
+    floor_D = variance_floor * (stats.second.sum(0) / stats.frames - mean_D**2)
+    return replace(gaussians, mixtures=refit(gaussians.mixtures, stats, floor_D, min_occupancy=5.0))
 
 
 def warp_all(
