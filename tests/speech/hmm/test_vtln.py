@@ -100,6 +100,7 @@ def test_both_steps_of_a_sweep_raise_the_likelihood(set_of_speakers):
     swept = train_vtln(SpeechGaussians(wide, gaussians.speech), feats, speakers, MATRICES, 4, variance_floor=0.0)
     np.testing.assert_array_equal(swept.mixtures.means, gaussians.mixtures.means)
     assert factors["a"] < factors["b"] < factors["c"]
+    np.testing.assert_allclose(gaussians.mixtures.variances.mean(), true.mixtures.variances.mean(), rtol=0.1)
 
 
 def test_silence_has_no_say(set_of_speakers):
