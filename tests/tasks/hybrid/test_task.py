@@ -24,10 +24,13 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.hmm.vtln import SpeechGaussians, VtlnConfig
+from murmur.speech.ivector.extraction import ivectors
+from murmur.speech.ivector.extractor import IvectorConfig
+from murmur.speech.ivector.ubm import UbmConfig
 from murmur.speech.lexicon.lexicon import read_lexicon
 from murmur.speech.models import Lstm, Tdnn
 from murmur.tasks.hybrid import hmm as hybrid_hmm
-from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.data import floored
 from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
@@ -268,6 +271,16 @@ def test_copies_of_cepstra_at_other_speeds(task):
     frames = sum(map(len, plain.values())) + sum(map(len, copies.values()))
     assert fast.samples_per_epoch == frames
     assert cepstral(task).samples_per_epoch == sum(map(len, plain.values()))
+    wanted = NetworkInput(ivector=IvectorConfig(dims=2, passes=2, ubm=UbmConfig(gaussians=4, passes=2)))
+    joint = cepstral(task, speeds=(1.0, 1.25), input=wanted, normalised="all").hmms
+    for speed, spectrum in ((1.0, plain), (1.25, copies)):
+        found, cepstra = (
+            joint.network_features(joint.material.train, speed),
+            joint.features(joint.material.train, speed),
+        )
+        assert {name: len(feats_TF) for name, feats_TF in found.items()} == {n: len(x) for n, x in spectrum.items()}
+        own = ivectors(joint.extractor, cepstra, joint.material.train.speakers, wanted.ivector.scale, 2)
+        assert all(np.array_equal(feats_TF[0, 39:], own[name].astype(np.float32)) for name, feats_TF in found.items())
 
 
 def test_vocal_tract_length_normalisation(task, caplog):
