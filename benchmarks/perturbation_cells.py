@@ -29,7 +29,7 @@ from murmur.recipes import an4
 from murmur.run.configuration import configure
 from murmur.speech.models import Dnn
 from murmur.studies.comparison.rows import digest_of
-from murmur.tasks.hybrid.config import Decoding, HmmStages, Search
+from murmur.tasks.hybrid.config import Decoding, FrontEnd, HmmStages, Search
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.random_frames import FrameTask
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
@@ -172,6 +172,7 @@ class StudyMaterial:
             task,
             corpus=self.corpus,
             cache=self.cache,
+            front=FrontEnd(),
             hmm=HmmStages(triphone=None),
             network=NETWORK,
             decoding=Decoding(network=search, scored="none", tune_every=2),

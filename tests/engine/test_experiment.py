@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from murmur.engine.budget import Budget
-from murmur.engine.experiment import Experiment, describe
+from murmur.engine.experiment import ADDED, Experiment, describe
 from murmur.engine.optim.optimizer import SGD
 from murmur.recipes import toy
 from murmur.run.configuration import configure
@@ -34,3 +34,18 @@ def test_integers_stay_integers() -> None:
     assert type(describe(Budget(minibatches=12))["minibatches"]) is int
     assert type(describe(BASE)["seed"]) is int
     assert replace(BASE, budget=Budget(epochs=12)).digest() != replace(BASE, budget=Budget(epochs=13)).digest()
+
+
+@dataclass(frozen=True)
+class Settings:
+    size: int = 1
+    columns: str = field(default="few", repr=False, metadata=ADDED)
+    sizes: list[int] = field(default_factory=list, repr=False, metadata=ADDED)
+    hidden: int = field(default=0, repr=False)
+
+
+def test_added_settings_are_described_where_they_are_not_the_default() -> None:
+    plain = describe(Settings(hidden=3))
+    assert plain.keys() == {"type", "size"}
+    assert describe(Settings(columns="all")) == {**plain, "columns": "all"}
+    assert describe(Settings(sizes=[2])) == {**plain, "sizes": [2]}

@@ -16,10 +16,11 @@ from tones import RATE, make_tones, tones
 
 WORDS = [["ANNA", "BOB", "NOB"], ["NOB", "NOB", "ANNA", "BOB"]]
 IVECTOR = "IvectorConfig(dims=3, passes=3, ubm=UbmConfig(gaussians=5, passes=3))"
+VTLN = "VtlnConfig(factors=(0.9, 1.0, 1.1), sweeps=2, em=EmConfig(gaussians=1, passes=5, grow_passes=4))"
 INPUTS = {
-    "ivector": f"NetworkInput(deltas=1, ivector={IVECTOR})",
-    "fmllr": "NetworkInput(fmllr=True)",
-    "all": f"NetworkInput(fmllr=True, ivector={IVECTOR})",
+    "ivector": [f"task.front.input=NetworkInput(deltas=1, ivector={IVECTOR})", "task.front.normalised=all"],
+    "fmllr": ["task.front.input=NetworkInput(fmllr=True)", f"task.hmm.vtln={VTLN}"],
+    "all": [f"task.front.input=NetworkInput(fmllr=True, ivector={IVECTOR})"],
 }
 EXPERIMENT = """
 from pathlib import Path
@@ -80,8 +81,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(request: pytest.FixtureRequest, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run alone in a folder, with its test set as another data directory and two recordings."""
     root = tmp_path_factory.mktemp(request.param)
-    setting = f"task.front.input={INPUTS[request.param]}"
-    done("train", home / "experiment.py", "--set", setting, "--out", root / "run", "--threads", 1)
+    settings = [word for setting in INPUTS[request.param] for word in ("--set", setting)]
+    done("train", home / "experiment.py", *settings, "--out", root / "run", "--threads", 1)
     data = root / "other"
     data.mkdir()
     for table in ("text", "utt2spk"):
@@ -135,7 +136,9 @@ def test_exports_take_an_ivector_or_are_not_adapted_and_adapted_features_are_ref
         facts = json.loads((place / kind / "metadata.json").read_text())
         assert facts["ivector"] == kind
         assert (place / kind / "ivector.npz").is_file() == (kind == "input")
-    own, by_input, by_zero = (scores_of(place, where) for where in ("run", "input", "zero"))
+    done("export", place / "run", "--out", place / "global", "--cmvn", "global")
+    own, by_input, by_zero, by_global = (scores_of(place, where) for where in ("run", "input", "zero", "global"))
+    assert by_global[0][0] == "ANNA"
     assert own == by_input
     assert own[0][0] == by_zero[0][0] == "ANNA"
     code, _, said = run("export", place / "run", "--out", place / "stream", "--ivector", "input", "--kind", "stream")

@@ -50,7 +50,7 @@ def test_everything_is_opened_as_it_was_saved(tmp_path: Path, network, front) ->
     pair = (rng.normal(size=12).astype(np.float32), rng.normal(size=12).astype(np.float32))
     prior = None if network.stack == 3 else torch.from_numpy(rng.normal(size=5).astype(np.float32))
     stack = 3 if network.stack == 3 else 1
-    model = AcousticModel(front, 2, "utterance", network, 12, 5, stack, prior, lambda: pair)
+    model = AcousticModel(front, 2, "utterance", network, 12, 5, stack, prior, lambda: pair, normalised="all")
     found = again(model, tmp_path)
     plain = {"log_prior": None, "training": None}
     assert vars(replace(found, **plain)) == vars(replace(model, **plain))
@@ -61,6 +61,14 @@ def test_everything_is_opened_as_it_was_saved(tmp_path: Path, network, front) ->
     other = found.build()
     other.load_state_dict(weights.state_dict())
     assert np.array_equal(found.scores(other, feats_TF), model.scores(weights, feats_TF))
+
+
+def test_a_file_without_the_normalised_columns_is_of_an_earlier_run(tmp_path: Path) -> None:
+    content = AcousticModel(Ready(12), 2, "speaker", Dnn(), 36, 5).save(tmp_path)
+    del content["normalised"]
+    assert AcousticModel.open(content, {ARRAYS: tmp_path / ARRAYS}).normalised == "static"
+    with pytest.raises(ValueError, match="unknown columns"):
+        AcousticModel.open({**content, "normalised": "some"}, {ARRAYS: tmp_path / ARRAYS})
 
 
 def test_scores_of_many_utterances_are_those_of_one(tmp_path: Path) -> None:

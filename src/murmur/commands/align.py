@@ -24,7 +24,7 @@ from murmur.speech.decoding.word_times import WordTimer
 from murmur.speech.hmm.phone_times import write_ctm
 from murmur.speech.lexicon.lexicon import SILENCE
 from murmur.tasks.aligns import Aligns
-from murmur.tasks.hybrid.hmm import Stage
+from murmur.tasks.hybrid.stage import Stage
 
 app = typer.Typer(add_completion=False)
 PARTS = ("train", "dev", "test")

@@ -171,9 +171,10 @@ def describe(value: Any) -> Any:
 
 def _is_new(declared: Field[Any], value: Any) -> bool:
     """True for a field that was added later and has another value than its default."""
-    if not declared.metadata.get("added") or declared.default_factory is MISSING:
+    if not declared.metadata.get("added"):
         return False
-    return bool(value != declared.default_factory())
+    made = declared.default_factory
+    return bool(value != (declared.default if made is MISSING else made()))
 
 
 def _declared(value: Any, annotation: Any) -> Any:

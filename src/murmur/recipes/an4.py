@@ -22,37 +22,47 @@ from murmur.engine.schedule import Cosine
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.lda_mllt import LdaMlltConfig
+from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
-from murmur.tasks.hybrid.config import Chunks, Decoding, HmmStages, Search
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
 from murmur.tasks.hybrid.task import HybridTask
 
 TRIPHONE = EmConfig(gaussians=2000, passes=16, grow_passes=12, align_passes=(3, 5, 7, 10, 13), min_gaussian_frames=10.0)
+ADAPTED = EmConfig(gaussians=3000, passes=35, grow_passes=25, align_passes=(10, 20, 30), min_gaussian_frames=10.0)
+TREE = TreeConfig(leaves=400)
 
 
 def experiment() -> Experiment:
-    """Monophones, triphones of 400 states, a TDNN; unigram graph."""
+    """Monophones, triphones of 400 states, LDA+MLLT, SAT, a TDNN on its alignments at three speeds; unigram graph."""
     task = HybridTask(
         corpus=Path("corpora/an4"),
         loader="an4",
-        hmm=HmmStages(monophone=EmConfig(), triphone=TriphoneConfig(TreeConfig(leaves=400), TRIPHONE)),
+        front=FrontEnd(speeds=(0.9, 1.0, 1.1), normalised="all"),
+        hmm=HmmStages(
+            monophone=EmConfig(),
+            triphone=TriphoneConfig(TREE, TRIPHONE),
+            lda=LdaMlltConfig(tree=TREE, em=ADAPTED),
+            sat=SatConfig(tree=TREE, em=ADAPTED),
+        ),
         network=Tdnn(hidden=320, dropout=0.2),
         chunks=Chunks(size=16),
         augment=SpecAugment(time_frames=12, bin_masks=0),
         precision="bfloat16",
         decoding=Decoding(
-            gmm=Search("ug", scales=(0.05, 0.065, 0.08, 0.1, 0.12, 0.15)),
+            gmm=Search("ug", scales=(0.03, 0.04, 0.05, 0.065, 0.08, 0.1), insertion_penalties=(0.0, 0.5, 1.0)),
             network=Search("ug", scales=(0.08, 0.11, 0.14, 0.18, 0.24, 0.3), insertion_penalties=(0.0, -0.5, 0.5)),
         ),
     )
     return Experiment(
         task,
         SyncSGD(),
-        Budget(epochs=12),
+        Budget(epochs=5),
         Adam(lr=2e-3),
         Cosine(warm=0.1),
         scaling=Auto("stays"),
-        evaluate_every_epochs=2.0,
+        evaluate_every_epochs=1.0,
         max_gradient_norm=5.0,
     )

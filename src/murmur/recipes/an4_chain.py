@@ -28,6 +28,7 @@ def experiment() -> Experiment:
     decoding = first.task.decoding
     hybrid = replace(
         first.task,
+        front=replace(first.task.front, speeds=(1.0,)),
         chunks=Chunks(size=16),
         decoding=replace(decoding, network=replace(decoding.network, scales=CHAIN_SCALES)),
     )

@@ -17,6 +17,8 @@ from murmur.speech.corpus.digits import Digits
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.lda_mllt import LdaMlltConfig
+from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
@@ -25,14 +27,21 @@ from murmur.tasks.hybrid.task import HybridTask
 
 MONOPHONE = EmConfig(gaussians=600, passes=20, grow_passes=15, align_passes=(*range(2, 11), 12, 14, 16, 18))
 TRIPHONE = EmConfig(gaussians=1500, passes=14, grow_passes=10, align_passes=(4, 7, 10), min_gaussian_frames=15.0)
+ADAPTED = EmConfig(gaussians=2000, passes=25, grow_passes=18, align_passes=(7, 14, 20), min_gaussian_frames=15.0)
+TREE = TreeConfig(leaves=200)
 
 
 def experiment() -> Experiment:
-    """Monophones, triphones of 200 states, and a TDNN on masked features at three speeds."""
+    """Monophones, triphones of 200 states, LDA+MLLT, SAT, and a TDNN on masked features at three speeds."""
     task = HybridTask(
         digits=Digits(train=2880, dev=400),
         front=FrontEnd(cmvn="utterance", speeds=(0.9, 1.0, 1.1)),
-        hmm=HmmStages(monophone=MONOPHONE, triphone=TriphoneConfig(TreeConfig(leaves=200), TRIPHONE)),
+        hmm=HmmStages(
+            monophone=MONOPHONE,
+            triphone=TriphoneConfig(TREE, TRIPHONE),
+            lda=LdaMlltConfig(tree=TREE, em=ADAPTED),
+            sat=SatConfig(tree=TREE, em=ADAPTED),
+        ),
         network=Tdnn(hidden=256),
         chunks=Chunks(size=16),
         augment=SpecAugment(warp=0.1, time_frames=15, bins=6),

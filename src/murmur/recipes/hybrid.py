@@ -7,14 +7,17 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import Adam
 from murmur.engine.scaling import Auto
 from murmur.engine.schedule import Cosine
+from murmur.speech.hmm.lda_mllt import LdaMlltConfig
+from murmur.speech.hmm.sat import SatConfig
 from murmur.strategies import SyncSGD
+from murmur.tasks.hybrid.config import HmmStages
 from murmur.tasks.hybrid.task import HybridTask
 
 
 def experiment() -> Experiment:
-    """A TDNN on triphone states of any folder, or of the synthetic digits."""
+    """A TDNN on the states and alignments of speaker-adapted triphones of any folder, or of the synthetic digits."""
     return Experiment(
-        HybridTask(),
+        HybridTask(hmm=HmmStages(lda=LdaMlltConfig(), sat=SatConfig())),
         SyncSGD(),
         Budget(epochs=8),
         Adam(lr=2e-3),

@@ -17,23 +17,31 @@ from murmur.engine.optim.optimizer import Adam
 from murmur.engine.scaling import Auto
 from murmur.engine.schedule import Cosine
 from murmur.speech.features.augment import SpecAugment
+from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.lda_mllt import LdaMlltConfig
+from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
-from murmur.tasks.hybrid.config import Decoding, FrontEnd, Search
+from murmur.tasks.hybrid.config import Decoding, FrontEnd, HmmStages, Search
 from murmur.tasks.hybrid.task import HybridTask
+
+ADAPTED = EmConfig(gaussians=6000, passes=35, grow_passes=25, align_passes=(10, 20, 30), min_gaussian_frames=15.0)
+TREE = TreeConfig(leaves=900)
 
 
 def experiment() -> Experiment:
-    """Monophones, triphones; a TDNN in bfloat16 on three speeds, masked; bigram and trigram graphs."""
+    """Monophones, triphones, LDA+MLLT, SAT; a TDNN in bfloat16 on three speeds, masked; bigram and trigram graphs."""
     task = HybridTask(
         corpus=Path("corpora/librispeech"),
         loader="librispeech",
         front=FrontEnd(speeds=(0.9, 1.0, 1.1)),
+        hmm=HmmStages(lda=LdaMlltConfig(tree=TREE, em=ADAPTED), sat=SatConfig(tree=TREE, em=ADAPTED)),
         network=Tdnn(hidden=320),
         augment=SpecAugment(warp=0.08, time_masks=1, time_frames=15, bin_masks=1, bins=6),
         precision="bfloat16",
         decoding=Decoding(
-            gmm=Search("bg", scales=(0.055, 0.065, 0.08, 0.1, 0.12)),
+            gmm=Search("bg", scales=(0.04, 0.05, 0.065, 0.08, 0.1)),
             network=Search("tg", scales=(0.1, 0.12, 0.14, 0.165)),
             tune_every=3,
             silence_probability=0.5,

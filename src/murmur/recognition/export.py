@@ -156,7 +156,8 @@ def joined_input(run: TrainedRun, wish: Wish, cmvn: nn.Module) -> tuple[nn.Modul
     if extractor is None and not order:
         return cmvn, 0
     dims = 0 if extractor is None else extractor.dims
-    return JoinedInput(cmvn, order, np.zeros(dims)), dims if wish.ivector == "input" else 0
+    made = JoinedInput(cmvn, order, np.zeros(dims), run.acoustic.normalised)
+    return made, dims if wish.ivector == "input" else 0
 
 
 def token_names(units: Units) -> list[str]:

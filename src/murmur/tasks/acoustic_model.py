@@ -22,7 +22,8 @@ from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.file_errors import read_arrays
 from murmur.speech.features.analysis import Front, LogMel, Ready, deltas
 from murmur.speech.features.batching import UtteranceBatches, pad
-from murmur.speech.features.cmvn import Pair, Scope, normalise_all, statistics
+from murmur.speech.features.cmvn import Pair, Scope, statistics
+from murmur.speech.features.derivatives import Columns, all_with_derivatives
 from murmur.speech.features.shards import FeatureStore, is_prepared, prepare
 from murmur.speech.hmm import hybrid
 from murmur.tasks.adapted_gaussians import AdaptedGaussians
@@ -72,12 +73,13 @@ class AcousticModel:
         front: analysis of audio, with its sample rate; or `Ready` for features that corpora bring.
         delta_order: number of derivatives appended to the features.
         cmvn: scope of the mean and variance that normalise the features.
+        normalised: columns that they normalise: "static" before derivatives are appended, "all" after that.
         network: description of the network.
         inputs, outputs: F and C of the network.
         stack: input frames per output frame.
         log_prior: (C,) ln p(pdf), subtracted from log posteriors; None scores by log posteriors.
-        training: function that returns mean and deviation (F,) of all training frames, before normalisation; None for
-            features that corpora bring.
+        training: function that returns mean and deviation of the columns that `normalised` names, over all training
+            frames, before normalisation; None for features that corpora bring.
         speakers: inputs that depend on the speaker; None for a network without.
     """
 
@@ -91,6 +93,7 @@ class AcousticModel:
     log_prior: Tensor | None = None
     training: Callable[[], Pair] | None = None
     speakers: SpeakerInputs | None = None
+    normalised: Columns = "static"
 
     def build(self) -> nn.Module:
         """A fresh network, feats_NTF (and lengths_N, if `stack` is not 1) to logits_NUC."""
@@ -128,9 +131,7 @@ class AcousticModel:
             speakers: {utterance: speaker}.
             estimate: function that estimates the transforms of the speakers, see `SpeakerInputs.columns`.
         """
-        feats = normalise_all(spectrum, speakers, self.cmvn)
-        if self.delta_order:
-            feats = {name: deltas(x, self.delta_order) for name, x in feats.items()}
+        feats = all_with_derivatives(spectrum, speakers, self.cmvn, self.delta_order, self.normalised)
         if self.speakers is None or cepstra is None:
             return feats
         columns = self.speakers.columns(cepstra, speakers, estimate)
@@ -171,6 +172,7 @@ class AcousticModel:
             **more,
             "delta_order": self.delta_order,
             "cmvn": self.cmvn,
+            "normalised": self.normalised,
             "network": {"type": type_name(self.network), "values": network_values(self.network)},
             "inputs": self.inputs,
             "outputs": self.outputs,
@@ -194,13 +196,15 @@ class AcousticModel:
         pair = (arrays["mean"], arrays["deviation"]) if "mean" in arrays else None
         if content["cmvn"] not in ("speaker", "utterance", "none"):
             raise ValueError(f"unknown scope {content['cmvn']!r}")
+        columns = content.get("normalised", "static")  # absent from earlier runs
+        if columns not in ("static", "all"):
+            raise ValueError(f"unknown columns {columns!r}")
         front, network = _front(content["front"]), _network(content["network"])
         training = None if pair is None else lambda: pair
         inputs = content.get("speakers")
         speakers = None if inputs is None else SpeakerInputs.open(inputs, files, gaussians)
-        return AcousticModel(
-            front, network=network, cmvn=content["cmvn"], log_prior=prior, training=training, speakers=speakers, **sizes
-        )
+        kept: dict[str, Any] = {"cmvn": content["cmvn"], "normalised": columns, **sizes}
+        return AcousticModel(front, network=network, log_prior=prior, training=training, speakers=speakers, **kept)
 
 
 def posteriors(network: nn.Module, feats: Mapping[str, np.ndarray], stack: int) -> Iterator[tuple[str, np.ndarray]]:
@@ -220,8 +224,8 @@ def posteriors(network: nn.Module, feats: Mapping[str, np.ndarray], stack: int) 
         network.train(training)
 
 
-def training_statistics(train: Corpus, front: LogMel, cache: Path, absent: Absent) -> Pair:
-    """Mean and deviation (F,) of all frames of train.
+def training_statistics(train: Corpus, front: LogMel, cache: Path, absent: Absent, delta_order: int = 0) -> Pair:
+    """Mean and deviation of all frames of train, with derivatives up to an order.
 
     Raises:
         SettingError: the features are not in `cache`, and `absent` refuses to make them.
@@ -229,7 +233,7 @@ def training_statistics(train: Corpus, front: LogMel, cache: Path, absent: Absen
     if absent == "refuse" and not is_prepared(train, front, cache):
         refuse_to_make("features of train", cache)
     store = prepare(train, front, cache, cores_here())
-    return statistics(store[name] for name in store)
+    return statistics(deltas(store[name], delta_order) for name in store)
 
 
 def type_name(network: object) -> str:

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from murmur.speech.features.analysis import Mfcc, Ready, deltas
-from murmur.speech.features.cmvn import normalise, statistics
+from murmur.speech.features.analysis import Mfcc, Ready
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, transforms_from_paths
 from murmur.speech.hmm.storage import load_model, save_model
+from murmur.speech.hmm.vtln import Vtln
+from murmur.tasks.hybrid.warps import load_vtln, save_vtln
+from murmur.tasks.speaker_columns import GaussianFeatures
 
-ADAPTED, UNADAPTED = "adapted.npz", "unadapted.npz"
+ADAPTED, UNADAPTED, VTLN = "adapted.npz", "unadapted.npz", "vtln.npz"
 SPEAKER = "speaker"
 
 
@@ -31,17 +33,25 @@ class AdaptedGaussians:
         front: analysis of audio; or `Ready` for features of a set.
         pair: models of adapted and of unadapted features, with the states of the network.
         fmllr: settings for the estimation of transforms in decoding.
+        vtln: normalisation of the vocal tract length; None for models of features that are not warped.
     """
 
     name: str
     front: Mfcc | Ready
     pair: AdaptedPair
     fmllr: FmllrConfig
+    vtln: Vtln | None = None
 
     def features(self, cepstra: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Cepstra of all speech of one speaker less their mean, with two orders of deltas."""
-        pair = statistics(cepstra, variance=False)
-        return [deltas(normalise(feats_TF, *pair)) for feats_TF in cepstra]
+        """Cepstra of all speech of one speaker less their mean, with two orders of deltas; warped if `vtln` is set."""
+        names = [f"{i:06}" for i in range(len(cepstra))]
+        speakers = dict.fromkeys(names, SPEAKER)
+        feats = self.warped(GaussianFeatures.of(dict(zip(names, cepstra, strict=True)), speakers), speakers)
+        return [feats[name] for name in names]
+
+    def warped(self, feats: GaussianFeatures, speakers: Mapping[str, str]) -> GaussianFeatures:
+        """Features of some speakers under the warps of their vocal tracts; unchanged without `vtln`."""
+        return feats if self.vtln is None else feats.warped(self.vtln.warps(feats, speakers))
 
     def transform(
         self, feats: Sequence[np.ndarray], paths: Sequence[np.ndarray], present: FloatArray | None = None
@@ -70,7 +80,8 @@ class AdaptedGaussians:
         save_model(self.pair.adapted, folder / ADAPTED)
         save_model(self.pair.unadapted, folder / UNADAPTED)
         kind = {"front_type": "Ready"} if isinstance(self.front, Ready) else {}
-        return {"name": self.name, "front": asdict(self.front), **kind, "fmllr": asdict(self.fmllr)}
+        vtln = {} if self.vtln is None else {"vtln": save_vtln(self.vtln, folder / VTLN)}
+        return {"name": self.name, "front": asdict(self.front), **kind, "fmllr": asdict(self.fmllr), **vtln}
 
     @staticmethod
     def open(content: Mapping[str, Any], files: Mapping[str, Path]) -> AdaptedGaussians:
@@ -82,4 +93,5 @@ class AdaptedGaussians:
         pair = AdaptedPair(load_model(files[ADAPTED]), load_model(files[UNADAPTED]))
         kind = {"Mfcc": Mfcc, "Ready": Ready}[content.get("front_type", "Mfcc")]
         front, fmllr = kind(**content["front"]), FmllrConfig(**content["fmllr"])
-        return AdaptedGaussians(str(content["name"]), front, pair, fmllr)
+        vtln = load_vtln(content["vtln"], files[VTLN]) if "vtln" in content else None
+        return AdaptedGaussians(str(content["name"]), front, pair, fmllr, vtln)

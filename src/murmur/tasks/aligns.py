@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from murmur.speech.corpus.corpus import Corpus
-from murmur.tasks.hybrid.hmm import Stage
+from murmur.tasks.hybrid.stage import Stage
 
 
 @runtime_checkable

@@ -16,8 +16,10 @@ from murmur.speech.corpus.corpus import Corpus, CorpusError
 from murmur.speech.corpus.digits import Digits, digits_folder, make_digits
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.corpus.synth import check_installed
+from murmur.speech.features.cepstral_warp import MelCepstra
 
 FOLDS = 5  # speakers of train and dev of the Free Spoken Digit Dataset, one of which is held out at a time
+SPHINX = MelCepstra(bins=40, low_hz=133.33334, high_hz=6855.4976, scaling="mean", lifter=0.0)  # of AN4's cepstra
 HELD_OUT = 8  # every eighth speaker (or utterance) of a training set that comes without a dev set
 
 
@@ -31,6 +33,7 @@ class SpeechSet:
         test: utterances for the final figure.
         lexicon: pronunciations of all words.
         language_models: ARPA files by name; empty for sets with a closed word loop.
+        analysis: the analysis that made the cepstra of a set that brings features; None if it is not known.
     """
 
     train: Corpus
@@ -38,6 +41,7 @@ class SpeechSet:
     test: Corpus
     lexicon: Path
     language_models: Mapping[str, Path] = field(default_factory=dict)
+    analysis: MelCepstra | None = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,7 @@ def own(root: Path) -> SpeechSet:
 def an4(root: Path) -> SpeechSet:
     """AN4 as cepstra (feats.scp) with its unigram model ("ug"); dev is every eighth training speaker."""
     needs = NEEDS["an4"]
-    return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root))
+    return SpeechSet(*splits(root), _there(root / needs.lexicon, root), needs.models(root), SPHINX)
 
 
 def an4_all(root: Path) -> SpeechSet:

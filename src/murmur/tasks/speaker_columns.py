@@ -2,8 +2,9 @@
 
     x_t = [spectrum_t, A_s P y_t + b_s, phi_u]
 
-y: cepstra less their mean over the speaker, with deltas; P: projection of the Gaussian system; A_s, b_s: transform of
-the speaker; phi_u: i-vector, the same in all frames of an utterance. All parts but the frames are in memory.
+y: cepstra less their mean over the speaker, with deltas, warped if the vocal tract length is normalised; P: projection
+of the Gaussian system; A_s, b_s: transform of the speaker; phi_u: i-vector, the same in all frames of an utterance. All
+parts but the frames are in memory.
 
 Shapes: T frames, F cepstra with deltas, D projected features, I values of an i-vector.
 """
@@ -11,14 +12,16 @@ Shapes: T frames, F cepstra with deltas, D projected features, I values of an i-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from murmur.speech.features.analysis import deltas
+from murmur.speech.features.cepstral_warp import warped
 from murmur.speech.features.cmvn import Pair, normalise, statistics_of_all
 from murmur.speech.features.shards import FeatureStore, ShardRows
 from murmur.speech.hmm.fmllr import adapt
+from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.projection import Projection, project
 from murmur.speech.hmm.speaker_transforms import Transforms
 
@@ -30,10 +33,12 @@ class GaussianFeatures(Mapping[str, np.ndarray]):
     Attributes:
         cepstra: cepstra, such as rows of a store.
         means: mean of the speaker, and deviation 1, of each utterance.
+        warps: warp (K, K) of the vocal tract length of each utterance; utterances without one are not warped.
     """
 
     cepstra: Mapping[str, np.ndarray]
     means: Mapping[str, Pair]
+    warps: Mapping[str, FloatArray] = field(default_factory=dict)
 
     @staticmethod
     def of(cepstra: Mapping[str, np.ndarray], speakers: Mapping[str, str]) -> GaussianFeatures:
@@ -43,7 +48,8 @@ class GaussianFeatures(Mapping[str, np.ndarray]):
         return GaussianFeatures(rows, {name: means[name] for name in rows})
 
     def __getitem__(self, utterance: str) -> np.ndarray:
-        return deltas(normalise(self.cepstra[utterance], *self.means[utterance]))
+        feats_TF = deltas(normalise(self.cepstra[utterance], *self.means[utterance]))
+        return warped(feats_TF, self.warps.get(utterance))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.cepstra)
@@ -54,6 +60,10 @@ class GaussianFeatures(Mapping[str, np.ndarray]):
     def __contains__(self, utterance: object) -> bool:
         return utterance in self.means
 
+    def warped(self, warps: Mapping[str, FloatArray]) -> GaussianFeatures:
+        """The features under warps, see `warps`."""
+        return replace(self, warps=warps)
+
     def part(self, names: Sequence[str]) -> GaussianFeatures:
         """Some utterances, small to pickle if the cepstra are rows of a store."""
         if isinstance(self.cepstra, ShardRows):
@@ -61,7 +71,8 @@ class GaussianFeatures(Mapping[str, np.ndarray]):
             rows: Mapping[str, np.ndarray] = ShardRows(self.cepstra.folder, places)
         else:
             rows = {name: self.cepstra[name] for name in names}
-        return GaussianFeatures(rows, {name: self.means[name] for name in names})
+        warps = {name: self.warps[name] for name in names if name in self.warps}
+        return GaussianFeatures(rows, {name: self.means[name] for name in names}, warps)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ Shapes: T frames, F features, D values of an i-vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,16 @@ class SpeakerInputs:
         Raises:
             SettingError: the input has adapted features, and there is no such function.
         """
-        feats, transforms, projection, points = GaussianFeatures.of(cepstra, speakers), None, None, None
+        feats = GaussianFeatures.of(cepstra, speakers)
+        columns = SpeakerColumns(feats, speakers)
         if self.gaussians is not None:
             if estimate is None:
                 raise SettingError("adapted features need transforms from two decoding passes, and there is no search")
-            transforms, projection = estimate(dict(feats), speakers), self.gaussians.pair.adapted.projection
+            warped, projection = self.gaussians.warped(feats, speakers), self.gaussians.pair.adapted.projection
+            columns = SpeakerColumns(warped, speakers, estimate(dict(warped), speakers), projection)
         if self.extractor is not None:
-            points = ivectors(self.extractor, feats, speakers, self.scale)
-        return SpeakerColumns(feats, speakers, transforms, projection, points)
+            columns = replace(columns, ivectors=ivectors(self.extractor, feats, speakers, self.scale))
+        return columns
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the extractor into a folder; return the other values in JSON's terms.

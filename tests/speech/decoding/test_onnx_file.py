@@ -22,6 +22,7 @@ from murmur.speech.decoding.deployable import (
 from murmur.speech.decoding.onnx_file import OPSET, ExportError, in_chunks, session, write_onnx
 from murmur.speech.features.analysis import deltas
 from murmur.speech.features.cmvn import normalise_all, statistics
+from murmur.speech.features.derivatives import all_with_derivatives
 from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 
 VALUES, OUTPUTS = 6, 5
@@ -71,17 +72,18 @@ def test_scores_are_those_of_each_utterance_alone(tmp_path, name):
         np.testing.assert_allclose(got[i, :frames], 0.3 * alone.numpy()[:, columns], atol=1e-4)
 
 
+@pytest.mark.parametrize("columns", ["static", "all"])
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("name", ["tdnn", "dnn", "blstm with stacked frames"])
-def test_derivatives_and_ivectors_are_those_of_each_utterance_alone(tmp_path, name, given, order):
+def test_derivatives_and_ivectors_are_those_of_each_utterance_alone(tmp_path, name, given, order, columns):
     config, rng = NETWORKS[name], np.random.default_rng(4)
     torch.manual_seed(3)
     network = config.build(VALUES * (order + 1) + 4, OUTPUTS).eval()
     lengths, usual = [1, 2, 7, 40], rng.normal(size=4).astype(np.float32)
     feats = {str(i): rng.normal(size=(n, VALUES)).astype(np.float32) for i, n in enumerate(lengths)}
     ivectors = rng.normal(size=(len(lengths), 4)).astype(np.float32) if given else np.tile(usual, (len(lengths), 1))
-    joined = JoinedInput(UtteranceCmvn(), order, usual)
+    joined = JoinedInput(UtteranceCmvn(), order, usual, columns)
     module = WholeUtterances(joined, network, ScoreNetwork(Readout(), OUTPUTS), 4 if given else 0)
     path, worst = exported(tmp_path, module)
     assert worst <= 1e-4
@@ -90,12 +92,25 @@ def test_derivatives_and_ivectors_are_those_of_each_utterance_alone(tmp_path, na
         x[i, :n] = feats[str(i)]
     more = {"ivector": ivectors} if given else {}
     got, _ = session(path).run(None, {"x": x, "x_lens": np.array(lengths), **more})
-    normal = normalise_all(feats, {name: name for name in feats}, "utterance")
+    normal = all_with_derivatives(feats, {name: name for name in feats}, "utterance", order, columns)
     for i, n in enumerate(lengths):
-        whole = np.concatenate([deltas(normal[str(i)], order), np.tile(ivectors[i], (n, 1))], axis=1)
+        whole = np.concatenate([normal[str(i)], np.tile(ivectors[i], (n, 1))], axis=1)
         with torch.inference_mode():
             alone = network(torch.from_numpy(whole)[None]).log_softmax(-1)[0].numpy()
         np.testing.assert_allclose(got[i, : len(alone)], alone, atol=1e-4)
+
+
+def test_fixed_statistics_of_derivatives(tmp_path):
+    torch.manual_seed(3)
+    network, rng = NETWORKS["tdnn"].build(VALUES * 3, OUTPUTS).eval(), np.random.default_rng(5)
+    feats_TF = (rng.normal(size=(30, VALUES)) * 3 - 8).astype(np.float32)
+    mean_C, deviation_C = statistics([deltas(feats_TF)])
+    joined = JoinedInput(FixedCmvn(mean_C, deviation_C), 2, np.zeros(0), "all")
+    path, _ = exported(tmp_path, WholeUtterances(joined, network, ScoreNetwork(Readout(), OUTPUTS)))
+    got, _ = session(path).run(None, {"x": feats_TF[None], "x_lens": np.array([30])})
+    with torch.inference_mode():
+        wanted = network(torch.from_numpy((deltas(feats_TF) - mean_C) / deviation_C)[None]).log_softmax(-1)
+    np.testing.assert_allclose(got, wanted.numpy(), atol=1e-4)
 
 
 def test_a_stream_has_an_ivector_in_place_of_the_speakers(tmp_path):

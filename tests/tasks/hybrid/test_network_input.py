@@ -1,5 +1,6 @@
 """Input of the network: spectrum, adapted features and i-vectors; copies at other speeds; use without the corpus."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -15,21 +16,25 @@ from murmur.recognition.transform_passes import TransformPasses
 from murmur.speech.corpus.kaldi_dir import read_data_dir
 from murmur.speech.features.analysis import deltas
 from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.cepstral_warp import warp_matrix, warped
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.fmllr import adapt
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.hmm.speaker_transforms import FmllrConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.hmm.vtln import VtlnConfig
 from murmur.speech.ivector.extractor import IvectorConfig
 from murmur.speech.ivector.statistics import Sums
 from murmur.speech.ivector.ubm import UbmConfig
 from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
+from murmur.tasks.adapted_gaussians import AdaptedGaussians
 from murmur.tasks.chain.task import ChainTask
 from murmur.tasks.hybrid import data as hybrid_data
 from murmur.tasks.hybrid import ivector_stage
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.hybrid.warps import load_factors
 from murmur.tasks.recogniser import PortableRecogniser
 from murmur.tasks.word_search import WordSearch
 from tones import make_tones
@@ -40,6 +45,9 @@ FMLLR = FmllrConfig(min_frames=50)
 IVECTOR = IvectorConfig(dims=3, passes=3, scale=0.2, utterances=2, ubm=UbmConfig(gaussians=5, passes=3))
 BINS, CEPSTRA, SPEED = 12, 39, 1.25
 FULL = NetworkInput(deltas=1, fmllr=True, ivector=IVECTOR)
+VTLN = VtlnConfig(factors=(0.9, 1.0, 1.1), sweeps=2, em=replace(EM, gaussians=1))
+TRACTS = (0.9, 1.0, 1.0, 1.1)  # of the four speakers of each part; a factor above 1 moves formants down
+SIZES = {"train": 48, "dev": 8, "test": 8}
 SPECTRUM = 2 * BINS
 FMLLR_COLUMNS, IVECTOR_COLUMNS = slice(SPECTRUM, SPECTRUM + CEPSTRA), slice(SPECTRUM + CEPSTRA, None)
 NO_MASKS = SpecAugment(time_masks=0, bin_masks=0)
@@ -57,7 +65,7 @@ def plain(tmp_path_factory):
     """A task with a speaker-adapted Gaussian system whose network takes the spectrum alone."""
     root = tmp_path_factory.mktemp("tones")
     return HybridTask(
-        corpus=make_tones(root / "set", {"train": 48, "dev": 8, "test": 8}),
+        corpus=make_tones(root / "set", SIZES),
         front=FrontEnd(bins=BINS),
         hmm=HmmStages(monophone=EM, triphone=TriphoneConfig(TREE, EM), sat=SatConfig((2,), FMLLR, FMLLR, TREE, EM)),
         network=Tdnn(hidden=16, dropout=0.0),
@@ -75,6 +83,14 @@ def with_input(task, wanted, **more):
 @pytest.fixture(scope="module")
 def full(plain):
     return with_input(plain, FULL)
+
+
+@pytest.fixture(scope="module")
+def tracts(plain, tmp_path_factory):
+    """The same for speakers with vocal tracts of different lengths, whose lengths are normalised."""
+    root = tmp_path_factory.mktemp("tracts")
+    corpus, stages = make_tones(root / "set", SIZES, TRACTS), replace(plain.hmm, vtln=VTLN)
+    return replace(plain, corpus=corpus, hmm=stages, cache=root / "cache")
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -194,9 +210,86 @@ def test_the_extractor_is_stored_and_read_and_its_background_model_is_kept(plain
         _ = replace(task, absent="refuse").hmms.extractor
 
 
-@pytest.mark.parametrize("wanted", [FULL, NetworkInput(ivector=IVECTOR), NetworkInput(spectrum=False, fmllr=True)])
-def test_a_saved_recogniser_gives_the_same_scores_without_corpus_and_cache(plain, wanted, tmp_path):
-    task = with_input(plain, wanted)
+@pytest.mark.parametrize("part", ["train", "dev"])
+def test_derivatives_of_log_mel_are_normalised_too(plain, part):
+    """All columns of a speaker have mean 0 and deviation 1, at all speeds, and training frames are the same."""
+    task = with_input(plain, NetworkInput(deltas=2), normalised="all", speeds=(1.0, SPEED))
+    corpus, static = task.utterances(part), with_input(plain, NetworkInput(deltas=2)).hmms
+    for speed in (1.0, SPEED):
+        found, before = task.hmms.network_features(corpus, speed), static.network_features(corpus, speed)
+        for speaker in sorted(set(corpus.speakers.values())):
+            own = [name for name in found if corpus.speakers[name] == speaker]
+            columns = np.concatenate([found[name] for name in own])
+            assert columns.shape[1] == task.hmms.network_dims == 3 * BINS
+            np.testing.assert_allclose(columns.mean(0), 0.0, atol=1e-5)
+            np.testing.assert_allclose(columns.std(0), 1.0, atol=1e-4)
+            assert np.concatenate([before[name] for name in own])[:, BINS:].std(0).max() < 0.8
+        assert all(np.allclose(found[name][:, :BINS], before[name][:, :BINS], atol=1e-5) for name in found)
+    if part == "dev":
+        assert all(
+            np.array_equal(feats, task.hmms.network_features(corpus)[n]) for n, feats in task.data.dev_feats.items()
+        )
+        return
+    copies = {f"sp{SPEED:g}-{name}": feats for name, feats in task.hmms.network_features(corpus, SPEED).items()}
+    every, store = {**task.hmms.network_features(corpus), **copies}, task.data.train
+    assert len(store.names) == len(every)
+    assert all(np.array_equal(store.feats(i), every[name]) for i, name in enumerate(store.names))
+
+
+def factors_of(task, part, copy=""):
+    """The stored warp factor of each speaker, in the order of the speakers."""
+    warps = task.hmms.warps
+    found = load_factors(task.cache / f"vtln-{warps.key}-factors-{task.utterances(part).digest()}{copy}.npz")
+    return [found[f"{part}{number}"] for number in range(4)]
+
+
+@pytest.mark.parametrize(("part", "speed"), [("train", 1.0), ("train", SPEED), ("dev", 1.0), ("test", 1.0)])
+def test_adapted_features_are_warped_and_the_other_parts_are_not(tracts, part, speed):
+    task = with_input(tracts, FULL, normalised="all", speeds=(1.0, SPEED))
+    half, corpus = task.hmms, task.utterances(part)
+    without = replace(task, hmm=replace(task.hmm, vtln=None))
+    found, model = half.network_features(corpus, speed), half.trained[-1].model
+    transforms, cepstra = half.transforms(corpus, speed), without.hmms.features(corpus, speed)
+    factors = factors_of(task, part, "" if speed == 1.0 else f"-speed-{speed:g}")
+    assert (factors == list(TRACTS)) == (speed == 1.0)  # a copy has factors of its own
+    alone = with_input(without, replace(FULL, fmllr=False))
+    others = alone.hmms.network_features(alone.utterances(part), speed)
+    for name, feats in found.items():
+        speaker = corpus.speakers[name]
+        matrix = warp_matrix(half.warps.analysis, 13, factors[int(speaker[-1])])
+        own = warped(cepstra[name], matrix)
+        np.testing.assert_allclose(feats[:, FMLLR_COLUMNS], adapt(transforms[speaker], model.features(own)), atol=1e-4)
+        assert np.array_equal(np.delete(feats, range(SPECTRUM, SPECTRUM + CEPSTRA), 1), others[name])
+
+
+def test_features_of_one_speaker_alone_are_those_of_the_set(tracts, tmp_path):
+    """As `murmur transcribe --adapt` computes them, with a recogniser that was saved and opened."""
+    half, test = tracts.hmms, tracts.material.test
+    content = json.loads(json.dumps(half.adapted_gaussians.save(tmp_path)))
+    gaussians = AdaptedGaussians.open(content, {path.name: path for path in tmp_path.iterdir()})
+    feats, store = half.features(test), half.store(test, half.cepstra)
+    assert factors_of(tracts, "test") == list(TRACTS)
+    for speaker in sorted(set(test.speakers.values())):
+        names = [name for name in feats if test.speakers[name] == speaker]
+        found = gaussians.features([store[name] for name in names])
+        assert all(np.array_equal(x, feats[name]) for x, name in zip(found, names, strict=True))
+
+
+SAVED = [
+    (FULL, "static"),
+    (FULL, "all"),
+    (NetworkInput(ivector=IVECTOR), "static"),
+    (NetworkInput(spectrum=False, fmllr=True), "static"),
+    (NetworkInput(deltas=2), "all"),
+]
+
+
+@pytest.mark.parametrize("speech", ["plain", "tracts"])
+@pytest.mark.parametrize(("wanted", "normalised"), SAVED)
+def test_a_saved_recogniser_gives_the_same_scores_without_corpus_and_cache(
+    wanted, normalised, speech, tmp_path, request
+):
+    task = with_input(request.getfixturevalue(speech), wanted, normalised=normalised)
     torch.manual_seed(1)
     network = task.model()
     scorer = task._network_scorer(network, task.targets, "test")
@@ -205,6 +298,10 @@ def test_a_saved_recogniser_gives_the_same_scores_without_corpus_and_cache(plain
     moved = shutil.move(tmp_path / "recogniser", tmp_path / "elsewhere")
     recogniser = PortableRecogniser.open(moved)
     acoustic, passes = recogniser.acoustic, None
+    assert (recogniser.adapted.vtln is None) == (task.hmm.vtln is None)
+    if wanted.spectrum:
+        order = task.hmms.delta_order if normalised == "all" else 0
+        assert acoustic.training()[0].shape == ((order + 1) * BINS,)
     if wanted.fmllr:
         settings = acoustic.speakers.passes
         search = WordSearch(recogniser.graphs, settings.grammar, recogniser.cache)

@@ -11,23 +11,30 @@ import torch
 
 from murmur.core.flat import Layout
 from murmur.engine.checkpoints.checkpoint import write_pair
+from murmur.engine.experiment import describe
 from murmur.speech.corpus.digits import Digits
 from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.tuning import Trial
 from murmur.speech.decoding.wer import ErrorRate
 from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.cepstral_warp import MelCepstra, warp_matrix, warped
 from murmur.speech.features.chunks import IGNORED
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.hmm.vtln import SpeechGaussians, VtlnConfig
+from murmur.speech.ivector.extraction import ivectors
+from murmur.speech.ivector.extractor import IvectorConfig
+from murmur.speech.ivector.ubm import UbmConfig
 from murmur.speech.lexicon.lexicon import read_lexicon
 from murmur.speech.models import Lstm, Tdnn
 from murmur.tasks.hybrid import hmm as hybrid_hmm
-from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.data import floored
 from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.hybrid.warps import load_factors, load_gaussians, save_factors, save_gaussians
 from murmur.tasks.word_search import middle_of_best
 
 LEXICON = {"ANNA": "A N A", "BOB": "B O B", "NOB": "N O B"}
@@ -226,6 +233,105 @@ def test_refusals(task):
         replace(task, front=FrontEnd(speeds=(1.0, 1.1))).minibatch(0)
     with pytest.raises(ValueError, match="no grammar 'trigram'"):
         task._words.sources.words("trigram")
+
+
+def cepstral(task, **front):
+    """The task with the analysis of its cepstra known."""
+    changed = replace(task, front=FrontEnd(**front), cache=task.cache / "cepstral")
+    changed.__dict__["material"] = replace(task.material, analysis=MelCepstra(20, 0.0, 4000.0))
+    return changed
+
+
+def test_derivatives_are_normalised_too(task):
+    """All columns have mean 0 and deviation 1 over a speaker, in dev, in the training frames, and in a saved model."""
+    plain, wide = task.hmms.network_features(task.material.dev), cepstral(task, normalised="all")
+    found = wide.hmms.network_features(task.material.dev)
+    speakers = task.material.dev.speakers
+    for speaker in sorted(set(speakers.values())):
+        columns = np.concatenate([found[u] for u in found if speakers[u] == speaker])
+        np.testing.assert_allclose(columns.mean(0), 0.0, atol=1e-5)
+        np.testing.assert_allclose(columns.std(0), 1.0, atol=1e-4)
+    for name, feats_TF in found.items():
+        np.testing.assert_allclose(feats_TF[:, :13], plain[name][:, :13], atol=1e-5)
+        assert feats_TF[:, 13:].std() > 1.3 * plain[name][:, 13:].std()
+    trained = wide.hmms.network_features(wide.material.train)
+    store = wide.data.train
+    for number, name in enumerate(store.names):
+        np.testing.assert_array_equal(store.feats(number), trained[name])
+    again = wide._acoustic.features(task.material.dev, wide.cache)
+    assert all(np.array_equal(again[name], found[name]) for name in found)
+
+
+def test_copies_of_cepstra_at_other_speeds(task):
+    """Training frames hold a copy for each speed, of warped cepstra, and targets follow the tempo."""
+    fast = cepstral(task, speeds=(1.0, 1.25))
+    plain, copies = (fast.hmms.network_features(fast.material.train, speed) for speed in (1.0, 1.25))
+    assert plain.keys() == copies.keys()
+    assert all(len(copies[name]) == round(len(plain[name]) / 1.25) for name in plain)
+    frames = sum(map(len, plain.values())) + sum(map(len, copies.values()))
+    assert fast.samples_per_epoch == frames
+    assert cepstral(task).samples_per_epoch == sum(map(len, plain.values()))
+    wanted = NetworkInput(ivector=IvectorConfig(dims=2, passes=2, ubm=UbmConfig(gaussians=4, passes=2)))
+    joint = cepstral(task, speeds=(1.0, 1.25), input=wanted, normalised="all").hmms
+    for speed, spectrum in ((1.0, plain), (1.25, copies)):
+        found, cepstra = (
+            joint.network_features(joint.material.train, speed),
+            joint.features(joint.material.train, speed),
+        )
+        assert {name: len(feats_TF) for name, feats_TF in found.items()} == {n: len(x) for n, x in spectrum.items()}
+        own = ivectors(joint.extractor, cepstra, joint.material.train.speakers, wanted.ivector.scale, 2)
+        assert all(np.array_equal(feats_TF[0, 39:], own[name].astype(np.float32)) for name, feats_TF in found.items())
+
+
+def test_vocal_tract_length_normalisation(task, caplog):
+    """Gaussian systems see warped features; factors and Gaussians are read again; other stages have other keys."""
+    caplog.set_level(logging.INFO)
+    config = VtlnConfig(factors=(0.9, 1.0, 1.1), sweeps=2, em=SMALL)
+    made = cepstral(task)
+    made = replace(made, hmm=replace(made.hmm, vtln=config), cache=made.cache / "vtln")
+    made.__dict__["material"] = cepstral(task).material
+    assert made.hmms.untrained() == ["vtln", "monophone"]
+    plain, found = task.hmms.features(task.material.train), made.hmms.features(made.material.train)
+    speakers = task.material.train.speakers
+    (factors,) = (load_factors(path) for path in made.cache.glob("vtln-*-factors-*"))
+    assert factors.keys() == set(speakers.values())
+    for name, feats_TF in plain.items():
+        matrix = warp_matrix(made.material.analysis, 13, factors[speakers[name]])
+        np.testing.assert_allclose(found[name], warped(feats_TF, matrix), atol=1e-4)
+    assert made.hmms.trained[0].key != cepstral(task).hmms.trained[0].key
+    assert made.hmms.untrained() == []
+    again = replace(made)
+    again.__dict__["material"] = made.material
+    caplog.clear()
+    refound = again.hmms.features(again.material.train)
+    assert all(np.array_equal(refound[name], found[name]) for name in found)
+    assert "vtln" not in caplog.text
+    with pytest.raises(ValueError, match="unknown analysis"):
+        _ = replace(task, hmm=made.hmm).hmms.warps
+
+
+def test_damaged_files_of_the_normalisation_are_told(task, tmp_path):
+    save_factors({"b": 0.9, "a": 1.0}, tmp_path / "f.npz")
+    assert load_factors(tmp_path / "f.npz") == {"a": 1.0, "b": 0.9}
+    save_factors({"b": -0.9}, tmp_path / "f.npz")
+    with pytest.raises(ValueError, match="not all positive"):
+        load_factors(tmp_path / "f.npz")
+    stage = task.hmms.trained[-1]
+    gaussians = SpeechGaussians.of(stage.model, stage.tids)
+    assert 0 < gaussians.speech.sum() < len(gaussians.speech)
+    save_gaussians(gaussians, tmp_path / "g.npz")
+    found = load_gaussians(tmp_path / "g.npz")
+    np.testing.assert_array_equal(found.mixtures.means, gaussians.mixtures.means)
+    np.testing.assert_array_equal(found.speech, gaussians.speech)
+    save_gaussians(replace(gaussians, speech=gaussians.speech[1:]), tmp_path / "g.npz")
+    with pytest.raises(ValueError, match="marks of speech"):
+        load_gaussians(tmp_path / "g.npz")
+
+
+def test_settings_that_were_added_keep_earlier_descriptions():
+    shown = describe(FrontEnd())
+    assert "normalised" not in shown
+    assert describe(FrontEnd(normalised="all")) == {**shown, "normalised": "all"}
 
 
 def test_speed_copies_of_synthetic_digits(tmp_path):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from murmur.speech.features.analysis import delta_kernels
 from murmur.speech.features.cmvn import SMALLEST_DEVIATION
+from murmur.speech.features.derivatives import Columns
 from murmur.speech.models.recurrent import AcousticLstm
 
 
@@ -63,22 +64,29 @@ class JoinedInput(nn.Module):
     Attributes:
         cmvn: normalisation.
         ivector: (I,) i-vector of utterances that come without one.
+        normalised: columns that are normalised: "static" before derivatives are appended, "all" after that.
     """
 
     ivector: Tensor
 
-    def __init__(self, cmvn: nn.Module, order: int, ivector_I: np.ndarray) -> None:
+    def __init__(self, cmvn: nn.Module, order: int, ivector_I: np.ndarray, normalised: Columns = "static") -> None:
         super().__init__()
-        self.cmvn = cmvn
+        self.cmvn, self.normalised = cmvn, normalised
         self.kernels = [torch.from_numpy(kernel.astype(np.float32)) for kernel in delta_kernels(order)]
         self.register_buffer("ivector", torch.from_numpy(np.asarray(ivector_I, np.float32)))
 
     def forward(self, feats_NTF: Tensor, lengths_N: Tensor, ivector_NI: Tensor | None = None) -> Tensor:
         """Input of the network; `ivector_NI` are the i-vectors of the utterances."""
-        normal_NTF, spoken_NT1 = self.cmvn(feats_NTF, lengths_N), spoken(feats_NTF, lengths_N)
-        parts = [normal_NTF, *(self._filtered(normal_NTF, lengths_N, kernel) for kernel in self.kernels)]
+        if self.normalised == "all":
+            spectrum_NTC = self.cmvn(self._with_derivatives(feats_NTF, lengths_N), lengths_N)
+        else:
+            spectrum_NTC = self._with_derivatives(self.cmvn(feats_NTF, lengths_N), lengths_N)
         own_NI = self.ivector[None] if ivector_NI is None else ivector_NI
-        return torch.cat([*(part * spoken_NT1 for part in parts), own_NI[:, None] * spoken_NT1], 2)
+        spoken_NT1 = spoken(feats_NTF, lengths_N)
+        return torch.cat([spectrum_NTC * spoken_NT1, own_NI[:, None] * spoken_NT1], 2)
+
+    def _with_derivatives(self, feats_NTF: Tensor, lengths_N: Tensor) -> Tensor:
+        return torch.cat([feats_NTF, *(self._filtered(feats_NTF, lengths_N, kernel) for kernel in self.kernels)], 2)
 
     def _filtered(self, feats_NTF: Tensor, lengths_N: Tensor, kernel_K: Tensor) -> Tensor:
         """sum_k kernel_k x_{t + k - K // 2}, with the edge frames of each utterance repeated."""

@@ -12,7 +12,7 @@ import subprocess
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from torch import nn
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
 from murmur.speech.corpus.file_errors import making_sense_of
 from murmur.speech.corpus.sphere import REMEDY, is_cut_short, is_shortened
+from murmur.speech.features.cepstral_warp import MelCepstra, at_speed
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,24 @@ class Ready:
     frame_shift_seconds: float = 0.01
 
 
-Front = LogMel | Mfcc | Ready
+@dataclass(frozen=True)
+class ReadyAtSpeed:
+    """Mel cepstra of the corpus itself (feats.scp), changed to those of the same speech at another speed.
+
+    Attributes:
+        dims: number of values per frame, c0 first.
+        frame_shift_seconds: time from frame to frame.
+        speed: playback speed; 1.1 raises tempo and formants by 1.1.
+        analysis: the analysis that made the cepstra.
+    """
+
+    dims: int = 13
+    frame_shift_seconds: float = 0.01
+    speed: float = 1.0
+    analysis: MelCepstra = field(default_factory=MelCepstra)
+
+
+Front = LogMel | Mfcc | Ready | ReadyAtSpeed
 
 
 def digest(front: Front) -> str:
@@ -107,7 +125,7 @@ def features_of(utterance: Utterance, front: Front) -> np.ndarray:
     Raises:
         CorpusError: the audio or features are missing, damaged, at another rate, too short, or not finite.
     """
-    if isinstance(front, Ready):
+    if isinstance(front, Ready | ReadyAtSpeed):
         if utterance.features is None:
             raise CorpusError("it has no stored features: prepare it with LogMel or Mfcc, or give feats.scp")
         feats_TF = read_stored(utterance.features)
@@ -119,7 +137,7 @@ def features_of(utterance: Utterance, front: Front) -> np.ndarray:
         raise CorpusError(f"its features have shape {feats_TF.shape}, expected (frames > 0, {front.dims})")
     if not np.isfinite(feats_TF).all():
         raise CorpusError(f"frame {int(np.argmin(np.isfinite(feats_TF).all(1)))} of its features is not finite")
-    return feats_TF
+    return at_speed(feats_TF, front.analysis, front.speed) if isinstance(front, ReadyAtSpeed) else feats_TF
 
 
 def analyse(samples_S: np.ndarray, front: LogMel | Mfcc) -> np.ndarray:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from murmur.execution.processes import in_processes, with_bar
+from murmur.speech.features.analysis import deltas
 from murmur.speech.features.cmvn import Pair, Scope, statistics
 from murmur.speech.features.shards import FeatureStore, ShardRows
 
@@ -37,8 +38,10 @@ class Normalisation:
         return Normalisation(group, {g: self.pairs[g] for g in dict.fromkeys(group.values())})
 
 
-def normalisation(store: FeatureStore, scope: Scope, processes: int, progress: bool = False) -> Normalisation | None:
-    """Statistics of every speaker or utterance of a store; None for the scope "none"."""
+def normalisation(
+    store: FeatureStore, scope: Scope, processes: int, progress: bool = False, delta_order: int = 0
+) -> Normalisation | None:
+    """Statistics of every speaker or utterance, of features with `delta_order` derivatives; None for scope "none"."""
     if scope == "none":
         return None
     speakers = store.corpus.speakers
@@ -54,16 +57,19 @@ def normalisation(store: FeatureStore, scope: Scope, processes: int, progress: b
             room = UTTERANCES_PER_JOB
         batches[-1][owner] = names
         room -= len(names)
-    jobs = [_job(store, batch) for batch in batches]
+    jobs = [_job(store, batch, delta_order) for batch in batches]
     pairs: dict[str, Pair] = {}
     for found in with_bar(in_processes(jobs, processes), "statistics", len(jobs), progress):
         pairs |= found
     return Normalisation(group, pairs)
 
 
-def _job(store: FeatureStore, members: Mapping[str, Sequence[str]]) -> partial[dict[str, Pair]]:
-    return partial(_pairs, store.rows(name for names in members.values() for name in names), members)
+def _job(store: FeatureStore, members: Mapping[str, Sequence[str]], delta_order: int) -> partial[dict[str, Pair]]:
+    return partial(_pairs, store.rows(name for names in members.values() for name in names), members, delta_order)
 
 
-def _pairs(rows: ShardRows, members: Mapping[str, Sequence[str]]) -> dict[str, Pair]:
-    return {owner: statistics(np.asarray(rows[name]) for name in names) for owner, names in members.items()}
+def _pairs(rows: ShardRows, members: Mapping[str, Sequence[str]], delta_order: int) -> dict[str, Pair]:
+    return {
+        owner: statistics(deltas(np.asarray(rows[name]), delta_order) for name in names)
+        for owner, names in members.items()
+    }

@@ -43,7 +43,7 @@ class LdaMlltConfig:
     mllt_passes: tuple[int, ...] = (2, 4, 6, 10)
     tree: TreeConfig = field(default_factory=TreeConfig)
     em: EmConfig = field(default_factory=_default_em)
-    silence_weight: float = 1.0
+    silence_weight: float = 0.0
 
 
 def train_lda_mllt(

@@ -278,7 +278,8 @@ class ChainTask:
         half, train, states = self._half, self._hybrid.material.train, self._states
         front, training = half.network_front(train), None
         if isinstance(front, LogMel):
-            training = partial(training_statistics, train, front, self.hybrid.cache, self.absent)
+            order = half.normalised_order
+            training = partial(training_statistics, train, front, self.hybrid.cache, self.absent, order)
         return AcousticModel(
             front,
             half.delta_order,
@@ -288,6 +289,7 @@ class ChainTask:
             states.tree.num_pdfs,
             self.network.stack,
             training=training,
+            normalised=self.hybrid.front.normalised,
         )
 
     @cached_property

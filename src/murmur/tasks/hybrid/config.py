@@ -8,12 +8,14 @@ from typing import Literal
 from murmur.engine.experiment import ADDED
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.features.cmvn import Scope
+from murmur.speech.features.derivatives import Columns
 from murmur.speech.features.frame_store import Storage
 from murmur.speech.features.noise import Noise
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.lda_mllt import LdaMlltConfig
 from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
+from murmur.speech.hmm.vtln import VtlnConfig
 from murmur.speech.ivector.extractor import IvectorConfig
 
 LOOP, ONE_WORD = "loop", "one word"
@@ -66,8 +68,11 @@ class FrontEnd:
         storage: type of the network's training features on disk, 4, 2 or 1 bytes a value.
         input: parts of the network's input; those of the speaker are estimated for each stored speed, as if the copies
             were speech of other speakers.
+        normalised: columns of the spectrum that cmvn normalises: "static" before deltas are appended, which leaves
+            deltas with deviations of 0.1 to 0.3, or "all" after that.
 
-    Sets that bring features use those, with deltas, for both.
+    Sets that bring features use those, with deltas, for both. Their copies at other speeds are made from cepstra, if
+    the analysis of those is known (`SpeechSet.analysis`).
     """
 
     cepstra: int = 13
@@ -78,6 +83,7 @@ class FrontEnd:
     noise: Noise = field(default_factory=Noise)
     storage: Storage = "float32"
     input: NetworkInput = field(default_factory=NetworkInput, repr=False, metadata=ADDED)
+    normalised: Columns = field(default="static", repr=False, metadata=ADDED)
 
     def __post_init__(self) -> None:
         if self.perturb == "on_the_fly" and self.input != NetworkInput():
@@ -121,6 +127,9 @@ class HmmStages:
         lda: third stage, on LDA+MLLT features; None stops before it.
         sat: last stage, on features adapted to each speaker by fMLLR; None leaves it out. It starts from the stage
             before it, whose projection it keeps, and is decoded in two passes.
+        vtln: normalisation of the vocal tract length of each speaker, before all stages; None leaves it out. It changes
+            the features of the Gaussian systems, and with them `NetworkInput.fmllr`; not the spectrum of the network,
+            nor i-vectors, which describe the speaker.
     """
 
     silence_probability: float = 0.5
@@ -128,6 +137,7 @@ class HmmStages:
     triphone: TriphoneConfig | None = field(default_factory=TriphoneConfig)
     lda: LdaMlltConfig | None = None
     sat: SatConfig | None = None
+    vtln: VtlnConfig | None = field(default=None, repr=False, metadata=ADDED)
 
     def __post_init__(self) -> None:
         for name, stage in (("LDA+MLLT", self.lda), ("speaker-adaptive training", self.sat)):
@@ -138,6 +148,11 @@ class HmmStages:
     def names(self) -> list[str]:
         """The systems in the order in which they are trained."""
         return [name for name in ("monophone", "triphone", "lda", "sat") if getattr(self, name) is not None]
+
+    @property
+    def to_train(self) -> list[str]:
+        """The systems after the normalisation of the vocal tract length, if there is one, which is trained first."""
+        return self.names if self.vtln is None else ["vtln", *self.names]
 
 
 @dataclass(frozen=True)

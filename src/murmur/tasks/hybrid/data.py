@@ -14,8 +14,7 @@ from torch import Tensor
 
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, CorpusError
-from murmur.speech.features.analysis import deltas
-from murmur.speech.features.cmvn import normalise
+from murmur.speech.features.derivatives import Columns, with_derivatives
 from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, AlignedFrames, make
 from murmur.speech.features.frame_store import FORMAT, FrameStore, open_store
 from murmur.speech.features.shard_statistics import Normalisation, normalisation
@@ -28,8 +27,9 @@ from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon.lexicon import split_known
 from murmur.tasks.hybrid.config import NetworkInput
 from murmur.tasks.hybrid.decode import Scorer
-from murmur.tasks.hybrid.hmm import HmmHalf, Stage, stored_alignment
+from murmur.tasks.hybrid.hmm import HmmHalf
 from murmur.tasks.hybrid.on_the_fly import audio_of, speed_chunks, write_normalisation
+from murmur.tasks.hybrid.stage import Stage, stored_alignment
 from murmur.tasks.prepared import refuse_to_make
 from murmur.tasks.speaker_columns import SpeakerColumns, joined
 
@@ -121,6 +121,7 @@ class SpeedPart:
         targets: pdfs at speed 1.
         speed: playback speed of `feats`.
         columns: the parts of the input that depend on the speaker; None for an input without.
+        normalised: columns that are normalised: "static" before derivatives are appended, "all" after that.
     """
 
     feats: ShardRows | Arrays
@@ -129,6 +130,7 @@ class SpeedPart:
     targets: Arrays
     speed: float
     columns: SpeakerColumns | None = None
+    normalised: Columns = "static"
 
     def utterances(self) -> Iterator[AlignedFrames]:
         """The copies in order."""
@@ -137,15 +139,17 @@ class SpeedPart:
             yield hybrid.speed_copy(name, self.speed, joined(name, spectrum_TS, self.columns), targets_T)
 
     def _spectrum(self, name: str) -> np.ndarray:
-        raw_TF = self.feats[name]
-        return deltas(raw_TF if self.normal is None else normalise(raw_TF, *self.normal.of(name)), self.delta_order)
+        pair = None if self.normal is None else self.normal.of(name)
+        return with_derivatives(self.feats[name], pair, self.delta_order, self.normalised)
 
 
 def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]:
     """The training utterances that have targets, at one speed, cut into shards."""
     train, columns, processes = half.material.train, half.speaker_columns(half.material.train, speed), cores_here()
     store = half.network_store(train, speed) if half.front.input.spectrum else None
-    normal = None if store is None else normalisation(store, half.front.cmvn, processes, progress=True)
+    normal = None
+    if store is not None:
+        normal = normalisation(store, half.front.cmvn, processes, progress=True, delta_order=half.normalised_order)
     names = [u.id for u in train.utterances if u.id in targets]
     names = [name for name in names if (store is None or name in store) and (columns is None or name in columns)]
     parts = []
@@ -153,8 +157,8 @@ def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]
         own = names[first : first + UTTERANCES_PER_SHARD]
         rows = {} if store is None else store.rows(own)
         here = None if normal is None else normal.part(own)
-        speakers = None if columns is None else columns.part(own)
-        parts.append(SpeedPart(rows, here, half.delta_order, {n: targets[n] for n in own}, speed, speakers))
+        speakers, pdfs = None if columns is None else columns.part(own), {n: targets[n] for n in own}
+        parts.append(SpeedPart(rows, here, half.delta_order, pdfs, speed, speakers, half.front.normalised))
     return parts
 
 
@@ -202,6 +206,8 @@ def _folder(half: HmmHalf, targets: Targets) -> Path:
     if half.front.input != NetworkInput():
         stage = half.trained[-1].key if half.front.input.fmllr else ""
         content.update(f"{half.front.input} {stage}".encode())
+    if half.front.normalised != "static":
+        content.update(half.front.normalised.encode())
     for name, pdfs_T in targets.train.items():
         content.update(name.encode())
         content.update(np.ascontiguousarray(pdfs_T, "<i4").data)

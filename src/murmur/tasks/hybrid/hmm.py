@@ -20,17 +20,17 @@ import numpy as np
 from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus
-from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, deltas, digest, sample_rate_hz
-from murmur.speech.features.cmvn import normalise_all
+from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, ReadyAtSpeed, digest, sample_rate_hz
+from murmur.speech.features.cepstral_warp import MelCepstra
+from murmur.speech.features.derivatives import all_with_derivatives
 from murmur.speech.features.shards import FeatureStore, prepare
 from murmur.speech.hmm.align import align, align_adapted
 from murmur.speech.hmm.em_loop import PassReport, Progress, Trained
 from murmur.speech.hmm.lda_mllt import train_lda_mllt
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.monophone import train_monophone
-from murmur.speech.hmm.phone_times import phone_times
 from murmur.speech.hmm.sat import SatConfig, SatTrained, train_sat
-from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, Transforms
+from murmur.speech.hmm.speaker_transforms import Transforms
 from murmur.speech.hmm.storage import (
     load_alignments,
     load_model,
@@ -40,13 +40,16 @@ from murmur.speech.hmm.storage import (
     save_transforms,
 )
 from murmur.speech.hmm.triphone import train_triphone
+from murmur.speech.hmm.vtln import SpeechGaussians
 from murmur.speech.ivector.extraction import ivectors
 from murmur.speech.ivector.extractor import Extractor
-from murmur.speech.lexicon.lexicon import SILENCE, Lang, make_lang, read_lexicon, split_known
+from murmur.speech.lexicon.lexicon import Lang, make_lang, read_lexicon, split_known
 from murmur.tasks.adapted_gaussians import AdaptedGaussians
 from murmur.tasks.corpora import SpeechSet
 from murmur.tasks.hybrid.config import FrontEnd, HmmStages
 from murmur.tasks.hybrid.ivector_stage import IvectorStage
+from murmur.tasks.hybrid.stage import Adaptation, Stage, stored_alignment
+from murmur.tasks.hybrid.warps import Warps
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.speaker_columns import GaussianFeatures, SpeakerColumns, joined
 from murmur.tasks.unprepared import features_to_make
@@ -54,54 +57,6 @@ from murmur.tasks.unprepared import features_to_make
 log = logging.getLogger(__name__)
 FORMAT = 1
 Arrays = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """Additional parts of a speaker-adapted stage.
-
-    Attributes:
-        unadapted: model of unadapted features, with the same states and Gaussians.
-        transforms: transforms of the training speakers, {speaker: W (D, D + 1)}.
-        decoding: settings for the estimation of transforms from a first decoding pass.
-    """
-
-    unadapted: HmmGmm
-    transforms: Transforms
-    decoding: FmllrConfig
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A trained Gaussian system.
-
-    Attributes:
-        name: its name.
-        model: the model.
-        tids: alignments of train, {utterance: transition-ids by frame}.
-        key: digest of everything that made it.
-        adaptation: transforms and model of unadapted features; None for a speaker-independent stage.
-    """
-
-    name: str
-    model: HmmGmm
-    tids: Mapping[str, np.ndarray]
-    key: str
-    adaptation: Adaptation | None = None
-
-    @property
-    def pair(self) -> AdaptedPair:
-        """The models of adapted and of unadapted features."""
-        assert self.adaptation is not None  # a speaker-independent stage has none
-        return AdaptedPair(self.model, self.adaptation.unadapted)
-
-    def silence_share(self, texts: Mapping[str, str]) -> float:
-        """Silences per place that may hold one (before the first word, after each word), between 0.01 and 0.99."""
-        places = sum(len(texts[name].split()) + 1 for name in self.tids)
-        silences = sum(
-            time.phone == SILENCE for tids_T in self.tids.values() for time in phone_times(self.model, tids_T)
-        )
-        return min(max(silences / places, 0.01), 0.99)
 
 
 @dataclass(frozen=True)
@@ -145,26 +100,56 @@ class HmmHalf:
         return {u: text for u, text in self.material.train.texts.items() if u in self.train_feats}
 
     def features(self, part: Corpus, speed: float = 1.0) -> Arrays:
-        """Cepstra less their mean over the speaker, with two orders of deltas, at one playback speed."""
-        return dict(self._gaussian_features(part, speed))
+        """Cepstra less their mean over the speaker, with two orders of deltas, at one playback speed; warped if
+        `stages.vtln` says so."""
+        return dict(self._warped(part, self._unwarped(part, speed), speed))
 
-    def _gaussian_features(self, part: Corpus, speed: float = 1.0) -> GaussianFeatures:
-        """The same, computed as they are taken."""
+    def _unwarped(self, part: Corpus, speed: float = 1.0) -> GaussianFeatures:
+        """The same without warps, computed as they are taken."""
         return GaussianFeatures.of(self.store(part, self._cepstra(part, speed)), part.speakers)
+
+    def _warped(self, part: Corpus, feats: GaussianFeatures, speed: float) -> GaussianFeatures:
+        return feats if self.warps is None else self.warps.warped(part, feats, speed)
+
+    @cached_property
+    def warps(self) -> Warps | None:
+        """Vocal tract length normalisation of the Gaussian systems; None if there is none.
+
+        Raises:
+            ValueError: the analysis of the set's features is unknown.
+        """
+        config, front, train = self.stages.vtln, self.cepstra, self.material.train
+        if config is None:
+            return None
+        analysis = self.material.analysis
+        if isinstance(front, Mfcc):
+            analysis = MelCepstra(front.bins, front.low_hz, front.rate_hz / 2)
+        if analysis is None:
+            raise ValueError("task.hmm.vtln: this set brings features of an unknown analysis, which cannot be warped")
+        key, made_by = _digest([self._key("vtln", ""), asdict(analysis)]), self._speech_gaussians
+        return Warps(
+            config, analysis, front.dims, key, self.cache, self.absent, made_by, train, lambda: self._unwarped(train)
+        )
+
+    def _speech_gaussians(self, feats: Arrays) -> SpeechGaussians:
+        """The Gaussians of monophones of features that are not warped."""
+        assert self.stages.vtln is not None  # its normalisation asks for them
+        texts = {u: text for u, text in self.material.train.texts.items() if u in feats}
+        trained = train_monophone(self.lang, feats, texts, self.stages.vtln.em, self.jobs, log_pass)
+        return SpeechGaussians.of(trained.model, trained.tids)
 
     def network_features(self, part: Corpus, speed: float = 1.0) -> Arrays:
         """Input of the network, at one playback speed.
 
         Raises:
-            ValueError: the speed is not 1, for a set that brings features.
+            ValueError: the speed is not 1, for a set that brings features of an unknown analysis.
         """
         columns = self.speaker_columns(part, speed)
         if not self.front.input.spectrum:
             assert columns is not None  # an input has one or the other
             return {name: joined(name, None, columns) for name in columns.feats}
-        normal = normalise_all(self.network_store(part, speed), part.speakers, self.front.cmvn)
-        if self.delta_order:
-            normal = {name: deltas(feats_TF, self.delta_order) for name, feats_TF in normal.items()}
+        store, front = self.network_store(part, speed), self.front
+        normal = all_with_derivatives(store, part.speakers, front.cmvn, self.delta_order, front.normalised)
         if columns is None:
             return normal
         return {name: joined(name, feats_TF, columns) for name, feats_TF in normal.items() if name in columns}
@@ -173,16 +158,17 @@ class HmmHalf:
         """The parts of the network's input that depend on the speaker; None for an input without.
 
         Speech at another speed is taken for that of other speakers. In train, i-vectors are those of a few utterances
-        of a speaker, see `IvectorConfig.utterances`; elsewhere of all.
+        of a speaker, see `IvectorConfig.utterances`; elsewhere of all. Their features are not warped, since they
+        describe the speaker.
         """
         wanted = self.front.input
         if not wanted.of_speakers:
             return None
-        feats, speakers = self._gaussian_features(part, speed), part.speakers
+        feats, speakers = self._unwarped(part, speed), part.speakers
         columns = SpeakerColumns(feats, speakers)
         if self.transforms is not None:
-            projection = self.trained[-1].model.projection
-            columns = replace(columns, transforms=self.transforms(part, speed), projection=projection)
+            transforms, projection = self.transforms(part, speed), self.trained[-1].model.projection
+            columns = SpeakerColumns(self._warped(part, feats, speed), speakers, transforms, projection)
         if wanted.ivector is not None:
             few = wanted.ivector.utterances if part is self.material.train else 0
             found = ivectors(self.extractor, feats, speakers, wanted.ivector.scale, few)
@@ -195,7 +181,7 @@ class HmmHalf:
         config, train = self.front.input.ivector, self.material.train
         if config is None:
             return None
-        front = digest(self._cepstra(train))
+        front = digest(self.cepstra)
         return IvectorStage(config, f"{train.digest()} {front}", self.cache, self.absent)
 
     @cached_property
@@ -203,21 +189,39 @@ class HmmHalf:
         """The extractor of i-vectors, trained on train if it is not stored yet."""
         stage = self.ivector_stage
         assert stage is not None  # the input has an i-vector
-        return stage.extractor(lambda: self.train_feats, self.material.train.speakers)
+        train = self.material.train
+        return stage.extractor(
+            lambda: self.train_feats if self.warps is None else self._unwarped(train), train.speakers
+        )
 
     def network_store(self, part: Corpus, speed: float = 1.0) -> FeatureStore:
         """The source of `network_features`, without normalisation and without derivatives.
 
         Raises:
-            ValueError: the speed is not 1, for a set that brings features.
+            ValueError: the speed is not 1, for a set that brings features of an unknown analysis.
         """
         if _brings_features(part):
-            _check_speed(speed)
-        return self.store(part, self.network_front(part, speed))
+            return self.store(part, self.brought(speed))
+        return self.store(part, self.log_mel(part, speed))
 
-    def network_front(self, part: Corpus, speed: float = 1.0) -> LogMel | Ready:
+    def network_front(self, part: Corpus) -> LogMel | Ready:
         """The network's analysis of audio, or the features that a part brings."""
-        return Ready(self.front.cepstra) if _brings_features(part) else self.log_mel(part, speed)
+        return Ready(self.front.cepstra) if _brings_features(part) else self.log_mel(part)
+
+    def brought(self, speed: float = 1.0) -> Ready | ReadyAtSpeed:
+        """The features that a set brings, or those of a copy at another speed.
+
+        Raises:
+            ValueError: the speed is not 1, and the analysis is unknown.
+        """
+        if speed == 1.0:
+            return Ready(self.front.cepstra)
+        if self.material.analysis is None:
+            raise ValueError(
+                f"speed {speed} needs audio, but this set brings features of an unknown analysis: set "
+                "task.front.speeds=(1.0,)"
+            )
+        return ReadyAtSpeed(self.front.cepstra, speed=speed, analysis=self.material.analysis)
 
     def log_mel(self, part: Corpus, speed: float = 1.0) -> LogMel:
         """The network's analysis of audio."""
@@ -229,6 +233,11 @@ class HmmHalf:
         if self.front.input.deltas is not None:
             return self.front.input.deltas
         return 2 if _brings_features(self.material.train) else 0
+
+    @property
+    def normalised_order(self) -> int:
+        """Number of those derivatives whose statistics normalise them."""
+        return self.delta_order if self.front.normalised == "all" else 0
 
     @property
     def spectrum_dims(self) -> int:
@@ -256,7 +265,7 @@ class HmmHalf:
         Raises:
             ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons.
         """
-        done = [self._stage("monophone", "", self._monophone)]
+        done = [self._stage("monophone", self._first, self._monophone)]
         followers = (("triphone", train_triphone), ("lda", train_lda_mllt), ("sat", self._sat))
         for name, train in followers:
             config = getattr(self.stages, name)
@@ -275,22 +284,35 @@ class HmmHalf:
         stage, front = self.trained[-1], self.cepstra
         if stage.adaptation is None:
             return None
-        return AdaptedGaussians(stage.name, front, stage.pair, stage.adaptation.decoding)
+        vtln = None if self.warps is None else self.warps.trained
+        return AdaptedGaussians(stage.name, front, stage.pair, stage.adaptation.decoding, vtln)
 
     def untrained(self) -> list[str]:
         """Systems missing from the cache, and the systems that follow them; trains and reads nothing."""
-        previous = ""
+        previous = self._first
+        if self.warps is not None and not self.warps.file.is_file():
+            return self.stages.to_train
         for place, name in enumerate(self.stages.names):
             previous = self._key(name, previous)
             if not all(path.is_file() for path in self._files(name, previous)):
                 return self.stages.names[place:]
         return []
 
+    @property
+    def _first(self) -> str:
+        """The key that the first stage follows."""
+        return "" if self.warps is None else self.warps.key
+
     def features_to_make(self, parts: Mapping[str, Corpus]) -> list[Unmade]:
         """Cepstra and network features of these parts that are missing from the cache."""
         train = parts["train"]
         if _brings_features(train):
-            return features_to_make(parts, Ready(self.front.cepstra), self.cache, "features")
+            found = features_to_make(parts, Ready(self.front.cepstra), self.cache, "features")
+            for speed in self.front.stored.speeds:
+                if speed != 1.0:
+                    what = f"features at speed {speed:g}"
+                    found += features_to_make({"train": train}, self.brought(speed), self.cache, what)
+            return found
         wanted = self.front.input
         cepstra = features_to_make(parts, self.cepstra, self.cache, "cepstra")
         bins = features_to_make(parts, self.log_mel(train), self.cache, "log-mel features") if wanted.spectrum else []
@@ -338,12 +360,13 @@ class HmmHalf:
     @property
     def cepstra(self) -> Mfcc | Ready:
         """Analysis of the Gaussian systems, or the features that train brings."""
-        return self._cepstra(self.material.train)
+        train = self.material.train
+        return Ready(self.front.cepstra) if _brings_features(train) else self._mfcc(train)
 
-    def _cepstra(self, part: Corpus, speed: float = 1.0) -> Mfcc | Ready:
-        if _brings_features(part):
-            _check_speed(speed)
-            return Ready(self.front.cepstra)
+    def _cepstra(self, part: Corpus, speed: float = 1.0) -> Front:
+        return self.brought(speed) if _brings_features(part) else self._mfcc(part, speed)
+
+    def _mfcc(self, part: Corpus, speed: float = 1.0) -> Mfcc:
         return Mfcc(rate_hz=self._rate_hz(part), cepstra=self.front.cepstra, speed=speed)
 
     def _rate_hz(self, part: Corpus) -> int:
@@ -394,20 +417,6 @@ class HmmHalf:
         return Stage(name, model, load_alignments(model, files[1]), key, adaptation)
 
 
-def stored_alignment(model: HmmGmm, path: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Alignments from a file; made and written if it is missing, damaged or of another tree."""
-    try:
-        return load_alignments(model, path)
-    except FileNotFoundError:
-        log.info("alignment %s: searching", path.name)
-    except ValueError as error:
-        log.warning("%s", error)
-    tids = dict(make())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_alignments(model, tids, path)
-    return tids
-
-
 def log_pass(report: PassReport) -> None:
     """Log one line per pass."""
     log.info(
@@ -433,11 +442,6 @@ def input_dims(front: FrontEnd, stages: HmmStages, spectrum: int) -> int:
 
 def _brings_features(part: Corpus) -> bool:
     return part.utterances[0].features is not None
-
-
-def _check_speed(speed: float) -> None:
-    if speed != 1.0:
-        raise ValueError(f"speed {speed} needs audio, but this set brings features: set task.front.speeds=(1.0,)")
 
 
 def _digest(content: object) -> str:

@@ -47,8 +47,9 @@ from murmur.tasks.hybrid.config import (
 from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigned, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
 from murmur.tasks.hybrid.graphs import HmmSources, check_known
-from murmur.tasks.hybrid.hmm import HmmHalf, Stage, input_dims
+from murmur.tasks.hybrid.hmm import HmmHalf, input_dims
 from murmur.tasks.hybrid.speed_transforms import speed_transforms
+from murmur.tasks.hybrid.stage import Stage
 from murmur.tasks.hybrid.two_pass import TwoPass
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
@@ -183,7 +184,7 @@ class HybridTask(ChunkLearning):
             found = [spoken, *features_of(hours, self.front.cepstra, self.cache, "cepstra")]
             if self.front.input.spectrum:
                 found += features_of(hours, self.front.bins, self.cache, "log-mel features")
-            missing, extractor = self.hmm.names, self.front.input.ivector
+            missing, extractor = self.hmm.to_train, self.front.input.ivector
         else:
             parts = {"train": self.material.train, "dev": self.material.dev}
             hours = {name: speech_hours(part) for name, part in parts.items()}
@@ -353,8 +354,8 @@ class HybridTask(ChunkLearning):
     def _acoustic(self) -> AcousticModel:
         half, train = self.hmms, self.material.train
         front, training = half.network_front(train), None
-        if isinstance(front, LogMel):
-            training = partial(training_statistics, train, front, self.cache, self.absent)
+        if isinstance(front, LogMel) and self.front.input.spectrum:
+            training = partial(training_statistics, train, front, self.cache, self.absent, half.normalised_order)
         return AcousticModel(
             front,
             half.delta_order,
@@ -365,6 +366,7 @@ class HybridTask(ChunkLearning):
             log_prior=self.targets.log_prior,
             training=training,
             speakers=self._speaker_inputs,
+            normalised=self.front.normalised,
         )
 
     @property

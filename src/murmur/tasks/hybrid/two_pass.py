@@ -24,7 +24,7 @@ from murmur.speech.hmm.speaker_transforms import AdaptedPair, Transforms, transf
 from murmur.speech.hmm.storage import load_transforms, save_transforms
 from murmur.tasks.hybrid.config import Search
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, System
-from murmur.tasks.hybrid.hmm import Stage
+from murmur.tasks.hybrid.stage import Stage
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.speaker_inputs import DecodingPasses
 from murmur.tasks.word_search import WordSearch

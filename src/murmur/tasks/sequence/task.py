@@ -27,7 +27,7 @@ from murmur.speech.features.chunks import IGNORED, Chunk, ChunkBatch, ChunkTable
 from murmur.speech.hmm import hybrid
 from murmur.speech.sequence.numerators import Aligned, NumeratorBuilder
 from murmur.speech.sequence.state_graph import StateGraph
-from murmur.tasks.hybrid.hmm import Stage
+from murmur.tasks.hybrid.stage import Stage
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.prepared import Absent
 from murmur.tasks.recogniser import PortableRecogniser
