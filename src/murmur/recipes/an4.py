@@ -4,10 +4,16 @@
 
 FOLDER holds feats.npz, data/{train,test}, an4.dic and an4.ug.lm; dev is every eighth training speaker.
 
-The last run, on all 74 training speakers, uses the settings tuned on dev:
+The best network measured takes the adapted features of the Gaussian system:
 
-    murmur train an4 --set task.corpus=FOLDER --set task.loader=an4_all --set 'task.decoding.network.scales=(0.12,)'
-        --set 'task.decoding.network.insertion_penalties=(0.0,)' --set task.decoding.scored=none --weights last
+    murmur train an4 --set task.corpus=FOLDER --set 'task.front.speeds=(1.0,)' --set task.front.adaptation=fmllr
+        --set budget.epochs=10 --set 'task.decoding.gmm.scales=(0.05,0.08)'
+        --set 'task.decoding.gmm.insertion_penalties=(0.0,)'
+
+One seed, trained on 65 speakers, settings from dev, dev / test: SAT 6.48 / 7.76 % WER, this network 6.05 / 5.56 %, in
+about 0.1 hours for the Gaussian systems and 0.25 hours for the network, on half a core of a shared x86-64 machine. The
+network of the recipe's own features has not been measured with SAT's alignments. A last run on all 74 speakers adds
+task.loader=an4_all, fixed scales, and --weights last.
 """
 
 from __future__ import annotations
