@@ -3,7 +3,7 @@
     murmur train an4_chain --set task.hybrid.corpus=FOLDER --out runs/chain
     murmur train an4_chain --set task.hybrid.corpus=FOLDER --set 'task.tree=TreeConfig()' --out runs/chain_tree
 
-Set, features and grammar are those of the recipe `an4`. The settings have not been tuned.
+Set and grammar are those of the recipe `an4`, features its cepstra, normalised after derivatives. The settings have not been tuned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from murmur.engine.optim.optimizer import Adam
 from murmur.recipes import an4
 from murmur.speech.models import TdnnF
 from murmur.tasks.chain.task import ChainTask
-from murmur.tasks.hybrid.config import Chunks
+from murmur.tasks.hybrid.config import Chunks, FrontEnd
 from murmur.tasks.hybrid.graphs import CHAIN_SCALES
 from murmur.tasks.hybrid.task import HybridTask
 
@@ -28,7 +28,7 @@ def experiment() -> Experiment:
     decoding = first.task.decoding
     hybrid = replace(
         first.task,
-        front=replace(first.task.front, speeds=(1.0,)),
+        front=FrontEnd(normalised="all"),
         chunks=Chunks(size=16),
         decoding=replace(decoding, network=replace(decoding.network, scales=CHAIN_SCALES)),
     )
