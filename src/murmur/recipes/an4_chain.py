@@ -3,7 +3,8 @@
     murmur train an4_chain --set task.hybrid.corpus=FOLDER --out runs/chain
     murmur train an4_chain --set task.hybrid.corpus=FOLDER --set 'task.tree=TreeConfig()' --out runs/chain_tree
 
-Set and grammar are those of the recipe `an4`, features its cepstra, normalised after derivatives. The settings have not been tuned.
+Set and grammar are those of the recipe `an4`, features its cepstra, normalised after derivatives. The
+settings have not been tuned.
 """
 
 from __future__ import annotations
