@@ -24,6 +24,7 @@ from murmur.engine.experiment import Experiment, describe
 from murmur.engine.scaling import described
 from murmur.execution.cores import cores_here
 from murmur.run.agreed_folder import FolderMember, MpiChannel, StoreChannel, folder_of_first, opened_for_all
+from murmur.run.commit import commit
 from murmur.run.folder.contents import REQUEST
 from murmur.run.folder.opened import OpenedRun, opened
 from murmur.run.learner import run_learner, scaled_for, torch_world
@@ -238,15 +239,3 @@ def versions(names: Sequence[str]) -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "source"
     return found
-
-
-def commit() -> str | None:
-    """Commit of the checkout that this package runs from; None for an installed package."""
-    head = Path(__file__).resolve().parents[3] / ".git" / "HEAD"
-    if not head.is_file():
-        return None
-    text = head.read_text().strip()
-    if not text.startswith("ref: "):
-        return text
-    ref = head.parent / text[5:]
-    return ref.read_text().strip() if ref.is_file() else None

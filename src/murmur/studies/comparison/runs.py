@@ -14,8 +14,8 @@ from typing import Any
 
 from murmur.core.stop_signals import Stopped
 from murmur.report.read import KINDS, Records, read_run
+from murmur.run.commit import commit
 from murmur.run.folder import lock as folder_lock
-from murmur.run.training import commit
 from murmur.studies.comparison.child import launch
 from murmur.studies.comparison.grid import Cell, Grid, Kind
 from murmur.studies.comparison.rows import Row

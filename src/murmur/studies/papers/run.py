@@ -11,8 +11,8 @@ from typing import Any
 
 from murmur.engine.trainer import Trainer
 from murmur.recipes.pretrain import stack_experiment
+from murmur.run.commit import commit
 from murmur.run.saved_model import Initialised
-from murmur.run.training import commit
 from murmur.studies.comparison.rows import Row, Rows, digest_of
 from murmur.studies.comparison.virtual import train
 from murmur.studies.papers.cell import FORMAT, STACK_RATE, StudyCell, StudyMaterial
