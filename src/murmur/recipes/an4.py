@@ -4,6 +4,9 @@
 
 FOLDER holds feats.npz, data/{train,test}, an4.dic and an4.ug.lm; dev is every eighth training speaker.
 
+Word error rates of test, all settings from dev, one seed, 65 speakers in train: LDA+MLLT 11.90 %, SAT 7.76 %, network
+5.56 % (95 %: 3.98 to 7.31). A run from nothing takes 0.25 hours on one core of an AMD EPYC beside other work.
+
 The network takes the features of the speaker-adapted Gaussian system (fMLLR), so that test is decoded in two passes.
 A last run on all 74 speakers adds task.loader=an4_all, fixed scales, and --weights last.
 """
