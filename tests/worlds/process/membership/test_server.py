@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from threading import Event
+from typing import Any
 
 import pytest
 
 from murmur.core.membership import ENDED, MembershipTable
-from murmur.worlds.process.membership.client import CountedMembership, StoreMembership
+from murmur.worlds.process.membership.client import BEAT_SECONDS, CountedMembership, StoreMembership
 from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.transport.listener import listen
 
@@ -133,6 +134,35 @@ def test_losses_are_reported_with_their_cause_before_the_view_shows_them(server:
     assert reports == [(1, "MemoryError: full", (0, 1))]
     with pytest.raises(RuntimeError, match="the losses of group are reported already"):
         first.report_losses(lambda rank, why: None)
+    first.leave()
+
+
+class SlowLine(StoreClient):
+    """A connection whose last requests arrive after the learner's next signs of life."""
+
+    def call(
+        self, head: dict[str, Any], value: bytes = b"", seconds: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        if head["act"] in ("leave", "fail"):
+            time.sleep(4 * BEAT_SECONDS)
+        return super().call(head, value, seconds)
+
+
+@pytest.mark.parametrize(("last", "told"), [("leave", {}), ("fail", {1: "MemoryError: full"})])
+def test_the_last_request_of_a_learner_comes_before_the_end_of_its_signs_of_life(
+    server: StoreServer, last: str, told: dict[int, str]
+) -> None:
+    first = member(server, 0)
+    second = StoreMembership(lambda: SlowLine(*server.address), "group", 1, 2, LONG_SECONDS, LONG_SECONDS, nothing)
+    reports: dict[int, str] = {}
+    first.report_losses(reports.__setitem__)
+    if last == "leave":
+        second.leave()
+    else:
+        second.fail("MemoryError: full")
+    assert eventually(lambda: first.view().live == (0,))
+    assert first.lost == told
+    assert reports == (told or {1: "it has ended"})
     first.leave()
 
 

@@ -130,11 +130,7 @@ class StoreMembership(Membership):
 
     def leave(self) -> None:
         if not self._left.is_set():
-            self._left.set()
-            self._ahead.close()
-            self._ask("leave")
-            self._line.close()
-            self._pulse.close()
+            self._end("leave")
 
     @property
     def unheard_seconds(self) -> float:
@@ -148,10 +144,16 @@ class StoreMembership(Membership):
     def fail(self, why: str) -> None:
         """End before the others, and tell them the cause."""
         if not self._left.is_set():
-            self._left.set()
-            self._ahead.close()
-            if self.unheard_seconds < REACHABLE_SECONDS:
-                self._ask("fail", why=why)
+            self._end("fail" if self.unheard_seconds < REACHABLE_SECONDS else "", why=why)
+
+    def _end(self, act: str, **more: object) -> None:
+        """Send a last request, or none if `act` is empty, and close the connections."""
+        self._left.set()
+        self._ahead.close()
+        try:
+            if act:
+                self._ask(act, **more)
+        finally:  # a line that closes before the request is answered is a loss without its cause
             self._line.close()
             self._pulse.close()
 
@@ -194,7 +196,8 @@ class StoreMembership(Membership):
         except (ConnectionError, KeyError) as error:
             self._failure = None if self._left.is_set() else error
         finally:
-            self._pulse.close()
+            if not self._left.is_set():
+                self._pulse.close()
 
 
 class CountedMembership(Membership):
