@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.networks import SETUPS
 from murmur.studies.papers.plan import BASE, CAUSE, NO_LOSS, Unknown, hours, missing, needed, whole
 from murmur.studies.papers.run import Finder, MissingRun, loss
-from murmur.studies.papers.study import SEEDS, TRIAL, System
+from murmur.studies.papers.study import SEEDS, TRIAL, Alone, System
 from murmur.worlds.virtual.world import VirtualWorld
 
 from .made_up import alike, changed, invented, row_of
@@ -50,8 +51,7 @@ def test_every_system_has_two_trials_of_which_one_is_that_of_the_rule() -> None:
         shares = {factor * system.alone.cell.minibatch / system.cell.minibatch for factor in system.trials}
         assert len(set(system.trials)) == 2
         assert 1.0 in (shares if system.cell.grows else system.trials)
-    rates = {len(alone.rates) for alone in LEARNERS.values()}
-    assert rates == {3}
+    assert {len(alone.rates) for alone in LEARNERS.values()} == {3}
 
 
 def test_runs_are_long_enough() -> None:
@@ -119,14 +119,29 @@ def test_systems_run_at_the_rate_of_their_best_trial() -> None:
     for best in system.trials:
 
         def go(cell: StudyCell, best: float = best) -> Row:
-            alone = 0.004
+            alone = 0.016
             target = alone if cell.learners == 1 else alone * best
             return row_of(cell, 1.0 + abs(cell.rate - target))
 
         rows = system(go)
-        assert {row["cell"]["rate"] for row in rows} == {0.004 * best}
+        assert {row["cell"]["rate"] for row in rows} == {0.016 * best}
         assert [row["cell"]["seed"] for row in rows] == list(SEEDS)
         assert rows[0]["cell"]["budget"] == system.cell.budget
+
+
+@pytest.mark.parametrize(
+    ("target", "found", "trials"), [(30.0, 30.0, 3), (1.0, 1.1, 6), (90.0, 100.0, 4), (1e6, 3700.0, 6)]
+)
+def test_one_learner_tries_further_rates_while_the_best_is_at_an_end(target: float, found: float, trials: int) -> None:
+    alone, cells = Alone("dnn", tried=(10.0, 30.0, 100.0)), list[StudyCell]()
+
+    def go(cell: StudyCell) -> Row:
+        cells.append(cell)
+        return row_of(cell, abs(math.log(cell.rate / target)) / 3)
+
+    assert alone.rate(go) == found
+    assert len(cells) == len({cell.rate for cell in cells}) == trials
+    assert {cell.budget for cell in cells} == {alone.cell.budget // 4}
 
 
 def test_two_trials_that_diverged_leave_the_rule() -> None:

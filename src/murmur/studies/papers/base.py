@@ -9,7 +9,7 @@ CTC = Alone("ctc", strategy="ParameterAveraging(12500.0, Jobs(1))")
 DNN = Alone("dnn")
 BLSTM = Alone("blstm")
 LARGEST_BUDGET = 12_900_000  # 64 learners with six windows then have at least 1,500 turns
-SMALL = Alone("blstm", minibatch=12, budget=LARGEST_BUDGET, decoded=(0,), tried=(1e-3, 2e-3, 4e-3))
+SMALL = Alone("blstm", minibatch=12, budget=LARGEST_BUDGET, decoded=(0,), tried=(2e-3, 4e-3, 8e-3))
 CTC_ADAM = Alone("ctc", optimizer="Adam", seeds=(0,), decoded=(0,))
 LEARNERS: dict[str, Alone] = {
     "LSTM with CTC": CTC,
@@ -28,6 +28,6 @@ def limit_of(name: str) -> float:
 STUDY = Study(
     "base",
     "One learner of every network",
-    "one learner at the best of three rates, tried on dev with a quarter of the frames",
+    "one learner at the best of three rates or more, tried on dev with a quarter of the frames",
     dict(LEARNERS),
 )

@@ -113,7 +113,7 @@ SETUPS: Mapping[Name, Setup] = {
         5_200_000,
         40.0,
         {
-            "natural gradient": Training((1.0, 3.0, 10.0), "kaldi"),
+            "natural gradient": Training((10.0, 30.0, 100.0), "kaldi"),
             "SGD": Training((0.5, 1.5, 5.0), "kaldi"),
         },
         5.0e-5,
@@ -130,7 +130,7 @@ SETUPS: Mapping[Name, Setup] = {
         5_200_000,
         40.0,
         {
-            "Adam": Training((4e-3, 8e-3, 1.6e-2), "cosine", 5.0),
+            "Adam": Training((8e-3, 1.6e-2, 3.2e-2), "cosine", 5.0),
             "SGD": Training((0.5, 1.5, 5.0), "ibm", 5.0),
         },
         6.0e-5,

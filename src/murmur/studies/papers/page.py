@@ -31,13 +31,14 @@ errors by paired bootstrap over utterances with their seeds. "undecided": the in
 HOW = """## How it is made
 
 Every system tries two factors on the rate that its rule gives (`murmur.engine.scaling.Auto`, and another one) on dev,
-with a quarter of the frames and one seed; one learner tries three rates. The best goes on with all frames and all
-seeds. Speech: AN4 for the LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of
-all learners together; systems of a study have equal numbers of frames. In most studies one learner's minibatch is cut
-among the learners; it grows with them only where a paper is about large minibatches (`hierarchy`, and the largest
-minibatch of `rings`, whose runs have fewer than 1,500 turns). Optimizers are Adam for the BLSTM, natural gradient for
-the other two networks. 128 learners (Cui et al.) are left out: 1,500 turns of so many learners are beyond two cores.
-Test sets are decoded once, with settings tuned on dev.
+with a quarter of the frames and one seed. One learner tries two or three rates, and further ones by the same factor
+while the best of them is the lowest or the highest. The best goes on with all frames and all seeds. Speech: AN4 for the
+LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of all learners together; systems
+of a study have equal numbers of frames. In most studies one learner's minibatch is cut among the learners; it grows
+with them only where a paper is about large minibatches (`hierarchy`, and the largest minibatch of `rings`, whose runs
+have fewer than 1,500 turns). Optimizers are Adam for the BLSTM, natural gradient for the other two networks. 128
+learners (Cui et al.) are left out: 1,500 turns of so many learners are beyond two cores. Test sets are decoded once,
+with settings tuned on dev.
 
     murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs --jobs 2
 """

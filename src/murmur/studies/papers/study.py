@@ -13,6 +13,7 @@ from murmur.studies.papers.verdicts import Verdict
 
 SEEDS, TWO_SEEDS, ONE_SEED = (0, 1, 2), (0, 1), (0,)
 TRIAL = 4  # trials have one part in so many of the frames
+MOST_RATES = 6  # tried with one learner
 AUTO_FIRST = (1.0, 0.5)  # factors on one learner's rate, on which Auto's rule acts; the first is that rule's own
 Groups = Mapping[str, Sequence[Row]]
 Go = Callable[[StudyCell], Row]
@@ -22,6 +23,8 @@ Group = Callable[[Go], Sequence[Row]]
 @dataclass(frozen=True)
 class Alone:
     """One learner of a network, at the best of the rates to try (seed 0, a quarter of the frames, held-out loss).
+
+    While the best rate is the lowest or the highest one, the next rate by the same factor is tried.
 
     Attributes:
         network: name of the network.
@@ -69,12 +72,24 @@ class Alone:
     def rate(self, go: Go) -> float:
         """The best rate."""
         cell = replace(self.cell, budget=self.cell.budget // TRIAL)
-        tried = {rate: go(replace(cell, rate=rate)) for rate in self.rates}
-        return min(self.rates, key=lambda rate: loss(tried[rate]))
+        rows = {rate: go(replace(cell, rate=rate)) for rate in self.rates}
+        tried = {rate: loss(row) for rate, row in rows.items()}
+        while len(tried) < MOST_RATES and (further := _further(tried)) is not None:
+            tried[further] = loss(go(replace(cell, rate=further)))
+        return min(tried, key=lambda rate: tried[rate])
 
     def __call__(self, go: Go) -> list[Row]:
         cell = replace(self.cell, rate=self.rate(go), budget=self.cell.budget * self.times)
         return [go(replace(cell, seed=seed, decoded=seed in self.decoded)) for seed in self.seeds]
+
+
+def _further(tried: Mapping[float, float]) -> float | None:
+    """The rate, to two digits, beyond the end at which the loss is lowest; None if it is lowest elsewhere."""
+    ordered = sorted(tried)
+    for end, inner in ((ordered[0], ordered[1:]), (ordered[-1], ordered[-2::-1])):
+        if tried[end] < min(tried[rate] for rate in inner):
+            return float(f"{end * end / inner[0]:.2g}")
+    return None
 
 
 @dataclass(frozen=True)
