@@ -73,8 +73,17 @@ def commands(recipe: str, candidate: Candidate, settings: Sequence[str], out: Pa
 
 
 def pooled(scores: Sequence[Mapping[str, float]]) -> dict[str, Errors]:
-    """The errors of each system, summed over the folds, from the figures of dev (the held-out speaker)."""
+    """The errors of each system, summed over the folds, from the figures of dev (the held-out speaker).
+
+    Args:
+        scores: the figures of the recogniser of each fold, `test` in its score.json.
+
+    Raises:
+        ValueError: the figures hold no errors on dev.
+    """
     names = [name.removesuffix(" dev errors") for name in scores[0] if name.endswith(" dev errors")]
+    if not names:
+        raise ValueError("the scores of the folds hold no errors on dev")
     found = {}
     for name in names:
         folds = tuple(int(score[f"{name} dev errors"]) for score in scores)
@@ -88,7 +97,7 @@ def measured(recipe: str, candidate: Candidate, settings: Sequence[str], out: Pa
     for folder, command in commands(recipe, candidate, settings, out).items():
         if not (folder / "score.json").is_file():
             train(command)
-        scores.append(json.loads((folder / "score.json").read_bytes()))
+        scores.append(json.loads((folder / "score.json").read_bytes())["test"])
     return pooled(scores)
 
 

@@ -35,7 +35,7 @@ class Trained:
         folder.mkdir(parents=True)
         score = {"network dev errors": errors, "network dev words": 50, "monophone dev errors": 2.0}
         score |= {"monophone dev words": 50, "network test errors": test}
-        (folder / "score.json").write_text(json.dumps(score))
+        (folder / "score.json").write_text(json.dumps({"heldout": {"loss": 1.0}, "test": score, "lines": []}))
 
 
 def test_the_candidate_with_fewest_errors_over_all_folds_is_best(folds, tmp_path, capsys) -> None:
