@@ -94,7 +94,9 @@ def test_weights_choose_between_search_and_lstm(
     assert "rescoring" not in facts
 
 
-def test_a_weight_is_tuned_on_dev_and_kept(ctc: Path, arpa: Path, only_bob: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_weight_is_tuned_on_dev_and_kept(
+    ctc: Path, arpa: Path, only_bob: Path, corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     search, dev = ("--model", ctc, "--rescore", only_bob), corpus / "data" / "dev"
     scaled = ("--lm", arpa, "--scale", 0.2)
     code, said = run("decode", "ctc", *search, *scaled, "--out", tmp_path / "a")
@@ -104,10 +106,18 @@ def test_a_weight_is_tuned_on_dev_and_kept(ctc: Path, arpa: Path, only_bob: Path
     [kept] = json.loads((ctc / "rescoring.json").read_text()).values()
     assert (kept["dev"], kept["model"]) == (str(dev), str(only_bob))
     assert kept["weight"] == tuned["rescoring"]["weight"] < 0.9  # the LSTM knows one word of three
-    _, again, _ = decoded(tmp_path / "c", *search, *scaled)
+    caplog.clear()
+    found = tuned["search"]
+    same = ("--scale", found["acoustic_scale"], "--penalty", found["insertion_penalty"])
+    _, again, _ = decoded(tmp_path / "c", *search, "--lm", arpa, *same)
     assert again["rescoring"] == tuned["rescoring"]
-    other = arpa.with_name("other.arpa")
-    other.write_bytes(arpa.read_bytes())
+    assert "tune it again" not in caplog.text
+    _, again, _ = decoded(tmp_path / "e", *search, "--lm", arpa, "--scale", 0.35, *same[2:], "--nbest", 7)
+    assert again["rescoring"]["weight"] == tuned["rescoring"]["weight"]
+    assert "was tuned in a search with other values of acoustic_scale, listed: tune it again" in caplog.text
+    other = tmp_path / "changed" / arpa.name
+    other.parent.mkdir()
+    other.write_text(arpa.read_text().replace("-0.6 BOB", "-0.3 BOB"))
     code, said = run("decode", "ctc", *search, "--lm", other, "--scale", 0.2, "--out", tmp_path / "d")
     assert code == 1
     assert "no weight of" in said

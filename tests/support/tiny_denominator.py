@@ -68,7 +68,9 @@ def numerator_paths(
         return leaves.get(a[1], 0.0) * float(aligned.arcs[a[0]]) if b == (a[0] + 1, 0) else 0.0
 
     def allowed(node: tuple[int, int], t: int) -> bool:
-        return aligned.starts[node[0]] - d <= t < aligned.starts[node[0] + 1] + d
+        k, after = node[0], len(aligned.places) - 1 - node[0]  # as many phones come before and after this one
+        in_time = aligned.starts[k] - d <= t < aligned.starts[k + 1] + d
+        return bool(in_time and k <= t < aligned.starts[-1] - after)
 
     total: dict[tuple[int, ...], float] = {}
     for path in itertools.product(nodes, repeat=last - first):

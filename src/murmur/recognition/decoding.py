@@ -66,7 +66,7 @@ def decoded(
     check_settings(run, request)
     models = run.with_others(others)
     corpus = run.corpus(data)
-    rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request)
+    rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request, others)
     search, options = run.searched(request, models)
     if search is not None:
         with timed("decoding graph"):

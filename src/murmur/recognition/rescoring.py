@@ -1,7 +1,8 @@
 """Rescoring of a trained run's results with an LSTM language model that another run has trained.
 
 The weight of the LSTM is given, or tuned on development data by the word error rate and kept in `rescoring.json` of the
-run that recognises, under the digest of the language model's weights and the grammar.
+run that recognises, under the digest of the language model's weights and that of the decoding graph. A search with other
+acoustic models, scales or lists than those of the tuning is told in a warning.
 """
 
 from __future__ import annotations
@@ -64,19 +65,21 @@ class Rescorer:
 
     Attributes:
         request: Options of the command line.
-        grammar: Name of the search's grammar.
+        key: Digests of the LSTM's weights and of the decoding graph; the tuned weight is kept under it.
+        acoustic: Digests of the acoustic models' weights.
         ngram: Model of the search.
         lstm: Rescoring model for the words of the search.
-        digest: Digest of the LSTM's weights.
         weight: Weight of the LSTM; None before tuning.
+        tuned_with: The search of the tuning, for a weight tuned before; else empty.
     """
 
     request: RescoringRequest
-    grammar: str
+    key: str
+    acoustic: tuple[str, ...]
     ngram: NgramScores
     lstm: LstmScores
-    digest: str
     weight: float | None
+    tuned_with: Mapping[str, Any]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -92,7 +95,9 @@ class Rescorer:
         A weight that is not given is tuned on `dev`, and kept in the run's folder.
         """
         listing = replace(options, listed=self.request.listed)
+        searched = self._described(listing)
         if self.weight is not None or dev is None:
+            self._warn_of_changes(searched)
             return listing, self
         corpus, every = run.corpus(dev), run.graphs.tune_every
         with tempfile.TemporaryDirectory() as scratch, timed(f"trying weights of the language model on {dev}"):
@@ -100,7 +105,9 @@ class Rescorer:
             tried = [name for name in list(corpus.texts)[::every] if name in feats[0]]
             found = search.decode(models.all_scores([{name: own[name] for name in tried} for own in feats]), listing)
             weight, errors = best_weight(self.scored(found), {name: corpus.texts[name] for name in tried})
-        self._keep(run.folder, {"weight": weight, "dev": dev, "errors": errors, "model": str(self.request.model)})
+        told = {"weight": weight, "dev": dev, "errors": errors, "model": str(self.request.model), "search": searched}
+        kept = {**recorded(run.folder, RESCORING), self.key: told}
+        write_whole(run.folder / RESCORING, json.dumps(kept, indent=1).encode())
         return listing, replace(self, weight=weight)
 
     def scored(self, found: Decoded) -> dict[str, Scored]:
@@ -112,9 +119,20 @@ class Rescorer:
         assert self.weight is not None  # tuned before
         return replace(found, lists={name: (each.best(self.weight),) for name, each in self.scored(found).items()})
 
-    def _keep(self, folder: Path, tuned: Mapping[str, Any]) -> None:
-        kept = {**recorded(folder, RESCORING), _key(self.digest, self.grammar): dict(tuned)}
-        write_whole(folder / RESCORING, json.dumps(kept, indent=1).encode())
+    def _described(self, options: DecodeOptions) -> dict[str, Any]:
+        """What the best weight depends on besides graph and language model, in JSON's terms."""
+        settings = {name: getattr(options, name) for name in ("acoustic_scale", "insertion_penalty", "listed")}
+        return {"acoustic models": list(self.acoustic), **settings}
+
+    def _warn_of_changes(self, searched: Mapping[str, Any]) -> None:
+        changed = [name for name, value in self.tuned_with.items() if searched.get(name) != value]
+        if changed:
+            log.warning(
+                "the weight %g of %s was tuned in a search with other values of %s: tune it again with --dev DATA",
+                self.weight,
+                self.request.model,
+                ", ".join(changed),
+            )
 
 
 def best_weight(lists: Mapping[str, Scored], references: Mapping[str, str]) -> tuple[float, int]:
@@ -147,24 +165,26 @@ def check_rescoring(request: RescoringRequest) -> Path:
     return stem
 
 
-def opened_rescorer(request: RescoringRequest, run: TrainedRun, search: SearchRequest) -> Rescorer:
-    """Open the language model, and the n-gram model of the search.
+def opened_rescorer(
+    request: RescoringRequest, run: TrainedRun, search: SearchRequest, others: Sequence[TrainedRun] = ()
+) -> Rescorer:
+    """Open the language model, and the n-gram model of the search; `others` decode together with `run`.
 
     Raises:
         SettingError: the search has no n-gram model, no word of it is known to the language model, or there is neither
             a weight nor data to tune it on.
     """
-    grammar = search.grammar or run.graphs.search.grammar
     ngram = _ngram_of(run, search)
     stem = check_rescoring(request)
-    digest = sha256_of(stem.with_suffix(".safetensors"))
-    named = search.named or run.graphs.search.grammar
-    weight = _weight(request, run.folder, _key(digest, named), search.dev)
+    lang, grammar = run.graphs.words(search.grammar or run.graphs.search.grammar)
+    key = f"{sha256_of(stem.with_suffix('.safetensors'))} {run.graphs.key(lang, grammar)}"
+    weight, tuned_with = _weight(request, run.folder, key, search.dev)
     with timed("loading the language model"):
         words, model = _model_of(stem)
-    lstm = LstmScores(model, words, sayable_words(run.graphs.words(grammar)[0]))
+    lstm = LstmScores(model, words, sayable_words(lang))
     _check_words(lstm, request.model)
-    return Rescorer(request, named, NgramScores(ngram), lstm, digest, weight)
+    acoustic = tuple(sha256_of(each.stem.with_suffix(".safetensors")) for each in (run, *others))
+    return Rescorer(request, key, acoustic, NgramScores(ngram), lstm, weight, tuned_with)
 
 
 def _model_of(stem: Path) -> tuple[WordNumbers, LstmLanguageModel]:
@@ -180,10 +200,6 @@ def _model_of(stem: Path) -> tuple[WordNumbers, LstmLanguageModel]:
     return portable.words, model.eval()
 
 
-def _key(digest: str, grammar: str) -> str:
-    return f"{digest} {grammar}"
-
-
 def _ngram_of(run: TrainedRun, search: SearchRequest) -> NgramModel:
     grammar = search.grammar or run.graphs.search.grammar
     found = None if search.is_best_path(run.graphs) else run.graphs.language_model(grammar)
@@ -196,21 +212,24 @@ def _ngram_of(run: TrainedRun, search: SearchRequest) -> NgramModel:
     return found
 
 
-def _weight(request: RescoringRequest, folder: Path, key: str, dev: str | None) -> float | None:
-    """The given weight, else None if it is to be tuned, else the one tuned before."""
+def _weight(
+    request: RescoringRequest, folder: Path, key: str, dev: str | None
+) -> tuple[float | None, Mapping[str, Any]]:
+    """The given weight, else None if it is to be tuned, else the one tuned before with the search of its tuning."""
     if request.weight is not None:
-        return request.weight
+        return request.weight, {}
     if dev is not None:
         folder_to_write(folder, "--model")
-        return None
+        return None, {}
     kept = recorded(folder, RESCORING).get(key)
     weight = kept.get("weight") if isinstance(kept, dict) else None
     if not isinstance(weight, int | float) or not 0 <= weight <= 1:
         raise SettingError(
-            f"no weight of {request.model} was tuned with this grammar: tune it with --dev DATA, or give --lm-weight,"
-            " such as 0.5"
+            f"no weight of {request.model} was tuned with this vocabulary and grammar: tune it with --dev DATA, or give"
+            " --lm-weight, such as 0.5"
         )
-    return float(weight)
+    searched = kept.get("search")
+    return float(weight), searched if isinstance(searched, dict) else {}
 
 
 def _check_words(lstm: LstmScores, model: Path) -> None:

@@ -123,6 +123,13 @@ def test_empty_hypotheses_and_wrong_weights(ngram: NgramModel) -> None:
             found.costs(wrong)
 
 
+def test_a_partial_hypothesis_is_not_charged_for_a_sentence_end() -> None:
+    words, ngram, other = ("A", "B"), np.array([-1.0, -2.0, -5.0]), np.array([-2.0, -1.5, -0.1])
+    for complete, last in ((True, -5.0 + 0.1), (False, 0.0)):
+        found = Scored((Hypothesis(words, np.zeros(2, np.int32), 7.0, complete),), (ngram,), (other,))
+        assert found.costs(1.0) == pytest.approx([7.0 + 1.0 - 0.5 + last])
+
+
 def test_a_word_that_the_search_cannot_have_found_is_named(ngram: NgramModel) -> None:
     closed = KneserNey(2, unknown=None).train(["A B"]).model
     with pytest.raises(ValueError, match=r"the n-gram model has no \['C'\]"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -71,6 +72,19 @@ def test_a_numerator_is_the_sum_over_its_paths_and_these_are_paths_of_the_denomi
         wanted, gamma = path_sum(iter(paths.items()), DEN.graph.pdf, scores[n])
         assert float(totals[n]) == pytest.approx(wanted, abs=1e-5)
         assert np.abs(gammas[n].numpy() - gamma).max() < 1e-5
+
+
+@pytest.mark.parametrize("d", [0, 1, 2, 5])
+def test_a_tolerance_leaves_out_no_phone_at_the_ends(d: int) -> None:
+    """An utterance with one frame per phone has one alignment, whatever the tolerance."""
+    aligned, scores = Aligned.of(DEN, WORDS[0], range(5)), drawn(1, 4, PDFS)
+    sets = [range(int(DEN.first[place]), int(DEN.first[place + 1])) for place in aligned.places]
+    paths = (path for path in itertools.product(*sets))
+    step, initial = dense(DEN.graph), DEN.graph.initial.tolist()
+    listed = [(q, initial[q[0]] * math.prod(step[a, b] for a, b in itertools.pairwise(q))) for q in paths]
+    wanted, _ = path_sum(iter(listed), DEN.graph.pdf, scores[0])
+    (total,) = log_domain.log_total(scores, torch.tensor([4]), NumeratorBuilder(DEN, d, 0.01).batch([(aligned, 0, 4)]))
+    assert float(total) == pytest.approx(wanted, abs=1e-5)
 
 
 def test_the_tolerance_lets_limits_move() -> None:
@@ -180,5 +194,10 @@ def test_alignments_follow_the_length_of_the_audio() -> None:
     assert spread(aligned) == labels.tolist()
     for frames in (6, 7, 8, 10, 15):
         assert spread(aligned.stretched(frames)) == at_speed(labels, frames).tolist()
+    for total in range(1, 50):
+        each = Aligned(np.zeros(total, np.int32), np.zeros(total - 1), np.arange(total + 1, dtype=np.int32))
+        for frames in range(total, 100):
+            starts = np.searchsorted(at_speed(np.arange(total), frames), np.arange(total))
+            assert np.array_equal(each.stretched(frames).starts[:-1], starts)
     for frames in (5, 6, 7, 8, 9, 10):
         assert spread(aligned.fitted(frames)) == fit_targets(labels, frames).tolist()

@@ -107,13 +107,16 @@ class Scored:
     def costs(self, weight: float) -> list[float]:
         """Cost of each hypothesis with the mixture.
 
+        A hypothesis that ended outside a final state has no cost of a sentence end, so this term is left out.
+
         Raises:
             ValueError: the weight is not in [0, 1].
         """
         if not 0 <= weight <= 1:
             raise ValueError(f"the weight of the rescoring model is a number from 0 to 1, got {weight}")
         return [
-            hypothesis.cost + float(np.sum(ngram_L - _mixed(ngram_L, other_L, weight)))
+            hypothesis.cost
+            + float(np.sum((ngram_L - _mixed(ngram_L, other_L, weight))[: None if hypothesis.complete else -1]))
             for hypothesis, ngram_L, other_L in zip(self.hypotheses, self.ngram, self.other, strict=True)
         ]
 

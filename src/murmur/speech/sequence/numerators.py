@@ -52,8 +52,18 @@ class Aligned:
 
         A frame t belongs to the phone that `murmur.speech.hmm.hybrid.at_speed` gives it.
         """
-        starts = np.ceil(self.starts * (frames / self.starts[-1]) - 0.5).astype(np.int32)
-        return Aligned(self.places, self.arcs, np.append(starts[:-1], np.int32(frames)))
+        total, starts = int(self.starts[-1]), self.starts.astype(np.int64)
+        starts = -((total - 2 * starts * frames) // (2 * total))  # ceil(s frames / T - 1/2), without rounding
+        return Aligned(self.places, self.arcs, np.append(starts[:-1], frames).astype(np.int32))
+
+    def limits(self, tolerance: int) -> tuple[np.ndarray, np.ndarray]:
+        """First frame that each phone may have, and the frame after its last, if limits move by `tolerance` frames.
+
+        Each phone before and after it has at least one frame of the utterance.
+        """
+        k = np.arange(len(self.places))
+        soonest_P = np.maximum(self.starts[:-1] - tolerance, k)
+        return soonest_P, np.minimum(self.starts[1:] + tolerance, self.starts[-1] - k[::-1])
 
     def fitted(self, frames: int) -> Aligned:
         """The same phones for some frames more or fewer, shared equally between both ends.
@@ -113,16 +123,14 @@ class NumeratorBuilder:
 
     def batch(self, chunks: Sequence[tuple[Aligned, int, int]]) -> Numerators:
         """Numerators of chunks, each given by the phones of its utterance and its frames [first, last)."""
-        d = self.tolerance_frames
         owner, place, begin, end, arc = [], [], [], [], []
         for n, (aligned, first, last) in enumerate(chunks):
-            starts = aligned.starts
-            low = int(np.searchsorted(starts[1:] + d, first, "right"))
-            high = int(np.searchsorted(starts[:-1] - d, last, "left"))
+            soonest_P, latest_P = aligned.limits(self.tolerance_frames)
+            low, high = int(np.searchsorted(latest_P, first, "right")), int(np.searchsorted(soonest_P, last, "left"))
             owner.append(np.full(high - low, n))
             place.append(aligned.places[low:high])
-            begin.append(starts[low:high] - d - first)
-            end.append(starts[low + 1 : high + 1] + d - first)
+            begin.append(soonest_P[low:high] - first)
+            end.append(latest_P[low:high] - first)
             arc.append(np.append(aligned.arcs[low : high - 1], np.nan))
         phones = _Phones(*(np.concatenate(parts) for parts in (owner, place, begin, end, arc)))
         return self._joined(phones, len(chunks))
