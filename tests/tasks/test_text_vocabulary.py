@@ -87,7 +87,7 @@ def test_a_hybrid_task_decodes_with_them(vocabulary: TextVocabulary, tmp_path: P
         task.check()
     task = replace(task, vocabulary=vocabulary)
     task.check()
-    spoken, models = task._sayable
+    spoken, models = task.sayable
     assert {"BANANA", "NAB", "NOB"} <= {word for word, _ in read_lexicon(spoken)}
     assert {"bg", "tg"} <= set(models)
     assert task.hmms.lexicon == root / "lexicon.txt"  # training is that of the set

@@ -1,8 +1,8 @@
 """Rescoring of a trained run's results with an LSTM language model that another run has trained.
 
 The weight of the LSTM is given, or tuned on development data by the word error rate and kept in `rescoring.json` of the
-run that recognises, under the digest of the language model's weights and that of the decoding graph. A search with other
-acoustic models, scales or lists than those of the tuning is told in a warning.
+run that recognises, under the digests of the language model's weights and the decoding graph. Where acoustic models,
+scales or length of the lists differ from those of the tuning, a warning says so.
 """
 
 from __future__ import annotations

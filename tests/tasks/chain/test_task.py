@@ -32,6 +32,7 @@ from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Se
 from murmur.tasks.hybrid.graphs import CHAIN_SCALES
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.recogniser import PortableRecogniser
+from murmur.tasks.text_vocabulary import TextVocabulary
 from murmur.worlds.virtual.world import VirtualWorld
 from plateaus import make_set
 from tasks import fit
@@ -253,10 +254,49 @@ def test_strategies_learn_on_a_virtual_cluster(task: ChainTask, strategy: object
     assert 0 < task.evaluate(model)["loss"] < 0.85 * before
 
 
+def test_decoding_uses_the_vocabulary_of_a_text(task: ChainTask, tmp_path: Path) -> None:
+    lines = [line.split() for line in (task.hybrid.corpus / "lexicon.txt").read_text().splitlines()]
+    spoken = [(word, [phone.lower() for phone in phones]) for word, *phones in lines]
+    root = make_set(tmp_path / "set", {"train": 4, "dev": 2, "test": 2})
+    (root / "lexicon.txt").write_text("".join(f"{word} {' '.join(phones)}\n" for word, phones in spoken))
+    text = tmp_path / "text.txt"
+    text.write_text("BOB NAB ANNA\n" * 20)
+    vocabulary = TextVocabulary(text, min_count=2, guess="graphemes")
+    search = Search("tg", scales=(0.7, 1.0))
+    hybrid = replace(task.hybrid, corpus=root, vocabulary=vocabulary, decoding=Decoding(network=search))
+    larger = replace(task, hybrid=replace(hybrid, cache=tmp_path / "cache"))
+    larger.prepare()
+    assert list((tmp_path / "cache").glob("lm-*"))  # made before training
+    lang, _ = larger.recogniser().graphs.words("tg")
+    assert "NAB" in [each.word for each in lang.prons]
+    with pytest.raises(ValueError, match="has no grammar"):
+        task.recogniser().graphs.words("tg")
+
+
+def test_silences_between_words_have_their_share_in_the_alignments(task: ChainTask, with_tree: ChainTask) -> None:
+    share = with_tree.hybrid.hmms.trained[-1].silence_share(with_tree.hybrid.material.train.texts)
+    assert with_tree.recogniser().graphs.silence_probability == share
+    assert task.recogniser().graphs.silence_probability == 0.5 != share
+    for chosen in (task, with_tree):
+        decoding = replace(chosen.hybrid.decoding, silence_probability=0.3)
+        given = replace(chosen, hybrid=replace(chosen.hybrid, decoding=decoding))
+        assert given.recogniser().graphs.silence_probability == 0.3
+
+
+def realigned(folder: Path) -> Path:
+    (folder / "earlier.safetensors").write_bytes(b"")
+    return folder / "earlier"
+
+
 def test_settings_that_do_not_fit_are_refused(task: ChainTask) -> None:
     fast = replace(task.hybrid, front=FrontEnd(speeds=(0.9, 1.0)))
     with pytest.raises(SettingError, match="as they are"):
         replace(task, hybrid=fast).check()
+    with pytest.raises(SettingError, match="are scales of posteriors"):
+        replace(task, hybrid=replace(task.hybrid, decoding=Decoding())).check()
+    with pytest.raises(SettingError, match="realigned_by"):
+        replace(task, hybrid=replace(task.hybrid, realigned_by=Path(realigned(task.hybrid.cache)))).check()
+    ChainTask(replace(ChainTask().hybrid, corpus=task.hybrid.corpus)).check()
     for wrong in ({"leak": 0.0}, {"cross_entropy": -1.0}, {"draws": 0}):
         with pytest.raises(ValueError, match="must be positive"):
             ChainMmi(**wrong)

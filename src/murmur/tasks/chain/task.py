@@ -39,9 +39,9 @@ from murmur.speech.sequence.state_graph import StateGraph
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.chain.criterion import ChainMmi
 from murmur.tasks.chain.data import ChainData, Utterances, chain_states
-from murmur.tasks.hybrid.config import NetworkInput
+from murmur.tasks.hybrid.config import Decoding, NetworkInput, Search
 from murmur.tasks.hybrid.decode import DecodeHalf, System
-from murmur.tasks.hybrid.graphs import HmmSources
+from murmur.tasks.hybrid.graphs import CHAIN_SCALES, HmmSources
 from murmur.tasks.hybrid.hmm import HmmHalf
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.prepared import Absent
@@ -79,7 +79,9 @@ class ChainTask:
 
     Attributes:
         hybrid: set, features, Gaussian systems, augmentation and decoding; `chunks.size` is the number of utterances in
-            a minibatch. Its network is not used.
+            a minibatch. Its network is not used. The acoustic scales that `decoding.network` tries include 1; a
+            `decoding.silence_probability` of None takes the share of places with a silence in the alignments of train
+            with a tree, and for a flat start the probability that training uses.
         network: the network; its `stack` is the number of frames per output.
         criterion: phone model, leak and cross-entropy.
         tree: tree of states in context, grown on alignments; None for a flat start with monophones.
@@ -87,7 +89,9 @@ class ChainTask:
         absent: "make" to make training data that is missing from the cache, "refuse" to end with an error.
     """
 
-    hybrid: HybridTask = field(default_factory=HybridTask)
+    hybrid: HybridTask = field(
+        default_factory=lambda: HybridTask(decoding=Decoding(network=Search(scales=CHAIN_SCALES)))
+    )
     network: Network = field(default_factory=lambda: Tdnn(stack=3))
     criterion: ChainMmi = field(default_factory=ChainMmi)
     tree: TreeConfig | None = None
@@ -108,7 +112,7 @@ class ChainTask:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def check(self) -> None:
-        """Check the hybrid task, and that its features are those of speed 1.
+        """Check the hybrid task, that its features are those of speed 1, and that decoding tries the scale of training.
 
         Raises:
             SettingError: the settings do not fit this criterion; CorpusError, SynthesisError: something is missing.
@@ -121,6 +125,15 @@ class ChainTask:
             raise SettingError(
                 "task.hybrid.front.input: chain models take the spectrum alone, since a flat start has no Gaussian"
                 " system: leave it as it is"
+            )
+
+        if self.hybrid.realigned_by is not None:
+            raise SettingError("task.hybrid.realigned_by: numerators are made from Gaussian alignments, set it to None")
+        scales = self.hybrid.decoding.network.scales
+        if not min(scales) <= 1 <= max(scales):
+            raise SettingError(
+                f"task.hybrid.decoding.network.scales: {scales} are scales of posteriors; the outputs of a chain model"
+                f" are log-likelihoods, whose scale is near 1: set it to {CHAIN_SCALES}"
             )
 
     @cached_property
@@ -145,6 +158,7 @@ class ChainTask:
 
     def prepare(self) -> ChainData:
         """Make features, alignments and numerators."""
+        _ = self._hybrid.sayable  # a word without a pronunciation is reported before training
         return self.data
 
     @cached_property
@@ -300,18 +314,20 @@ class ChainTask:
     def _words(self) -> WordSearch:
         """Search with the network's states."""
         task, search = self._hybrid, self.hybrid.decoding.network
-        silence = self.hybrid.decoding.silence_probability
+        lexicon, language_models = task.sayable
         sources = HmmSources(
-            self._states,
-            task.material.lexicon,
-            self._half.lang.silence_probability if silence is None else silence,
-            search,
-            task.material.language_models,
-            self.hybrid.decoding.tune_every,
+            self._states, lexicon, self._silence, search, language_models, self.hybrid.decoding.tune_every
         )
         return WordSearch(
             sources, search.grammar, self.hybrid.cache, self.hybrid.jobs, self._acoustic.frames_per_second
         )
+
+    @property
+    def _silence(self) -> float:
+        """Probability of a silence between words, in decoding graphs."""
+        if self.tree is None and self.hybrid.decoding.silence_probability is None:
+            return self._half.lang.silence_probability
+        return self._hybrid.silence
 
 
 def shifted(feats_TF: np.ndarray, shift: int) -> np.ndarray:

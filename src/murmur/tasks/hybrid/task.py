@@ -261,7 +261,7 @@ class HybridTask(ChunkLearning):
         Raises:
             CorpusError, ValueError: some data cannot be used; the message names file and utterance.
         """
-        _ = self._sayable  # a word without a pronunciation is reported before training
+        _ = self.sayable  # a word without a pronunciation is reported before training
         return HybridData.prepare(self.hmms, self.targets)
 
     @cached_property
@@ -387,11 +387,11 @@ class HybridTask(ChunkLearning):
         return self._search(self.hmms.trained[-1], self.decoding.network)
 
     def _search(self, stage: Stage, search: Search) -> WordSearch:
-        lexicon, language_models = self._sayable
+        lexicon, language_models = self.sayable
         sources = HmmSources(
             stage.model.states,
             lexicon,
-            self._silence,
+            self.silence,
             search,
             language_models,
             self.decoding.tune_every,
@@ -399,7 +399,7 @@ class HybridTask(ChunkLearning):
         return WordSearch(sources, search.grammar, self.cache, self.jobs)
 
     @cached_property
-    def _sayable(self) -> tuple[Path, Mapping[str, Path]]:
+    def sayable(self) -> tuple[Path, Mapping[str, Path]]:
         """Lexicon and language models of decoding."""
         material = self.material
         if self.vocabulary.text is None:
@@ -408,7 +408,7 @@ class HybridTask(ChunkLearning):
         return lexicon, {**material.language_models, **made}
 
     @cached_property
-    def _silence(self) -> float:
+    def silence(self) -> float:
         """Probability of a silence between words, in decoding graphs."""
         if self.decoding.silence_probability is not None:
             return self.decoding.silence_probability
