@@ -221,8 +221,9 @@ def _weight(
     if dev is not None:
         folder_to_write(folder, "--model")
         return None, {}
-    kept = recorded(folder, RESCORING).get(key)
-    weight = kept.get("weight") if isinstance(kept, dict) else None
+    entry = recorded(folder, RESCORING).get(key)
+    kept = entry if isinstance(entry, dict) else {}
+    weight = kept.get("weight")
     if not isinstance(weight, int | float) or not 0 <= weight <= 1:
         raise SettingError(
             f"no weight of {request.model} was tuned with this vocabulary and grammar: tune it with --dev DATA, or give"
