@@ -61,6 +61,16 @@ def test_one_learner_and_a_server_are_the_plain_loop() -> None:
     assert torch.equal(fit(experiment, VirtualWorld(2)), plain_loop(experiment))
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_records_of_a_server_have_the_seconds_of_the_gradients(servers: int) -> None:
+    steps: list[Record] = []
+    cluster = Cluster(servers + 3, ConstantSeconds(2.0), AT_ONCE)
+    experiment = Experiment(Quadratic(), ASGD(servers=servers), Budget(minibatches=30), SGD(ALPHA))
+    Trainer(experiment, VirtualWorld(cluster), observers=lambda _: (steps.append,)).fit()
+    seconds = [record.compute_seconds for record in steps if record.kind == "step"]
+    assert seconds == pytest.approx([2.0] * 30)
+
+
 class Served:
     """The oracle's servers: weights, updates and latest pull of each part."""
 

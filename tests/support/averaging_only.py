@@ -58,7 +58,7 @@ class Still:
     def preparation(self) -> Preparation:
         return NOTHING
 
-    def heard(self, loss: float) -> None:
+    def heard(self, loss: float, compute_seconds: float) -> None:
         pass
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:

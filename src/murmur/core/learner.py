@@ -249,11 +249,14 @@ class Learner:
                 raise PeerLost(f"all other learners are lost, and none has come back within {ALONE_SECONDS:.0f} s")
         self.averager.done()
 
-    def credit(self, claim: range, loss: float) -> None:
-        """Count another learner's gradient, of this claim and with this loss, as the one of the next step."""
+    def credit(self, claim: range, loss: float, compute_seconds: float) -> None:
+        """Count another learner's gradient, of this claim and with this loss, as the one of the next step.
+
+        Its seconds are added to those that this learner computed.
+        """
         self.steps += 1
         self.source.claimed(claim, self.steps)
-        self.source.heard(loss)
+        self.source.heard(loss, compute_seconds)
         self._present = [False] * len(self._present)  # a tensor counts as present if its part of g is not zero
 
     def members(self, rank: int) -> range:

@@ -148,8 +148,8 @@ class RunProgress(Protocol):
         At least so many minibatches have been handed out to all learners by now.
         """
 
-    def heard(self, loss: float) -> None:
-        """Record that the next step uses another learner's gradient, with this loss per sample."""
+    def heard(self, loss: float, compute_seconds: float) -> None:
+        """Record that the next step uses another learner's gradient: its loss per sample, its seconds of computing."""
 
     async def boundary(self, me: Any) -> None:
         """Evaluate and save checkpoints between gradients; in lock-step, right after an average."""

@@ -31,7 +31,8 @@ class Record:
         skipped: Number of minibatches that the learner has skipped so far: loss or gradient not finite.
         replaced: Number of times that weights of other learners replaced its own, which were not finite.
         staleness: Changes of the weights between the start of the gradient and its step.
-        compute_seconds, data_seconds, waiting_seconds, communicating_seconds: Times since its previous record.
+        compute_seconds, data_seconds, waiting_seconds, communicating_seconds: Times since its previous record; a
+            server's compute_seconds are those of the learners whose gradients it has applied.
         consensus_distance: sqrt(mean_j ||w_j - mean w||^2), if it is known.
         figures: All other figures of an evaluation.
     """

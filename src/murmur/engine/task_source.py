@@ -92,6 +92,7 @@ class TaskSource:
         self.clock = TrainingClock(seat)
         ahead = experiment.prefetch if seat.works_beside else 0
         self._minibatches = Prefetch(experiment.minibatch, ahead, lane_to(seat.device))
+        self._computed_by_others = 0.0  # seconds of gradients that were heard of since the previous record
         self._foreseen: list[int] | None = None  # None: numbers are claimed, and unknown before
 
     def next_index(self, steps: int) -> int | None:
@@ -139,8 +140,9 @@ class TaskSource:
 
         return Preparation(self._minibatches.seconds, begin)
 
-    def heard(self, loss: float) -> None:
+    def heard(self, loss: float, compute_seconds: float) -> None:
         self.counters.loss = loss
+        self._computed_by_others += compute_seconds
         self.log.finish()
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
@@ -340,6 +342,7 @@ class TaskSource:
     def _step_record(self, staleness: int) -> Record:
         at = self.progress()
         spent = self.clock.since_last()
+        others, self._computed_by_others = self._computed_by_others, 0.0
         return Record(
             kind="step",
             learner=self.seat.group.rank,
@@ -353,7 +356,7 @@ class TaskSource:
             skipped=self.counters.skipped,
             replaced=self.counters.replaced,
             staleness=staleness,
-            compute_seconds=spent.get(COMPUTE, 0.0),
+            compute_seconds=spent.get(COMPUTE, 0.0) + others,
             data_seconds=spent.get(DATA, 0.0),
             waiting_seconds=spent.get(WAITING, 0.0),
             communicating_seconds=spent.get(COMMUNICATING, 0.0),

@@ -25,6 +25,7 @@ from torch import Tensor
 from murmur.core.facts import Planner, beside_servers
 from murmur.core.flat import is_finite
 from murmur.core.learner import Learner
+from murmur.core.trace import COMPUTE
 from murmur.strategies.applied_minibatches import AppliedMinibatches
 from murmur.strategies.vector_parts import check_counts, keep_part, parts_of
 
@@ -51,6 +52,7 @@ class Pulled:
     def __init__(self, me: Learner, parts: Sequence[slice]) -> None:
         self._me, self._parts = me, parts
         self._updates = [0.0] * len(parts)  # of each part when it was pulled last
+        self._computed = 0.0  # seconds of the gradients that were given
 
     async def pull(self) -> None:
         """Set the weights to those of the servers."""
@@ -64,7 +66,9 @@ class Pulled:
             PeerLost: A server is lost.
         """
         me = self._me
-        await self._exchange(g, (me.progress.loss, me.latest.start, me.latest.stop))
+        computed = me.seat.trace.totals().get(COMPUTE, 0.0)
+        seconds, self._computed = computed - self._computed, computed
+        await self._exchange(g, (me.progress.loss, me.latest.start, me.latest.stop, seconds))
 
     async def _exchange(self, g: Tensor, header: Sequence[float]) -> None:
         for server, part in enumerate(self._parts):
@@ -143,9 +147,9 @@ class ASGD:
         applied, updates = AppliedMinibatches(me.outer[APPLIED].tolist() if APPLIED in me.outer else ()), 0
         async for g, who, header in me.messages(PUSH):
             if header:
-                pulled, loss, start, stop = header
+                pulled, loss, start, stop, seconds = header
                 claim, age = range(int(start), int(stop)), updates - int(pulled)
-                me.credit(claim, loss)
+                me.credit(claim, loss, seconds)
                 if applied.add(me.source.assignment.at(position) for position in claim):
                     me.outer[APPLIED] = applied.bounds()
                     me.descend(_whole(me, g.mul_(self.damping(age)), part), staleness=age)

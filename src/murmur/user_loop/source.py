@@ -150,7 +150,7 @@ class LoopSource:
     def preparation(self) -> Preparation:
         return NOTHING  # the loop brings its own data
 
-    def heard(self, loss: float) -> None:
+    def heard(self, loss: float, compute_seconds: float) -> None:  # noqa: ARG002 - there are no records
         self._loss = loss
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:  # noqa: ARG002

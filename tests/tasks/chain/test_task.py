@@ -269,7 +269,7 @@ def test_decoding_uses_the_vocabulary_of_a_text(task: ChainTask, tmp_path: Path)
     assert list((tmp_path / "cache").glob("lm-*"))  # made before training
     lang, _ = larger.recogniser().graphs.words("tg")
     assert "NAB" in [each.word for each in lang.prons]
-    with pytest.raises(ValueError, match="there is no grammar .tg. for this set"):
+    with pytest.raises(ValueError, match=r"there is no grammar .tg. for this set"):
         task.recogniser().graphs.words("tg")
 
 

@@ -108,7 +108,7 @@ class Idle:
     def preparation(self) -> Preparation:
         return NOTHING  # there is no data
 
-    def heard(self, loss: float) -> None:
+    def heard(self, loss: float, compute_seconds: float) -> None:
         pass
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:  # noqa: ARG002 - all alike
