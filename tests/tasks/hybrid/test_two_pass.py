@@ -144,7 +144,7 @@ def test_a_saved_recogniser_of_a_set_with_features_adapts_other_speech_alike(ada
     recogniser = PortableRecogniser.open(tmp_path / "recogniser")
     speakers = recogniser.acoustic.speakers
     assert isinstance(speakers.front, Ready)
-    assert speakers.passes == adapted._passes.settings
+    assert speakers.passes == adapted.passes.settings
     search = WordSearch(recogniser.graphs, speakers.passes.grammar, recogniser.cache)
     passes = TransformPasses(speakers.gaussians, search, speakers.passes)
     found = recogniser.acoustic.features(adapted.material.test, tmp_path / "features", passes)

@@ -253,7 +253,7 @@ class HybridTask(ChunkLearning):
             own = stage.adaptation.transforms
             return own if speed == 1.0 else speed_transforms(self.hmms, speed, self.hmm.sat.fmllr)
         name = next(name for name, corpus in self._parts.items() if corpus is part)
-        return self._passes.transforms(name, part)
+        return self.passes.transforms(name, part)
 
     def prepare(self) -> HybridData:
         """Make features, Gaussian systems and alignments that are missing.
@@ -375,7 +375,7 @@ class HybridTask(ChunkLearning):
         half, wanted = self.hmms, self.front.input
         if not wanted.of_speakers:
             return None
-        passes = self._passes.settings if wanted.fmllr else None
+        passes = self.passes.settings if wanted.fmllr else None
         gaussians = half.adapted_gaussians if wanted.fmllr else None
         extractor = None if wanted.ivector is None else half.extractor
         scale = 1.0 if wanted.ivector is None else wanted.ivector.scale
@@ -432,7 +432,7 @@ class HybridTask(ChunkLearning):
         return TwoPass(stage, words, search, feats, decoder, self.cache, self.jobs, self.absent)
 
     @property
-    def _passes(self) -> TwoPass:
+    def passes(self) -> TwoPass:
         """Two-pass decoding with the last Gaussian system, for its transforms alone."""
         decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors")
         return self._two_pass(self.hmms.trained[-1], decoder)

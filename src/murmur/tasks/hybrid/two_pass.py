@@ -1,8 +1,9 @@
 """Decoding with a speaker-adapted Gaussian system, in two passes and a final one.
 
 The first pass uses the model of unadapted features. Its best paths give a transform for each speaker; the second pass
-decodes adapted features, and its best paths give the transforms of the final pass. Transcripts are used for tuning and
-scoring alone. Povey and Saon (2006); the order of the passes follows Kaldi, which rescores lattices in the last one.
+decodes adapted features, and its best paths give the transforms of the final pass. The first two search narrowly.
+Transcripts are used for tuning and scoring alone. Povey and Saon (2006); the order of the passes follows Kaldi, which
+rescores lattices in the last one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.speech.corpus.corpus import Corpus, CorpusError
 from murmur.speech.decoding.decode_set import Decoded
+from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.hmm.speaker_transforms import AdaptedPair, Transforms, transforms_from_paths
 from murmur.speech.hmm.storage import load_transforms, save_transforms
 from murmur.tasks.hybrid.config import Search
@@ -31,6 +33,7 @@ from murmur.tasks.word_search import WordSearch
 
 log = logging.getLogger(__name__)
 Arrays = Mapping[str, np.ndarray]
+FIRST_BEAM, FIRST_STATES = 10.0, 2000  # widest search of passes whose paths only give transforms; Kaldi's
 
 
 @dataclass(frozen=True)
@@ -67,15 +70,18 @@ class TwoPass:
         every = {"dev": half.material.dev, **parts}
         first = System(f"{name} unadapted", self.words, self.search, self._scorers({}))
         options = half.tune(first, half.material.dev)
-        found = {part: half.decode(first, options, part, corpus) for part, corpus in every.items()}
-        results = [half.result(first, options, part, corpus, found[part]) for part, corpus in parts.items()]
-
-        transforms = {part: self._estimated(part, every[part], found[part], None) for part in every}
-        second = System(f"{name} second pass", self.words, self.search, self._scorers(transforms))
-        before, options = options, half.tune(second, half.material.dev)
-        self._keep(DecodingPasses(self._grammar, before, options))
+        results = []
         for part, corpus in parts.items():
-            again = half.decode(second, options, part, corpus)
+            results.append(half.result(first, options, part, corpus, half.decode(first, options, part, corpus)))
+
+        before, transforms = narrow(options), {}
+        for part, corpus in every.items():
+            transforms[part] = self._estimated(part, corpus, half.decode(first, before, part, corpus), None)
+        second = System(f"{name} second pass", self.words, self.search, self._scorers(transforms))
+        options = half.tune(second, half.material.dev)
+        self._keep(DecodingPasses(self._grammar, before, narrow(options)))
+        for part, corpus in parts.items():
+            again = half.decode(second, narrow(options), part, corpus)
             final = self._estimated(part, corpus, again, transforms[part])
             save_transforms(final, self.transforms_file(corpus))
             last = replace(second, name=name, scores=self._scorers({part: final}))
@@ -127,7 +133,7 @@ class TwoPass:
 
     def _file(self, kind: str, of: str, end: str) -> Path:
         half, graph = self.decoder, self.words.sources.key(*self.words.words)
-        tuned = [half.material.dev.digest(), half.tune_every, asdict(self.search)]
+        tuned = [half.material.dev.digest(), half.tune_every, asdict(self.search), FIRST_BEAM, FIRST_STATES]
         content = json.dumps([self.stage.key, of, graph, tuned], sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         return self.cache / f"{self.stage.name}-{self.stage.key}-{kind}-{digest}{end}"
@@ -156,6 +162,12 @@ class TwoPass:
             part: partial(adapted_scores, pair, feats, getattr(material, part).speakers, transforms.get(part, {}))
             for part, feats in self.feats.items()
         }
+
+
+def narrow(options: DecodeOptions) -> DecodeOptions:
+    """The settings with a search that is no wider than a pass needs whose paths only give transforms."""
+    beam, states = min(options.beam, FIRST_BEAM), min(options.max_active, FIRST_STATES)
+    return replace(options, beam=beam, max_active=states)
 
 
 def adapted_scores(
