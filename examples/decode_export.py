@@ -62,7 +62,10 @@ def features(samples: np.ndarray, facts: Mapping[str, Any]) -> np.ndarray:
 
 def whole(network: Any, feats: np.ndarray) -> np.ndarray:
     """Scores (U, L) of an utterance."""
-    scores, lengths = network.run(None, {"x": feats[None], "x_lens": np.array([len(feats)])})
+    given = {"x": feats[None], "x_lens": np.array([len(feats)])}
+    sizes = {i.name: i.shape[1] for i in network.get_inputs() if i.name == "ivector"}
+    given |= {name: np.zeros((1, size), np.float32) for name, size in sizes.items()}  # of an unknown speaker
+    scores, lengths = network.run(None, given)
     return scores[0, : lengths[0]]
 
 

@@ -95,6 +95,19 @@ def test_silence_alone_has_no_transform(recogniser, tmp_path):
     assert work([]) == []
 
 
+@pytest.mark.parametrize("silence_weight", [0.0, 0.01])
+def test_a_muted_recording_is_not_adapted_to_and_ends_nothing(recogniser, tmp_path, caplog, silence_weight):
+    config = FmllrConfig(min_frames=1.0, silence_weight=silence_weight)
+    muted = replace(recogniser, adapted=replace(recogniser.adapted, fmllr=config))
+    work = adapted_transcriber(opened(muted, tmp_path), request(0.1), 30.0)
+    path = tmp_path / "mute.wav"
+    soundfile.write(path, np.zeros(8 * RATE, np.float32), RATE)
+    (found,) = work([(read_recording(path, RATE), "mute.wav")])
+    assert found.source == "mute.wav"
+    if silence_weight:
+        assert "is not adapted to: " in caplog.text
+
+
 def request(scale, dev=None):
     return SearchRequest(None, dev, {"acoustic_scale": scale, "beam": None})
 
@@ -121,6 +134,14 @@ def test_speakers_of_recordings(tmp_path):
         check_speakers(True, None, "each")
     with pytest.raises(SettingError, match="there is no file"):
         check_speakers(True, tmp_path / "none", "average")
-    file.write_text("talk anna bob\n")
-    with pytest.raises(SettingError, match="must be NAME SPEAKER"):
-        check_speakers(True, file, "average")
+    file.write_text("my talk anna\n talk  bob \n talk bob\n")
+    assert check_speakers(True, file, "average") == {"my talk": "anna", "talk": "bob"}
+    for content, reason in (
+        (b"talk\n", "must be NAME SPEAKER"),
+        (b"\n \n", "is empty"),
+        (b"a anna\na bob\n", "names two speakers of 'a': anna and bob"),
+        ("a Zoë\n".encode("latin-1"), "is not UTF-8 text"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(SettingError, match=reason):
+            check_speakers(True, file, "average")

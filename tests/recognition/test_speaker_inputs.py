@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,12 @@ from typer.testing import CliRunner
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 from murmur.cli import app
+from murmur.commands.decode import opened
+from murmur.recognition.tuning import SearchRequest
 from murmur.speech.corpus.kaldi_dir import read_table, write_table
 from tones import RATE, make_tones, tones
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "decode_export.py"
 WORDS = [["ANNA", "BOB", "NOB"], ["NOB", "NOB", "ANNA", "BOB"]]
 IVECTOR = "IvectorConfig(dims=3, passes=3, ubm=UbmConfig(gaussians=5, passes=3))"
 VTLN = "VtlnConfig(factors=(0.9, 1.0, 1.1), sweeps=2, em=EmConfig(gaussians=1, passes=5, grow_passes=4))"
@@ -127,9 +132,10 @@ def test_recordings_are_transcribed_alone_and_together_as_one_speaker(place: Pat
 def test_exports_take_an_ivector_or_are_not_adapted_and_adapted_features_are_refused(place: Path) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
     if place.name.rstrip("0123456789") != "ivector":
-        code, _, said = run("export", place / "run", "--out", place / "exported")
-        assert code == 1
-        assert "other runtimes make one" in said
+        for more in ((), ("--cmvn", "global")):
+            code, _, said = run("export", place / "run", "--out", place / "exported", *more)
+            assert code == 1
+            assert "other runtimes make one" in said
         return
     for kind in ("zero", "input"):
         done("export", place / "run", "--out", place / kind, "--ivector", kind)
@@ -141,9 +147,25 @@ def test_exports_take_an_ivector_or_are_not_adapted_and_adapted_features_are_ref
     assert by_global[0][0] == "ANNA"
     assert own == by_input
     assert own[0][0] == by_zero[0][0] == "ANNA"
+    for kind in ("zero", "input"):
+        example = subprocess.run(
+            [sys.executable, EXAMPLE, place / kind, place / "said0.wav"], capture_output=True, text=True, check=False
+        )
+        assert example.returncode == 0, example.stderr
+        assert "ANNA" in example.stdout
+    code, _, said = run("transcribe", place / "input", place / "said0.wav", "--adapt")
+    assert code == 1
+    assert "is an export folder, which recognises each recording by itself" in said
     code, _, said = run("export", place / "run", "--out", place / "stream", "--ivector", "input", "--kind", "stream")
     assert code == 1
     assert "a stream begins before there is speech" in said
+
+
+def test_further_runs_search_for_transforms_with_the_grammar_of_the_command_line(place: Path) -> None:
+    (other,) = opened([place / "run"], None, SearchRequest("loop", None, {}), 2)
+    assert (other.grammar, other.jobs) == ("loop", 2)
+    if other.estimate is not None:
+        assert other.estimate.search.grammar == "loop"
 
 
 def scores_of(place: Path, model: str) -> list[tuple[str, float]]:

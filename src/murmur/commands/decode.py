@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -98,7 +99,9 @@ def decode(
     check_named(data)
     rescoring = chosen_rescoring(rescore, lm_weight, nbest)
     run = open_run(Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data))
-    write_results(decoded(run, search, data, out / PARTIAL, opened(others or (), weights), rescoring), out)
+    write_results(
+        decoded(run, search, data, out / PARTIAL, opened(others or (), weights, search, jobs), rescoring), out
+    )
 
 
 def check_named(data: str) -> None:
@@ -107,9 +110,15 @@ def check_named(data: str) -> None:
         check_data(data)
 
 
-def opened(models: Iterable[Path], weights: Choice | None) -> list[TrainedRun]:
-    """Open further runs, whose scores are averaged with those of the first."""
-    return [open_run(Wanted(model, choice=weights)) for model in models]
+def opened(
+    models: Iterable[Path], weights: Choice | None, search: SearchRequest, jobs: int | None = None
+) -> list[TrainedRun]:
+    """Open further runs, whose scores are averaged with those of the first.
+
+    Their passes for adapted features search with the grammar of the command line too.
+    """
+    runs = [open_run(Wanted(model, choice=weights, jobs=jobs)) for model in models]
+    return [replace(run, grammar=search.grammar) for run in runs]
 
 
 def write_results(found: Decoding, out: Path) -> None:

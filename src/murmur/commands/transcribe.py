@@ -28,7 +28,7 @@ from murmur.commands.vocabulary_options import (
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
 from murmur.engine.checkpoints.checkpoint import write_whole
-from murmur.recognition.adapted_transcriber import adapted_transcriber, refuse_to_adapt
+from murmur.recognition.adapted_transcriber import adapted_transcriber
 from murmur.recognition.exported_model import exported_transcriber, looks_exported
 from murmur.recognition.trained_run import TrainedRun, Wanted, open_run
 from murmur.recognition.transcriber import Transcriber, name_of, transcriber
@@ -242,11 +242,26 @@ def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Map
         raise SettingError("--utt2spk names the speakers that --adapt adapts to: give --adapt too")
     if not utt2spk.is_file():
         raise SettingError(f"--utt2spk: there is no file {utt2spk}")
-    rows = [line.split() for line in utt2spk.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return _speakers_in(utt2spk)
+
+
+def _speakers_in(utt2spk: Path) -> Mapping[str, str]:
+    """{name: speaker} of a file with lines NAME SPEAKER; names may hold spaces."""
+    try:
+        lines = utt2spk.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise SettingError(f"--utt2spk: {utt2spk} is not UTF-8 text: {error}") from error
+    rows = [line.strip().rsplit(maxsplit=1) for line in lines if line.strip()]
+    if not rows:
+        raise SettingError(f"--utt2spk: {utt2spk} is empty: each line must be NAME SPEAKER")
     wrong = [row for row in rows if len(row) != 2]
     if wrong:
         raise SettingError(f"--utt2spk: {utt2spk} has a line {' '.join(wrong[0])!r}: each must be NAME SPEAKER")
-    return {name: speaker for name, speaker in rows}
+    speakers: dict[str, str] = {}
+    for name, speaker in rows:
+        if speakers.setdefault(name, speaker) != speaker:
+            raise SettingError(f"--utt2spk: {utt2spk} names two speakers of {name!r}: {speakers[name]} and {speaker}")
+    return speakers
 
 
 def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mapping[str, str]) -> int:
@@ -283,7 +298,9 @@ def _named(source: str, channel: str) -> str:
 def _refuse(model: Path, adapt: bool, given: Mapping[str, object]) -> None:
     """Refuse options that would change the contents of an export, or need a system that it does not hold."""
     if adapt:
-        refuse_to_adapt(model)
+        raise SettingError(
+            f"--adapt: {model} is an export folder, which recognises each recording by itself: give the run's folder"
+        )
     wrong = [f"--{name}" for name, value in given.items() if value not in (None, [])]
     if wrong:
         raise SettingError(f"{', '.join(wrong)}: fixed in an export folder; export the run again with these options")

@@ -91,6 +91,7 @@ def export_run(run: TrainedRun, wish: Wish, found_by: WordSearch | None, options
         SettingError: the folder holds files that are not an export, or an export that may not be replaced.
     """
     check_place(wish.out, wish.force)
+    check_one_pass(run)
     front = run.front
     cmvn, normalised_by = normaliser(run, wish)
     cmvn, ivector = joined_input(run, wish, cmvn)
@@ -137,18 +138,27 @@ def normaliser(run: TrainedRun, wish: Wish) -> tuple[nn.Module, str]:
     return UtteranceCmvn(), "each utterance's own statistics, as in training"
 
 
-def joined_input(run: TrainedRun, wish: Wish, cmvn: nn.Module) -> tuple[nn.Module, int]:
-    """Return the module that makes the network's input, and the number of values of an i-vector that is an input.
+def check_one_pass(run: TrainedRun) -> None:
+    """Check that the network's input needs no decoding passes.
 
     Raises:
-        ExportError: the input has features adapted to the speaker, or an i-vector is requested where it cannot be.
+        ExportError: it has features adapted to the speaker.
     """
-    speakers, order = run.acoustic.speakers, run.acoustic.delta_order
+    speakers = run.acoustic.speakers
     if speakers is not None and speakers.gaussians is not None:
         raise ExportError(
             "the network's input has features adapted to the speaker (task.front.input.fmllr), whose transforms come"
             " from two decoding passes, and other runtimes make one: export a network of spectrum and i-vector"
         )
+
+
+def joined_input(run: TrainedRun, wish: Wish, cmvn: nn.Module) -> tuple[nn.Module, int]:
+    """Return the module that makes the network's input, and the number of values of an i-vector that is an input.
+
+    Raises:
+        ExportError: an i-vector is requested where it cannot be an input.
+    """
+    speakers, order = run.acoustic.speakers, run.acoustic.delta_order
     extractor = None if speakers is None else speakers.extractor
     if wish.ivector == "input" and (extractor is None or wish.kind == "stream"):
         reason = "the network takes none" if extractor is None else "a stream begins before there is speech for one"

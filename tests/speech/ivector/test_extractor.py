@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,10 @@ def test_files_hold_extractors_to_the_bit_and_damage_is_named(tmp_path: Path) ->
     assert np.array_equal(again.matrix, extractor.matrix)
     assert np.array_equal(again.ubm.variances, extractor.ubm.variances)
     assert [file.name for file in tmp_path.iterdir()] == ["extractor.npz"]
+    save_extractor(replace(extractor, matrix=np.full_like(extractor.matrix, np.nan)), path)
+    with pytest.raises(ValueError, match="not finite numbers"):
+        load_extractor(path)
+    save_extractor(extractor, path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"extractor\.npz is damaged"):
         load_extractor(path)

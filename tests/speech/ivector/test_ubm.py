@@ -45,6 +45,13 @@ def test_one_gaussian_has_mean_and_variance_of_all_frames() -> None:
     assert ubm.variances[0] == pytest.approx(x.var(0), rel=1e-5)
 
 
+def test_frames_that_are_equal_do_not_make_equal_gaussians() -> None:
+    feats = [*drawn(5), np.zeros((500, 3), np.float32)]  # digital silence
+    ubm, course = train_ubm(feats, UbmConfig(8, 10))
+    assert len(np.unique(ubm.means, axis=0)) == 8
+    assert course == sorted(course)
+
+
 def test_variances_have_a_floor_and_the_start_depends_on_the_seed_alone() -> None:
     feats = [*drawn(5), np.zeros((50, 3), np.float32)]  # one point many times
     first, again, other = (train_ubm(feats, UbmConfig(8, 5, 0.05, seed))[0] for seed in (1, 1, 2))

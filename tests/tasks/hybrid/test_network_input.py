@@ -15,7 +15,7 @@ from murmur.engine.experiment import describe
 from murmur.recognition.transform_passes import TransformPasses
 from murmur.speech.corpus.kaldi_dir import read_data_dir
 from murmur.speech.features.analysis import deltas
-from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.augment import ChangeOfColumns, SpecAugment
 from murmur.speech.features.cepstral_warp import warp_matrix, warped
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.fmllr import adapt
@@ -37,6 +37,7 @@ from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.hybrid.warps import load_factors
 from murmur.tasks.recogniser import PortableRecogniser
 from murmur.tasks.word_search import WordSearch
+from plateaus import make_set
 from tones import make_tones
 
 EM = EmConfig(gaussians=30, passes=5, grow_passes=4, align_passes=(2, 3, 4), min_gaussian_frames=3)
@@ -139,6 +140,16 @@ def test_masks_and_warps_touch_the_spectrum_alone_and_treat_derivatives_alike(fu
     assert 0.05 < zero.float().mean() < 0.9
     assert torch.equal(zero, masked[..., BINS:SPECTRUM] == 0)
     assert torch.equal(masked[..., :SPECTRUM][~zero.repeat(1, 1, 2)], clean[..., :SPECTRUM][~zero.repeat(1, 1, 2)])
+
+
+def test_masks_treat_the_derivatives_of_a_sets_own_features_alike(plain):
+    augment = SpecAugment(bin_masks=1, bins=4)
+    for order in (None, 2):
+        task = replace(with_input(plain, NetworkInput(deltas=order)), augment=augment)
+        assert isinstance(task.change, SpecAugment) == (order is None)  # log-mel bins have derivatives on request
+    root = make_set(plain.cache.parent / "ready", {"train": 6, "dev": 2, "test": 2})
+    own = HybridTask(corpus=root, hmm=plain.hmm, augment=augment, cache=plain.cache)
+    assert own.change == ChangeOfColumns(augment, 13, 3)
 
 
 def test_without_spectrum_masks_over_time_touch_the_adapted_features_alone(plain):

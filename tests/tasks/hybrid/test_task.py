@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from murmur.core.errors import SettingError
 from murmur.core.flat import Layout
-from murmur.engine.checkpoints.checkpoint import write_pair
+from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
 from murmur.engine.experiment import describe
 from murmur.speech.corpus.digits import Digits
 from murmur.speech.corpus.kaldi_dir import write_table
@@ -31,7 +32,7 @@ from murmur.speech.lexicon.lexicon import read_lexicon
 from murmur.speech.models import Lstm, Tdnn
 from murmur.tasks.hybrid import hmm as hybrid_hmm
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, NetworkInput, Search
-from murmur.tasks.hybrid.data import floored
+from murmur.tasks.hybrid.data import floored, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.hybrid.warps import load_factors, load_gaussians, save_factors, save_gaussians
@@ -197,6 +198,13 @@ def test_realignment_by_the_network(task, trained, tmp_path):
     assert old.dev.keys() == new.dev.keys()
     agree = np.mean(np.concatenate([old.train[u] == new.train[u] for u in old.train]))
     assert 0.75 < agree < 1.0
+    files = set(task.cache.glob("network-*-alignment.npz"))
+    stage, digest = second.hmms.trained[-1], read_pair(tmp_path / "model")[1]["digest"]
+    other = replace(second, front=replace(task.front, cmvn="none"))
+    with pytest.raises(SettingError, match="the alignment network-"):  # of another input
+        stored_targets(other.hmms, stage, digest)
+    assert stored_targets(second.hmms, stage, digest).train.keys() == new.train.keys()
+    assert set(task.cache.glob("network-*-alignment.npz")) == files
 
 
 def test_silence_share(task):

@@ -82,6 +82,23 @@ def test_the_stage_is_read_again_and_made_again_without_its_transforms(task, mon
     assert np.array_equal(again.model.mixtures.means, first.model.mixtures.means)
 
 
+def test_only_parts_in_use_are_analysed_and_narrow_searches_give_transforms(task, results, monkeypatch):
+    analysed, features = [], hybrid_hmm.HmmHalf.features
+    monkeypatch.setattr(
+        hybrid_hmm.HmmHalf, "features", lambda half, part, *a: analysed.append(part) or features(half, part, *a)
+    )
+    fresh = replace(task)
+    settings = fresh.passes.settings
+    assert {(s.beam, s.max_active) for s in (settings.first, settings.second)} == {(10.0, 2000)}
+    fresh.passes.transforms("dev", fresh.material.dev)
+    assert not analysed
+    narrower = Search(scales=(0.1,), beams=((8.0, 500),))
+    other = replace(task, decoding=replace(task.decoding, gmm=narrower)).passes
+    settings = other.settings
+    assert {(s.beam, s.max_active) for s in (settings.first, settings.second)} == {(8.0, 500)}
+    assert analysed == [other.decoder.material.dev]
+
+
 def test_targets_come_from_the_adapted_alignments(task):
     stage = task.hmms.trained[-1]
     assert stage.name == "sat"

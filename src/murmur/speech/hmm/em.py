@@ -69,6 +69,8 @@ class PdfFrames:
 
 def posteriors_by_pdf(mixtures: Mixtures, feats_NF: NDArray, pdfs_N: NDArray) -> Iterator[PdfFrames]:
     """The E step pdf by pdf, in ascending order of the pdfs that occur."""
+    if not len(pdfs_N):
+        return
     order = np.argsort(pdfs_N, kind="stable")
     pdfs, begins = np.unique(pdfs_N[order], return_index=True)
     terms = torch.from_numpy(mixtures.linear_terms)

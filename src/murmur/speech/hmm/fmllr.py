@@ -29,6 +29,10 @@ SMALLEST_PIVOT = 1e-13  # of G_i, relative to its largest one
 FRAMES_AT_ONCE = 256  # 2 MB of products xi xi' at D = 40, which stay in the processor's cache
 
 
+class SingularSumsError(ValueError):
+    """The frames of a speaker do not span all features, so that there is no best transform."""
+
+
 @dataclass(frozen=True)
 class FmllrStats:
     """Sums over the frames of a speaker; those of several blocks add up.
@@ -129,13 +133,13 @@ def estimate_fmllr(stats: FmllrStats, start: FloatArray | None = None, min_frame
         min_frames: least number of frames; with fewer the result is the identity.
 
     Raises:
-        ValueError: the sums are singular: the frames do not span all features.
+        SingularSumsError: the frames do not span all features.
     """
     dim = len(stats.linear)
     if stats.frames < max(min_frames, 1e-10):
         return identity(dim)
     if not _invertible(stats.quadratic):
-        raise ValueError(f"{stats.frames:.0f} frames are too few or too alike for a transform of {dim} features")
+        raise SingularSumsError(f"{stats.frames:.0f} frames are too few or too alike for a transform of {dim} features")
     inverses = np.linalg.inv(stats.quadratic).astype(np.float64)
     transform = identity(dim) if start is None else start.copy()
     value = stats.auxiliary(transform)

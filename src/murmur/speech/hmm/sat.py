@@ -89,7 +89,7 @@ def train_sat(
         progress: function called after each pass.
 
     Raises:
-        ValueError: more than 1 % of the utterances cannot be used, or the frames of a speaker are too alike.
+        ValueError: more than 1 % of the utterances cannot be used.
     """
     config, material = config or SatConfig(), usable(previous.lang, feats, texts)
     with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:

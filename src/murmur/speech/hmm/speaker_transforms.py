@@ -5,19 +5,30 @@ Shapes: T frames, D projected features.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
-from murmur.speech.hmm.fmllr import FmllrStats, FrameSums, adapt, estimate_fmllr, fmllr_stats, frame_sums, identity
+from murmur.speech.hmm.fmllr import (
+    FmllrStats,
+    FrameSums,
+    SingularSumsError,
+    adapt,
+    estimate_fmllr,
+    fmllr_stats,
+    frame_sums,
+    identity,
+)
 from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.passes import aligned_frames, silence_weights, unadapted_frames
 from murmur.speech.hmm.phone_arcs import IntArray
 
+log = logging.getLogger(__name__)
 Transforms = Mapping[str, FloatArray]
 
 
@@ -83,9 +94,18 @@ def estimate_transforms(
     `speaker_stats`.
     """
     totals = sum_by_speaker(workers.map(speaker_stats, seen, target, config))
-    found = {s: estimate_fmllr(stats, present.get(s), config.min_frames) for s, stats in sorted(totals.items())}
+    found = {s: _estimated(s, stats, present.get(s), config.min_frames) for s, stats in sorted(totals.items())}
     workers.map(use_transforms, found)
     return found
+
+
+def _estimated(speaker: str, stats: FmllrStats, start: FloatArray | None, min_frames: float) -> FloatArray:
+    """The transform of a speaker; the identity if the frames do not determine one, as those of a muted recording."""
+    try:
+        return estimate_fmllr(stats, start, min_frames)
+    except SingularSumsError as error:
+        log.warning("speaker %r is not adapted to: %s", speaker, error)
+        return identity(len(stats.linear))
 
 
 def sum_by_speaker(blocks: Iterable[Mapping[str, FmllrStats]]) -> dict[str, FmllrStats]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 from numpy.typing import NDArray
 
 from murmur.speech.corpus.file_errors import making_sense_of
@@ -48,7 +49,7 @@ def load_extractor(path: Path) -> Extractor:
     """
     header, arrays = read_with_header(path, FORMAT)
     with making_sense_of(path, AGAIN):
-        extractor = Extractor(_ubm(arrays), arrays["matrix"].astype("float64"))
+        extractor = Extractor(_ubm(arrays), _finite(arrays["matrix"]))
         if header["dims"] != extractor.dims:
             raise ValueError(f"i-vectors of {extractor.dims} values, and {header['dims']} in the header")
         return extractor
@@ -59,4 +60,12 @@ def _arrays(ubm: Ubm) -> dict[str, NDArray]:
 
 
 def _ubm(arrays: Mapping[str, NDArray]) -> Ubm:
-    return Ubm(*(arrays[name].astype("float64") for name in ("weights", "means", "variances")))
+    return Ubm(*(_finite(arrays[name]) for name in ("weights", "means", "variances")))
+
+
+def _finite(values: NDArray) -> NDArray:
+    """The values in float64, if all are finite numbers."""
+    wide = values.astype("float64")
+    if not np.isfinite(wide).all():
+        raise ValueError("some values are not finite numbers")
+    return wide

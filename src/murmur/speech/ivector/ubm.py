@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 Progress = Callable[[str, int, int, float], None]  # model, pass, passes, and what EM raises, before the pass
 AT_ONCE = 20_000  # frames whose posteriors are in memory
+APART = 0.1  # standard deviations between Gaussians that would begin alike
 LEAST_FRAMES = 1.0  # of a Gaussian that is estimated anew; those with less keep their values
 
 
@@ -115,17 +116,25 @@ def train_ubm(
 
 
 def _first(feats: Sequence[NDArray], config: UbmConfig) -> tuple[Ubm, FloatArray]:
-    """Equal weights, drawn frames as means, the variance of all frames; and (F,) the smallest variances."""
+    """The first Gaussians, and (F,) the smallest variances.
+
+    Weights are equal, means are drawn frames (moved apart where they are equal), the variance is that of all frames.
+    """
     ends = np.cumsum([len(x_TF) for x_TF in feats])
-    drawn = np.sort(np.random.default_rng(config.seed).choice(int(ends[-1]), config.gaussians, replace=False))
+    rng = np.random.default_rng(config.seed)
+    drawn = np.sort(rng.choice(int(ends[-1]), config.gaussians, replace=False))
     utterances = np.searchsorted(ends, drawn, side="right")
     means_CF = np.stack([feats[u][place - ends[u]] for u, place in zip(utterances, drawn, strict=True)])
     first_F = sum(x_TF.astype(np.float64).sum(0) for x_TF in feats) / ends[-1]
     second_F = sum((x_TF.astype(np.float64) ** 2).sum(0) for x_TF in feats) / ends[-1]
     variance_F = np.maximum(second_F - first_F**2, 1e-10)
+    means_CF = means_CF.astype(np.float64)
+    _, kept = np.unique(means_CF, axis=0, return_index=True)
+    again = np.setdiff1d(np.arange(len(means_CF)), kept)  # equal Gaussians, as of digital silence, would stay equal
+    means_CF[again] += APART * np.sqrt(variance_F) * rng.standard_normal((len(again), means_CF.shape[1]))
     weights_C = np.full(config.gaussians, 1 / config.gaussians)
     variances_CF = np.tile(variance_F, (config.gaussians, 1))
-    return Ubm(weights_C, means_CF.astype(np.float64), variances_CF), config.floor * variance_F
+    return Ubm(weights_C, means_CF, variances_CF), config.floor * variance_F
 
 
 def _pass(ubm: Ubm, feats: Sequence[NDArray], floor_F: FloatArray) -> tuple[Ubm, float]:

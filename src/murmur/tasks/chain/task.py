@@ -39,7 +39,7 @@ from murmur.speech.sequence.state_graph import StateGraph
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.chain.criterion import ChainMmi
 from murmur.tasks.chain.data import ChainData, Utterances, chain_states
-from murmur.tasks.hybrid.config import Decoding, NetworkInput, Search
+from murmur.tasks.hybrid.config import Decoding, Search
 from murmur.tasks.hybrid.decode import DecodeHalf, System
 from murmur.tasks.hybrid.graphs import CHAIN_SCALES, HmmSources
 from murmur.tasks.hybrid.hmm import HmmHalf
@@ -121,10 +121,10 @@ class ChainTask:
         front = self.hybrid.front
         if front.draws or tuple(front.speeds) != (1.0,):
             raise SettingError("task.hybrid.front.speeds: chain models take the recordings as they are, set (1.0,)")
-        if front.input != NetworkInput():
+        if front.input.of_speakers:
             raise SettingError(
                 "task.hybrid.front.input: chain models take the spectrum alone, since a flat start has no Gaussian"
-                " system: leave it as it is"
+                " system: leave fmllr and ivector out"
             )
 
         if self.hybrid.realigned_by is not None:

@@ -75,7 +75,9 @@ def stored_targets(half: HmmHalf, stage: Stage, realigned_by: str | None) -> Tar
 
 
 def _realignment(half: HmmHalf, stage: Stage, part: Corpus, model_digest: str) -> Path:
-    key = hashlib.sha256(f"{stage.key} {part.digest()} {model_digest}".encode()).hexdigest()[:16]
+    front = half.front  # the network's input decides on its scores
+    seen = repr((front.bins, front.cmvn, front.normalised, front.input))
+    key = hashlib.sha256(f"{stage.key} {part.digest()} {model_digest} {seen}".encode()).hexdigest()[:16]
     return half.cache / f"network-{key}-alignment.npz"
 
 

@@ -24,7 +24,7 @@ from murmur.speech.ivector.ubm import Ubm, train_ubm
 from murmur.tasks.prepared import Absent, refuse_to_make
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
 Made = TypeVar("Made", Ubm, Extractor)
 
 

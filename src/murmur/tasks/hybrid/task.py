@@ -10,6 +10,7 @@ recognition" (1994); Hinton et al., "Deep neural networks for acoustic modeling 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -305,7 +306,7 @@ class HybridTask(ChunkLearning):
     def change(self) -> Change:
         """Augmentation of a training chunk's input; touches the spectrum alone, or without one the adapted features."""
         half, wanted = self.hmms, self.front.input
-        if not wanted.of_speakers and wanted.deltas is None:
+        if not wanted.of_speakers and half.delta_order == 0:
             return self.augment
         if not wanted.spectrum:
             return ChangeOfColumns(self.augment, half.network_dims - half.ivector_dims)
@@ -426,12 +427,11 @@ class HybridTask(ChunkLearning):
         return self._two_pass(stage, decoder).results(parts)
 
     def _two_pass(self, stage: Stage, decoder: DecodeHalf) -> TwoPass:
-        feats = {name: self.hmms.features(part) for name, part in self._parts.items()}
         search = self.decoding.gmm
-        words = self._search(stage, search)
+        words, feats = self._search(stage, search), functools.cache(lambda name: self.hmms.features(self._parts[name]))
         return TwoPass(stage, words, search, feats, decoder, self.cache, self.jobs, self.absent)
 
-    @property
+    @cached_property
     def passes(self) -> TwoPass:
         """Two-pass decoding with the last Gaussian system, for its transforms alone."""
         decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,8 @@ class TwoPass:
         stage: speaker-adapted system.
         words: graph of the system's states and its grammar.
         search: settings to try in the first and in the second pass.
-        feats: features by part and utterance, neither projected nor adapted.
+        feats: function from the name of a part to the features of its utterances, neither projected nor adapted; it is
+            called for the parts in use.
         decoder: decoding and scoring of the set.
         cache: folder where the transforms of each part are stored.
         jobs: number of processes.
@@ -54,7 +55,7 @@ class TwoPass:
     stage: Stage
     words: WordSearch
     search: Search
-    feats: Mapping[str, Arrays]
+    feats: Callable[[str], Arrays]
     decoder: DecodeHalf
     cache: Path
     jobs: int = 1
@@ -150,18 +151,18 @@ class TwoPass:
         adaptation = self.stage.adaptation
         assert adaptation is not None  # two passes are for adapted systems
         paths = {u: hypothesis.labels for u, hypothesis in decoded.hypotheses.items()}
-        pair, feats, speakers = self.stage.pair, self.feats[part], corpus.speakers
+        pair, feats, speakers = self.stage.pair, self.feats(part), corpus.speakers
         found = transforms_from_paths(pair, feats, paths, speakers, adaptation.decoding, present, self.jobs)
         log.info("%s, %s: transforms of %d speakers", self.stage.name, part, len(found))
         return found
 
     def _scorers(self, transforms: Mapping[str, Transforms]) -> dict[str, partial[np.ndarray]]:
         """Scores of each part, see `adapted_scores`; parts without an entry in `transforms` are not adapted."""
-        material, pair = self.decoder.material, self.stage.pair
-        return {
-            part: partial(adapted_scores, pair, feats, getattr(material, part).speakers, transforms.get(part, {}))
-            for part, feats in self.feats.items()
-        }
+        return {part: partial(self._scores, part, transforms.get(part, {})) for part in ("train", "dev", "test")}
+
+    def _scores(self, part: str, transforms: Transforms, name: str) -> np.ndarray:
+        speakers = getattr(self.decoder.material, part).speakers
+        return adapted_scores(self.stage.pair, self.feats(part), speakers, transforms, name)
 
 
 def narrow(options: DecodeOptions) -> DecodeOptions:

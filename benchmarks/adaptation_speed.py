@@ -1,0 +1,123 @@
+"""Speaker adaptation: its time against an alignment pass, and against decoding in one pass. CPU seconds, in turn.
+
+    python benchmarks/adaptation_speed.py an4 --set task.corpus=FOLDER --set task.cache=FOLDER
+
+The Gaussian systems of the recipe are made first if the cache lacks them. "Statistics" are those of one estimation of
+the transforms of all training speakers; an alignment pass is the one of the same system on the same utterances. "Two
+passes" are the decoding of dev on unadapted features, on adapted ones, and the final pass, with both estimations; "one
+pass" is a decoding of unadapted features with the settings of the final pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from measure import bar, close, interleave, median_ratio
+from murmur.run.configuration import configure, load
+from murmur.speech.decoding.decode_set import Decoded
+from murmur.speech.decoding.decoder import DecodeOptions
+from murmur.speech.hmm import passes
+from murmur.speech.hmm.blocks import Block, cut_into_blocks
+from murmur.speech.hmm.sat import SatConfig
+from murmur.speech.hmm.speaker_transforms import Transforms, speaker_stats, transforms_from_paths, use_transforms
+from murmur.tasks.hybrid.config import first_options
+from murmur.tasks.hybrid.decode import pairs
+from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.hybrid.two_pass import TwoPass, adapted_scores
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """CPU seconds of a call."""
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def training_sides(task: HybridTask, config: SatConfig) -> Mapping[str, Callable[[], float]]:
+    """Statistics of the transforms, and alignment, of all training utterances."""
+    stage, train = task.hmms.trained[-1], task.material.train
+    assert stage.adaptation is not None
+    feats = {u: task.hmms.train_feats[u] for u in stage.tids}
+    blocks = cut_into_blocks(feats, {u: train.texts[u] for u in feats}, train.speakers)
+    for block in blocks:
+        block.tids = {u: stage.tids[u] for u in block.feats}
+        use_transforms(block, stage.adaptation.transforms)
+        passes.compile_graphs(block, stage.model)
+
+    def of_all(function: Callable[[Block], object]) -> float:
+        return seconds_of(lambda: [function(block) for block in blocks])
+
+    return {
+        "statistics": partial(
+            of_all, partial(speaker_stats, seen=stage.model, target=stage.model, config=config.fmllr)
+        ),
+        "alignment": partial(of_all, partial(passes.realign, model=stage.model, options=config.em.align)),
+    }
+
+
+class Decoding:
+    """Decoding of dev in one pass, and in all of them."""
+
+    def __init__(self, half: TwoPass) -> None:
+        self._half, self._dev = half, half.decoder.material.dev
+        settings = half.settings
+        self._first, self._second = settings.first, settings.second
+        widest = first_options(half.search)
+        self._final = replace(self._second, beam=widest.beam, max_active=widest.max_active)
+        self._feats = half.feats["dev"]
+        _ = half.words.folder  # the graph
+
+    def one(self) -> Decoded:
+        """One pass as wide as the final one."""
+        return self._decoded({}, replace(self._first, beam=self._final.beam, max_active=self._final.max_active))
+
+    def all(self) -> Decoded:
+        """All passes."""
+        before = self._estimated(self._decoded({}, self._first), None)
+        final = self._estimated(self._decoded(before, self._second), before)
+        return self._decoded(final, self._final)
+
+    def _decoded(self, transforms: Transforms, options: DecodeOptions) -> Decoded:
+        scores = partial(adapted_scores, self._half.stage.pair, self._feats, self._dev.speakers, transforms)
+        return self._half.words.decode(pairs(self._dev.texts, scores), options)
+
+    def _estimated(self, decoded: Decoded, present: Transforms | None) -> Transforms:
+        stage = self._half.stage
+        assert stage.adaptation is not None
+        paths = {u: hypothesis.labels for u, hypothesis in decoded.hypotheses.items()}
+        speakers, config = self._dev.speakers, stage.adaptation.decoding
+        return transforms_from_paths(stage.pair, self._feats, paths, speakers, config, present)
+
+
+def main() -> None:
+    """Measure, and print the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    task = configure(load(given.recipe), given.settings).task
+    if not isinstance(task, HybridTask) or task.hmm.sat is None:
+        raise SystemExit(f"{given.recipe} has no speaker-adapted Gaussian system")
+    training = interleave(training_sides(task, task.hmm.sat), given.repeats)
+    decoding = Decoding(task.passes)
+    sides = {"one pass": lambda: seconds_of(decoding.one), "two passes": lambda: seconds_of(decoding.all)}
+    decoded = interleave(sides, given.repeats)
+    bars = [
+        bar("statistics of fMLLR over an alignment pass", median_ratio(training, "statistics", "alignment"), 0.25),
+        bar("two-pass decoding over one pass", median_ratio(decoded, "two passes", "one pass"), 2.5),
+    ]
+    figures = {f"{name}, CPU s": min(values) for name, values in {**training, **decoded}.items()}
+    close(f"adaptation_speed_{Path(given.recipe).stem}", figures, bars)
+
+
+if __name__ == "__main__":
+    main()
