@@ -103,19 +103,22 @@ class Mixtures:
             for pdfs, size, begin in groups:
                 columns = slice(begin, begin + len(pdfs) * size)
                 gaussians = torch.addmm(terms[-1, columns], expanded, terms[:-1, columns])
-                scores[:, pdfs] = gaussians.view(len(x), len(pdfs), size).logsumexp(2)
+                scores[:, pdfs] = gaussians if size == 1 else gaussians.view(len(x), size, len(pdfs)).logsumexp(1)
         return scores.numpy()
 
     @cached_property
     def _by_size(self) -> tuple[list[tuple[torch.Tensor, int, int]], torch.Tensor]:
-        """Pdfs grouped by size, so that one reshape sums over their Gaussians."""
+        """Pdfs grouped by size, so that one reshape sums over their Gaussians.
+
+        The first Gaussians of all pdfs of a size come first, then the second ones: a sum over rows is twice as fast.
+        """
         groups: list[tuple[torch.Tensor, int, int]] = []
         order: list[NDArray[np.int64]] = []
         begin = 0
         for size in np.unique(self.sizes):
             pdfs = np.flatnonzero(self.sizes == size)
             groups.append((torch.from_numpy(pdfs), int(size), begin))
-            order.append((self.starts[pdfs][:, None] + np.arange(size)).ravel())
+            order.append((np.arange(size)[:, None] + self.starts[pdfs]).ravel())
             begin += len(pdfs) * int(size)
         gaussians = np.concatenate(order)
         return groups, torch.from_numpy(self.linear_terms[:, gaussians].astype(np.float32))
