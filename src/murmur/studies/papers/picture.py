@@ -31,6 +31,9 @@ def draw(name: str, points: Sequence[Point], path: Path) -> bool:
             marker = "s" if number == 0 else "^" if system.startswith("beyond") else "o"
             axes.plot([hours], [rate], marker, color=f"C{number % 10}", label=system)
         axes.set(xscale="log", title=name, ylabel="word error rate, %", xlabel="hours of the virtual cluster")
+        for formatted in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            formatted(lambda hours, _: f"{hours:g}")  # 0.6 in place of 6 x 10^-1
+        axes.tick_params(axis="x", which="minor", labelsize=7)
         axes.grid(alpha=0.3, which="both")
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
         path.parent.mkdir(parents=True, exist_ok=True)
