@@ -4,9 +4,8 @@
 
 The Gaussian systems of the recipe are made first if the cache lacks them. "Statistics" are those of one estimation of
 the transforms of all training speakers; an alignment pass is the one of the same system on the same utterances. "Two
-passes" are the decoding of dev on unadapted features, on adapted ones, and the final pass, with both estimations; "one
-pass" is a decoding of unadapted features with the scale and the beam of the final pass; "one pass, own scale" has the
-scale that was tuned for unadapted features. A lower scale means a wider search at the same beam.
+passes" are the decoding of dev on unadapted features, the estimation, and the decoding of adapted features; "one pass"
+is a decoding of unadapted features with the settings of the second pass.
 """
 
 from __future__ import annotations
@@ -64,41 +63,31 @@ def training_sides(task: HybridTask, config: SatConfig) -> Mapping[str, Callable
 
 
 class Decoding:
-    """Decoding of dev in one pass, and in all of them."""
+    """Decoding of dev in one pass, and in two."""
 
     def __init__(self, half: TwoPass) -> None:
         self._half, self._dev = half, half.decoder.material.dev
-        settings = half.settings
-        self._first, self._second = settings.first, settings.second
-        widest = first_options(half.search)
-        self._final = replace(self._second, beam=widest.beam, max_active=widest.max_active)
+        self._first, widest = half.first_pass.options, first_options(half.search)
+        self._wide = replace(self._first, beam=widest.beam, max_active=widest.max_active)
         self._feats = half.feats("dev")
         _ = half.words.folder  # the graph
 
     def one(self) -> Decoded:
-        """One pass with the settings of the final one."""
-        return self._decoded({}, self._final)
+        """One pass."""
+        return self._decoded({}, self._wide)
 
-    def unadapted(self) -> Decoded:
-        """One pass with the scale of unadapted features."""
-        return self._decoded({}, replace(self._first, beam=self._final.beam, max_active=self._final.max_active))
-
-    def all(self) -> Decoded:
-        """All passes."""
-        before = self._estimated(self._decoded({}, self._first), None)
-        final = self._estimated(self._decoded(before, self._second), before)
-        return self._decoded(final, self._final)
+    def two(self) -> Decoded:
+        """Both passes, with the estimation between them."""
+        stage = self._half.stage
+        assert stage.adaptation is not None
+        paths = {u: found.labels for u, found in self._decoded({}, self._first).hypotheses.items()}
+        config = stage.adaptation.decoding
+        transforms = transforms_from_paths(stage.pair, self._feats, paths, self._dev.speakers, config)
+        return self._decoded(transforms, self._wide)
 
     def _decoded(self, transforms: Transforms, options: DecodeOptions) -> Decoded:
         scores = partial(adapted_scores, self._half.stage.pair, self._feats, self._dev.speakers, transforms)
         return self._half.words.decode(pairs(self._dev.texts, scores), options)
-
-    def _estimated(self, decoded: Decoded, present: Transforms | None) -> Transforms:
-        stage = self._half.stage
-        assert stage.adaptation is not None
-        paths = {u: hypothesis.labels for u, hypothesis in decoded.hypotheses.items()}
-        speakers, config = self._dev.speakers, stage.adaptation.decoding
-        return transforms_from_paths(stage.pair, self._feats, paths, speakers, config, present)
 
 
 def main() -> None:
@@ -113,12 +102,8 @@ def main() -> None:
     if not isinstance(task, HybridTask) or task.hmm.sat is None:
         raise SystemExit(f"{given.recipe} has no speaker-adapted Gaussian system")
     training = interleave(training_sides(task, task.hmm.sat), given.repeats)
-    decoding = Decoding(task.passes)
-    sides = {
-        "one pass": lambda: seconds_of(decoding.one),
-        "one pass, own scale": lambda: seconds_of(decoding.unadapted),
-        "two passes": lambda: seconds_of(decoding.all),
-    }
+    decoding = Decoding(task.two_pass)
+    sides = {"one pass": lambda: seconds_of(decoding.one), "two passes": lambda: seconds_of(decoding.two)}
     decoded = interleave(sides, given.repeats)
     bars = [
         bar("statistics of fMLLR over an alignment pass", median_ratio(training, "statistics", "alignment"), 0.25),

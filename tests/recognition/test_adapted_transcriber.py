@@ -81,9 +81,8 @@ def test_recordings_of_a_speaker_are_adapted_together(recogniser, tmp_path, monk
     assert [transcript.source for transcript in found] == ["said0.wav", "said1.wav"]
     assert [[word.word for word in transcript.words] for transcript in found] == WORDS
     assert all(0 <= word.start_seconds < word.end_seconds <= t.seconds for t in found for word in t.words)
-    assert len(seen) == 2  # after the first pass and after the second
+    assert len(seen) == 1  # after the first pass
     assert all(len(feats) == 2 for feats, _ in seen)  # the pieces of both recordings
-    assert not np.array_equal(seen[0][1], seen[1][1])
 
 
 def test_silence_alone_has_no_transform(recogniser, tmp_path):

@@ -1,4 +1,4 @@
-"""Transcribes the recordings of one speaker with a speaker-adapted Gaussian system, in two passes and a final one."""
+"""Transcribes the recordings of one speaker with a speaker-adapted Gaussian system, in two passes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from murmur.speech.decoding.transcript import Transcript
 from murmur.speech.features.analysis import Mfcc, analyse
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.tasks.adapted_gaussians import AdaptedGaussians
+from murmur.tasks.speaker_inputs import narrow
 from murmur.tasks.word_search import WordSearch
 
 
@@ -90,14 +91,9 @@ class AdaptedTranscriber:
         return found
 
     def _transform(self, feats: Sequence[np.ndarray]) -> FloatArray | None:
-        """The transform of the second pass, from paths that the transform of the first pass gave."""
-        present: FloatArray | None = None
-        for decoder in (self.first, self.search.decoder):
-            paths = [decoder.decode(self.gaussians.scores(feats_TF, present)).labels for feats_TF in feats]
-            present = self.gaussians.transform(feats, paths, present)
-            if present is None:
-                return None
-        return present
+        """The transform that the paths of the first pass give."""
+        paths = [self.first.decode(self.gaussians.scores(feats_TF, None)).labels for feats_TF in feats]
+        return self.gaussians.transform(feats, paths)
 
 
 def adapted_transcriber(run: TrainedRun, request: SearchRequest, longest_seconds: float) -> AdaptedTranscriber:
@@ -145,4 +141,4 @@ def _with_graph(
         graph = StoredGraph.of(search.folder).read()
     decoder = Decoder(graph, last)
     spans = search.spans(decoder.graph.columns)
-    return AdaptedTranscriber(gaussians, Decoder(graph, first), GraphSearch(decoder, spans), longest_seconds)
+    return AdaptedTranscriber(gaussians, Decoder(graph, narrow(first)), GraphSearch(decoder, spans), longest_seconds)

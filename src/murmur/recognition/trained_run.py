@@ -18,7 +18,7 @@ from murmur.engine.task import NamesGrammars
 from murmur.recognition.mean_scores import MeanScores
 from murmur.recognition.origin import Origin, experiment_name, recorded_jobs
 from murmur.recognition.run_records import recorded, scales_of
-from murmur.recognition.transform_passes import TransformPasses
+from murmur.recognition.transform_search import TransformSearch
 from murmur.recognition.tuning import PARTS, SearchRequest, check_request, to_the_end, tuned
 from murmur.run.folder.contents import RECOGNISER
 from murmur.run.saved_model import Choice, read_into, told_choice
@@ -128,13 +128,13 @@ class TrainedRun:
         return more.front
 
     @cached_property
-    def estimate(self) -> TransformPasses | None:
+    def estimate(self) -> TransformSearch | None:
         """Passes that estimate the transforms of new speakers; None for a network without adapted features."""
         more = self.acoustic.speakers
-        if more is None or more.gaussians is None or more.passes is None:
+        if more is None or more.gaussians is None or more.first_pass is None:
             return None
-        search = WordSearch(self.graphs, self.grammar or more.passes.grammar, self.recogniser.cache, self.jobs)
-        return TransformPasses(more.gaussians, search, more.passes)
+        search = WordSearch(self.graphs, self.grammar or more.first_pass.grammar, self.recogniser.cache, self.jobs)
+        return TransformSearch(more.gaussians, search, more.first_pass)
 
     def scores(self, feats_TF: np.ndarray) -> np.ndarray:
         """(U, C) scores of the network's input, see `AcousticModel.scores`."""

@@ -53,13 +53,8 @@ class AdaptedGaussians:
         """Features of some speakers under the warps of their vocal tracts; unchanged without `vtln`."""
         return feats if self.vtln is None else feats.warped(self.vtln.warps(feats, speakers))
 
-    def transform(
-        self, feats: Sequence[np.ndarray], paths: Sequence[np.ndarray], present: FloatArray | None = None
-    ) -> FloatArray | None:
-        """W (D, D + 1) of one speaker from the best paths of `features`; None if no path is whole.
-
-        `present` is the transform with which the paths were found; without one the unadapted model found them.
-        """
+    def transform(self, feats: Sequence[np.ndarray], paths: Sequence[np.ndarray]) -> FloatArray | None:
+        """W (D, D + 1) of one speaker from the unadapted model's best paths of `features`; None: too little speech."""
         names = [f"{i:06}" for i in range(len(feats))]
         found = transforms_from_paths(
             self.pair,
@@ -67,7 +62,6 @@ class AdaptedGaussians:
             dict(zip(names, paths, strict=True)),
             dict.fromkeys(names, SPEAKER),
             self.fmllr,
-            None if present is None else {SPEAKER: present},
         )
         return found.get(SPEAKER)
 

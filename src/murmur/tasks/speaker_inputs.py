@@ -1,7 +1,7 @@
 """Inputs of a trained network that depend on the speaker, saved beside its weights: i-vectors and adapted features.
 
-i-vectors are estimated from the features alone. Adapted features need a transform of the speaker, which comes from two
-decoding passes with the Gaussian system; a search for them is given to `SpeakerInputs.columns`.
+i-vectors are estimated from the features alone. Adapted features need a transform of the speaker, which comes from a
+decoding pass with the Gaussian system; a search for it is given to `SpeakerInputs.columns`.
 
 Shapes: T frames, F features, D values of an i-vector.
 """
@@ -31,36 +31,42 @@ FRONTS: Mapping[str, type[Mfcc | Ready]] = {"Mfcc": Mfcc, "Ready": Ready}
 Estimate = Callable[[Mapping[str, np.ndarray], Mapping[str, str]], Transforms]  # of features and speakers
 
 
+FIRST_BEAM, FIRST_STATES = 10.0, 2000  # widest search of a pass whose paths only give transforms; Kaldi's
+
+
+def narrow(options: DecodeOptions) -> DecodeOptions:
+    """The settings with a search that is no wider than a pass needs whose paths only give transforms."""
+    beam, states = min(options.beam, FIRST_BEAM), min(options.max_active, FIRST_STATES)
+    return replace(options, beam=beam, max_active=states)
+
+
 @dataclass(frozen=True)
-class DecodingPasses:
-    """Settings of the two passes from which transforms are estimated.
+class FirstPass:
+    """Settings of the pass over unadapted features, whose paths give the transforms.
 
     Attributes:
         grammar: name of the grammar.
-        first: settings of the pass over unadapted features.
-        second: settings of the pass over adapted features.
+        options: settings of the search.
     """
 
     grammar: str
-    first: DecodeOptions
-    second: DecodeOptions
+    options: DecodeOptions
 
     def to_json(self) -> dict[str, Any]:
         """The values in JSON's terms."""
         return asdict(self)
 
     @staticmethod
-    def of_json(content: Mapping[str, Any]) -> DecodingPasses:
+    def of_json(content: Mapping[str, Any]) -> FirstPass:
         """Read what `to_json` returned.
 
         Raises:
             LookupError, TypeError, ValueError: the content has another form.
         """
-        first, second = (DecodeOptions(**content[name]) for name in ("first", "second"))
-        return DecodingPasses(str(content["grammar"]), first, second)
+        return FirstPass(str(content["grammar"]), DecodeOptions(**content["options"]))
 
     @staticmethod
-    def read(path: Path) -> DecodingPasses:
+    def read(path: Path) -> FirstPass:
         """Read a file of `to_json`.
 
         Raises:
@@ -72,7 +78,7 @@ class DecodingPasses:
         again = "delete it, and prepare again"
         content = read_object(path, again)
         with making_sense_of(path, again):
-            return DecodingPasses.of_json(content)
+            return FirstPass.of_json(content)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +89,7 @@ class SpeakerInputs:
         front: analysis of audio for the Gaussian system and the extractor; or `Ready` for features of a set.
         spectrum: True if the network's input begins with its own features.
         gaussians: speaker-adapted Gaussian system of adapted features; None for an input without.
-        passes: settings of the two passes that give the transforms; None for an input without adapted features.
+        first_pass: settings of the pass that gives the transforms; None for an input without adapted features.
         extractor: extractor of i-vectors; None for an input without.
         scale: posterior scale of i-vectors.
     """
@@ -91,7 +97,7 @@ class SpeakerInputs:
     front: Mfcc | Ready
     spectrum: bool
     gaussians: AdaptedGaussians | None
-    passes: DecodingPasses | None
+    first_pass: FirstPass | None
     extractor: Extractor | None
     scale: float
 
@@ -112,7 +118,7 @@ class SpeakerInputs:
         columns = SpeakerColumns(feats, speakers)
         if self.gaussians is not None:
             if estimate is None:
-                raise SettingError("adapted features need transforms from two decoding passes, and there is no search")
+                raise SettingError("adapted features need transforms from a decoding pass, and there is no search")
             warped, projection = self.gaussians.warped(feats, speakers), self.gaussians.pair.adapted.projection
             columns = SpeakerColumns(warped, speakers, estimate(dict(warped), speakers), projection)
         if self.extractor is not None:
@@ -129,7 +135,7 @@ class SpeakerInputs:
         return {
             "front": {"type": type(self.front).__name__, **asdict(self.front)},
             "spectrum": self.spectrum,
-            "passes": None if self.passes is None else self.passes.to_json(),
+            "first_pass": None if self.first_pass is None else self.first_pass.to_json(),
             "scale": self.scale,
         }
 
@@ -144,9 +150,10 @@ class SpeakerInputs:
         """
         values = dict(content["front"])
         front = FRONTS[values.pop("type")](**values)
-        passes = None if content["passes"] is None else DecodingPasses.of_json(content["passes"])
-        if passes is not None and gaussians is None:
+        given = content["first_pass"]
+        first_pass = None if given is None else FirstPass.of_json(given)
+        if first_pass is not None and gaussians is None:
             raise ValueError("adapted features without a Gaussian system")
         extractor = load_extractor(files[EXTRACTOR]) if EXTRACTOR in files else None
-        own = None if passes is None else gaussians
-        return SpeakerInputs(front, bool(content["spectrum"]), own, passes, extractor, float(content["scale"]))
+        own = None if first_pass is None else gaussians
+        return SpeakerInputs(front, bool(content["spectrum"]), own, first_pass, extractor, float(content["scale"]))

@@ -12,7 +12,7 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 
 from murmur.core.errors import SettingError
 from murmur.engine.experiment import describe
-from murmur.recognition.transform_passes import TransformPasses
+from murmur.recognition.transform_search import TransformSearch
 from murmur.speech.corpus.kaldi_dir import read_data_dir
 from murmur.speech.features.analysis import deltas
 from murmur.speech.features.augment import ChangeOfColumns, SpecAugment
@@ -314,9 +314,9 @@ def test_a_saved_recogniser_gives_the_same_scores_without_corpus_and_cache(
         order = task.hmms.delta_order if normalised == "all" else 0
         assert acoustic.training()[0].shape == ((order + 1) * BINS,)
     if wanted.fmllr:
-        settings = acoustic.speakers.passes
+        settings = acoustic.speakers.first_pass
         search = WordSearch(recogniser.graphs, settings.grammar, recogniser.cache)
-        passes = TransformPasses(acoustic.speakers.gaussians, search, settings)
+        passes = TransformSearch(acoustic.speakers.gaussians, search, settings)
     test = read_data_dir(task.corpus / "data" / "test")
     feats = acoustic.features(test, tmp_path / "features", passes)
     assert feats.keys() == expected.keys()
@@ -327,8 +327,8 @@ def test_a_saved_recogniser_gives_the_same_scores_without_corpus_and_cache(
 def test_transforms_of_one_speaker_alone_are_those_of_the_set(full):
     """Speakers are decoded here or in processes, alone or together: their transforms are the same."""
     speakers = full._speaker_inputs
-    search = WordSearch(full._words.sources, speakers.passes.grammar, full.cache)
-    passes = TransformPasses(speakers.gaussians, search, speakers.passes)
+    search = WordSearch(full._words.sources, speakers.first_pass.grammar, full.cache)
+    passes = TransformSearch(speakers.gaussians, search, speakers.first_pass)
     test = full.material.test
     feats, every = full.hmms.features(test), full.hmms.transforms(test, 1.0)
     assert len(every) == 4
@@ -379,5 +379,5 @@ def test_refusals(plain):
     with pytest.raises(SettingError, match="chain models take the spectrum alone"):
         chain.check()
     acoustic = with_input(plain, FULL)._acoustic
-    with pytest.raises(SettingError, match="two decoding passes"):
+    with pytest.raises(SettingError, match="transforms from a decoding pass"):
         acoustic.input({}, {}, {})

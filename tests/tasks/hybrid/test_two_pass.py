@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from murmur.core.errors import SettingError
-from murmur.recognition.transform_passes import TransformPasses
+from murmur.recognition.transform_search import TransformSearch
 from murmur.speech.features.analysis import Ready
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
@@ -88,14 +88,14 @@ def test_only_parts_in_use_are_analysed_and_narrow_searches_give_transforms(task
         hybrid_hmm.HmmHalf, "features", lambda half, part, *a: analysed.append(part) or features(half, part, *a)
     )
     fresh = replace(task)
-    settings = fresh.passes.settings
-    assert {(s.beam, s.max_active) for s in (settings.first, settings.second)} == {(10.0, 2000)}
-    fresh.passes.transforms("dev", fresh.material.dev)
+    settings = fresh.two_pass.first_pass
+    assert (settings.options.beam, settings.options.max_active) == (10.0, 2000)
+    fresh.two_pass.transforms("dev", fresh.material.dev)
     assert not analysed
     narrower = Search(scales=(0.1,), beams=((8.0, 500),))
-    other = replace(task, decoding=replace(task.decoding, gmm=narrower)).passes
-    settings = other.settings
-    assert {(s.beam, s.max_active) for s in (settings.first, settings.second)} == {(8.0, 500)}
+    other = replace(task, decoding=replace(task.decoding, gmm=narrower)).two_pass
+    settings = other.first_pass
+    assert (settings.options.beam, settings.options.max_active) == (8.0, 500)
     assert analysed == [other.decoder.material.dev]
 
 
@@ -151,7 +151,7 @@ def test_transforms_are_not_decoded_for_where_nothing_may_be_made(adapted, tmp_p
     refusing = replace(adapted, absent="refuse", decoding=replace(adapted.decoding, gmm=Search(scales=(0.3,))))
     with pytest.raises(SettingError, match="transforms of the speakers of dev"):
         refusing.hmms.transforms(refusing.material.dev, 1.0)
-    with pytest.raises(SettingError, match="settings of two-pass decoding"):
+    with pytest.raises(SettingError, match="settings of the first pass"):
         refusing.recogniser()
 
 
@@ -161,9 +161,9 @@ def test_a_saved_recogniser_of_a_set_with_features_adapts_other_speech_alike(ada
     recogniser = PortableRecogniser.open(tmp_path / "recogniser")
     speakers = recogniser.acoustic.speakers
     assert isinstance(speakers.front, Ready)
-    assert speakers.passes == adapted.passes.settings
-    search = WordSearch(recogniser.graphs, speakers.passes.grammar, recogniser.cache)
-    passes = TransformPasses(speakers.gaussians, search, speakers.passes)
+    assert speakers.first_pass == adapted.two_pass.first_pass
+    search = WordSearch(recogniser.graphs, speakers.first_pass.grammar, recogniser.cache)
+    passes = TransformSearch(speakers.gaussians, search, speakers.first_pass)
     found = recogniser.acoustic.features(adapted.material.test, tmp_path / "features", passes)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], feats) for name, feats in expected.items())

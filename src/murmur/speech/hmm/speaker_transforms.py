@@ -151,10 +151,12 @@ def transforms_from_paths(
     paths: Mapping[str, IntArray],
     speakers: Mapping[str, str],
     config: FmllrConfig,
-    present: Transforms | None = None,
     jobs: int = 1,
 ) -> dict[str, FloatArray]:
     """Transforms of the speakers of decoded utterances; speakers with too few frames for one are left out.
+
+    The transforms are estimated twice on the same paths: with posteriors of the model of unadapted features, and with
+    those of adapted frames under the first transforms.
 
     Args:
         pair: models of adapted and of unadapted features.
@@ -162,17 +164,14 @@ def transforms_from_paths(
         paths: {utterance: (T,) transition-ids} of the best paths; utterances whose path is shorter are left out.
         speakers: {utterance: speaker}.
         config: settings of the estimation.
-        present: transforms with which the paths were found; None if `pair.unadapted` found them. Posteriors are those
-            of the model and the features that found the paths.
         jobs: number of processes; the result does not depend on it.
     """
     whole = {u: path for u, path in paths.items() if len(path) and len(path) == len(feats[u])}
     blocks = cut_into_blocks({u: feats[u] for u in whole}, dict.fromkeys(whole, ""), speakers)
     for block in blocks:
         block.tids = {u: whole[u] for u in block.feats}
-        use_transforms(block, present or {})
-    seen = pair.unadapted if present is None else pair.adapted
     with Workers(blocks, jobs) as workers:
-        found = estimate_transforms(workers, seen, pair.adapted, config, present or {})
+        found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
+        found = estimate_transforms(workers, pair.adapted, pair.adapted, config, found)
     unchanged = identity(pair.adapted.mixtures.dim)
     return {speaker: transform for speaker, transform in found.items() if not np.array_equal(transform, unchanged)}

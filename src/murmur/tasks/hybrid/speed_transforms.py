@@ -11,7 +11,6 @@ from murmur.tasks.hybrid.hmm import HmmHalf
 from murmur.tasks.prepared import refuse_to_make
 
 log = logging.getLogger(__name__)
-ESTIMATES = 2  # the first with posteriors of the unadapted model, the second with those of the adapted one
 
 
 def speed_transforms(half: HmmHalf, speed: float, config: FmllrConfig) -> Transforms:
@@ -33,9 +32,6 @@ def speed_transforms(half: HmmHalf, speed: float, config: FmllrConfig) -> Transf
     feats = half.features(train, speed)
     feats = {name: feats_TF for name, feats_TF in feats.items() if name in stage.tids}
     paths = {name: at_speed(stage.tids[name], len(feats_TF)) for name, feats_TF in feats.items()}
-    found: Transforms | None = None
-    for _ in range(ESTIMATES):
-        found = transforms_from_paths(stage.pair, feats, paths, train.speakers, config, found, half.jobs)
-    assert found is not None  # there is at least one estimate
+    found = transforms_from_paths(stage.pair, feats, paths, train.speakers, config, half.jobs)
     save_transforms(found, path)
     return found

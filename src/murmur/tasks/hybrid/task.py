@@ -254,7 +254,7 @@ class HybridTask(ChunkLearning):
             own = stage.adaptation.transforms
             return own if speed == 1.0 else speed_transforms(self.hmms, speed, self.hmm.sat.fmllr)
         name = next(name for name, corpus in self._parts.items() if corpus is part)
-        return self.passes.transforms(name, part)
+        return self.two_pass.transforms(name, part)
 
     def prepare(self) -> HybridData:
         """Make features, Gaussian systems and alignments that are missing.
@@ -376,11 +376,11 @@ class HybridTask(ChunkLearning):
         half, wanted = self.hmms, self.front.input
         if not wanted.of_speakers:
             return None
-        passes = self.passes.settings if wanted.fmllr else None
+        first_pass = self.two_pass.first_pass if wanted.fmllr else None
         gaussians = half.adapted_gaussians if wanted.fmllr else None
         extractor = None if wanted.ivector is None else half.extractor
         scale = 1.0 if wanted.ivector is None else wanted.ivector.scale
-        return SpeakerInputs(half.cepstra, wanted.spectrum, gaussians, passes, extractor, scale)
+        return SpeakerInputs(half.cepstra, wanted.spectrum, gaussians, first_pass, extractor, scale)
 
     @cached_property
     def _words(self) -> WordSearch:
@@ -432,7 +432,7 @@ class HybridTask(ChunkLearning):
         return TwoPass(stage, words, search, feats, decoder, self.cache, self.jobs, self.absent)
 
     @cached_property
-    def passes(self) -> TwoPass:
+    def two_pass(self) -> TwoPass:
         """Two-pass decoding with the last Gaussian system, for its transforms alone."""
         decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors")
         return self._two_pass(self.hmms.trained[-1], decoder)

@@ -1,7 +1,7 @@
-"""Transforms of the speakers of new speech, from two decoding passes with a speaker-adapted Gaussian system.
+"""Transforms of the speakers of new speech, from a decoding pass with a speaker-adapted Gaussian system.
 
-The first pass decodes unadapted features, and its paths give a transform for each speaker; the second pass decodes
-adapted features, and its paths give the final transforms. A network whose input has adapted features needs them.
+The pass decodes unadapted features, and its paths give a transform for each speaker. A network whose input has adapted
+features needs them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from murmur.speech.decoding.graph import DecodingGraph
 from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.hmm.speaker_transforms import Transforms, transforms_from_paths
 from murmur.tasks.adapted_gaussians import AdaptedGaussians
-from murmur.tasks.speaker_inputs import DecodingPasses
+from murmur.tasks.speaker_inputs import FirstPass
 from murmur.tasks.word_search import WordSearch
 
 
 @dataclass(frozen=True, eq=False)
-class TransformPasses:
-    """The passes.
+class TransformSearch:
+    """The search for the paths.
 
     Attributes:
         gaussians: speaker-adapted Gaussian system.
         search: search with its states.
-        settings: settings of the passes.
+        settings: settings of the pass.
     """
 
     gaussians: AdaptedGaussians
     search: WordSearch
-    settings: DecodingPasses
+    settings: FirstPass
 
     def __call__(self, feats: Mapping[str, np.ndarray], speakers: Mapping[str, str]) -> Transforms:
         """The transform W (D, D + 1) of each speaker; speakers with too little speech are left out.
@@ -42,16 +42,11 @@ class TransformPasses:
             feats: {utterance: (T, F)} features of the Gaussian system, neither projected nor adapted.
             speakers: {utterance: speaker}.
         """
-        pair, found = self.gaussians.pair, None
-        for options in (self.settings.first, self.settings.second):
-            known: Transforms = found or {}
-            scores = ((name, pair.loglikes(x_TF, known.get(speakers[name]))) for name, x_TF in feats.items())
-            paths = self._paths(scores, options, alone=len({speakers[name] for name in feats}) < 2)
-            found = transforms_from_paths(
-                pair, feats, paths, speakers, self.gaussians.fmllr, found, 1 if len(paths) < 2 else self.search.jobs
-            )
-        assert found is not None  # there are two passes
-        return found
+        pair, alone = self.gaussians.pair, len({speakers[name] for name in feats}) < 2
+        scores = ((name, pair.loglikes(x_TF, None)) for name, x_TF in feats.items())
+        paths = self._paths(scores, self.settings.options, alone)
+        jobs = 1 if len(paths) < 2 else self.search.jobs
+        return transforms_from_paths(pair, feats, paths, speakers, self.gaussians.fmllr, jobs)
 
     def _paths(
         self, scores: Iterable[tuple[str, np.ndarray]], options: DecodeOptions, alone: bool
