@@ -1,5 +1,6 @@
 """Transcription of one speaker's recordings with the speaker-adapted Gaussian system that a run has saved."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +15,6 @@ from murmur.core.errors import SettingError
 from murmur.recognition.adapted_transcriber import AdaptedTranscriber, adapted_transcriber
 from murmur.recognition.tuning import SearchRequest
 from murmur.speech.corpus.recordings import read_recording
-from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.sat import SatConfig
@@ -52,10 +52,7 @@ def opened(recogniser, folder):
     def search(grammar):
         return WordSearch(recogniser.graphs, grammar or recogniser.graphs.search.grammar, recogniser.cache)
 
-    def options(given):
-        return replace(DecodeOptions(), **given)
-
-    return SimpleNamespace(recogniser=recogniser, folder=folder, search=search, options=options)
+    return SimpleNamespace(recogniser=recogniser, folder=folder, search=search)
 
 
 def recordings(folder):
@@ -119,6 +116,14 @@ def test_refusals(recogniser, tmp_path):
         adapted_transcriber(run, request(None), 30.0)
     with pytest.raises(SettingError, match="--dev tunes the search of the network"):
         adapted_transcriber(run, request(0.1, "dev"), 30.0)
+
+
+def test_settings_of_the_network_are_not_those_of_the_gaussian_system(recogniser, tmp_path):
+    run = opened(recogniser, tmp_path)
+    figures = {"network dev acoustic scale": 0.3, "network dev beam": 9.0, "network dev insertion penalty": 1.5}
+    (run.folder / "score.json").write_text(json.dumps({"test": figures}))
+    found = adapted_transcriber(run, request(0.06), 30.0).search.decoder.options
+    assert (found.acoustic_scale, found.beam, found.insertion_penalty) == (0.06, 13.0, 0.0)
 
 
 def test_speakers_of_recordings(tmp_path):

@@ -270,6 +270,11 @@ def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mappin
     Raises:
         SettingError: the speaker of a recording is not named.
     """
+    twice = [stem for stem, count in Counter(map(_stem, inputs.files)).items() if count > 1]
+    if speakers and twice:
+        raise SettingError(
+            f"--utt2spk names recordings by their file names, and two files are {twice[0]!r}: rename one"
+        )
     failed = 0
     by_speaker: dict[str, list[tuple[Recording, str]]] = {}
     for name in inputs.files:

@@ -8,6 +8,10 @@ at a time; the last run trains on all five:
 
     python benchmarks/folds.py fsdd --set task.corpus=FOLDER --out runs/folds --candidate 'NAME: SETTING SETTING'
     murmur train fsdd --set task.corpus=FOLDER --set task.loader=fsdd_all --weights last
+
+Word error rates of the network: 10.6 % on speakers left out in turn (500 digits of each of five), 0.80 % on the test
+speaker after training on all five, 0.00 % on the official split of 300 digits. A run takes about three minutes of one
+core of an AMD EPYC.
 """
 
 from __future__ import annotations
@@ -30,15 +34,15 @@ MONOPHONE = EmConfig(gaussians=600, passes=20, grow_passes=15, align_passes=(*ra
 
 
 def experiment() -> Experiment:
-    """Monophones, and a TDNN on masked features at three speeds; each recording is one digit."""
+    """Monophones, and a TDNN on masked features; each recording is one digit."""
     task = HybridTask(
         corpus=Path("corpora/fsdd"),
         loader="fsdd_unseen",
-        front=FrontEnd(bins=20, speeds=(0.9, 1.0, 1.1)),
+        front=FrontEnd(bins=20),
         hmm=HmmStages(silence_probability=0.2, monophone=MONOPHONE, triphone=None),
-        network=Tdnn(hidden=192),
+        network=Tdnn(hidden=192, dropout=0.3),
         chunks=Chunks(size=24),
-        augment=SpecAugment(warp=0.06, time_frames=8, bin_masks=1, bins=3),
+        augment=SpecAugment(time_frames=8, bin_masks=1, bins=3),
         precision="bfloat16",
         decoding=Decoding(
             gmm=Search(ONE_WORD), network=Search(ONE_WORD, scales=(0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3))
@@ -47,7 +51,7 @@ def experiment() -> Experiment:
     return Experiment(
         task,
         SyncSGD(),
-        Budget(epochs=4),
+        Budget(epochs=12),
         Adam(lr=3e-3),
         Cosine(warm=0.1),
         scaling=Auto("stays"),

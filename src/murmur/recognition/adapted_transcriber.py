@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -131,7 +131,10 @@ def _options(run: TrainedRun, system: str, given: Mapping[str, float]) -> Decode
             f"--adapt: {run.folder} has no score.json with an acoustic scale tuned on dev for its system {system!r}: "
             "give --scale, such as 0.06"
         )
-    return run.options(known)
+    settings: dict[str, Any] = dict(known)  # those of the network are of another scale
+    if "max_active" in settings:
+        settings["max_active"] = int(settings["max_active"])
+    return replace(DecodeOptions(), **settings)
 
 
 def _with_graph(

@@ -114,6 +114,30 @@ def test_a_new_set_of_the_speakers_is_adapted_in_two_passes(corpus, spoken, sat)
     assert second.log_likelihood_per_frame > align(sat.model, feats, corpus.texts).log_likelihood_per_frame + 0.3
 
 
+def test_a_speaker_without_an_aligned_utterance_keeps_the_transform(spoken, sat):
+    feats, speakers = spoken
+    with blocks.Workers(blocks.cut_into_blocks(feats, dict.fromkeys(feats, ""), speakers)) as workers:
+        workers.map(take_paths, {u: tids if speakers[u] != "a" else tids[:0] for u, tids in sat.tids.items()})
+        workers.map(drop_empty)
+        estimate_transforms(workers, sat.model, sat.model, FMLLR, sat.transforms)
+        held = [block.transforms for block in workers.map(itself)]
+    assert all(np.array_equal(each["a"], sat.transforms["a"]) for each in held if "a" in each)
+    assert any("a" in each for each in held)
+
+
+def drop_empty(block):
+    block.tids = {u: tids for u, tids in block.tids.items() if len(tids)}
+
+
+def itself(block):
+    return block
+
+
+def test_passes_that_are_never_reached_are_refused():
+    with pytest.raises(ValueError, match=r"fmllr_passes names \[0, 7\], and em.passes = 6"):
+        replace(SAT, fmllr_passes=(0, 2, 7))
+
+
 def test_paths_that_end_early_and_short_speakers_do_not_count(spoken, sat):
     feats, speakers = spoken
     cut = {u: tids if speakers[u] == "a" else tids[:-1] for u, tids in sat.tids.items()}

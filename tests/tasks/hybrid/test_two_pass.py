@@ -155,6 +155,17 @@ def test_transforms_are_not_decoded_for_where_nothing_may_be_made(adapted, tmp_p
         refusing.recogniser()
 
 
+def test_damaged_files_are_not_made_again_where_nothing_may_be_made(adapted):
+    two, dev = adapted.two_pass, adapted.material.dev
+    refusing = replace(adapted, absent="refuse").two_pass
+    for path, read in ((two._first_pass_file, lambda: refusing.first_pass), (two.transforms_file(dev), None)):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20])
+        with pytest.raises(SettingError, match="damaged"):
+            refusing.transforms("dev", dev) if read is None else read()
+        path.write_bytes(whole)
+
+
 def test_a_saved_recogniser_of_a_set_with_features_adapts_other_speech_alike(adapted, tmp_path):
     expected = adapted.hmms.network_features(adapted.material.test)
     adapted.recogniser().save(tmp_path / "recogniser")

@@ -49,6 +49,11 @@ class SatConfig:
     tree: TreeConfig = field(default_factory=TreeConfig)
     em: EmConfig = field(default_factory=_default_em)
 
+    def __post_init__(self) -> None:
+        late = [number for number in self.fmllr_passes if not 1 <= number <= self.em.passes]
+        if late:
+            raise ValueError(f"fmllr_passes names {late}, and em.passes = {self.em.passes}: name passes from 1 to that")
+
 
 @dataclass(frozen=True)
 class SatTrained(Trained):

@@ -95,7 +95,7 @@ def estimate_transforms(
     """
     totals = sum_by_speaker(workers.map(speaker_stats, seen, target, config))
     found = {s: _estimated(s, stats, present.get(s), config.min_frames) for s, stats in sorted(totals.items())}
-    workers.map(use_transforms, found)
+    workers.map(use_transforms, {**present, **found})
     return found
 
 
@@ -123,8 +123,8 @@ class AdaptedPair:
 
     Attributes:
         adapted: model trained on adapted features; it scores features that a transform has adapted.
-        unadapted: means and variances of unadapted features under the same posteriors; it aligns, and decodes speakers
-            that have no transform yet.
+        unadapted: means and variances of unadapted features under the same posteriors; it aligns and decodes in the
+            first pass, and decodes speakers who have no transform.
     """
 
     adapted: HmmGmm

@@ -86,6 +86,7 @@ class TwoPass:
             self._check_absent(f"the transforms of the speakers of {part}")
             log.info("%s, %s: decoding for the transforms of its speakers", self.stage.name, part)
         except ValueError as error:
+            self._check_absent(f"the transforms of the speakers of {part} ({error})")
             log.warning("%s", error)
         return self._made(part, corpus)
 
@@ -102,6 +103,7 @@ class TwoPass:
         except FileNotFoundError:
             self._check_absent(f"the settings of the first pass {path.name}")
         except CorpusError as error:
+            self._check_absent(f"the settings of the first pass ({error})")
             log.warning("%s", error)
         options = self.decoder.tune(self._unadapted, self.decoder.material.dev)
         return self._keep(FirstPass(self._grammar, narrow(options)))
