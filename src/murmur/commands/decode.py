@@ -99,9 +99,7 @@ def decode(
     check_named(data)
     rescoring = chosen_rescoring(rescore, lm_weight, nbest)
     run = open_run(Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data))
-    write_results(
-        decoded(run, search, data, out / PARTIAL, opened(others or (), weights, search, jobs), rescoring), out
-    )
+    write_results(decoded(run, search, data, out / PARTIAL, opened(others, weights, search, jobs), rescoring), out)
 
 
 def check_named(data: str) -> None:
@@ -111,13 +109,13 @@ def check_named(data: str) -> None:
 
 
 def opened(
-    models: Iterable[Path], weights: Choice | None, search: SearchRequest, jobs: int | None = None
+    models: Iterable[Path] | None, weights: Choice | None, search: SearchRequest, jobs: int | None = None
 ) -> list[TrainedRun]:
     """Open further runs, whose scores are averaged with those of the first.
 
     Their passes for adapted features search with the grammar of the command line too.
     """
-    runs = [open_run(Wanted(model, choice=weights, jobs=jobs)) for model in models]
+    runs = [open_run(Wanted(model, choice=weights, jobs=jobs)) for model in models or ()]
     return [replace(run, grammar=search.grammar) for run in runs]
 
 

@@ -120,7 +120,7 @@ class Rescorer:
         return replace(found, lists={name: (each.best(self.weight),) for name, each in self.scored(found).items()})
 
     def _described(self, options: DecodeOptions) -> dict[str, Any]:
-        """What the best weight depends on besides graph and language model, in JSON's terms."""
+        """Acoustic models and settings of a search, on which the best weight depends, in JSON's terms."""
         settings = {name: getattr(options, name) for name in ("acoustic_scale", "insertion_penalty", "listed")}
         return {"acoustic models": list(self.acoustic), **settings}
 
