@@ -125,8 +125,14 @@ def test_recordings_are_transcribed_alone_and_together_as_one_speaker(place: Pat
 
     assert words() == WORDS
     assert words("--adapt") == WORDS
+    speakers = ("--adapt", "--utt2spk", place / "utt2spk")
     (place / "utt2spk").write_text("said0 anna\nsaid1 bob\n")
-    assert words("--adapt", "--utt2spk", place / "utt2spk") == WORDS
+    assert words(*speakers) == WORDS
+    (place / "again").mkdir(exist_ok=True)
+    shutil.copy(files[0], place / "again" / files[0].name)
+    code, _, said = run("transcribe", place / "run", files[0], place / "again" / files[0].name, *speakers)
+    assert code == 1
+    assert "two files are 'said0': rename one" in said
 
 
 def test_exports_take_an_ivector_or_are_not_adapted_and_adapted_features_are_refused(place: Path) -> None:

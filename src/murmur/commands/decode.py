@@ -113,7 +113,7 @@ def opened(
 ) -> list[TrainedRun]:
     """Open further runs, whose scores are averaged with those of the first.
 
-    Their passes for adapted features search with the grammar of the command line too.
+    Their search for the transforms of adapted features uses the grammar of the command line too.
     """
     runs = [open_run(Wanted(model, choice=weights, jobs=jobs)) for model in models or ()]
     return [replace(run, grammar=search.grammar) for run in runs]

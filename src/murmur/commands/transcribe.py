@@ -268,7 +268,7 @@ def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mappin
     """Read all files, then transcribe speaker after speaker; return the number of unreadable files.
 
     Raises:
-        SettingError: the speaker of a recording is not named.
+        SettingError: the speaker of a recording is not named, or two files have the name that tells the speaker.
     """
     twice = [stem for stem, count in Counter(map(_stem, inputs.files)).items() if count > 1]
     if speakers and twice:

@@ -148,7 +148,8 @@ def check_one_pass(run: TrainedRun) -> None:
     if speakers is not None and speakers.gaussians is not None:
         raise ExportError(
             "the network's input has features adapted to the speaker (task.front.input.fmllr), whose transforms come"
-            " from two decoding passes, and other runtimes make one: export a network of spectrum and i-vector"
+            " from a decoding pass before the network's, and other runtimes make one pass: export a network of spectrum"
+            " and i-vector"
         )
 
 

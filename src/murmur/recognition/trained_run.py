@@ -129,7 +129,7 @@ class TrainedRun:
 
     @cached_property
     def estimate(self) -> TransformSearch | None:
-        """Passes that estimate the transforms of new speakers; None for a network without adapted features."""
+        """Search that gives the transforms of new speakers; None for a network without adapted features."""
         more = self.acoustic.speakers
         if more is None or more.gaussians is None or more.first_pass is None:
             return None
