@@ -92,6 +92,11 @@ def test_weights_choose_between_search_and_lstm(
         "words_unknown_to_the_model": 2,
     }
     assert "rescoring" not in facts
+    fewer = tmp_path / "without_nob.arpa"  # the lexicon has the word, the search cannot output it
+    fewer.write_text(arpa.read_text().replace("-0.6 NOB\n", "").replace("ngram 1=5", "ngram 1=4"))
+    search = ("--model", ctc, "--lm", fewer, "--scale", 0.2, "--rescore", only_bob, "--lm-weight", 0.5)
+    _, facts, _ = decoded(tmp_path / "fewer", *search)
+    assert facts["rescoring"]["words_unknown_to_the_model"] == 1
 
 
 def test_a_weight_is_tuned_on_dev_and_kept(

@@ -33,3 +33,21 @@ def test_a_missing_text_is_named_before_any_is_read(tmp_path: Path) -> None:
         check_text([tmp_path / "empty"])
     with pytest.raises(SettingError, match="no sentence in"):
         sentences_of([tmp_path / "blank.txt"])
+
+
+def test_text_files_are_written_like_transcripts_and_transcripts_stay(tmp_path: Path) -> None:
+    text, data = tmp_path / "spoken.txt", tmp_path / "data"
+    text.write_text("Turn on the lamp, please!\nDon’t <noise> go.\n")  # noqa: RUF001 - that is the apostrophe
+    data.mkdir()
+    (data / "text").write_text("u1 Stays as-it-is.\n")
+    assert sentences_of([text, data], "english") == ["TURN ON THE LAMP PLEASE", "DON'T GO", "Stays as-it-is."]
+    assert sentences_of([text], "unspaced")[0] == "TURNONTHELAMP,PLEASE!"
+    assert sentences_of([text])[0] == "Turn on the lamp, please!"
+
+
+def test_a_damaged_text_is_named(tmp_path: Path) -> None:
+    whole = gzip.compress(b"ONE TWO THREE\n" * 50)
+    for name, content in (("cut.txt.gz", whole[:-9]), ("flipped.txt.gz", whole[:12] + b"\xff\xff" + whole[14:])):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(SettingError, match=f"{name} is damaged"):
+            sentences_of([tmp_path / name])

@@ -91,6 +91,10 @@ def test_a_hybrid_task_decodes_with_them(vocabulary: TextVocabulary, tmp_path: P
     assert {"BANANA", "NAB", "NOB"} <= {word for word, _ in read_lexicon(spoken)}
     assert {"bg", "tg"} <= set(models)
     assert task.hmms.lexicon == root / "lexicon.txt"  # training is that of the set
+    for decoding in (Decoding(gmm=Search("bg")), Decoding(network=Search("tg"))):
+        with pytest.raises(SettingError, match=r"= 'loop' does not use the words of task\.vocabulary\.text: .* bg, tg"):
+            replace(task, decoding=decoding).check()
+    task.check_words()
     assert task.unprepared()  # nothing was trained
 
 

@@ -181,7 +181,7 @@ def opened_rescorer(
     weight, tuned_with = _weight(request, run.folder, key, search.dev)
     with timed("loading the language model"):
         words, model = _model_of(stem)
-    lstm = LstmScores(model, words, sayable_words(lang))
+    lstm = LstmScores(model, words, set(sayable_words(lang)).difference(grammar.unreachable))
     _check_words(lstm, request.model)
     acoustic = tuple(sha256_of(each.stem.with_suffix(".safetensors")) for each in (run, *others))
     return Rescorer(request, key, acoustic, NgramScores(ngram), lstm, weight, tuned_with)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,13 +15,13 @@ from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.language_model.grammar import sayable_words
+from murmur.tasks.known_words import check_known
 from murmur.tasks.prepare_data import check_data
 from murmur.tasks.vocabulary import Vocabulary
 from murmur.tasks.word_search import GraphSources, WordSearch, several
 
 log = logging.getLogger(__name__)
 PARTS = ("train", "dev", "test")
-NAMED = 5
 RETRIES = 3  # of a beam of 13: 130, 1300, 13000
 
 
@@ -100,7 +99,7 @@ def tuned(search: WordSearch, models: MeanScores, corpus: Corpus, dev: str) -> d
         SettingError: no word of the development data is in the vocabulary.
     """
     texts, every = corpus.texts, search.sources.tune_every
-    _check_texts(texts, sayable_words(search.words[0]), dev)
+    check_known(texts, sayable_words(search.words[0]), f"--dev {dev}")
     with timed("decoding graph"):
         _ = search.folder
     with tempfile.TemporaryDirectory() as scratch, timed(f"trying scales on {len(texts)} utterances"):
@@ -114,21 +113,3 @@ def tuned(search: WordSearch, models: MeanScores, corpus: Corpus, dev: str) -> d
         *(dev, settings["acoustic_scale"], settings["insertion_penalty"]),
     )
     return settings
-
-
-def _check_texts(texts: Mapping[str, str], words: Sequence[str], dev: str) -> None:
-    """Log how many words of the development set are outside the vocabulary; refuse a set with none inside."""
-    counts = Counter(word for text in texts.values() for word in text.split())
-    known = set(words)
-    missing = Counter({word: count for word, count in counts.items() if word not in known})
-    if missing.total() == counts.total():
-        some = ", ".join(words[:NAMED])
-        raise SettingError(
-            f"--dev {dev}: none of its {counts.total()} words is in the vocabulary ({some}, ...): take speech that the"
-            " grammar is made for; upper and lower case count"
-        )
-    if missing:
-        shown = ", ".join(word for word, _ in missing.most_common(NAMED))
-        log.warning(
-            "%d of %d words of %s are not in the vocabulary, such as %s", missing.total(), counts.total(), dev, shown
-        )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED
 
 SUFFIXES = (".txt", ".txt.gz")
+Writing = Literal["as-is", "english", "unspaced"]
+_RULES: Mapping[Writing, Callable[[str], str]] = {"as-is": str, "english": ENGLISH.apply, "unspaced": UNSPACED.apply}
 
 
 def check_text(paths: Sequence[Path]) -> None:
@@ -28,10 +33,15 @@ def check_text(paths: Sequence[Path]) -> None:
             )
 
 
-def sentences_of(paths: Sequence[Path]) -> list[str]:
+def sentences_of(paths: Sequence[Path], writing: Writing = "as-is") -> list[str]:
     """Return the sentences of text files, of folders of them, and the transcripts of data directories.
 
     Blank lines are left out. Files of a folder are read in the order of their names.
+
+    Args:
+        paths: texts.
+        writing: rule for the words of text files: "english" and "unspaced" are those by which `murmur prepare` writes
+            transcripts (capitals without punctuation; capitals without spaces). Transcripts stay as they are.
 
     Raises:
         SettingError: a file is missing or not UTF-8, or all are empty.
@@ -43,7 +53,7 @@ def sentences_of(paths: Sequence[Path]) -> list[str]:
             lines += read_table(path / "text", values_required=False).values()
         else:
             for file in _files_in(path) if path.is_dir() else [path]:
-                lines += text_lines(file)
+                lines += map(_RULES[writing], text_lines(file))
     found = [line for line in lines if line.strip()]
     if not found:
         raise SettingError(f"no sentence in {', '.join(map(str, paths))}: give one sentence a line")
@@ -61,7 +71,7 @@ def text_lines(path: Path) -> list[str]:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         return raw.decode("utf-8-sig").splitlines()
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise SettingError(f"{path} is damaged: {error}") from error
     except UnicodeDecodeError as error:
         raise SettingError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error

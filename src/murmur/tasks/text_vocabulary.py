@@ -16,7 +16,7 @@ from murmur.speech.language_model.arpa import write_arpa
 from murmur.speech.language_model.kneser_ney import KneserNey, frequent_words
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
-from murmur.tasks.sentences import check_text, sentences_of
+from murmur.tasks.sentences import Writing, check_text, sentences_of
 
 log = logging.getLogger(__name__)
 BIGRAM, TRIGRAM = "bg", "tg"
@@ -33,6 +33,8 @@ class TextVocabulary:
         text: file of one sentence a line, folder of .txt or .txt.gz files, or data directory; None keeps lexicon and
             language models of the set.
         min_count: least number of occurrences of a word.
+        writing: rule for the words of the text: as-is, or english (capitals without punctuation) and unspaced, by
+            which `murmur prepare` writes transcripts.
         guess: source of pronunciations for words that the set's lexicon lacks: espeak (espeak-ng, in CMUdict's
             phones), graphemes, or none, which leaves such words out.
         cutoffs: n-grams of n words that occur no more often than the n-th number are left out, for n = 1, 2, 3.
@@ -40,6 +42,7 @@ class TextVocabulary:
 
     text: Path | None = None
     min_count: int = 1
+    writing: Writing = "as-is"
     guess: Guess = "espeak"
     cutoffs: tuple[int, int, int] = (0, 0, 1)
 
@@ -64,6 +67,18 @@ class TextVocabulary:
             if self.guess == "espeak":
                 check_installed()
 
+    def check_use(self, grammar: str, option: str) -> None:
+        """Check that a search takes one of the language models; `option` is the setting that names its grammar.
+
+        Raises:
+            SettingError: it takes another grammar, in which the words of the text have no probability or an equal one.
+        """
+        if self.text is not None and grammar not in self.names:
+            raise SettingError(
+                f"{option} = {grammar!r} does not use the words of task.vocabulary.text: set it to one of"
+                f" {', '.join(self.names)}"
+            )
+
     def made(self, lexicon: Path, cache: Path, absent: Absent) -> tuple[Path, Mapping[str, Path]]:
         """The lexicon completed with the words of the text, and the language models; made in `cache` if missing.
 
@@ -72,7 +87,7 @@ class TextVocabulary:
             PhoneError: a guess needs a phone that the lexicon lacks.
         """
         assert self.text is not None  # without a text nothing is made
-        sentences = sentences_of([self.text])
+        sentences = sentences_of([self.text], self.writing)
         words = frequent_words(sentences, None, self.min_count)
         if not words:
             raise SettingError(f"no word of {self.text} occurs {self.min_count} times: lower task.vocabulary.min_count")

@@ -178,6 +178,9 @@ def test_words_outside_the_vocabulary():
     assert set(trained.model.words) == {"</s>", "<s>", "<unk>", "a", "b", "never"}
     figures = perplexity(trained.model, ["a q", "never"])
     assert (figures.unknown_words, figures.words, figures.scored_tokens) == (1, 3, 5)
+    assert perplexity(trained.model, ["a <unk>", "never"]) == figures
+    with pytest.raises(ValueError, match="the text holds </s>, <s>: leave sentence marks out"):
+        perplexity(trained.model, ["<s> a </s>"])
     closed = KneserNey(2, unknown=None).train(["a b"])
     assert closed.model.unknown is None
     figures = perplexity(closed.model, ["a q b"])

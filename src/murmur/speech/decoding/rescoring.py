@@ -51,7 +51,7 @@ class NgramScores:
 
     def log_probs(self, sentences: Sequence[Words]) -> list[np.ndarray]:
         """ln p of the words of each sentence and of its end."""
-        word_T, first_T, _ = self.model.numbers_of(" ".join(words) for words in sentences)
+        word_T, first_T = self.model.numbers_of(" ".join(words) for words in sentences)
         ln_T = self.model.log10_probs(word_T, first_T) * math.log(10)
         if np.isnan(ln_T[~first_T]).any():
             missing = {word for words in sentences for word in words}.difference(self.model.words, (START, END))

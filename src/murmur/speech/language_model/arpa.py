@@ -60,9 +60,7 @@ def read_arpa(path: Path) -> NgramModel:
             that is not a unigram, or an n-gram whose first n - 1 words are not listed; names file and line or n-gram.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no ARPA file at {path}: check the path of the language model")
-    with _opened(path, "rb") as file, _whole_text(path):
+    with _opened(_there(path), "rb") as file, _whole_text(path):
         lines = _Lines(path, file)
         counts = _read_counts(lines)
         model = NgramModel((), ())
@@ -78,6 +76,28 @@ def read_arpa(path: Path) -> NgramModel:
         if lines.next("\\end\\") != b"\\end\\":
             raise lines.error("expected \\end\\: more n-grams than the header counts, or a damaged file")
     return model
+
+
+def read_unigrams(path: Path) -> dict[str, float]:
+    """Read log10 p of the words of an ARPA file; n-grams of more words are neither read nor checked.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is malformed up to the end of its unigrams.
+    """
+    with _opened(_there(path), "rb") as file, _whole_text(path):
+        lines = _Lines(path, file)
+        counts = _read_counts(lines)
+        number_of: dict[bytes, int] = {}
+        section = _read_section(lines, 1, counts[0], number_of, highest=len(counts) == 1)
+        words = [unicodedata.normalize("NFC", w.decode("utf-8")) for w in number_of]
+        return dict(zip(words, section.log10_prob.tolist(), strict=True))
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"no ARPA file at {path}: check the path of the language model")
+    return path
 
 
 @contextmanager

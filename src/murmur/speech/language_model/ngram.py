@@ -92,23 +92,24 @@ class NgramModel:
         log10_T[open_T] = np.nan
         return log10_T
 
-    def numbers_of(self, sentences: Iterable[str]) -> tuple[np.ndarray, np.ndarray, int]:
-        """Tokens of sentences with `<s>` and `</s>` around each, a mask of the `<s>`, and the number of unknown words.
+    def numbers_of(self, sentences: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of sentences with `<s>` and `</s>` around each, and a mask of the `<s>`.
 
         Words outside the vocabulary get the number of the unknown word, or -1 if there is none.
+
+        Raises:
+            ValueError: a sentence mark inside a sentence.
         """
         start, end = self.number_of[START], self.number_of[END]
         unknown = self.number_of[self.unknown] if self.unknown is not None else -1
-        numbers, missing = [], 0
+        numbers = []
         for sentence in sentences:
-            numbers.append(start)
-            for word in unicodedata.normalize("NFC", sentence).split():
-                number = self.number_of.get(word)
-                missing += number is None
-                numbers.append(unknown if number is None else number)
-            numbers.append(end)
+            words = unicodedata.normalize("NFC", sentence).split()
+            if inside := sorted({START, END}.intersection(words)):
+                raise ValueError(f"the text holds {', '.join(inside)}: leave sentence marks out, they are added to it")
+            numbers += [start, *(self.number_of.get(word, unknown) for word in words), end]
         word_T = np.array(numbers, dtype=np.int64)
-        return word_T, word_T == start, missing
+        return word_T, word_T == start
 
     def restricted(self, vocabulary: Collection[str]) -> tuple[NgramModel, list[str]]:
         """The model without n-grams that hold a word outside `vocabulary`, and the removed words, sorted.
@@ -176,24 +177,27 @@ class Perplexity:
 def perplexity(model: NgramModel, sentences: Iterable[str]) -> Perplexity:
     """Perplexity and unknown words of sentences of space-separated words, with `</s>` predicted at each end.
 
-    Raises ValueError if there is no sentence, or if the model lacks `<s>` or `</s>`.
+    Unknown words are those outside the vocabulary, and `<unk>` itself.
+
+    Raises:
+        ValueError: there is no sentence, one holds a sentence mark, or the model lacks `<s>` or `</s>`.
     """
     for mark in (START, END):
         if mark not in model.number_of:
             raise ValueError(f"the language model has no {mark}: it cannot score whole sentences; train it with {mark}")
-    word_T, first_T, unknown_words = model.numbers_of(sentences)
+    word_T, first_T = model.numbers_of(sentences)
     if not len(word_T):
         raise ValueError("no sentence to score: give at least one line of text")
     log10_T = model.log10_probs(word_T, first_T)[~first_T]
     scored_T = ~np.isnan(log10_T)
     unknown = model.number_of[model.unknown] if model.unknown is not None else -1
-    known_T = scored_T & (word_T[~first_T] != unknown)
+    unknown_T = word_T[~first_T] == unknown
     count = int(first_T.sum())
     return Perplexity(
         sentences=count,
         words=len(word_T) - 2 * count,
-        unknown_words=unknown_words,
+        unknown_words=int(unknown_T.sum()),
         scored_tokens=int(scored_T.sum()),
         log10_prob=float(log10_T[scored_T].sum()),
-        log10_prob_known=float(log10_T[known_T].sum()),
+        log10_prob_known=float(log10_T[scored_T & ~unknown_T].sum()),
     )

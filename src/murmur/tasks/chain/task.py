@@ -158,7 +158,7 @@ class ChainTask:
 
     def prepare(self) -> ChainData:
         """Make features, alignments and numerators."""
-        _ = self._hybrid.sayable  # a word without a pronunciation is reported before training
+        self._hybrid.check_words()
         return self.data
 
     @cached_property

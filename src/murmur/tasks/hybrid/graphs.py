@@ -29,7 +29,7 @@ STATES, LEXICON = "states.npz", "lexicon.txt"
 CHAIN_SCALES = (0.5, 0.7, 1.0, 1.4)
 
 
-def check_known(name: str, language_models: Collection[str], option: str) -> None:
+def check_named(name: str, language_models: Collection[str], option: str) -> None:
     """Check that a set with these language models has a grammar; `option` is the setting or option that names it.
 
     Raises:
@@ -93,7 +93,7 @@ class HmmSources:
         Raises:
             SettingError: there is none.
         """
-        check_known(name, self.language_models, option)
+        check_named(name, self.language_models, option)
 
     def words(self, grammar: str | Vocabulary) -> tuple[Lang, Grammar]:
         """The vocabulary of decoding over the phones of training, and the grammar: one by name, or the user's.

@@ -47,11 +47,12 @@ from murmur.tasks.hybrid.config import (
 )
 from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigned, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
-from murmur.tasks.hybrid.graphs import HmmSources, check_known
+from murmur.tasks.hybrid.graphs import HmmSources, check_named
 from murmur.tasks.hybrid.hmm import HmmHalf, input_dims
 from murmur.tasks.hybrid.speed_transforms import speed_transforms
 from murmur.tasks.hybrid.stage import Stage
 from murmur.tasks.hybrid.two_pass import TwoPass
+from murmur.tasks.known_words import check_known, decoding_words
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
 from murmur.tasks.recogniser import PortableRecogniser
@@ -168,6 +169,7 @@ class HybridTask(ChunkLearning):
         for name in ("gmm", "network"):
             search: Search = getattr(self.decoding, name)
             self.check_grammar(search.grammar, f"task.decoding.{name}.grammar")
+            self.vocabulary.check_use(search.grammar, f"task.decoding.{name}.grammar")
             first_options(search)
         if self.front.draws and self.front.noise.recordings is not None and not self.front.noise.recordings.is_dir():
             raise SettingError(f"task.front.noise.recordings: there is no folder {self.front.noise.recordings}")
@@ -210,7 +212,7 @@ class HybridTask(ChunkLearning):
             SettingError: there is none of this name.
         """
         own = () if self.corpus is None else corpora.NEEDS[self.loader].language_models
-        check_known(name, sorted({*own, *self.vocabulary.names}), option)
+        check_named(name, sorted({*own, *self.vocabulary.names}), option)
 
     @cached_property
     def material(self) -> corpora.SpeechSet:
@@ -262,7 +264,7 @@ class HybridTask(ChunkLearning):
         Raises:
             CorpusError, ValueError: some data cannot be used; the message names file and utterance.
         """
-        _ = self.sayable  # a word without a pronunciation is reported before training
+        self.check_words()
         return HybridData.prepare(self.hmms, self.targets)
 
     @cached_property
@@ -407,6 +409,16 @@ class HybridTask(ChunkLearning):
             return material.lexicon, material.language_models
         lexicon, made = self.vocabulary.made(material.lexicon, self.cache, self.absent)
         return lexicon, {**material.language_models, **made}
+
+    def check_words(self) -> None:
+        """Compare the words of decoding with the language model's and with those of dev, before any training.
+
+        Raises:
+            SettingError: no word of dev can be recognised.
+        """
+        lexicon, models = self.sayable
+        words = decoding_words(lexicon, models.get(self.decoding.network.grammar))
+        check_known(self.material.dev.texts, words, "dev")
 
     @cached_property
     def silence(self) -> float:
