@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from murmur.studies.papers.missing import bar, make
 from murmur.studies.papers.page import HEAD, PAGE, not_yet, write
 from murmur.studies.papers.plan import STAGES, hours, missing, outcomes, whole
 from murmur.studies.papers.run import Finder, diverged, loss
+from murmur.studies.papers.run import known as known_rows
 from murmur.studies.papers.study import Study
 
 app = typer.Typer(add_completion=False)
@@ -77,7 +79,7 @@ def papers_command(
 ) -> None:
     chosen = studies(names or list(STUDIES))
     if estimate:
-        tell_plan(Console(), chosen, Rows(rows).read(), jobs)
+        tell_plan(Console(), chosen, known_rows(Rows(rows)), jobs)
         return
     corpora = {name: path for name, path in (("an4", an4), ("librispeech", librispeech)) if path is not None}
     if not corpora and not rows.is_file():  # an empty page would replace an earlier one
@@ -101,7 +103,7 @@ def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out:
     console = Console()
     if material.corpora:
         run_missing(console, chosen, material, rows, jobs)
-    known = rows.read()
+    known = known_rows(rows)
     results = outcomes(chosen, Finder(known))
     for study in chosen:
         if study.claims:
@@ -132,7 +134,7 @@ def tell_plan(console: Console, chosen: Sequence[Study], known: dict[str, Row], 
 
 def run_missing(console: Console, chosen: Sequence[Study], material: StudyMaterial, rows: Rows, jobs: int) -> None:
     """Run the missing cells, stage by stage, until the studies ask for no more."""
-    known = rows.read()
+    known = known_rows(rows)
     plan = [each.cell for each in whole(chosen, known) if not each.known]
     total = sum(hours(plan, known))
     told = f"{len(plan)} runs missing: about {total:.1f} processor hours, {jobs} at a time"
@@ -143,7 +145,9 @@ def run_missing(console: Console, chosen: Sequence[Study], material: StudyMateri
             material.network_task(network).prepare()
     with bar(console) as progress:
         task, done = progress.add_task("runs", total=len(plan)), 0
-        while cells := missing(chosen, rows.read(), material.networks):
+        decoded = {each.cell.digest for each in whole(list(STUDIES.values()), known) if each.cell.decoded}
+        while cells := missing(chosen, known_rows(rows), material.networks):
+            cells = [replace(cell, decoded=cell.decoded or cell.digest in decoded) for cell in cells]
             for cell, row in make(cells, material, jobs):
                 rows.append(row)
                 done += 1

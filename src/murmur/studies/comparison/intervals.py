@@ -29,6 +29,41 @@ def paired(first: Iterable[float], second: Iterable[float]) -> Interval:
     return Interval(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), 0.95)
 
 
+def equal_chance(groups: Sequence[Sequence[float]]) -> float:
+    """Probability, if all groups had one mean, of means that lie at least as far apart: an F test, seeds as blocks.
+
+    F = (n sum_g (m_g - m)^2 / (k - 1)) / (sum of squared residuals / ((k - 1) (n - 1))),  k groups of n values.
+
+    Args:
+        groups: values of each group, one a seed, in the same order of seeds.
+
+    Raises:
+        ValueError: groups of unequal length, fewer than two, or an odd number (k - 1) (n - 1), such as two by two.
+    """
+    blocks, k = list(zip(*groups, strict=True)), len(groups)
+    free = (k - 1) * (len(blocks) - 1)
+    if free < 1 or free % 2:
+        raise ValueError(f"{k} groups of {len(blocks)} values: (k - 1) (n - 1) must be even and positive")
+    means, sides = [statistics.mean(group) for group in groups], [statistics.mean(block) for block in blocks]
+    whole = statistics.mean(means)
+    between = len(blocks) * sum((mean - whole) ** 2 for mean in means)
+    pairs = (
+        (value, mean + side)
+        for group, mean in zip(groups, means, strict=True)
+        for value, side in zip(group, sides, strict=True)
+    )
+    left = sum((value - both + whole) ** 2 for value, both in pairs)
+    if not between + left:
+        return 1.0
+    return _beta(left / (left + between), free // 2, (k - 1) / 2)
+
+
+def _beta(x: float, a: int, b: float) -> float:
+    """Regularised incomplete beta function I_x(a, b), a whole number a."""
+    terms = (math.gamma(b + j) / (math.gamma(b) * math.factorial(j)) * x**j for j in range(a))
+    return 1 - (1 - x) ** b * sum(terms)
+
+
 def difference(
     first: Mapping[int, Errors], second: Mapping[int, Errors], speakers: Mapping[str, str] | None = None
 ) -> Comparison:

@@ -18,6 +18,7 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.scaling import Auto
 from murmur.recipes import librispeech
+from murmur.run.commit import commit
 from murmur.run.configuration import configure
 from murmur.studies.comparison.rows import digest_of
 from murmur.studies.papers.machines import MACHINES
@@ -142,10 +143,12 @@ class StudyMaterial:
     Attributes:
         corpora: folder of each set.
         cache: folder of features, alignments, stacks.
+        commit: commit of the code, read when the process starts: the working tree may move on.
     """
 
     corpora: dict[str, Path]
     cache: Path
+    commit: str = field(default_factory=lambda: (commit() or "unknown")[:7])
     _tasks: dict[tuple[Name, int], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property

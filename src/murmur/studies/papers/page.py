@@ -16,7 +16,7 @@ from murmur.studies.papers.picture import draw
 from murmur.studies.papers.plan import Planned, outcomes, whole
 from murmur.studies.papers.run import Finder, MissingRun, diverged, loss
 from murmur.studies.papers.study import Claim, Outcome, Study, found
-from murmur.studies.papers.verdicts import percent, seconds, speed_up, wer
+from murmur.studies.papers.verdicts import percent, seconds, speed_up, waiting, wer
 
 PAGE = "papers.md"
 WORST_WER = 60.0
@@ -72,7 +72,7 @@ def there(plan: Sequence[Planned], claim: str) -> tuple[int, int]:
 def not_yet(plan: Sequence[Planned], claim: str) -> str:
     """Text about a claim that lacks runs."""
     present, every = there(plan, claim)
-    return f"not run yet ({present} of {every} runs are there)"
+    return f"not run yet ({present} of {every} runs are there)" if every else "not run yet"
 
 
 def claims() -> list[tuple[Study, Claim, str]]:
@@ -114,7 +114,7 @@ def point_of(study: Study, group: str, find: Finder) -> tuple[str, float, float]
     decoded = [row for row in rows if row["errors"]]
     if not decoded:
         return None
-    spent = statistics.mean(seconds(row, MACHINES[study.machines]) for row in decoded)
+    spent = statistics.mean(seconds(row, study.machines) for row in decoded)
     return group, spent / 3600, statistics.mean(percent(row) or 0.0 for row in decoded)
 
 
@@ -196,7 +196,7 @@ def runs(study: Study, find: Finder) -> Iterable[Sequence[object]]:
             continue
         for row in rows:
             cell, rate = row["cell"], percent(row)
-            faster = f"{speed_up([row], MACHINES[study.machines]):.1f}x" if cell["machines"] else "-"
+            faster = f"{speed_up([row]):.1f}x" if cell["machines"] and row["ended"] is None else "-"
             yield (
                 name,
                 cell["seed"],
@@ -206,7 +206,7 @@ def runs(study: Study, find: Finder) -> Iterable[Sequence[object]]:
                 "diverged" if diverged(row) else f"{loss(row):.4f}",
                 "-" if rate is None else f"{rate:.1f}",
                 faster,
-                "-" if not cell["machines"] or row["waiting_share"] is None else f"{100 * row['waiting_share']:.0f} %",
+                waiting(row) if cell["machines"] else "-",
                 f"`{row['digest']}`",
             )
 

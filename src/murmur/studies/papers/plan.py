@@ -1,7 +1,8 @@
 """The plan of the studies: every cell with the claims that it serves, its stage and its hours; and what is missing.
 
 A trial decides the rate of later cells, and a bisection its next size. Cells that depend on rows that are not there are
-planned with stand-in rows, all alike, so that the first rate to try is taken and every size is usable.
+planned with stand-in rows of equal, high losses: the first rate to try is taken unless another trial is there, and no
+further one; sizes are usable if one learner's row is a stand-in too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.networks import Name
 from murmur.studies.papers.run import Finder, MissingRun
 from murmur.studies.papers.study import Claim, Go, Outcome, Study, found
+from murmur.studies.papers.verdicts import EndedRunError
 
 BASE, NO_LOSS, CLAIM, MORE, CAUSE = range(5)
+STAND_IN_LOSS = 1e6  # above all others, so that a trial that is there stays the best
 STAGES = ("one learner", "no loss", "claims", "more systems", "causes, if a verdict does not agree")
 
 
@@ -84,7 +87,7 @@ class Planned:
 
 def stand_in(cell: StudyCell) -> Row:
     """A row of a run that is not there, for the plan alone."""
-    return {"digest": cell.digest, "cell": vars(cell), "heldout": {"loss": 1.0}, "prior": None, "ended": None}
+    return {"digest": cell.digest, "cell": vars(cell), "heldout": {"loss": STAND_IN_LOSS}, "prior": None, "ended": None}
 
 
 def whole(
@@ -122,9 +125,11 @@ def whole(
 
 
 def judged(study: Study, claim: Claim, find: Go) -> Outcome | None:
-    """The outcome of a claim; None if rows are missing."""
+    """The outcome of a claim; None if rows are missing. A clock of a run that ended early decides nothing."""
     try:
         return claim.judge(found(study, find, claim.needs))
+    except EndedRunError as error:
+        return Outcome("no speed", "undecided", str(error))
     except (MissingRun, FileNotFoundError):
         return None
 

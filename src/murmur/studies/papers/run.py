@@ -11,10 +11,9 @@ from typing import Any
 
 from murmur.engine.trainer import Trainer
 from murmur.recipes.pretrain import stack_experiment
-from murmur.run.commit import commit
 from murmur.run.saved_model import Initialised
 from murmur.studies.comparison.rows import Row, Rows, digest_of
-from murmur.studies.comparison.virtual import train
+from murmur.studies.comparison.virtual import VirtualCourse, train
 from murmur.studies.papers.cell import FORMAT, STACK_RATE, StudyCell, StudyMaterial
 from murmur.studies.papers.networks import DNN
 from murmur.studies.recipe_records import hardware
@@ -24,6 +23,18 @@ from murmur.worlds.virtual.world import VirtualWorld
 
 class MissingRun(LookupError):
     """A required run is not among the rows."""
+
+
+def known(rows: Rows) -> dict[str, Row]:
+    """The rows of a file by digest, without those of cells that another version has described."""
+    return {digest: row for digest, row in rows.read().items() if _is_ours(row)}
+
+
+def _is_ours(row: Row) -> bool:
+    try:
+        return StudyCell(**row["cell"]).digest == row["digest"]
+    except (TypeError, KeyError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class Finder:
     @classmethod
     def of(cls, rows: Rows) -> Finder:
         """Read the rows of a file."""
-        return cls(rows.read())
+        return cls(known(rows))
 
     def __call__(self, cell: StudyCell) -> Row:
         """The row of a cell.
@@ -62,7 +73,7 @@ def trained(cell: StudyCell, material: StudyMaterial) -> Row:
     return row | {
         "cpu_seconds": round(time.process_time() - began[0], 1),
         "real_seconds": round(time.monotonic() - began[1], 1),
-        "commit": (commit() or "unknown")[:7],
+        "commit": material.commit,
         "hardware": hardware(),
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -80,8 +91,18 @@ def _figures(cell: StudyCell, material: StudyMaterial) -> dict[str, Any]:
     if cell.decoded and course.model is not None:
         errors = {each.utterance: (each.errors, each.words) for each in task.test(course.model).recognised}
     prior = plain.loss_of_priors() if isinstance(plain, FrameTask) else None
-    described = course.described() | {"prior": prior, "errors": errors, "turns": course.minibatches // cell.training}
+    described = (
+        course.described()
+        | waiting(course, cell.training)
+        | {"prior": prior, "errors": errors, "turns": course.minibatches // cell.training}
+    )
     return described | {"decoding_seconds": round(time.process_time() - tested, 1)}
+
+
+def waiting(course: VirtualCourse, training: int) -> dict[str, float | None]:
+    """Share of the time in which the learners that train do not compute; servers are not counted."""
+    whole = training * course.seconds
+    return {"waiting_share": 1 - course.compute_seconds / whole if whole > 0 else None}
 
 
 def stack(seed: int, material: StudyMaterial) -> Path:

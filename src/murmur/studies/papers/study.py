@@ -13,7 +13,7 @@ from murmur.studies.papers.verdicts import Verdict
 
 SEEDS, TWO_SEEDS, ONE_SEED = (0, 1, 2), (0, 1), (0,)
 TRIAL = 4  # trials have one part in so many of the frames
-MOST_RATES = 6  # tried with one learner
+MOST_RATES, MOST_TRIALS = 6, 4  # tried with one learner, and with a system
 AUTO_FIRST = (1.0, 0.5)  # factors on one learner's rate, on which Auto's rule acts; the first is that rule's own
 Groups = Mapping[str, Sequence[Row]]
 Go = Callable[[StudyCell], Row]
@@ -72,34 +72,48 @@ class Alone:
     def rate(self, go: Go) -> float:
         """The best rate."""
         cell = replace(self.cell, budget=self.cell.budget // TRIAL)
-        rows = {rate: go(replace(cell, rate=rate)) for rate in self.rates}
-        tried = {rate: loss(row) for rate, row in rows.items()}
-        while len(tried) < MOST_RATES and (further := _further(tried)) is not None:
-            tried[further] = loss(go(replace(cell, rate=further)))
-        return min(tried, key=lambda rate: tried[rate])
+        return best_of(self.rates, lambda rate: go(replace(cell, rate=rate)), MOST_RATES)
 
     def __call__(self, go: Go) -> list[Row]:
         cell = replace(self.cell, rate=self.rate(go), budget=self.cell.budget * self.times)
         return [go(replace(cell, seed=seed, decoded=seed in self.decoded)) for seed in self.seeds]
 
 
+def best_of(first: Sequence[float], go: Callable[[float], Row], most: int) -> float:
+    """The value with the lowest held-out loss. While it is the lowest or the highest tried, the next one is tried.
+
+    Args:
+        first: values to try.
+        go: function that returns the row of a value.
+        most: largest number of values.
+    """
+    rows = {value: go(value) for value in first}  # all are asked for before one is read
+    tried = {value: loss(row) for value, row in rows.items()}
+    while len(tried) < most and (further := _further(tried)) is not None:
+        tried[further] = loss(go(further))
+    return min(tried, key=lambda value: tried[value])
+
+
 def _further(tried: Mapping[float, float]) -> float | None:
-    """The rate, to two digits, beyond the end at which the loss is lowest; None if it is lowest elsewhere."""
+    """The value, to two digits, beyond the end at which the loss is lowest; None if it is lowest elsewhere."""
     ordered = sorted(tried)
     for end, inner in ((ordered[0], ordered[1:]), (ordered[-1], ordered[-2::-1])):
-        if tried[end] < min(tried[rate] for rate in inner):
+        if tried[end] < min(tried[value] for value in inner):
             return float(f"{end * end / inner[0]:.2g}")
     return None
 
 
 @dataclass(frozen=True)
 class System:
-    """Learners with a strategy, at the best of the trials of their rate (seed 0, a quarter of the frames).
+    """Learners with a strategy, at the best of the trials of their rate (seed 0, held-out loss).
+
+    While the best factor is the lowest or the highest one, the next one by the same step is tried, up to four in all.
 
     Attributes:
         alone: the one learner whose rate is the reference.
         change: settings of the run that differ from those of one learner.
-        trials: factors on the reference rate.
+        trials: factors on the reference rate to begin with.
+        part: trials have one part in so many of the frames; with 1 they are runs with seed 0.
         seeds: seeds.
         decoded: seeds whose test is decoded.
         times: factor on the frames of the judged runs; the trials keep theirs.
@@ -108,6 +122,7 @@ class System:
     alone: Alone
     change: Mapping[str, object]
     trials: tuple[float, float] = AUTO_FIRST
+    part: int = TRIAL
     seeds: tuple[int, ...] = SEEDS
     decoded: tuple[int, ...] = ONE_SEED
     times: int = 1
@@ -118,11 +133,11 @@ class System:
         return replace(self.alone.cell, **dict(self.change))  # type: ignore[arg-type]
 
     def best(self, go: Go) -> StudyCell:
-        """The run at the best rate; two trials that diverged leave the first."""
+        """The run at the best rate; if all trials diverge, it is the first."""
         reference = self.alone.rate(go)
-        short = replace(self.cell, budget=self.cell.budget // TRIAL)
-        tried = {factor: go(replace(short, rate=reference * factor)) for factor in self.trials}
-        best = min(self.trials, key=lambda factor: loss(tried[factor]))
+        decoded = self.part == 1 and 0 in self.decoded
+        short = replace(self.cell, budget=self.cell.budget // self.part, decoded=decoded)
+        best = best_of(self.trials, lambda factor: go(replace(short, rate=reference * factor)), MOST_TRIALS)
         return replace(self.cell, rate=reference * best, budget=self.cell.budget * self.times)
 
     def __call__(self, go: Go) -> list[Row]:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from murmur.speech.decoding.bootstrap import Interval
-from murmur.studies.comparison.intervals import difference, paired, spread
+from murmur.studies.comparison.intervals import difference, equal_chance, paired, spread
 from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.cell import StudyCell
-from murmur.studies.papers.machines import Machines
+from murmur.studies.papers.machines import MACHINES, Machines
 from murmur.studies.papers.run import diverged, loss
 
 NO_LOSS = 1.03  # "no loss": the whole interval of the ratio of losses is below it
 Verdict = Literal["agrees", "differs", "undecided"]
 UNBOUNDED = Interval(float("inf"), float("inf"), float("inf"), 0.95)
+
+
+CHANCE = 0.05  # of a wrong "not all are alike"
+
+
+class EndedRunError(ValueError):
+    """A run ended early, so that it has no speed."""
 
 
 def mean_loss(rows: Sequence[Row]) -> float:
@@ -45,6 +53,20 @@ def ratio(first: Sequence[Row], second: Sequence[Row]) -> Interval:
     return paired((loss(a) for a, _ in pairs), (loss(b) for _, b in pairs))
 
 
+def not_alike(groups: Sequence[Sequence[Row]]) -> Verdict:
+    """Judge "losses of these groups are not all alike": agrees at 5 % of the F test over seeds.
+
+    Otherwise undecided: three seeds cannot show that groups are alike. Groups with a run that diverged differ from
+    those without; if all have one, nothing is decided.
+    """
+    lost = [any(map(diverged, rows)) for rows in groups]
+    if any(lost):
+        return "undecided" if all(lost) else "agrees"
+    return (
+        "agrees" if equal_chance([[math.log(loss(row)) for row in rows] for rows in groups]) < CHANCE else "undecided"
+    )
+
+
 def below(value: Interval, limit: float = 1.0) -> Verdict:
     """Judge "a ratio is below `limit`": agrees if its whole interval is, differs if none of it is, else undecided."""
     return "agrees" if value.high < limit else "differs" if value.low >= limit else "undecided"
@@ -59,6 +81,8 @@ def shown(value: Interval) -> str:
     """A ratio with its interval."""
     if value.low == value.high == float("inf"):
         return "diverged"
+    if value.low == value.high == 0:
+        return "0 (the reference diverged)"
     if value.high == float("inf"):
         return f"{value.value:.3f} (one seed)"
     return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
@@ -83,6 +107,11 @@ def percent(row: Row) -> float | None:
     return 100.0 * wrong / words
 
 
+def waiting(row: Row) -> str:
+    """Share of the learners' time in which they do not compute, in words."""
+    return "unknown" if row["waiting_share"] is None else f"{100 * row['waiting_share']:.0f} %"
+
+
 def wer_difference(first: Iterable[Row], second: Iterable[Row]) -> Interval | None:
     """Word error rate of `second` less that of `first`, points, over common seeds; None if there are none."""
     sides = errors(first), errors(second)
@@ -94,11 +123,29 @@ def cell_of(row: Row) -> StudyCell:
     return StudyCell(**row["cell"])
 
 
-def seconds(row: Row, machines: Machines) -> float:
-    """Virtual seconds of a run on some machines; those of one learner need no simulation."""
-    return machines.alone(row["cell"]["budget"]) if not row["cell"]["machines"] else float(row["seconds"])
+def charged_frames(row: Row) -> float:
+    """Frames of all learners for which a run's clock was charged; the last minibatches of a pass hold fewer."""
+    cell = cell_of(row)
+    return cell.piece_frames * cell.training * float(row["turns"])
 
 
-def speed_up(rows: Sequence[Row], machines: Machines) -> float:
-    """Virtual seconds of one learner over those of many, for equal numbers of frames."""
-    return statistics.mean(machines.alone(row["cell"]["budget"]) / row["seconds"] for row in rows)
+def machines_of(row: Row, usual: str) -> Machines:
+    """The machines of a run; those named `usual` for one learner, which has none."""
+    return MACHINES[row["cell"]["machines"] or usual]
+
+
+def seconds(row: Row, usual: str) -> float:
+    """Virtual seconds of a run; those of one learner need no simulation, and are those of the machines `usual`."""
+    return machines_of(row, usual).alone(charged_frames(row)) if not row["cell"]["machines"] else float(row["seconds"])
+
+
+def speed_up(rows: Sequence[Row]) -> float:
+    """Virtual seconds of one learner over those of many, for equal numbers of frames.
+
+    Raises:
+        EndedRunError: a run ended early.
+    """
+    for row in rows:
+        if row["ended"] is not None:
+            raise EndedRunError(f"{cell_of(row).told} ended early: {row['ended']}")
+    return statistics.mean(machines_of(row, "").alone(charged_frames(row)) / row["seconds"] for row in rows)
