@@ -12,6 +12,7 @@ from murmur.cli import app
 from murmur.studies.comparison.rows import Row, Rows
 from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.cell import StudyCell
+from murmur.studies.papers.machines import MACHINES
 from murmur.studies.papers.networks import SETUPS
 from murmur.studies.papers.page import claims, write
 from murmur.studies.papers.plan import missing, whole
@@ -74,6 +75,16 @@ def test_a_verdict_that_does_not_agree_shows_its_cause(tmp_path: Path) -> None:
     assert re.search(r"4 learners with K-step.*\*\*differs\*\*.*Cause .*with twice the turns 1\.000 \(", page)
     twice = {digest: row for digest, row in worse.items() if row["cell"]["budget"] < 10_000_000}
     assert re.search(r"4 learners with K-step.*The cause .* is not run yet", write(twice, tmp_path).read_text())
+
+
+def test_speed_ups_of_the_page_are_at_most_the_learners_on_their_own_machines(tmp_path: Path) -> None:
+    def go(cell: StudyCell) -> Row:
+        alone = MACHINES[cell.machines].alone(cell.piece_frames) if cell.machines else 1.0
+        return row_of(cell, 1 + cell.seed / 10, seconds=cell.turns * alone * 1.25)
+
+    page = write(complete(go), tmp_path).read_text()
+    found = {float(x) for x in re.findall(r"\| ([\d.]+)x \| 10 % \|", page)}
+    assert found == {round(n * 0.8, 1) for n in (4, 8, 16, 20, 32, 64)}
 
 
 def test_limits_of_one_learner_and_bad_runs_are_told(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.networks import SETUPS
 from murmur.studies.papers.plan import BASE, CAUSE, NO_LOSS, Unknown, hours, missing, needed, whole
 from murmur.studies.papers.run import Finder, MissingRun, loss
+from murmur.studies.papers.run import known as known_rows
 from murmur.studies.papers.study import SEEDS, TRIAL, Alone, System
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -144,6 +145,34 @@ def test_one_learner_tries_further_rates_while_the_best_is_at_an_end(target: flo
     assert {cell.budget for cell in cells} == {alone.cell.budget // 4}
 
 
+@pytest.mark.parametrize(("target", "found", "trials"), [(0.016, 0.016, 3), (0.004, 0.004, 4), (1e-6, 0.00192, 4)])
+def test_systems_try_further_factors_while_the_best_is_at_an_end(target: float, found: float, trials: int) -> None:
+    """The factors 1 and 1/2 on a rate of 0.016; four trials at most."""
+    system, cells = STUDIES["rings"].groups["delay-by-one"], list[StudyCell]()
+    assert isinstance(system, System)
+
+    def go(cell: StudyCell) -> Row:
+        cells.append(cell)
+        return row_of(cell, abs(math.log(cell.rate / (target if cell.learners > 1 else 0.016))) / 3)
+
+    assert system.best(go).rate == pytest.approx(found)
+    assert len({cell.rate for cell in cells if cell.learners > 1}) == trials
+
+
+def test_trials_with_all_frames_are_runs_with_seed_0() -> None:
+    system, asked = STUDIES["frequency"].groups["1,600,000 frames"], list[StudyCell]()
+    assert isinstance(system, System)
+
+    def go(cell: StudyCell) -> Row:
+        asked.append(cell)
+        return row_of(cell, 1.0 + cell.rate)
+
+    rows = system(go)
+    trial = next(cell for cell in asked if cell.learners > 1 and cell.rate == rows[0]["cell"]["rate"])
+    assert trial.digest == rows[0]["digest"]
+    assert trial.decoded
+
+
 def test_two_trials_that_diverged_leave_the_rule() -> None:
     system = STUDIES["rings"].groups["synchronous"]
     assert isinstance(system, System)
@@ -255,6 +284,20 @@ def test_trials_have_a_quarter_of_the_frames() -> None:
     assert {5_200_000 // TRIAL, 12_900_000 // TRIAL} <= budgets
 
 
-def test_rows_of_another_format_are_not_taken() -> None:
-    kept = Rows(Path("results/papers.jsonl")).read()
-    assert all(StudyCell(**row["cell"]).digest == digest for digest, row in kept.items())
+def test_the_committed_rows_are_of_the_present_format() -> None:
+    committed = Rows(Path("results/papers.jsonl"))
+    assert committed.read().keys() == known_rows(committed).keys() != set()
+
+
+def test_rows_that_another_version_has_described_are_left_out(tmp_path: Path) -> None:
+    rows, cell = Rows(tmp_path / "rows.jsonl"), StudyCell()
+    whole = row_of(cell)
+    for row in (
+        whole,
+        {**whole, "digest": "other", "cell": whole["cell"] | {"removed": 1}},
+        {**whole, "digest": "unknown", "cell": whole["cell"] | {"network": "another"}},
+        {**whole, "digest": "0123456789abcdef"},
+    ):
+        rows.append(row)
+    assert set(known_rows(rows)) == {cell.digest}
+    assert hours([cell], known_rows(rows))

@@ -1,1 +1,1 @@
-"""The experiments of five papers at small size: real gradients on AN4 in the virtual world. `murmur papers --help`."""
+"""Experiments of five papers at small size: real gradients on speech, a virtual clock. `murmur papers --help`."""

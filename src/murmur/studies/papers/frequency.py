@@ -126,7 +126,7 @@ STUDY = Study(
     (
         Claim(
             "for a network, data set and machine there is a range of frequencies that is best for quality",
-            "600,000 frames an iteration and learner were chosen, of 36 million",
+            "600,000 frames an iteration and learner were chosen, of 36 million (5,000 stand for an utterance)",
             "the frequencies are not all alike (5 %, F test over seeds), and the best range by held-out"
             " log-probability is not all of them; else undecided",
             (ALONE, *NAMES),

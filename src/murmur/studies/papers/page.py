@@ -24,24 +24,38 @@ Results = Mapping[str, Outcome | None]  # of the claims, by name
 HEAD = """# Experiments of five papers
 
 Written by `murmur papers` from rows of runs; never by hand. Gradients and speech are real, the machines are virtual,
-the networks are small versions of the papers'. The rules by which a claim agrees were fixed before the runs and stand
-in `src/murmur/studies/papers/`. Intervals are 95 %: of a ratio of held-out losses over seeds (paired t), of word
-errors by paired bootstrap over utterances with their seeds. "undecided": the interval holds both.
+the networks are small versions of the papers'. The rules by which a claim agrees stand in
+`src/murmur/studies/papers/`. They were fixed before the runs; those of `frequency`, of the third claim of `schedules`
+and of the largest minibatch of `rings` were made stricter on 2026-11-25, when rows of `frequency` were there. Intervals
+are 95 %: of a ratio of held-out losses over seeds (paired t), of word errors by paired bootstrap over utterances with
+their seeds. "undecided": the interval holds values on both sides of the limit, or the rule says so.
 """
 HOW = """## How it is made
 
-Every system tries two factors on the rate that its rule gives (`murmur.engine.scaling.Auto`, and another one) on dev,
-with a quarter of the frames and one seed. One learner tries two or three rates, and further ones by the same factor
-while the best of them is the lowest or the highest. The best goes on with all frames and all seeds. Speech: AN4 for the
-LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of all learners together; systems
-of a study have equal numbers of frames. In most studies one learner's minibatch is cut among the learners; it grows
-with them only where a paper is about large minibatches (`hierarchy`, and the largest minibatch of `rings`, whose runs
-have fewer than 1,500 turns). Optimizers are Adam for the BLSTM, natural gradient for the other two networks. 128
-learners (Cui et al.) are left out: 1,500 turns of so many learners are beyond two cores. Test sets are decoded once,
-with settings tuned on dev.
+**Rates.** A system begins with two factors on one learner's rate, to which `murmur.engine.scaling.Auto` is applied: 1,
+which is that rule, and another one. One learner begins with two or three rates. Trials have a quarter of the frames and
+seed 0; held-out loss decides. While the best trial is the lowest or the highest one, the next one by the same factor
+is tried, up to four with a system and six with one learner. The best goes on with all frames and all seeds. In
+`frequency`, trials have all frames where a quarter has fewer than six averages.
+
+**Data.** AN4 for the LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of all
+learners together; systems of a study have equal numbers of frames, without those of pre-training. In most studies one
+learner's minibatch is cut among the learners; it grows with them only where a paper is about large minibatches
+(`hierarchy`, and the largest minibatch of `rings`, whose runs have fewer than 1,500 turns). Optimizers are Adam for the
+BLSTM, plain SGD in the search for its largest minibatch; natural gradient for the other two networks, beside SGD in
+`schedules` and Adam in `frequency`. 128 learners (Cui et al.) are left out: 1,500 turns of so many learners are beyond
+two cores. Test sets are decoded once, with settings tuned on dev.
+
+**Clock.** A speed-up is the time of one learner for the frames that the virtual clock was charged, over the time of the
+run. Evaluation, decoding and pre-training take no time.
+
+**Columns.** Minibatch: units of all learners (utterances of the LSTM with CTC, frames of the sigmoid network, windows
+of 21 frames of the BLSTM), or learners times units of each. Rate: one learner's, before `Auto`. Turns: gradients of
+each learner. Held-out loss: nats a frame on dev. Waiting: share of the time in which learners do not compute.
 
     murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs --jobs 2
 """
+VERDICTS = {"agrees": "agree", "differs": "differ", "undecided": "undecided"}
 
 
 def write(rows: Mapping[str, Row], out: Path) -> Path:
@@ -90,7 +104,7 @@ def summary(results: Results, plan: Sequence[Planned]) -> str:
             continue
         verdicts.append(outcome.verdict)
         lines.append((study.name, claim.told, claim.published, outcome.ours, f"**{outcome.verdict}**"))
-    told = ", ".join(f"{verdicts.count(v)} {v}" for v in ("agrees", "differs", "undecided") if v in verdicts)
+    told = ", ".join(f"{verdicts.count(v)} {plural}" for v, plural in VERDICTS.items() if v in verdicts)
     counted = f"{len(verdicts)} of {len(lines)} claims are judged{': ' + told if told else ''}.\n"
     return f"{table(('study', 'claim', 'their number', 'ours', 'verdict'), lines)}\n\n{counted}"
 
