@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -149,6 +151,24 @@ def test_different_experiments_do_not_start() -> None:
     for world in (VirtualWorld(3), ThreadWorld(3, timeout_seconds=10)):
         with pytest.raises(WorldMismatch, match="same file, settings and version"):
             Mixed(Experiment(TOY, KAVG(4)), world).fit()
+
+
+def test_learners_whose_outputs_have_another_meaning_do_not_start() -> None:
+    @dataclass(frozen=True)
+    class Worded(ToyTask):
+        def outputs_digest(self) -> str:
+            return words[threading.get_ident()]
+
+    class Seated(Trainer):
+        async def _train(self, seat: Seat) -> object:  # type: ignore[override]
+            words[threading.get_ident()] = "cd" if seat.group.rank == odd else "ab"
+            return await super()._train(seat)
+
+    words: dict[int, str] = {}
+    for odd in (1, None):
+        trainer = Seated(Experiment(Worded(), KAVG(4), Budget(minibatches=6)), ThreadWorld(2, timeout_seconds=10))
+        with nullcontext() if odd is None else pytest.raises(WorldMismatch, match="do not stand for the same classes"):
+            trainer.fit()
 
 
 def test_schedules_count_all_learners() -> None:

@@ -163,6 +163,23 @@ class NamesGrammars(Protocol):
 
 
 @runtime_checkable
+class NamesOutputs(Protocol):
+    """Optional addition to `Task`: the meaning of the model's outputs, where it follows from data.
+
+    Learners with other outputs do not start together, and a checkpoint of other outputs is not resumed: weights of one
+    class would become those of another one.
+    """
+
+    def outputs_digest(self) -> str:
+        """Return hexadecimal digits that depend on the classes of the outputs and their order, such as words."""
+
+
+def outputs_of(task: Task) -> str:
+    """Return the digest of what a task's outputs stand for; "" if the task does not name them."""
+    return task.outputs_digest() if isinstance(task, NamesOutputs) else ""
+
+
+@runtime_checkable
 class DescribesModel(Protocol):
     """Optional addition to `Task`: plain files that, with the weights, make a model usable without its training data.
 

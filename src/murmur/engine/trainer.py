@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.graceful_stop import Asked
 from murmur.engine.pace import EVERY_SECONDS, Pace
 from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, finish_trace
+from murmur.engine.task import outputs_of
 from murmur.engine.task_source import TaskSource
 
 
@@ -93,7 +95,7 @@ class Trainer:
     async def _train(self, seat: Seat) -> Outcome:
         experiment = self._scaled(seat)
         if not seat.late:
-            await agree(seat.group, experiment.digest(), experiment.cut)
+            await agree(seat.group, experiment.digest(), experiment.cut, outputs_of(experiment.task))
         source = TaskSource(experiment, seat, self.observers(seat))
         with closing(source):
             try:
@@ -240,26 +242,34 @@ async def inherits(seat: Seat) -> bool:
     return False
 
 
-async def agree(group: Group, digest: str, cut: int = 1) -> None:
+async def agree(group: Group, digest: str, cut: int = 1, outputs: str = "") -> None:
     """Check that all learners run the same experiment: others would wait for messages that never come.
 
     Args:
         group: All learners.
         digest: Digest of the experiment.
         cut: Pieces of each minibatch.
+        outputs: Digest of what the model's outputs stand for, which follows from data.
 
     Raises:
         WorldMismatch: A learner differs from learner 0; raised on every learner.
     """
-    mine = torch.tensor([*bytes.fromhex(digest), cut])
+    classes = blake2b(outputs.encode(), digest_size=8).digest()
+    mine = torch.tensor([*classes, *bytes.fromhex(digest), cut])
     first = await group.broadcast(mine)
-    differs = float(not torch.equal(mine, first))
-    if float(await group.mean(torch.tensor([differs]))) > 0:
-        *theirs, pieces = first.tolist()
+    differs = torch.tensor([not torch.equal(mine[part], first[part]) for part in (slice(8, None), slice(8))])
+    experiments, data = (await group.mean(differs.float())).tolist()
+    if experiments > 0:
+        *theirs, pieces = first[8:].tolist()
         raise WorldMismatch(
             f"learner {group.rank} runs experiment {digest} with minibatches cut in {cut}, learner 0 runs"
             f" {bytes(theirs).hex()}, cut in {pieces}, and not all are equal: start"
             " every learner with the same file, settings and version"
+        )
+    if data > 0:
+        raise WorldMismatch(
+            "the outputs of the model do not stand for the same classes (words, units, states) on all learners, since"
+            " they read other data: copy one set to all hosts, caches included"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,23 @@ from torch import Tensor, nn
 from murmur.core.errors import DamagedCheckpoint, SettingError, nearest
 from murmur.core.flat import Layout
 from murmur.engine.checkpoints.checkpoint import layout_of, read_pair
-from murmur.engine.task import Checkable, Divisible, Loss, Preparable, Score, Task, Unmade, piece_of, test_in
+from murmur.engine.task import (
+    Checkable,
+    Divisible,
+    Loss,
+    Preparable,
+    Score,
+    Task,
+    Unmade,
+    outputs_of,
+    piece_of,
+    test_in,
+)
 
 Choice = Literal["lowest", "last", "best", "averaged"]
 FILES = {"last": "model", "best": "best", "averaged": "averaged"}
+
+log = logging.getLogger(__name__)
 
 
 def find_model(path: Path, choice: Choice | None = None) -> Path:
@@ -234,8 +248,14 @@ class Initialised:
     def model(self) -> nn.Module:
         """Build the task's model and load the trained weights into it."""
         model = self.task.model()
-        read_into(model, self.stem)
+        facts, mine = read_into(model, self.stem), outputs_of(self.task)
+        if facts.get("outputs", "") not in ("", mine):
+            log.warning("the outputs of %s stand for other classes than those of this task", self.stem)
         return model
+
+    def outputs_digest(self) -> str:
+        """Digest of what the outputs of the task stand for."""
+        return outputs_of(self.task)
 
     def minibatch(self, n: int) -> Any:
         """Minibatch n of the task."""

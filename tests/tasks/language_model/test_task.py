@@ -16,6 +16,7 @@ from murmur.engine.optim.optimizer import Adam
 from murmur.engine.task import Checkable, DescribesModel, Divisible
 from murmur.engine.trainer import Trainer
 from murmur.run.configuration import load
+from murmur.run.saved_model import Initialised
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.language_model.word_lstm import WordLstm
 from murmur.strategies import ADPSGD, KAVG
@@ -176,3 +177,18 @@ def test_the_description_is_plain_and_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", ["lm", "librispeech_lm"])
 def test_recipes(recipe: str) -> None:
     assert isinstance(load(recipe).task, LanguageModelTask)
+
+
+def test_a_run_is_not_resumed_on_another_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A word with another number would take the embedding of another word."""
+    out, lines = tmp_path / "run", ["ALPHA BETA GAMMA"] * 60
+    whole = Experiment(task_of(tmp_path, lines), KAVG(K=2), Budget(minibatches=20), Adam(), evaluate_every_epochs=0.5)
+    trained = Trainer(whole, VirtualWorld(1), out).fit()
+    assert Trainer(whole, VirtualWorld(1), out, resume=True).fit().figures == trained.figures
+    renamed = replace(whole, task=task_of(tmp_path, [line.replace("ALPHA", "ZETA") for line in lines]))
+    assert renamed.digest() == whole.digest()
+    with pytest.raises(ValueError, match=r"stand for other classes .* restore the data, or choose another --out"):
+        Trainer(renamed, VirtualWorld(1), out, resume=True).fit()
+    assert not caplog.text.count("other classes")
+    Initialised(renamed.task, out / "model", "").model()
+    assert "model stand for other classes than those of this task" in caplog.text

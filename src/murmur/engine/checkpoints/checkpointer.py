@@ -14,6 +14,7 @@ from murmur.engine.checkpoints.resume import Resume
 from murmur.engine.checkpoints.state import pack
 from murmur.engine.evaluator import Consensus, Evaluation, Evaluator
 from murmur.engine.graceful_stop import Asked, GracefulStop
+from murmur.engine.task import outputs_of
 from murmur.engine.task_source import TaskSource
 
 
@@ -83,4 +84,5 @@ class Checkpointer:
     def _facts(self, figures: Mapping[str, float]) -> dict[str, Any]:
         """Return the facts saved beside a consensus model."""
         shapes = layout_of(self._source.model)
-        return {"experiment": self._source.experiment.digest(), "figures": dict(figures), "tensors": shapes}
+        told = {"experiment": self._source.experiment.digest(), "outputs": outputs_of(self._source.experiment.task)}
+        return told | {"figures": dict(figures), "tensors": shapes}

@@ -15,6 +15,7 @@ from murmur.core.learner import Learner
 from murmur.engine.checkpoints.checkpoint import CheckpointPart, pack_optimizer, unpack_optimizer
 from murmur.engine.checkpoints.position import Claims, Position, go_on
 from murmur.engine.experiment import describe
+from murmur.engine.task import outputs_of
 from murmur.engine.task_source import TaskSource
 
 OUTER = "outer."
@@ -35,6 +36,7 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
         "seconds": source.clock.seconds,
         "counted": dict(me.seat.counted()),
         "experiment": source.experiment.digest(),
+        "outputs": outputs_of(source.experiment.task),
         "settings": describe(source.experiment),
         "optimizer": plain,
         "heldout": source.heldout,
@@ -70,6 +72,7 @@ def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:
         ValueError: The part belongs to another model.
     """
     check_weights(part, source.layout.numel)
+    check_outputs(part, outputs_of(source.experiment.task))
     tensors, facts = part.tensors, part.facts
     device = source.layout.device
     source.layout.scatter(tensors["weights"].to(device))
@@ -93,6 +96,19 @@ def check_weights(part: CheckpointPart, numel: int) -> None:
         raise ValueError(
             f"the checkpoint holds {found} weights but the model has {numel}: it is of another experiment;"
             " choose another --out or delete it"
+        )
+
+
+def check_outputs(part: CheckpointPart, outputs: str) -> None:
+    """Check that the outputs of a checkpoint's model stand for the same classes as those of the model to be trained.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if part.facts.get("outputs", "") not in ("", outputs):
+        raise ValueError(
+            "the outputs of the checkpoint's model stand for other classes (words, units, states) than those of the"
+            " present data: restore the data, or choose another --out"
         )
 
 

@@ -26,6 +26,7 @@ from murmur.core.errors import SettingError
 from murmur.engine.task import Loss, Score, Unmade
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.digits import digits_folder
+from murmur.speech.decoding.graph_store import outputs_key
 from murmur.speech.features.analysis import LogMel
 from murmur.speech.features.batching import UtteranceBatches, pad
 from murmur.speech.features.chunks import IGNORED
@@ -179,6 +180,10 @@ class ChainTask:
     def model(self) -> nn.Module:
         """A fresh network, feats_NTF and lengths_N to outputs_NUC."""
         return self._acoustic.build()
+
+    def outputs_digest(self) -> str:
+        """Digest of the states that the outputs stand for."""
+        return outputs_key(self._states.lang, self._states.transitions)
 
     def minibatch(self, n: int) -> ChainBatch:
         """Minibatch n with its shift and masks: a pure function of the task's fields and n."""

@@ -36,6 +36,11 @@ BLANK_NAME = "<blk>"
 LEXICON, WORDS = "lexicon.txt", "words.txt"
 
 
+def units_digest(units: ctc.Units) -> str:
+    """Digest of the units, in the order of the columns."""
+    return hashlib.sha256(json.dumps([units.kind, *units.symbols]).encode()).hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class CtcSources:
     """Sources of the decoding graphs of a CTC network (see `GraphSources`).
@@ -63,7 +68,7 @@ class CtcSources:
     @property
     def outputs_key(self) -> str:
         """Digest of the units, in the order of the columns."""
-        return hashlib.sha256(json.dumps([self.units.kind, *self.units.symbols]).encode()).hexdigest()
+        return units_digest(self.units)
 
     def check_grammar(self, name: str, option: str) -> None:
         """Check that there is a grammar of this name; `option` is the setting or option that gives the name.

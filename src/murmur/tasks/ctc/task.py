@@ -37,7 +37,7 @@ from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.corpora import check_digits, check_parts, splits
 from murmur.tasks.ctc.data import BINS, PARTS, Data, Reading, front_of, load
 from murmur.tasks.ctc.decode import GREEDY, CtcDecoding
-from murmur.tasks.ctc.graphs import CtcSources
+from murmur.tasks.ctc.graphs import CtcSources, units_digest
 from murmur.tasks.ctc.output import graph_score, greedy_rates, greedy_score, outputs
 from murmur.tasks.hybrid.config import LOOP, ONE_WORD
 from murmur.tasks.prepared import Absent, refuse_to_make
@@ -202,6 +202,10 @@ class CtcTask:
         """A fresh BLSTM, feats_NTF and lengths_N to logits_NUC."""
         inputs = next(iter(self.data.train.feats.values())).shape[1]
         return self._network.build(inputs, self.data.units.columns)
+
+    def outputs_digest(self) -> str:
+        """Digest of the units."""
+        return units_digest(self.data.units)
 
     def minibatch(self, n: int) -> Batch:
         """Minibatch n with its SpecAugment masks: a pure function of the task's fields and n."""

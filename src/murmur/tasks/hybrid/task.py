@@ -27,6 +27,7 @@ from murmur.engine.task import Score, Unmade
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.digits import Digits, digits_folder
 from murmur.speech.corpus.synth import check_installed
+from murmur.speech.decoding.graph_store import outputs_key
 from murmur.speech.features.analysis import LogMel
 from murmur.speech.features.augment import ChangeOfColumns, SpecAugment
 from murmur.speech.features.chunks import Change, ChunkBatch, ChunkTable
@@ -295,6 +296,11 @@ class HybridTask(ChunkLearning):
     def model(self) -> nn.Module:
         """A fresh network, feats_NTF to logits_NTC over the pdfs."""
         return self._model(self.targets)
+
+    def outputs_digest(self) -> str:
+        """Digest of the states that the outputs stand for."""
+        states = self.hmms.trained[-1].model.states
+        return outputs_key(states.lang, states.transitions)
 
     def minibatch(self, n: int) -> ChunkBatch:
         """Minibatch n with its masks: a pure function of the task's fields and n."""

@@ -9,6 +9,7 @@ The loss is -ln P(sentence) in nats, summed over words and ends of sentences; th
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -105,6 +106,10 @@ class LanguageModelTask:
     def model(self) -> nn.Module:
         """A fresh network, inputs_NL to logits_NLV."""
         return self.network.build(len(self.data.words))
+
+    def outputs_digest(self) -> str:
+        """Digest of the vocabulary."""
+        return hashlib.sha256("\n".join(self.data.words.words).encode()).hexdigest()
 
     def minibatch(self, n: int) -> Sentences:
         """Minibatch n, sentences of similar length: a pure function of the task's fields and n."""

@@ -94,6 +94,10 @@ class SequenceTask:
         """A fresh network of the hybrid task."""
         return self._hybrid.model()
 
+    def outputs_digest(self) -> str:
+        """Digest of the states that the outputs stand for."""
+        return self._hybrid.outputs_digest()
+
     def minibatch(self, n: int) -> SequenceBatch:
         """Minibatch n with its masks and numerators: a pure function of the task's fields and n."""
         return self._with_numerators(self._table.batch(n, self.data.train, self._hybrid.change), self._table[n])
