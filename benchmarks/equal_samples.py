@@ -157,7 +157,7 @@ STAGES_OF_STUDY = ("task.hmm.lda=none", "task.hmm.sat=none")
 PINNED: dict[str, tuple[str, ...]] = {  # what recipes had when the study began; not part of a row's digest
     "digits": (),
     "an4": (*STAGES_OF_STUDY, "task.front.input=NetworkInput()"),
-    "librispeech": STAGES_OF_STUDY,
+    "librispeech": (*STAGES_OF_STUDY, "task.front.input=NetworkInput()"),
 }
 
 

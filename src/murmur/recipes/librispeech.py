@@ -5,6 +5,12 @@
 FOLDER holds data/{train,dev,test}, lexicon.txt, and lm/{bg.arpa.gz,tg.arpa.gz,lexicon.txt}. With
 `--set task.vocabulary.text=TEXT` the vocabulary is lm/lexicon.txt and all words of a text, with guessed pronunciations,
 and the bigrams and trigrams are those of the text.
+
+Word error rates of test, all settings from dev, one seed, with the bigrams: monophones 56.8 %, triphones 49.1 %,
+LDA+MLLT 44.1 %, SAT 36.3 %; network with the trigrams 28.5 % (95 %: 25.8 to 31.4). A run from nothing takes about two
+hours and a half on one core of an AMD EPYC, of which an hour is the network's training.
+
+The network takes spectrum and adapted features (fMLLR) of all speeds, so that test is decoded in two passes.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from murmur.speech.hmm.lda_mllt import LdaMlltConfig
 from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
-from murmur.tasks.hybrid.config import Decoding, FrontEnd, HmmStages, Search
+from murmur.tasks.hybrid.config import Decoding, FrontEnd, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.task import HybridTask
 
 ADAPTED = EmConfig(gaussians=6000, passes=35, grow_passes=25, align_passes=(10, 20, 30), min_gaussian_frames=15.0)
@@ -31,18 +37,18 @@ TREE = TreeConfig(leaves=900)
 
 
 def experiment() -> Experiment:
-    """Monophones, triphones, LDA+MLLT, SAT; a TDNN in bfloat16 on three speeds, masked; bigram and trigram graphs."""
+    """Monophones to SAT; a TDNN in bfloat16 on spectrum and adapted features of three speeds; bigrams, trigrams."""
     task = HybridTask(
         corpus=Path("corpora/librispeech"),
         loader="librispeech",
-        front=FrontEnd(speeds=(0.9, 1.0, 1.1)),
+        front=FrontEnd(speeds=(0.9, 1.0, 1.1), input=NetworkInput(fmllr=True)),
         hmm=HmmStages(lda=LdaMlltConfig(tree=TREE, em=ADAPTED), sat=SatConfig(tree=TREE, em=ADAPTED)),
         network=Tdnn(hidden=320),
         augment=SpecAugment(warp=0.08, time_masks=1, time_frames=15, bin_masks=1, bins=6),
         precision="bfloat16",
         decoding=Decoding(
             gmm=Search("bg", scales=(0.04, 0.05, 0.065, 0.08, 0.1)),
-            network=Search("tg", scales=(0.1, 0.12, 0.14, 0.165)),
+            network=Search("tg", scales=(0.08, 0.1, 0.12, 0.14, 0.165)),
             tune_every=3,
             silence_probability=0.5,
         ),
