@@ -123,3 +123,26 @@ def test_a_base_is_never_overwritten(data: Path, tmp_path: Path) -> None:
     assert code == 1
     assert "is the base and would be overwritten" in said
     assert (tmp_path / "lexicon.txt").read_text(encoding="utf-8") == CMUDICT
+
+
+def test_a_lexicon_that_was_changed_by_hand_is_not_overwritten(data: Path, tmp_path: Path) -> None:
+    words, out = (data, "--guess", "graphemes", "--out", tmp_path / "out"), tmp_path / "out" / "lexicon.txt"
+    assert run(*words)[0] == run(*words)[0] == 0  # what the command wrote itself may be replaced
+    first = out.read_text(encoding="utf-8")
+    out.write_text(first.replace("COVER ", "COVER K "), encoding="utf-8")
+    code, said = run(*words)
+    assert code == 1
+    assert "was changed by hand" in said
+    assert "COVER K " in out.read_text(encoding="utf-8")
+    assert run(*words, "--force")[0] == 0
+    assert out.read_text(encoding="utf-8") == first
+    (tmp_path / "out" / "pronunciations.tsv").unlink()
+    assert run(*words)[0] == 1
+
+
+def test_words_of_prose_are_those_of_transcripts(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "prose.txt").write_text("The dog's cats.\n", encoding="utf-8")
+    code, said = run(data, tmp_path / "prose.txt", "--writing", "english", "--guess", "graphemes", "--out", tmp_path)
+    assert code == 0, said
+    words = [line.split()[0] for line in (tmp_path / "lexicon.txt").read_text(encoding="utf-8").splitlines()]
+    assert words == ["A", "CATS", "COVER", "DOG'S", "THE"]

@@ -66,6 +66,29 @@ def test_transcripts_of_a_data_directory_and_vocabularies(tmp_path: Path) -> Non
     assert len(read_arpa(out).words) == 5
 
 
+def test_vocabularies_of_several_kinds(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("A x one\n")
+    out = tmp_path / "lm.arpa"
+    for content in (";;; CMUdict\nA EY\nx EH K S\nx(2) EH K\n", "<eps> 0\nA 1\nx 2\n#0 3\n", "# my words\nA\nx\n"):
+        (tmp_path / "words").write_text(content)
+        code, said = run("train", tmp_path / "text", "--vocabulary", tmp_path / "words", "--out", out)
+        assert code == 0, said
+        assert set(read_arpa(out).words) == {"A", "x", "<s>", "</s>", "<unk>"}
+
+
+def test_prose_is_written_like_transcripts(tmp_path: Path) -> None:
+    write_table(tmp_path / "data" / "text", {"u1": "TURN ON THE LIGHT"})
+    (tmp_path / "prose.txt").write_text("Dim the light, please!\n")
+    out = tmp_path / "lm.arpa"
+    code, said = run("train", tmp_path / "data", tmp_path / "prose.txt", "--writing", "english", "--out", out)
+    assert code == 0, said
+    assert {w for w in read_arpa(out).words if w[0] != "<"} == {"TURN", "ON", "THE", "LIGHT", "DIM", "PLEASE"}
+    _, plain = run("perplexity", out, tmp_path / "prose.txt")
+    _, written = run("perplexity", out, tmp_path / "prose.txt", "--writing", "english")
+    assert "OOV 100.00 %" in plain
+    assert "OOV 0.00 %" in written
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from murmur.commands.options import Spelling
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.lexicon.lexicon import read_lexicon, without_stress
-from murmur.speech.lexicon.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete
+from murmur.speech.lexicon.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete, is_as_written
 from murmur.speech.lexicon.spelling import Digits
 from murmur.tasks.pronouncing import Guess, guesser
 from murmur.tasks.sentences import check_text, sentences_of
@@ -57,6 +58,8 @@ DigitsOption = Annotated[
     ),
 ]
 
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a lexicon that was changed by hand.")]
+
 
 @app.command()
 def lexicon(
@@ -69,15 +72,20 @@ def lexicon(
     voice: Voice = "en-us",
     phone_map: Map = None,
     digits: DigitsOption = "refuse",
+    writing: Spelling = "as-is",
+    force: Force = False,
 ) -> None:
     """Make a lexicon for the words of a text: pronunciations of a base lexicon, and guesses for the rest.
 
-    Example: murmur lexicon data/train data/dev --base cmudict.dict --guess espeak --out data/lexicon
+    Example: murmur lexicon data/train --base cmudict.dict --guess espeak --out data/lexicon
+
+    Example, with the words of a text: murmur lexicon data/train prose.txt --writing english --base cmudict.dict
 
     Example, letters as phones, no base: murmur lexicon data/train --guess graphemes --out data/lexicon
 
     All pronunciations of a word are kept. Upper and lower case are not told apart when a word is looked up in the
-    base. pronunciations.tsv lists the guesses: review them, and correct the lines in a copy of lexicon.txt.
+    base. pronunciations.tsv lists the guesses: review them, and correct the lines in a copy of lexicon.txt, which is
+    the --base of the next call. A lexicon.txt in --out that was changed by hand is not overwritten without --force.
     refused.tsv lists tokens that are not words (digits, symbols), each with the reason. See docs/lexicons.md.
     """
     if (phone_map is not None or voice != "en-us") and guess != "espeak":
@@ -87,10 +95,12 @@ def lexicon(
     if base is not None and base.resolve() == (out / LEXICON).resolve():
         raise SettingError(f"{base} is the base and would be overwritten: choose another --out")
     check(text, base, guess, phone_map, out)
+    if not force:
+        check_unchanged(out)
     entries = [] if base is None else read_lexicon(base)
     if stress == "drop":
         entries = without_stress(entries)
-    counts = Counter(word for sentence in sentences_of(text) for word in sentence.split())
+    counts = Counter(word for sentence in sentences_of(text, writing) for word in sentence.split())
     words = [*counts, *(word for word, _ in entries)] if whole else list(counts)
     found = complete(words, entries, guesser(guess, entries, digits, voice, phone_map))
     if not found.origins:
@@ -113,6 +123,19 @@ def check(text: list[Path], base: Path | None, guess: Guess, phone_map: Path | N
     folder_to_write(out, "--out")
     if guess == "espeak":
         check_installed()
+
+
+def check_unchanged(out: Path) -> None:
+    """Refuse to overwrite a lexicon that was changed since this command wrote it.
+
+    Raises:
+        SettingError: it differs from the pronunciations that were listed beside it, or none were.
+    """
+    if (out / LEXICON).is_file() and not is_as_written(out):
+        raise SettingError(
+            f"{out / LEXICON} was changed by hand, or another program wrote it: copy it elsewhere and name the copy by"
+            " --base, choose another --out, or add --force to overwrite it"
+        )
 
 
 def summary(found: Completed, counts: Counter[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from murmur.commands.options import Spelling
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write
 from murmur.run.timed import timed
@@ -14,6 +15,7 @@ from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
 from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words
 from murmur.speech.language_model.ngram import NgramModel, perplexity
+from murmur.speech.lexicon.lexicon import listed_words
 from murmur.tasks.sentences import check_text, sentences_of, text_lines
 
 app = typer.Typer(
@@ -52,10 +54,13 @@ def train_command(
     unknown: Annotated[
         str | None, typer.Option(help="Word for everything outside the vocabulary; '' for a closed vocabulary.")
     ] = UNKNOWN,
+    writing: Spelling = "as-is",
 ) -> None:
     """Estimate an interpolated modified Kneser-Ney model.
 
     Example: murmur lm train text.txt --order 3 --most 20000 --cutoffs 0,0,1 --out lm.arpa.gz
+
+    Example, prose beside transcripts: murmur lm train data/train prose.txt --writing english --out lm.arpa.gz
     """
     if vocabulary is not None and most is not None:
         raise SettingError("--vocabulary and --most both choose the words: give one of them")
@@ -64,10 +69,10 @@ def train_command(
     check_text(text)
     if vocabulary is not None:
         file_to_read(vocabulary, "--vocabulary")
-    lines = sentences_of(text)
+    lines = sentences_of(text, writing)
     words = frequent_words(lines, most) if most is not None else None
     if vocabulary is not None:
-        words = [line.split()[0] for line in text_lines(vocabulary) if line.strip()]
+        words = listed_words(text_lines(vocabulary))
     with timed(f"counting and estimating {len(lines)} sentences"):
         trained = config.train(lines, words)
     for fallen in trained.fell_back:
@@ -102,7 +107,7 @@ def prune_command(
 
 
 @app.command("perplexity")
-def perplexity_command(model: Model, text: Text) -> None:
+def perplexity_command(model: Model, text: Text, writing: Spelling = "as-is") -> None:
     """Measure the perplexity of a text under a model, and count the words that the model does not know.
 
     Example: murmur lm perplexity lm.arpa.gz data/dev
@@ -111,7 +116,7 @@ def perplexity_command(model: Model, text: Text) -> None:
     check_text(text)
     with timed(f"reading {model}"):
         loaded = read_arpa(model)
-    typer.echo(str(perplexity(loaded, sentences_of(text))))
+    typer.echo(str(perplexity(loaded, sentences_of(text, writing))))
 
 
 def numbers(text: str | None) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import typer
 
 from murmur.run.configuration import recipe_names
 from murmur.run.saved_model import Choice
+from murmur.tasks.sentences import Writing
 
 Source = Annotated[
     str,
@@ -22,6 +23,14 @@ Settings = Annotated[
     ),
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Number of processes; by default task.jobs of the experiment.")]
+
+Spelling = Annotated[
+    Writing,
+    typer.Option(
+        help="Rule for the words of text files; english and unspaced are those by which `murmur prepare` writes"
+        " transcripts (capitals without punctuation; without spaces). Data directories stay as they are."
+    ),
+]
 
 OfRun = Annotated[
     str | None,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from murmur.speech.language_model import word_lstm
 from murmur.speech.language_model.text_scores import perplexity_of, token_log_probs
 from murmur.speech.language_model.word_lstm import LstmLanguageModel, WordLstm, padded
 from murmur.speech.language_model.word_numbers import WordNumbers
@@ -80,6 +81,21 @@ def test_padding_changes_nothing(size: WordLstm) -> None:
         model.log_probs(padded([sentence])).sum().backward()
     for one, weights in zip(batch, model.parameters(), strict=True):
         torch.testing.assert_close(one, weights.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_logits_without_gradients_are_made_for_few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = made(SIZES[0]), list[int]()
+    whole = token_log_probs(model, TEXT.every())
+    plain = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: asked.append(hidden.shape[0]) or plain(hidden))
+    monkeypatch.setattr(word_lstm, "LOGITS_AT_ONCE", 3 * len(WORDS))
+    for one, other in zip(whole, token_log_probs(model, TEXT.every()), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert max(asked) == 3
+    assert sum(asked) == sum(TEXT.tokens)
+    asked.clear()
+    model.log_probs(padded(TEXT.every()))
+    assert asked == [sum(TEXT.tokens)]
 
 
 def test_tied_embeddings_are_one_matrix_with_both_gradients() -> None:

@@ -22,6 +22,7 @@ from torch.nn import functional
 from murmur.speech.language_model.word_numbers import BOUNDARY_NUMBER
 
 PADDING = -100  # target of a place behind the end of a sentence
+LOGITS_AT_ONCE = 1 << 23  # without gradients: 32 MB
 _EMBEDDING_RANGE = 0.1
 
 
@@ -119,9 +120,14 @@ class LstmLanguageModel(nn.Module):
         return functional.linear(narrowed, weight_VE, self.bias)
 
     def log_probs(self, batch: Sentences) -> Tensor:
-        """ln p of each target given the words before it, (M,), sentence after sentence."""
+        """ln p of each target given the words before it, (M,), sentence after sentence.
+
+        Without gradients, logits are computed for some tokens at a time, so that memory does not grow with M.
+        """
         device = self.bias.device
         targets_NL = batch.targets.to(device)
         counts_NL = targets_NL != PADDING
-        logits_MV = self.logits(self.histories(batch.inputs.to(device))[counts_NL])
-        return -functional.cross_entropy(logits_MV, targets_NL[counts_NL], reduction="none")
+        hidden_MH, targets_M = self.histories(batch.inputs.to(device))[counts_NL], targets_NL[counts_NL]
+        at_once = len(targets_M) if torch.is_grad_enabled() else max(1, LOGITS_AT_ONCE // len(self.bias))
+        parts = zip(hidden_MH.split(at_once), targets_M.split(at_once), strict=True)
+        return -torch.cat([functional.cross_entropy(self.logits(h), t, reduction="none") for h, t in parts])

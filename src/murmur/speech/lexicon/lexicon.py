@@ -224,6 +224,20 @@ def read_lexicon(path: Path) -> list[Entry]:
     return list(entries)
 
 
+def listed_words(lines: Iterable[str]) -> list[str]:
+    """The first word of each line of a word list, a lexicon or a symbol table, each once.
+
+    Comments, reserved symbols and numbers of variants are left out as in `read_lexicon`.
+    """
+    found: dict[str, None] = {}
+    for line in lines:
+        fields = line.split(" #", 1)[0].split()
+        comment = not fields or line.startswith(";;;") or fields[0] == "#"
+        if not comment and not _RESERVED.fullmatch(fields[0]):
+            found[unicodedata.normalize("NFC", _VARIANT.sub("", fields[0]))] = None
+    return list(found)
+
+
 def pronunciations_of(entries: Iterable[Entry]) -> dict[str, list[tuple[str, ...]]]:
     """The pronunciations of each word, in the order of the entries."""
     found: dict[str, list[tuple[str, ...]]] = {}

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from murmur.speech.corpus.atomic_file import write_text_whole
 from murmur.speech.lexicon.g2p import PhoneError, Phones
-from murmur.speech.lexicon.lexicon import Entry, pronunciations_of
+from murmur.speech.lexicon.lexicon import Entry, pronunciations_of, read_lexicon
 from murmur.speech.lexicon.spelling import UnspeakableError, folded
 
 LEXICON, ORIGINS, REFUSED = "lexicon.txt", "pronunciations.tsv", "refused.tsv"
@@ -76,6 +76,15 @@ class Completed:
         write_text_whole(folder / ORIGINS, f"word\tpronunciation\thow\n{rows}")
         write_text_whole(folder / REFUSED, f"word\twhy\n{refused}")
         write_text_whole(folder / LEXICON, lexicon)
+
+
+def is_as_written(folder: Path) -> bool:
+    """True if lexicon.txt of a folder has the pronunciations that are listed beside it, so that no hand changed it."""
+    if not (folder / ORIGINS).is_file():
+        return False
+    rows = [line.split("\t") for line in (folder / ORIGINS).read_text(encoding="utf-8").splitlines()[1:]]
+    listed = {(row[0], tuple(row[1].split())) for row in rows if len(row) > 1}
+    return set(read_lexicon(folder / LEXICON)) == listed
 
 
 def complete(words: Iterable[str], base: Sequence[Entry] = (), guess: Guesser | None = None) -> Completed:

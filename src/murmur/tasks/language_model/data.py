@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from murmur.core.errors import SettingError
-from murmur.speech.language_model.word_numbers import NumberedText, WordNumbers
-from murmur.tasks.sentences import check_text, sentences_of
+from murmur.speech.language_model.word_numbers import UNKNOWN_NUMBER, NumberedText, WordNumbers
+from murmur.tasks.sentences import Writing, check_text, sentences_of
 
+log = logging.getLogger(__name__)
+MANY_UNKNOWN, FEW_WORDS = 0.2, 10
 BESIDE = ("lm_text", "lm_text.txt", "lm_text.txt.gz")  # text for language models in a corpus folder
 
 
@@ -36,6 +39,8 @@ class Texts:
         """
         if text is None and corpus is None:
             raise SettingError("there is no text: name it (task.text), or a corpus that has one (task.corpus)")
+        if corpus is not None and not corpus.is_dir():
+            raise SettingError(f"there is no folder {corpus}: name the folder of the set (task.corpus)")
         if text is None:
             assert corpus is not None
             text = _text_of(corpus)
@@ -61,21 +66,41 @@ class TextData:
     test: NumberedText
 
 
-def load(texts: Texts, held_out_every: int, most: int | None, min_count: int) -> TextData:
+def load(texts: Texts, held_out_every: int, most: int | None, min_count: int, writing: Writing = "as-is") -> TextData:
     """Read the texts; the vocabulary is that of the training text, without sentences that are set apart.
 
     Raises:
         SettingError: a text is missing or empty, or too short to set sentences apart.
         ValueError: a text holds sentence marks.
     """
-    train = sentences_of([texts.train])
+    train = sentences_of([texts.train], writing)
     if texts.dev is None:
         train, dev = _apart(train, held_out_every, texts.train)
     else:
-        dev = sentences_of([texts.dev])
-    test = dev if texts.test is None else sentences_of([texts.test])
+        dev = sentences_of([texts.dev], writing)
+    test = dev if texts.test is None else sentences_of([texts.test], writing)
     words = WordNumbers.frequent(train, most, min_count)
-    return TextData(words, words.numbered(train), words.numbered(dev), words.numbered(test))
+    data = TextData(words, words.numbered(train), words.numbered(dev), words.numbered(test))
+    if texts.dev is not None:
+        check_held_out(data.dev, "held-out text")
+    if texts.test is not None:
+        check_held_out(data.test, "text of the final figure")
+    return data
+
+
+def check_held_out(text: NumberedText, name: str) -> None:
+    """Log the share of unknown words of a named text if it is large; a few words say nothing.
+
+    Raises:
+        SettingError: all words are unknown.
+    """
+    unknown = int((text.numbers == UNKNOWN_NUMBER).sum())
+    share = 0.0 if len(text.numbers) < FEW_WORDS else unknown / len(text.numbers)
+    hint = "is it in other capitals, with other marks, or of another language than the training text?"
+    if share == 1:
+        raise SettingError(f"all {unknown} words of the {name} are unknown: {hint} (task.writing=english for prose)")
+    if share > MANY_UNKNOWN:
+        log.warning("%.0f %% of the words of the %s are unknown: %s", 100 * share, name, hint)
 
 
 def _apart(sentences: Sequence[str], every: int, source: Path) -> tuple[list[str], list[str]]:
@@ -91,8 +116,6 @@ def _apart(sentences: Sequence[str], every: int, source: Path) -> tuple[list[str
 
 def _text_of(corpus: Path) -> Path:
     """The text of a corpus, or else the transcripts of its training set."""
-    if not corpus.is_dir():
-        raise SettingError(f"there is no folder {corpus}: name the folder of the set (task.corpus)")
     found = next((corpus / name for name in BESIDE if (corpus / name).exists()), None) or _there(
         corpus / "data" / "train"
     )

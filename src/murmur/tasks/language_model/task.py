@@ -24,6 +24,7 @@ from murmur.speech.language_model.text_scores import perplexity_of
 from murmur.speech.language_model.word_lstm import LstmLanguageModel, Sentences, WordLstm, padded
 from murmur.tasks.language_model.data import TextData, Texts, load
 from murmur.tasks.language_model.portable import PortableLanguageModel
+from murmur.tasks.sentences import Writing
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class LanguageModelTask:
         text: training text: a file of one sentence a line, a folder of .txt or .txt.gz files, or a data directory.
         dev_text: held-out text, of the same kinds.
         test_text: text of the final figure; without one it is the held-out text.
+        writing: rule for the words of text files: as-is, or english (capitals without punctuation) and unspaced, by
+            which `murmur prepare` writes transcripts.
         held_out_every: without a held-out text, every n-th sentence of the training text is set apart for it.
         most_words: most words of the vocabulary, the frequent ones; None for no limit.
         min_count: least number of occurrences of a word of the vocabulary. Rarer words train the unknown word <unk>.
@@ -48,6 +51,7 @@ class LanguageModelTask:
     text: Path | None = None
     dev_text: Path | None = None
     test_text: Path | None = None
+    writing: Writing = "as-is"
     held_out_every: int = 50
     most_words: int | None = 20_000
     min_count: int = 2
@@ -87,7 +91,7 @@ class LanguageModelTask:
         Raises:
             SettingError, ValueError: a text cannot be used; the message gives the reason.
         """
-        return load(self._texts, self.held_out_every, self.most_words, self.min_count)
+        return load(self._texts, self.held_out_every, self.most_words, self.min_count, self.writing)
 
     @property
     def _texts(self) -> Texts:
