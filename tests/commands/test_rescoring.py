@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +16,7 @@ from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
+from murmur.recognition.rescoring import best_weight
 from murmur.run.folder.contents import remove_run
 from murmur.speech.corpus.kaldi_dir import read_table
 from tones import CTC, HYBRID, make_tones
@@ -111,6 +114,9 @@ def test_a_weight_is_tuned_on_dev_and_kept(
     [kept] = json.loads((ctc / "rescoring.json").read_text()).values()
     assert (kept["dev"], kept["model"]) == (str(dev), str(only_bob))
     assert kept["weight"] == tuned["rescoring"]["weight"] < 0.9  # the LSTM knows one word of three
+    assert "also in --dev" not in caplog.text
+    decoded(tmp_path / "same", *search, "--lm", arpa, "--dev", dev, "--data", dev)
+    assert f"8 utterances of --data {dev} are also in --dev {dev}" in caplog.text
     caplog.clear()
     found = tuned["search"]
     same = ("--scale", found["acoustic_scale"], "--penalty", found["insertion_penalty"])
@@ -126,6 +132,24 @@ def test_a_weight_is_tuned_on_dev_and_kept(
     code, said = run("decode", "ctc", *search, "--lm", other, "--scale", 0.2, "--out", tmp_path / "d")
     assert code == 1
     assert "no weight of" in said
+
+
+def test_the_best_weight_is_in_the_middle_of_the_longest_run_of_best_ones(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Listed:
+        good: set[float]
+
+        def best(self, weight: float) -> SimpleNamespace:
+            return SimpleNamespace(text="A" if weight in self.good else "B")
+
+    def chosen(*good: float) -> tuple[float, int]:
+        return best_weight({"u": Listed(set(good))}, {"u": "A"})  # type: ignore[dict-item]
+
+    assert chosen(0.0, 0.4, 0.5, 0.6, 0.8) == (0.5, 0)
+    assert chosen(0.0, 0.9) == (0.0, 0)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert chosen(0.9) == (0.9, 0)
+    assert "weight 0.9 is the largest one tried" in caplog.text
 
 
 def test_errors_come_early_and_say_what_to_do(ctc: Path, arpa: Path, corpus: Path, tmp_path: Path) -> None:

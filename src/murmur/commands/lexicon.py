@@ -61,7 +61,22 @@ DigitsOption = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a lexicon that was changed by hand.")]
 
 
-@app.command()
+HELP = """Make a lexicon for the words of a text: pronunciations of a base lexicon, and guesses for the rest.
+
+Example: murmur lexicon data/train --base cmudict.dict --guess espeak --out data/lexicon
+
+Example, with the words of a text: murmur lexicon data/train prose.txt --writing english --base cmudict.dict
+
+Example, letters as phones, no base: murmur lexicon data/train --guess graphemes --out data/lexicon
+
+All pronunciations of a word are kept. Upper and lower case are not told apart when a word is looked up in the
+base. pronunciations.tsv lists the guesses: review them, and correct the lines in a copy of lexicon.txt, which is
+the --base of the next call. A lexicon.txt in --out that was changed by hand is not overwritten without --force.
+refused.tsv lists tokens that are not words (digits, symbols), each with the reason. See docs/lexicons.md.
+"""
+
+
+@app.command(help=HELP)
 def lexicon(
     text: Text,
     base: Base = None,
@@ -75,25 +90,10 @@ def lexicon(
     writing: Spelling = "as-is",
     force: Force = False,
 ) -> None:
-    """Make a lexicon for the words of a text: pronunciations of a base lexicon, and guesses for the rest.
-
-    Example: murmur lexicon data/train --base cmudict.dict --guess espeak --out data/lexicon
-
-    Example, with the words of a text: murmur lexicon data/train prose.txt --writing english --base cmudict.dict
-
-    Example, letters as phones, no base: murmur lexicon data/train --guess graphemes --out data/lexicon
-
-    All pronunciations of a word are kept. Upper and lower case are not told apart when a word is looked up in the
-    base. pronunciations.tsv lists the guesses: review them, and correct the lines in a copy of lexicon.txt, which is
-    the --base of the next call. A lexicon.txt in --out that was changed by hand is not overwritten without --force.
-    refused.tsv lists tokens that are not words (digits, symbols), each with the reason. See docs/lexicons.md.
-    """
     if (phone_map is not None or voice != "en-us") and guess != "espeak":
         raise SettingError("--voice and --map are for --guess espeak")
     if base is None and (whole or guess == "none"):
         raise SettingError("without --base there are no pronunciations to look up or keep: give --base, or --guess")
-    if base is not None and base.resolve() == (out / LEXICON).resolve():
-        raise SettingError(f"{base} is the base and would be overwritten: choose another --out")
     check(text, base, guess, phone_map, out)
     if not force:
         check_unchanged(out)
@@ -116,6 +116,8 @@ def check(text: list[Path], base: Path | None, guess: Guess, phone_map: Path | N
     Raises:
         SettingError, SynthesisError: something is missing; the message names it.
     """
+    if base is not None and base.resolve() == (out / LEXICON).resolve():
+        raise SettingError(f"{base} is the base and would be overwritten: choose another --out")
     check_text(text)
     for path, option in ((base, "--base"), (phone_map, "--map")):
         if path is not None:

@@ -33,6 +33,13 @@ Text = Annotated[
     ),
 ]
 Model = Annotated[Path, typer.Argument(metavar="LM", help="ARPA file, plain or .gz.")]
+Cutoffs = Annotated[
+    str | None,
+    typer.Option(help="One number per order, such as 0,0,1: n-grams that occur no more often than that are left out."),
+]
+Unknown = Annotated[
+    str | None, typer.Option(help="Word for everything outside the vocabulary; '' for a closed vocabulary.")
+]
 Out = Annotated[Path, typer.Option(help="ARPA file to write; compressed if its name ends in .gz.")]
 
 
@@ -41,19 +48,12 @@ def train_command(
     text: Text,
     out: Out,
     order: Annotated[int, typer.Option(min=1, max=4, help="Length of the longest n-gram, in words.")] = 3,
-    cutoffs: Annotated[
-        str | None,
-        typer.Option(
-            help="One number per order, such as 0,0,1: n-grams that occur no more often than that are left out."
-        ),
-    ] = None,
+    cutoffs: Cutoffs = None,
     vocabulary: Annotated[
         Path | None, typer.Option(help="File of words, one per line (or a lexicon); other words count as unknown.")
     ] = None,
     most: Annotated[int | None, typer.Option(min=1, help="Keep only this many words, the most frequent ones.")] = None,
-    unknown: Annotated[
-        str | None, typer.Option(help="Word for everything outside the vocabulary; '' for a closed vocabulary.")
-    ] = UNKNOWN,
+    unknown: Unknown = UNKNOWN,
     writing: Spelling = "as-is",
 ) -> None:
     """Estimate an interpolated modified Kneser-Ney model.

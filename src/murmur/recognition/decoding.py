@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.recogniser import CtcBestPath
 from murmur.speech.decoding.wer import score
 from murmur.tasks.word_search import WordSearch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,12 @@ def decoded(
     `rescoring`, a language model chooses among the best hypotheses of each utterance.
 
     Raises:
-        SettingError, CorpusError: the settings do not fit the kind of search, the data cannot be used, or the outputs
-            of the other runs are not those of `run`.
+        SettingError, CorpusError: the settings do not fit the search, the data cannot be used, or other runs do not.
     """
     check_settings(run, request)
     models = run.with_others(others)
     corpus = run.corpus(data)
+    warn_of_common(run, request.dev, corpus, data)
     rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request, others)
     search, options = run.searched(request, models)
     if search is not None:
@@ -86,6 +89,13 @@ def decoded(
         found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
     made = _result(run, search, corpus, found, {**common, **_facts(found, options, request, run)})
     return made if rescorer is None else _rescored(run, search, corpus, found, made, rescorer)
+
+
+def warn_of_common(run: TrainedRun, dev: str | None, corpus: Corpus, data: str) -> None:
+    """Warn of utterances that are scored and also tune the settings: their error rate is not one of other speech."""
+    common = 0 if dev is None else len(corpus.texts.keys() & run.corpus(dev).texts.keys())
+    if common:
+        log.warning("%d utterances of --data %s are also in --dev %s, which tunes the settings", common, data, dev)
 
 
 def _rescored(

@@ -12,6 +12,7 @@ import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ class Rescorer:
 def best_weight(lists: Mapping[str, Scored], references: Mapping[str, str]) -> tuple[float, int]:
     """The weight of `WEIGHTS` with the fewest errors on development data, and their number.
 
-    Among equal weights the middle one is taken, as for acoustic scales.
+    The best weights may lie apart; the middle one of the longest run of neighbours is taken.
     """
     errors = {}
     for weight in WEIGHTS:
@@ -146,8 +147,12 @@ def best_weight(lists: Mapping[str, Scored], references: Mapping[str, str]) -> t
         errors[weight] = rate.errors
         log.info("weight %g of the language model, dev: %s", weight, rate)
     fewest = min(errors.values())
-    alike = [weight for weight, count in errors.items() if count == fewest]
-    return alike[len(alike) // 2], fewest
+    alike = [list(run) for best, run in groupby(WEIGHTS, key=lambda weight: errors[weight] == fewest) if best]
+    longest = max(alike, key=len)
+    chosen = longest[len(longest) // 2]
+    if chosen == WEIGHTS[-1]:
+        log.warning("weight %g is the largest one tried", chosen)
+    return chosen, fewest
 
 
 def check_rescoring(request: RescoringRequest) -> Path:

@@ -109,7 +109,7 @@ class PhoneMap:
             ValueError: a symbol twice, or none at all; the message names the line.
         """
         try:
-            return PhoneMap.parse(Path(path).read_text(encoding="utf-8"), str(path))
+            return PhoneMap.parse(Path(path).read_text(encoding="utf-8-sig"), str(path))
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
 

@@ -1,8 +1,11 @@
 """Linear maps whose matrix has orthonormal rows, by a parametrisation: M = (V V^T)^(-1/2) V for trainable V.
 
-M is the semi-orthogonal matrix nearest to V, M M^T = I. Any V is allowed, so that M satisfies the constraint after each
-step of any optimizer and after any mean of the vectors V of several learners; the M of a mean of V is the projection of
-that mean. Povey et al. (2018) take a step towards the constraint after every few optimizer steps,
+M is the semi-orthogonal matrix nearest to V, M M^T = I. Any V of full rank is allowed, so that M satisfies the
+constraint after each step of any optimizer and after any mean of the vectors V of several learners; the M of a mean of
+V is the projection of that mean. The iteration has a fixed number of rounds: M M^T is I to 1e-5 while the smallest
+singular value of V is at least a 25th of the bound, to 1 % at a condition of 100, and to a third at 1,000. In training
+the condition of V has stayed below 1.2. Povey et al. (2018) take a step towards the constraint after every few steps of
+the optimizer,
 
     M <- M - (1 / 2 a^2) (M M^T - a^2 I) M
 

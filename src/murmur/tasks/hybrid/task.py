@@ -50,6 +50,7 @@ from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigne
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
 from murmur.tasks.hybrid.graphs import HmmSources, check_named
 from murmur.tasks.hybrid.hmm import HmmHalf, input_dims
+from murmur.tasks.hybrid.network_check import check_network
 from murmur.tasks.hybrid.speed_transforms import speed_transforms
 from murmur.tasks.hybrid.stage import Stage
 from murmur.tasks.hybrid.two_pass import TwoPass
@@ -266,6 +267,9 @@ class HybridTask(ChunkLearning):
             CorpusError, ValueError: some data cannot be used; the message names file and utterance.
         """
         self.check_words()
+        half = self.hmms
+        bins = self.front.bins if isinstance(half.network_front(self.material.train), LogMel) else None
+        check_network(self.network, half.network_dims, bins, self.chunks)
         return HybridData.prepare(self.hmms, self.targets)
 
     @cached_property
