@@ -16,9 +16,11 @@ from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
+from murmur.recognition import rescoring
 from murmur.recognition.rescoring import best_weight
 from murmur.run.folder.contents import remove_run
 from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.speech.decoding.decoder import Decoder
 from tones import CTC, HYBRID, make_tones
 
 SMALL = ("task.min_count=1", "task.minibatch_size=8", "task.network=WordLstm(8, 12, 1, 0.0)", "optimizer.lr=3e-2")
@@ -132,6 +134,27 @@ def test_a_weight_is_tuned_on_dev_and_kept(
     code, said = run("decode", "ctc", *search, "--lm", other, "--scale", 0.2, "--out", tmp_path / "d")
     assert code == 1
     assert "no weight of" in said
+
+
+def test_a_stopped_tuning_goes_on(
+    ctc: Path, arpa: Path, only_bob: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dev is decoded for scales and for lists before the data; what was decoded before the stop is not repeated."""
+    words = ("--model", ctc, "--rescore", only_bob, "--lm", arpa, "--dev", corpus / "data" / "dev")
+    whole, facts, _ = decoded(tmp_path / "whole", *words)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rescoring, "best_weight", stop)
+        assert run("decode", "ctc", *words, "--out", tmp_path / "stopped")[0] != 0
+    searched = list[str]()
+    plain = Decoder.decode
+    monkeypatch.setattr(Decoder, "decode", lambda self, *a, **k: searched.append("u") or plain(self, *a, **k))
+    again, same, _ = decoded(tmp_path / "stopped", *words)
+    assert (again, same["rescoring"], same["wer"]) == (whole, facts["rescoring"], facts["wer"])
+    assert len(searched) <= 8  # test alone
 
 
 def test_the_best_weight_is_in_the_middle_of_the_longest_run_of_best_ones(caplog: pytest.LogCaptureFixture) -> None:

@@ -70,12 +70,12 @@ def decoded(
     corpus = run.corpus(data)
     warn_of_common(run, request.dev, corpus, data)
     rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request, others)
-    search, options = run.searched(request, models)
+    search, options = run.searched(request, models, scratch)
     if search is not None:
         with timed("decoding graph"):
             _ = search.folder
         if rescorer is not None:
-            options, rescorer = rescorer.tuned(run, models, search, options, request.dev)
+            options, rescorer = rescorer.tuned(run, models, search, options, request.dev, scratch)
     with timed("features"):
         feats = models.features(corpus, scratch)
     pairs, count = models.all_scores(feats), len(feats[0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -89,11 +88,18 @@ class Rescorer:
         return {"rescoring": {**told, "words_unknown_to_the_model": len(self.lstm.unseen)}}
 
     def tuned(
-        self, run: TrainedRun, models: MeanScores, search: WordSearch, options: DecodeOptions, dev: str | None
+        self,
+        run: TrainedRun,
+        models: MeanScores,
+        search: WordSearch,
+        options: DecodeOptions,
+        dev: str | None,
+        scratch: Path,
     ) -> tuple[DecodeOptions, Rescorer]:
         """Search settings that list hypotheses, and the rescorer with its weight; `models` give the scores.
 
-        A weight that is not given is tuned on `dev`, and kept in the run's folder.
+        A weight that is not given is tuned on `dev`, and kept in the run's folder. Features and lists of dev are stored
+        in `scratch`, where a later call finds them.
         """
         listing = replace(options, listed=self.request.listed)
         searched = self._described(listing)
@@ -101,10 +107,12 @@ class Rescorer:
             self._warn_of_changes(searched)
             return listing, self
         corpus, every = run.corpus(dev), run.graphs.tune_every
-        with tempfile.TemporaryDirectory() as scratch, timed(f"trying weights of the language model on {dev}"):
-            feats = models.features(corpus, Path(scratch))
+        with timed(f"trying weights of the language model on {dev}"):
+            feats = models.features(corpus, scratch)
             tried = [name for name in list(corpus.texts)[::every] if name in feats[0]]
-            found = search.decode(models.all_scores([{name: own[name] for name in tried} for own in feats]), listing)
+            found = search.decode(
+                models.all_scores([{name: own[name] for name in tried} for own in feats]), listing, scratch
+            )
             weight, errors = best_weight(self.scored(found), {name: corpus.texts[name] for name in tried})
         told = {"weight": weight, "dev": dev, "errors": errors, "model": str(self.request.model), "search": searched}
         kept = {**recorded(run.folder, RESCORING), self.key: told}

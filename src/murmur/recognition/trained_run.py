@@ -191,18 +191,19 @@ class TrainedRun:
         return MeanScores(tuple((run.acoustic, run.network) for run in every), tuple(run.estimate for run in every))
 
     def searched(
-        self, request: SearchRequest, scoring: MeanScores | None = None
+        self, request: SearchRequest, scoring: MeanScores | None = None, kept: Path | None = None
     ) -> tuple[WordSearch | None, DecodeOptions]:
         """Return the search of a command line and its settings, tuned if the command line requests it.
 
-        `scoring` gives the scores for tuning; None for those of this model.
+        `scoring` gives the scores for tuning; None for those of this model. Tuning stores its features and results in
+        `kept`, where a later call finds them.
 
         Raises:
             ValueError: some words have no pronunciation, or there is no acoustic scale.
         """
         search, given = self.search(request.grammar), request.changes
         if search is not None and request.dev is not None:
-            found = tuned(search, scoring or self.scoring, self.corpus(request.dev), request.dev)
+            found = tuned(search, scoring or self.scoring, self.corpus(request.dev), request.dev, kept)
             given = {**found, **given}
         elif isinstance(request.grammar, Vocabulary) and "acoustic_scale" not in given:
             log.info("the acoustic scale is the run's, tuned with its own grammar; --dev DATA tunes it for this one")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,8 +93,22 @@ def to_the_end(options: DecodeOptions, grammar: str | Vocabulary | None) -> Deco
     return replace(options, retries=RETRIES) if own else options
 
 
-def tuned(search: WordSearch, models: MeanScores, corpus: Corpus, dev: str) -> dict[str, float]:
+@contextmanager
+def stored_in(kept: Path | None) -> Iterator[Path]:
+    """Context with the folder `kept`, or with a temporary one."""
+    if kept is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Path(scratch)
+
+
+def tuned(
+    search: WordSearch, models: MeanScores, corpus: Corpus, dev: str, kept: Path | None = None
+) -> dict[str, float]:
     """Search settings with the fewest errors on development data, which is named `dev`.
+
+    Features and decoded utterances are stored in `kept`, where a later call finds them; None stores nothing.
 
     Raises:
         SettingError: no word of the development data is in the vocabulary.
@@ -102,11 +117,11 @@ def tuned(search: WordSearch, models: MeanScores, corpus: Corpus, dev: str) -> d
     check_known(texts, sayable_words(search.words[0]), f"--dev {dev}")
     with timed("decoding graph"):
         _ = search.folder
-    with tempfile.TemporaryDirectory() as scratch, timed(f"trying scales on {len(texts)} utterances"):
-        feats = models.features(corpus, Path(scratch))
+    with stored_in(kept) as folder, timed(f"trying scales on {len(texts)} utterances"):
+        feats = models.features(corpus, folder)
         tried = [name for name in list(texts)[::every] if name in feats[0]]
         scores = dict(models.all_scores([{name: own[name] for name in tried} for own in feats]))
-        found = search.tune(several(search.sources), scores, {name: texts[name] for name in tried})
+        found = search.tune(several(search.sources), scores, {name: texts[name] for name in tried}, kept)
     settings = {name: getattr(found, name) for name in SETTINGS}
     log.info(
         "tuned on %s; to use it again: --scale %g --penalty %g",
