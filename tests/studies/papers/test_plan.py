@@ -20,7 +20,7 @@ from murmur.studies.papers.networks import SETUPS
 from murmur.studies.papers.plan import BASE, CAUSE, NO_LOSS, Unknown, hours, missing, needed, whole
 from murmur.studies.papers.run import Finder, MissingRun, loss
 from murmur.studies.papers.run import known as known_rows
-from murmur.studies.papers.study import SEEDS, TRIAL, Alone, System
+from murmur.studies.papers.study import SEEDS, Alone, System
 from murmur.worlds.virtual.world import VirtualWorld
 
 from .made_up import alike, changed, invented, row_of
@@ -134,7 +134,7 @@ def test_systems_run_at_the_rate_of_their_best_trial() -> None:
     ("target", "found", "trials"), [(30.0, 30.0, 3), (1.0, 1.1, 6), (90.0, 100.0, 4), (1e6, 3700.0, 6)]
 )
 def test_one_learner_tries_further_rates_while_the_best_is_at_an_end(target: float, found: float, trials: int) -> None:
-    alone, cells = Alone("dnn", tried=(10.0, 30.0, 100.0)), list[StudyCell]()
+    alone, cells = Alone("ctc", tried=(10.0, 30.0, 100.0)), list[StudyCell]()
 
     def go(cell: StudyCell) -> Row:
         cells.append(cell)
@@ -170,7 +170,6 @@ def test_trials_with_all_frames_are_runs_with_seed_0() -> None:
     rows = system(go)
     trial = next(cell for cell in asked if cell.learners > 1 and cell.rate == rows[0]["cell"]["rate"])
     assert trial.digest == rows[0]["digest"]
-    assert trial.decoded
 
 
 def test_two_trials_that_diverged_leave_the_rule() -> None:
@@ -191,7 +190,8 @@ def test_missing_runs_are_made_until_no_study_asks_for_more() -> None:
         stages.append(min(now))
         assert len({cell.digest for cell in cells}) == len(cells)
         for cell in cells:
-            assert cell.digest not in known
+            before = known.get(cell.digest)  # the best of trials with all frames is decoded afterwards
+            assert before is None or (cell.decoded and before["errors"] is None)
             known[cell.digest] = invented(cell)
     assert stages == sorted(stages)
     assert stages[0] == BASE
@@ -279,9 +279,10 @@ def test_material_reads_the_sets_that_are_there(tmp_path: Path) -> None:
     assert both.task(StudyCell(network="ctc", minibatch=5)).minibatch_size == 5
 
 
-def test_trials_have_a_quarter_of_the_frames() -> None:
-    budgets = {each.cell.budget for each in PLAN}
-    assert {5_200_000 // TRIAL, 12_900_000 // TRIAL} <= budgets
+def test_trials_have_a_quarter_of_the_frames_and_those_of_the_sigmoid_network_all() -> None:
+    short = {(each.cell.network, each.cell.budget) for each in PLAN if each.cell.budget < 5_000_000}
+    assert short == {("ctc", 1_300_000), ("blstm", 1_300_000), ("blstm", 3_225_000)}
+    assert SETUPS["dnn"].part == 1
 
 
 def test_the_committed_rows_are_of_the_present_format() -> None:

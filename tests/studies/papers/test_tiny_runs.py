@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from murmur.commands import papers
 from murmur.run.configuration import load
 from murmur.speech.models import Blstm, Dnn
 from murmur.studies.comparison.rows import Row, Rows
-from murmur.studies.papers import asgd, cell, hierarchy, rings, schedules
+from murmur.studies.papers import asgd, cell, hierarchy, rings, run, schedules
 from murmur.studies.papers.base import BLSTM, DNN
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.missing import make
@@ -91,10 +92,25 @@ def test_cells_train(name: str, material: StudyMaterial) -> None:
     assert row["cell"]["strategy"] == CELLS[name].strategy
 
 
-def test_equal_cells_have_equal_figures(material: StudyMaterial) -> None:
-    first, again = (trained(small(CELLS["slow"]), material) for _ in range(2))
+def test_equal_cells_have_equal_figures(material: StudyMaterial, tmp_path: Path) -> None:
+    other = StudyMaterial(material.corpora, tmp_path)  # where no model is kept
+    first, again = (trained(small(CELLS["slow"]), each) for each in (material, other))
     for name in ("heldout", "seconds", "waiting_share", "staleness", "curve", "consensus_distance"):
-        assert first[name] == again[name]
+        assert json.loads(json.dumps(first[name])) == json.loads(json.dumps(again[name]))
+
+
+def test_a_run_is_decoded_later_without_training(material: StudyMaterial, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = small(CELLS["K-step"], seed=5)
+    first = trained(cell, material)
+    both = trained(replace(small(CELLS["K-step"], seed=6), decoded=True), material)
+    monkeypatch.setattr(run, "train", None)
+    later, again = (trained(replace(cell, decoded=True, seed=seed), material) for seed in (5, 6))
+    assert later["digest"] == first["digest"]
+    assert first["errors"] is None
+    for name in ("heldout", "seconds", "turns", "curve", "training_seconds"):
+        assert later[name] == json.loads(json.dumps(first[name]))
+    assert again["errors"] == both["errors"]
+    assert later["cpu_seconds"] == pytest.approx(later["training_seconds"] + later["decoding_seconds"])
 
 
 def test_rows_do_not_depend_on_the_number_of_jobs(material: StudyMaterial) -> None:

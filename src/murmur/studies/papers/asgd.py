@@ -14,7 +14,6 @@ from murmur.studies.papers import schedules
 from murmur.studies.papers.base import BLSTM, DNN
 from murmur.studies.papers.study import (
     BEYOND,
-    TRIAL,
     TWO_SEEDS,
     Claim,
     Go,
@@ -32,6 +31,7 @@ K_STEP, ADAPTIVE = "KAVG(2, moments='averaged')", "AdaptiveKAVG(K=Geometric(4, 1
 ALONE, FOUR, SERVER, TWENTY = "one learner", "4, K-step", "4, ASGD", "20, adaptive"
 TWICE, FOUR_TWICE, TWENTY_TWICE = ("one learner, twice the frames", "4, twice the turns", "20, twice the turns")
 SERVER_THEIRS, FOUR_THEIRS = "4, ASGD, their minibatch", "4, K-step, their minibatch"
+BRIEF = 4  # parts of the frames, of which a run for its speed has one
 THEIRS = 33  # windows that stand for 4 x 128 sequences
 ALONE_DNN, FOUR_DNN, TWENTY_DNN = ("one learner, sigmoid", "4, K-step, sigmoid", "20, adaptive, sigmoid")
 
@@ -60,7 +60,7 @@ class Brief:
 
     def __call__(self, go: Go) -> list[Row]:
         best = self.system.best(go)
-        return [go(replace(best, minibatch=self.minibatch, budget=best.budget // TRIAL))]
+        return [go(replace(best, minibatch=self.minibatch, budget=best.budget // BRIEF))]
 
 
 def four(rows: Groups) -> Outcome:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from murmur.studies.papers.base import CTC, CTC_ADAM
-from murmur.studies.papers.study import BEYOND, SEEDS, TRIAL, Claim, Group, Groups, Outcome, Study, System, beyond
+from murmur.studies.papers.study import BEYOND, SEEDS, Claim, Group, Groups, Outcome, Study, System, beyond
 from murmur.studies.papers.verdicts import (
     holds,
     mean_loss,
@@ -40,7 +40,8 @@ TRIALS = (1.0, 0.25)  # each of eight jobs takes eight times the rate of its sha
 def _averaging(frames: int) -> Group:
     strategy = f"ParameterAveraging({frames / LEARNERS}, Jobs({LEARNERS}))"
     change = {"strategy": strategy, "learners": LEARNERS, "machines": MACHINES}
-    part = TRIAL if CTC.cell.budget / TRIAL >= LEAST_ITERATIONS * frames else 1
+    part = CTC.cell.setup.part
+    part = part if CTC.cell.budget / part >= LEAST_ITERATIONS * frames else 1
     return System(CTC, change, trials=TRIALS, part=part, decoded=SEEDS)
 
 

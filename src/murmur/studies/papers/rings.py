@@ -70,7 +70,7 @@ class Largest:
         tried = {}
         for rate in (reference, reference / 2):
             cell = self.cell(MIDDLE, rate)
-            tried[rate] = go(replace(cell, budget=cell.budget // 4))
+            tried[rate] = go(replace(cell, budget=cell.budget // cell.setup.part))
         rate = min(tried, key=lambda rate: loss(tried[rate]))
         done: dict[tuple[int, int], Row] = {}
 

@@ -12,7 +12,6 @@ from murmur.studies.papers.run import loss
 from murmur.studies.papers.verdicts import Verdict
 
 SEEDS, TWO_SEEDS, ONE_SEED = (0, 1, 2), (0, 1), (0,)
-TRIAL = 4  # trials have one part in so many of the frames
 MOST_RATES, MOST_TRIALS = 6, 4  # tried with one learner, and with a system
 AUTO_FIRST = (1.0, 0.5)  # factors on one learner's rate, on which Auto's rule acts; the first is that rule's own
 Groups = Mapping[str, Sequence[Row]]
@@ -22,7 +21,7 @@ Group = Callable[[Go], Sequence[Row]]
 
 @dataclass(frozen=True)
 class Alone:
-    """One learner of a network, at the best of the rates to try (seed 0, a quarter of the frames, held-out loss).
+    """One learner of a network, at the best of the rates to try (seed 0, held-out loss; `part` of its `Setup`).
 
     While the best rate is the lowest or the highest one, the next rate by the same factor is tried.
 
@@ -71,7 +70,7 @@ class Alone:
 
     def rate(self, go: Go) -> float:
         """The best rate."""
-        cell = replace(self.cell, budget=self.cell.budget // TRIAL)
+        cell = replace(self.cell, budget=self.cell.budget // SETUPS[self.network].part)
         return best_of(self.rates, lambda rate: go(replace(cell, rate=rate)), MOST_RATES)
 
     def __call__(self, go: Go) -> list[Row]:
@@ -113,7 +112,7 @@ class System:
         alone: the one learner whose rate is the reference.
         change: settings of the run that differ from those of one learner.
         trials: factors on the reference rate to begin with.
-        part: trials have one part in so many of the frames; with 1 they are runs with seed 0.
+        part: trials have one part in so many of the frames; with 1 they are runs with seed 0. None: as the network's.
         seeds: seeds.
         decoded: seeds whose test is decoded.
         times: factor on the frames of the judged runs; the trials keep theirs.
@@ -122,7 +121,7 @@ class System:
     alone: Alone
     change: Mapping[str, object]
     trials: tuple[float, float] = AUTO_FIRST
-    part: int = TRIAL
+    part: int | None = None
     seeds: tuple[int, ...] = SEEDS
     decoded: tuple[int, ...] = ONE_SEED
     times: int = 1
@@ -135,8 +134,7 @@ class System:
     def best(self, go: Go) -> StudyCell:
         """The run at the best rate; if all trials diverge, it is the first."""
         reference = self.alone.rate(go)
-        decoded = self.part == 1 and 0 in self.decoded
-        short = replace(self.cell, budget=self.cell.budget // self.part, decoded=decoded)
+        short = replace(self.cell, budget=self.cell.budget // (self.part or SETUPS[self.alone.network].part))
         best = best_of(self.trials, lambda factor: go(replace(short, rate=reference * factor)), MOST_TRIALS)
         return replace(self.cell, rate=reference * best, budget=self.cell.budget * self.times)
 
