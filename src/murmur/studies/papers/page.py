@@ -55,7 +55,7 @@ each learner. Held-out loss: nats a frame on dev. Waiting: share of the time in 
 
     murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs --jobs 2
 """
-VERDICTS = {"agrees": "agree", "differs": "differ", "undecided": "undecided"}
+PLURAL = {"agrees": "agree", "differs": "differ", "undecided": "undecided"}
 
 
 def write(rows: Mapping[str, Row], out: Path) -> Path:
@@ -104,8 +104,9 @@ def summary(results: Results, plan: Sequence[Planned]) -> str:
             continue
         verdicts.append(outcome.verdict)
         lines.append((study.name, claim.told, claim.published, outcome.ours, f"**{outcome.verdict}**"))
-    told = ", ".join(f"{verdicts.count(v)} {plural}" for v, plural in VERDICTS.items() if v in verdicts)
-    counted = f"{len(verdicts)} of {len(lines)} claims are judged{': ' + told if told else ''}.\n"
+    counts = {verdict: verdicts.count(verdict) for verdict in PLURAL if verdict in verdicts}
+    told = ", ".join(f"{count} {v if count == 1 else PLURAL[v]}" for v, count in counts.items())
+    counted = f"Judged so far: {len(verdicts)} of {len(lines)} claims{': ' + told if told else ''}.\n"
     return f"{table(('study', 'claim', 'their number', 'ours', 'verdict'), lines)}\n\n{counted}"
 
 
