@@ -157,7 +157,11 @@ STAGES_OF_STUDY = ("task.hmm.lda=none", "task.hmm.sat=none")
 PINNED: dict[str, tuple[str, ...]] = {  # what recipes had when the study began; not part of a row's digest
     "digits": (),
     "an4": (*STAGES_OF_STUDY, "task.front.input=NetworkInput()"),
-    "librispeech": (*STAGES_OF_STUDY, "task.front.input=NetworkInput()"),
+    "librispeech": (
+        *STAGES_OF_STUDY,
+        "task.front.input=NetworkInput()",
+        "task.decoding.network.scales=(0.1, 0.12, 0.14, 0.165)",
+    ),
 }
 
 

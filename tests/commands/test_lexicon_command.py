@@ -136,6 +136,9 @@ def test_a_lexicon_that_was_changed_by_hand_is_not_overwritten(data: Path, tmp_p
     assert "COVER K " in out.read_text(encoding="utf-8")
     assert run(*words, "--force")[0] == 0
     assert out.read_text(encoding="utf-8") == first
+    out.write_text("COVER\n", encoding="utf-8")  # no lexicon any more
+    assert run(*words)[0] == 1
+    assert run(*words, "--force")[0] == 0
     (tmp_path / "out" / "pronunciations.tsv").unlink()
     assert run(*words)[0] == 1
 

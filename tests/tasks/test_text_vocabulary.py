@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 from murmur.core.errors import SettingError
+from murmur.engine.experiment import describe
 from murmur.speech.language_model.arpa import read_arpa
 from murmur.speech.language_model.kneser_ney import KneserNey
 from murmur.speech.language_model.ngram import NgramModel, perplexity
@@ -91,9 +92,9 @@ def test_a_hybrid_task_decodes_with_them(vocabulary: TextVocabulary, tmp_path: P
     assert {"BANANA", "NAB", "NOB"} <= {word for word, _ in read_lexicon(spoken)}
     assert {"bg", "tg"} <= set(models)
     assert task.hmms.lexicon == root / "lexicon.txt"  # training is that of the set
-    for decoding in (Decoding(gmm=Search("bg")), Decoding(network=Search("tg"))):
-        with pytest.raises(SettingError, match=r"= 'loop' does not use the words of task\.vocabulary\.text: .* bg, tg"):
-            replace(task, decoding=decoding).check()
+    with pytest.raises(SettingError, match=r"with the grammar 'loop', .* set decoding\.network\.grammar to bg or tg"):
+        replace(task, decoding=Decoding(gmm=Search("bg"))).check()
+    replace(task, decoding=Decoding(network=Search("tg"))).check()
     task.check_words()
     assert task.unprepared()  # nothing was trained
 
@@ -108,4 +109,6 @@ def test_errors_come_before_any_work(vocabulary: TextVocabulary, lexicon: Path, 
     with pytest.raises(ValueError, match="cut-offs"):
         TextVocabulary(cutoffs=(1, 0, 0))
     assert TextVocabulary().names == ()
+    assert "writing" not in describe(TextVocabulary())  # experiments without it keep their digests
+    assert describe(TextVocabulary(writing="english"))["writing"] == "english"
     TextVocabulary().check()

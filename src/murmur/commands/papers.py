@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +43,7 @@ Jobs = Annotated[int, typer.Option(min=1, help="Number of runs at the same time,
 Estimate = Annotated[
     bool, typer.Option("--estimate", help="List the runs, their hours and the claims that they serve, and end.")
 ]
-Cache = Annotated[Path, typer.Option(help="Folder for features, alignments and pre-trained stacks.")]
+Cache = Annotated[Path, typer.Option(help="Folder for features, alignments, pre-trained stacks and trained models.")]
 
 HELP = """Repeat experiments of five papers, small: real gradients on speech, a virtual cluster, judged claims.
 
@@ -61,8 +60,8 @@ natural gradient, pre-training (Su and Chen). asgd: asynchronous SGD against K-s
 stragglers: fixed and randomised rings, delay-by-one, large minibatches, slow learners (Cui et al.). hierarchy: 8 x 8
 learners (Zhang et al.).
 
-Every run is a row. After an interruption the same command continues. All studies take about a day of processor time;
-the runs on which the claims without loss rest come first.
+Every run is a row. After an interruption the same command continues. All studies take about
+35 hours of processor time; the runs on which the claims without loss rest come first.
 """
 
 
@@ -82,7 +81,7 @@ def papers_command(
         tell_plan(Console(), chosen, known_rows(Rows(rows)), jobs)
         return
     corpora = {name: path for name, path in (("an4", an4), ("librispeech", librispeech)) if path is not None}
-    if not corpora and not rows.is_file():  # an empty page would replace an earlier one
+    if not corpora and not known_rows(Rows(rows)):  # an empty page would replace an earlier one
         raise SettingError(f"there are no rows in {rows}: give --an4 or --librispeech, or name a file of rows")
     folder_to_write(out, "--out")
     file_to_write(rows, "--rows")
@@ -104,6 +103,8 @@ def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out:
     if material.corpora:
         run_missing(console, chosen, material, rows, jobs)
     known = known_rows(rows)
+    if others := len(rows.read()) - len(known):
+        console.print(f"{others} rows of another version are left out", highlight=False)
     results = outcomes(chosen, Finder(known))
     for study in chosen:
         if study.claims:
@@ -145,9 +146,7 @@ def run_missing(console: Console, chosen: Sequence[Study], material: StudyMateri
             material.network_task(network).prepare()
     with bar(console) as progress:
         task, done = progress.add_task("runs", total=len(plan)), 0
-        decoded = {each.cell.digest for each in whole(list(STUDIES.values()), known) if each.cell.decoded}
         while cells := missing(chosen, known_rows(rows), material.networks):
-            cells = [replace(cell, decoded=cell.decoded or cell.digest in decoded) for cell in cells]
             for cell, row in make(cells, material, jobs):
                 rows.append(row)
                 done += 1

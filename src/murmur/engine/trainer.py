@@ -23,7 +23,7 @@ from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
 from murmur.engine import cover
 from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
 from murmur.engine.checkpoints.cut import cut_of, write_cut
-from murmur.engine.checkpoints.resume import Resume, forget_position, join_late, resume
+from murmur.engine.checkpoints.resume import Resume, forget_position, join_late, resume, write_outputs
 from murmur.engine.counters import tell_bad_numbers
 from murmur.engine.elastic_run import run_strategy
 from murmur.engine.evaluation_points import EvaluationPoints
@@ -177,6 +177,7 @@ class Trainer:
                 Checkpoints(out / "checkpoints").clear()
                 forget_position(out)
                 write_cut(out, source.experiment.cut)
+            write_outputs(out, outputs_of(source.experiment.task))
             _forget_after(records, source.first)
             if trace.exists():
                 trace.replace(out / f"trace-until-{source.first}.json")

@@ -95,7 +95,7 @@ def warn_of_common(run: TrainedRun, dev: str | None, corpus: Corpus, data: str) 
     """Warn of utterances that are scored and also tune the settings: their error rate is not one of other speech."""
     common = 0 if dev is None else len(corpus.texts.keys() & run.corpus(dev).texts.keys())
     if common:
-        log.warning("%d utterances of --data %s are also in --dev %s, which tunes the settings", common, data, dev)
+        log.warning("%d utterances of --data %s have names of --dev %s, which tunes the settings", common, data, dev)
 
 
 def _rescored(

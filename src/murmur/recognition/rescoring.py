@@ -131,10 +131,12 @@ class Rescorer:
     def _described(self, options: DecodeOptions) -> dict[str, Any]:
         """Acoustic models and settings of a search, on which the best weight depends, in JSON's terms."""
         settings = {name: getattr(options, name) for name in ("acoustic_scale", "insertion_penalty", "listed")}
-        return {"acoustic models": list(self.acoustic), **settings}
+        words = {"words of the search": len(self.lstm.sayable)}
+        return {"acoustic models": list(self.acoustic), **settings, **words}
 
     def _warn_of_changes(self, searched: Mapping[str, Any]) -> None:
-        changed = [name for name, value in self.tuned_with.items() if searched.get(name) != value]
+        before = self.tuned_with
+        changed = [name for name, value in searched.items() if before and before.get(name) != value]
         if changed:
             log.warning(
                 "the weight %g of %s was tuned in a search with other values of %s: tune it again with --dev DATA",

@@ -114,6 +114,8 @@ def tuned(
         SettingError: no word of the development data is in the vocabulary.
     """
     texts, every = corpus.texts, search.sources.tune_every
+    if not any(text.split() for text in texts.values()):
+        raise SettingError(f"--dev {dev} has no transcribed word to tune on")
     check_known(texts, sayable_words(search.words[0]), f"--dev {dev}")
     with timed("decoding graph"):
         _ = search.folder

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from murmur.core.errors import DamagedCheckpoint, SettingError, nearest
 from murmur.core.flat import Layout
-from murmur.engine.checkpoints.checkpoint import layout_of, read_pair
+from murmur.engine.checkpoints.checkpoint import layout_of, read_facts, read_pair
 from murmur.engine.task import (
     Checkable,
     Divisible,
@@ -242,15 +242,17 @@ class Initialised:
         return self.task.unprepared() if isinstance(self.task, Preparable) else ()
 
     def prepare(self) -> object:
-        """Prepare the task's data."""
-        return self.task.prepare()
+        """Prepare the task's data, and warn if the trained model has other outputs."""
+        data = self.task.prepare()
+        there = read_facts(self.stem) if self.stem.with_suffix(".json").is_file() else {}
+        if there.get("outputs", "") not in ("", outputs_of(self.task)):
+            log.warning("the outputs of %s stand for other classes than those of this task", self.stem)
+        return data
 
     def model(self) -> nn.Module:
         """Build the task's model and load the trained weights into it."""
         model = self.task.model()
-        facts, mine = read_into(model, self.stem), outputs_of(self.task)
-        if facts.get("outputs", "") not in ("", mine):
-            log.warning("the outputs of %s stand for other classes than those of this task", self.stem)
+        read_into(model, self.stem)
         return model
 
     def outputs_digest(self) -> str:

@@ -56,9 +56,9 @@ def check_known(texts: Mapping[str, str], words: Collection[str], name: str) -> 
     missing = Counter({word: count for word, count in counts.items() if word not in known})
     if counts and missing.total() == counts.total():
         raise SettingError(
-            f"{name}: none of its {counts.total()} words is in the vocabulary ({_some(sorted(known))}, ...), such as "
-            f"{_some([word for word, _ in missing.most_common(NAMED)])}: take speech that the grammar is made for; "
-            "upper and lower case count"
+            f"{name}: none of its {counts.total()} words ({_some([word for word, _ in missing.most_common(NAMED)])}) "
+            f"is in the vocabulary of {len(known)} words ({_some(sorted(known))}): take speech that the grammar is made"
+            " for; upper and lower case count"
         )
     if missing:
         log.warning(

@@ -48,6 +48,10 @@ class FrameTask:
         if not isinstance(self.supervised.network, Dnn) or min(self.frames, self.parts) < 1:
             raise ValueError(f"FrameTask needs a Dnn, and at least one frame a minibatch and one part, got {self}")
 
+    def outputs_digest(self) -> str:
+        """Digest of the states that the outputs stand for."""
+        return self.supervised.outputs_digest()
+
     def __getstate__(self) -> dict[str, object]:
         """The fields alone."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

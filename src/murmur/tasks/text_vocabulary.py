@@ -6,10 +6,11 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from murmur.core.errors import SettingError
+from murmur.engine.experiment import ADDED
 from murmur.speech.corpus.atomic_folder import atomic_folder
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.language_model.arpa import write_arpa
@@ -42,7 +43,7 @@ class TextVocabulary:
 
     text: Path | None = None
     min_count: int = 1
-    writing: Writing = "as-is"
+    writing: Writing = field(default="as-is", repr=False, metadata=ADDED)
     guess: Guess = "espeak"
     cutoffs: tuple[int, int, int] = (0, 0, 1)
 
@@ -67,16 +68,16 @@ class TextVocabulary:
             if self.guess == "espeak":
                 check_installed()
 
-    def check_use(self, grammar: str, option: str) -> None:
-        """Check that a search takes one of the language models; `option` is the setting that names its grammar.
+    def check_use(self, grammar: str) -> None:
+        """Check that the network's search takes one of the language models.
 
         Raises:
             SettingError: it takes another grammar, in which the words of the text have no probability or an equal one.
         """
         if self.text is not None and grammar not in self.names:
             raise SettingError(
-                f"{option} = {grammar!r} does not use the words of task.vocabulary.text: set it to one of"
-                f" {', '.join(self.names)}"
+                f"the network is decoded with the grammar {grammar!r}, which does not have the probabilities of"
+                f" vocabulary.text: set decoding.network.grammar to {' or '.join(self.names)}"
             )
 
     def made(self, lexicon: Path, cache: Path, absent: Absent) -> tuple[Path, Mapping[str, Path]]:

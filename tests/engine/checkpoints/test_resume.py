@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from murmur.core.learner import Strategy
 from murmur.core.mixing import ring
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints import checkpoint
+from murmur.engine.checkpoints.resume import join_late, write_outputs
 from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD
 from murmur.engine.schedule import NewBob
 from murmur.engine.trainer import Trainer
@@ -174,3 +176,19 @@ def test_the_bits_are_those_of_a_run_that_was_not_cut_off(experiment: Experiment
         assert torch.equal(weights_of(outcome.model), wanted)
 
     check()
+
+
+def test_a_late_learner_with_other_outputs_is_refused(tmp_path: Path) -> None:
+    """Its weights of one class would be those of another one."""
+    source = SimpleNamespace(experiment=SimpleNamespace(task=SimpleNamespace(outputs_digest=lambda: "ab")))
+    join_late(source, tmp_path)  # type: ignore[arg-type] # a run of an older version has not written them
+    write_outputs(tmp_path, "ab")
+    join_late(source, tmp_path)  # type: ignore[arg-type]
+    write_outputs(tmp_path, "cd")
+    with pytest.raises(ValueError, match=r"stand for other classes .* copy their set to this host"):
+        join_late(source, tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_run_tells_late_learners_what_its_outputs_stand_for(tmp_path: Path) -> None:
+    Trainer(Experiment(ToyTask(per_epoch=4), KAVG(2), Budget(minibatches=4)), VirtualWorld(2), tmp_path).fit()
+    assert json.loads((tmp_path / "checkpoints" / "outputs.json").read_text()) == ""

@@ -15,6 +15,7 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 from rich.console import Console
 
 from murmur.commands import papers
+from murmur.engine.checkpoints.checkpoint import read_facts
 from murmur.run.configuration import load
 from murmur.speech.models import Blstm, Dnn
 from murmur.studies.comparison.rows import Row, Rows
@@ -113,11 +114,27 @@ def test_a_run_is_decoded_later_without_training(material: StudyMaterial, monkey
     assert later["cpu_seconds"] == pytest.approx(later["training_seconds"] + later["decoding_seconds"])
 
 
-def test_rows_do_not_depend_on_the_number_of_jobs(material: StudyMaterial) -> None:
-    cells = [small(CELLS[name]) for name in ("one learner", "delay")]
-    rows = {each.digest: row for each, row in make(cells, material, 1)}
-    assert {each.digest for each in cells} == set(rows)
-    assert all(row["digest"] == digest for digest, row in rows.items())
+def test_rows_are_made_for_their_cells(material: StudyMaterial, tmp_path: Path) -> None:
+    cells = [small(CELLS[name], seed=7) for name in ("one learner", "delay")]
+    made = list(make(cells, material, 1))
+    assert [each for each, _ in made] == cells
+    assert [row["digest"] for _, row in made] == [each.digest for each in cells]
+
+
+def test_models_of_other_data_and_damaged_ones_are_not_taken(
+    material: StudyMaterial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    each = small(CELLS["one learner"], seed=8)
+    first, stem = trained(each, material), material.cache / "models" / each.digest
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "data_of", lambda *_: ["other"])
+        assert trained(each, material)["training_seconds"] > 0
+        assert read_facts(stem)["data"] == ["other"]
+    trained(each, material)  # with the data of this set again
+    stem.with_suffix(".safetensors").write_bytes(b"cut off")
+    again = trained(each, material)
+    assert "the run is made again" in caplog.text
+    assert again["heldout"] == json.loads(json.dumps(first["heldout"]))
 
 
 def test_a_study_is_made_stage_by_stage_and_goes_on_where_it_stopped(

@@ -102,6 +102,10 @@ def test_the_schedule_matters_if_the_best_beats_the_worst() -> None:
     assert verdict("schedules", 3, changed(if_(SHAPED, 1.2))) == "agrees"
     assert verdict("schedules", 3, changed(wide(SHAPED))) == "undecided"
     assert verdict("schedules", 3, lambda cell: row_of(cell, ended="nan")) == "undecided"
+    once: Callable[[StudyCell], Row] = lambda cell: row_of(  # noqa: E731
+        cell, ended="nan" if cell.schedule == "ibm" and cell.seed == 2 else None
+    )
+    assert verdict("schedules", 3, once) == "undecided"
     constant: Callable[[StudyCell], Row] = lambda cell: row_of(cell, ended="nan" if cell.schedule == "ibm" else None)  # noqa: E731
     assert verdict("schedules", 3, constant) == "agrees"
 
@@ -126,22 +130,6 @@ def test_the_best_range_of_frequencies_takes_the_best_and_what_cannot_be_told_fr
     assert verdict("frequency", 1, at_frequency(RANGE)) == "agrees"
     assert verdict("frequency", 1, alike) == "undecided"
     assert verdict("frequency", 1, lambda cell: row_of(cell, ended="nan")) == "undecided"
-
-
-def test_trials_of_a_frequency_average_several_times() -> None:
-    asked = list[StudyCell]()
-
-    def go(cell: StudyCell) -> Row:
-        asked.append(cell)
-        return alike(cell)
-
-    for name, frames in frequency.NAMES.items():
-        asked.clear()
-        rows = frequency.GROUPS[name](go)
-        own = [cell for cell in asked if f"({frames / frequency.LEARNERS}, " in cell.strategy]
-        whole = rows[0]["cell"]["budget"]
-        assert all(cell.budget / frames >= frequency.LEAST_ITERATIONS or cell.budget == whole for cell in own)
-        assert len({cell.digest for cell in own}) < len(own) or frames < 200_000  # such a trial is a run
 
 
 @pytest.mark.parametrize(("fewest", "expected"), [(0, "agrees"), (3, "differs")])
@@ -275,7 +263,8 @@ def test_a_size_that_one_seed_cannot_use_is_not_the_largest() -> None:
 
 
 @pytest.mark.parametrize(("ring", "sync", "expected"), [
-    (5, 3, "agrees"), (4, 3, "undecided"), (3, 3, "differs"), (6, 6, "undecided"), (6, 5, "undecided")
+    (5, 3, "agrees"), (4, 3, "undecided"), (3, 3, "differs"), (6, 6, "undecided"), (6, 5, "undecided"),
+    (3, 6, "differs"), (6, -1, "undecided")
 ])  # fmt: skip
 def test_the_largest_minibatch_is_judged_against_synchronous_sgd(ring: int, sync: int, expected: str) -> None:
     assert verdict("rings", 2, limited(ADPSGD=ring, DelayByOne=1, SyncSGD=sync)) == expected

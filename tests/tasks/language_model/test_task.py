@@ -190,7 +190,7 @@ def test_a_run_is_not_resumed_on_another_text(tmp_path: Path, caplog: pytest.Log
     with pytest.raises(ValueError, match=r"stand for other classes .* restore the data, or choose another --out"):
         Trainer(renamed, VirtualWorld(1), out, resume=True).fit()
     assert not caplog.text.count("other classes")
-    Initialised(renamed.task, out / "model", "").model()
+    Initialised(renamed.task, out / "model", "").prepare()
     assert "model stand for other classes than those of this task" in caplog.text
 
 
@@ -200,7 +200,7 @@ def test_held_out_text_in_another_writing_is_noticed_before_training(
     root = corpus(tmp_path / "set", train=["A B"], dev=["A ROSE IS A ROSE"] * 2, test=["THE SEA IS RED"] * 3)
     prose = [line.lower() + "." for line in ["a rose is a rose", "the sea is blue"]] * 3
     task = task_of(tmp_path, prose, corpus=root)
-    with pytest.raises(SettingError, match="all 10 words of the held-out text are unknown: is it in other capitals"):
+    with pytest.raises(SettingError, match="all 10 words of the held-out text are unknown: does it differ"):
         task.prepare()
     replace(task, writing="english").prepare()
     assert "25 % of the words of the text of the final figure are unknown" in caplog.text

@@ -17,6 +17,7 @@ from murmur.engine.checkpoints.checkpoint import CheckpointPart, Checkpoints, wr
 from murmur.engine.checkpoints.position import Position
 from murmur.engine.checkpoints.state import position_of, unpack
 from murmur.engine.experiment import describe, differences
+from murmur.engine.task import outputs_of
 from murmur.engine.task_source import TaskSource
 
 log = logging.getLogger(__name__)
@@ -136,10 +137,30 @@ def forget_position(out: Path) -> None:
     _told(out).unlink(missing_ok=True)
 
 
+def write_outputs(out: Path, outputs: str) -> None:
+    """Write the digest of what the model's outputs stand for, for learners that join late."""
+    _outputs(out).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(_outputs(out), json.dumps(outputs).encode())
+
+
 def join_late(source: TaskSource, out: Path) -> None:
-    """Set the counts of a source of a learner that joins late to those of the others."""
+    """Set the counts of a source of a learner that joins late to those of the others.
+
+    Raises:
+        ValueError: The outputs of the others' model stand for other classes.
+    """
+    path, mine = _outputs(out), outputs_of(source.experiment.task)
+    if path.exists() and json.loads(path.read_bytes()) != mine:
+        raise ValueError(
+            "the outputs of the model of the other learners stand for other classes (words, units, states), since this"
+            " learner reads other data: copy their set to this host, caches included"
+        )
     if _told(out).exists():
         source.begin_at(Position.read(json.loads(_told(out).read_bytes())))
+
+
+def _outputs(out: Path) -> Path:
+    return out / "checkpoints" / "outputs.json"
 
 
 def _told(out: Path) -> Path:

@@ -79,12 +79,15 @@ class Completed:
 
 
 def is_as_written(folder: Path) -> bool:
-    """True if lexicon.txt of a folder has the pronunciations that are listed beside it, so that no hand changed it."""
+    """True if lexicon.txt of a folder has the pronunciations that are listed beside it: it was not edited."""
     if not (folder / ORIGINS).is_file():
         return False
     rows = [line.split("\t") for line in (folder / ORIGINS).read_text(encoding="utf-8").splitlines()[1:]]
     listed = {(row[0], tuple(row[1].split())) for row in rows if len(row) > 1}
-    return set(read_lexicon(folder / LEXICON)) == listed
+    try:
+        return set(read_lexicon(folder / LEXICON)) == listed
+    except ValueError:  # an edit that is no lexicon
+        return False
 
 
 def complete(words: Iterable[str], base: Sequence[Entry] = (), guess: Guesser | None = None) -> Completed:

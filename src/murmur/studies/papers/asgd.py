@@ -109,7 +109,7 @@ def slow(rows: Groups) -> Outcome:
     server, averaging = speed_up(rows[SERVER]), speed_up(rows[FOUR])
     waits = (
         f"learners of ASGD wait {100 * (1 - server / 4):.0f} % of the time, as each gradient waits for two messages; "
-        "the server is a fifth device, so that one learner is on a second node, and its own updates take no time"
+        "the server is a fifth device, so that one learner is on a second node; the updates of the server take no time"
     )
     return Outcome(f"{server:.2f}x against {averaging:.2f}x", holds(server < averaging), waits)
 

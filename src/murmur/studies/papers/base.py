@@ -28,6 +28,6 @@ def limit_of(name: str) -> float:
 STUDY = Study(
     "base",
     "One learner of every network",
-    "one learner at the best of three rates or more, tried on dev with a quarter of the frames",
+    "one learner at the best of three rates or more, tried on dev",
     dict(LEARNERS),
 )

@@ -28,6 +28,7 @@ from murmur.tasks.random_frames import FrameTask
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 
 FORMAT = 3  # to be raised with a change of networks, machines or code that changes figures
+COMMIT = (commit() or "unknown")[:7]  # when this process starts: the working tree may move on
 STACK_RATE = 0.04  # rate of the machines of a stack
 
 
@@ -142,13 +143,13 @@ class StudyMaterial:
 
     Attributes:
         corpora: folder of each set.
-        cache: folder of features, alignments, stacks.
-        commit: commit of the code, read when the process starts: the working tree may move on.
+        cache: folder of features, alignments, stacks and trained models.
+        commit: commit of the code.
     """
 
     corpora: dict[str, Path]
     cache: Path
-    commit: str = field(default_factory=lambda: (commit() or "unknown")[:7])
+    commit: str = COMMIT
     _tasks: dict[tuple[Name, int], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property

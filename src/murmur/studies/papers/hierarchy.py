@@ -77,8 +77,8 @@ def faster(rows: Groups) -> Outcome:
         holds(found[NODES] > max(found[FLAT], found[SYNC])),
         f"a gradient takes {step:.3f} s, the flat ring's models {card:.3f} s through the card; if the"
         f" {100 * SAME_NODE:.0f} % of neighbours that share a node exchanged inside it, a step would take"
-        f" {spared:.3f} s, at most {LEARNERS * step / spared:.1f}x; with one neighbour in place of two, as in a talk on"
-        f" the paper, {single:.3f} s, at most {LEARNERS * step / single:.1f}x",
+        f" {spared:.3f} s, at most {LEARNERS * step / spared:.1f}x; with one neighbour in place of two, as in the"
+        f" talk on the paper at Interspeech 2019, {single:.3f} s, at most {LEARNERS * step / single:.1f}x",
     )
 
 

@@ -26,17 +26,20 @@ HEAD = """# Experiments of five papers
 Written by `murmur papers` from rows of runs; never by hand. Gradients and speech are real, the machines are virtual,
 the networks are small versions of the papers'. The rules by which a claim agrees stand in
 `src/murmur/studies/papers/`. They were fixed before the runs; those of `frequency`, of the third claim of `schedules`
-and of the largest minibatch of `rings` were made stricter on 2026-11-25, when rows of `frequency` were there. Intervals
-are 95 %: of a ratio of held-out losses over seeds (paired t), of word errors by paired bootstrap over utterances with
+and of the largest minibatch of `rings` were made stricter on 2026-11-25, when rows of `frequency` were there. On the
+same day, trials of the sigmoid network and of `frequency` got all frames, and all systems further trials, when rows of
+one learner, of `frequency` and of `asgd` were there: quarter runs had chosen rates that were too high. Intervals are
+95 %: of a ratio of held-out losses over seeds (paired t), of word errors by paired bootstrap over utterances with
 their seeds. "undecided": the interval holds values on both sides of the limit, or the rule says so.
 """
 HOW = """## How it is made
 
 **Rates.** A system begins with two factors on one learner's rate, to which `murmur.engine.scaling.Auto` is applied: 1,
-which is that rule, and another one. One learner begins with two or three rates. Trials have a quarter of the frames and
-seed 0; held-out loss decides. While the best trial is the lowest or the highest one, the next one by the same factor
-is tried, up to four with a system and six with one learner. The best goes on with all frames and all seeds. In
-`frequency`, trials have all frames where a quarter has fewer than six averages.
+which is that rule, and another one. One learner begins with two or three rates. Trials have seed 0; held-out loss
+decides. Those of the BLSTM and of one LSTM with CTC have a quarter of the frames; those of the sigmoid network and of
+`frequency` have all frames, and are the runs with seed 0. While the best trial is the lowest or the highest one, the
+next one by about the same factor is tried, up to four with a system and six with one learner; where the best of them is
+still at an end, the system is judged with it. The best goes on with all frames and all seeds.
 
 **Data.** AN4 for the LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of all
 learners together; systems of a study have equal numbers of frames, without those of pre-training. In most studies one

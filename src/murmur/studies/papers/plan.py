@@ -1,8 +1,8 @@
 """The plan of the studies: every cell with the claims that it serves, its stage and its hours; and what is missing.
 
 A trial decides the rate of later cells, and a bisection its next size. Cells that depend on rows that are not there are
-planned with stand-in rows of equal, high losses: the first rate to try is taken unless another trial is there, and no
-further one; sizes are usable if one learner's row is a stand-in too.
+planned with stand-in rows of equal, high losses: the first rate to try is taken unless another trial is there, further
+rates are planned beyond the ends that are there, and sizes are usable if one learner's row is a stand-in too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -11,8 +13,10 @@ from typing import Any
 
 from torch import nn
 
+from murmur.core.errors import DamagedCheckpoint, SettingError
 from murmur.core.flat import Layout
 from murmur.engine.checkpoints.checkpoint import layout_of, write_pair
+from murmur.engine.task import outputs_of
 from murmur.engine.trainer import Trainer
 from murmur.recipes.pretrain import stack_experiment
 from murmur.run.saved_model import Initialised, read_into
@@ -23,6 +27,8 @@ from murmur.studies.papers.networks import DNN
 from murmur.studies.recipe_records import hardware
 from murmur.tasks.random_frames import FrameTask
 from murmur.worlds.virtual.world import VirtualWorld
+
+log = logging.getLogger(__name__)
 
 
 class MissingRun(LookupError):
@@ -73,49 +79,76 @@ class Finder:
 def trained(cell: StudyCell, material: StudyMaterial) -> Row:
     """Train a cell and return its row, which is not on disk yet.
 
-    The model stays in the cache: a cell that was trained without decoding is decoded later without training.
+    The model stays in the cache: a cell that was trained without decoding is decoded later without training. Commit,
+    hardware and date are those of the training.
     """
-    began = time.monotonic()
-    row = {"digest": cell.digest, "cell": asdict(cell), **_figures(cell, material)}
-    return row | {
-        "cpu_seconds": round(row["training_seconds"] + row["decoding_seconds"], 1),
-        "real_seconds": round(time.monotonic() - began, 1),
-        "commit": material.commit,
-        "hardware": hardware(),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-
-
-def _figures(cell: StudyCell, material: StudyMaterial) -> dict[str, Any]:
-    task, stem = material.task(cell), material.cache / "models" / cell.digest
-    if stem.with_suffix(".json").exists():
-        model = task.model()
-        figures = read_into(model, stem)["figures"]
-    else:
-        model, figures = _course(cell, task, material)
-        if model is not None:
-            stem.parent.mkdir(parents=True, exist_ok=True)
-            vectors = {"weights": Layout.trainable(model).gather(), "buffers": Layout.buffers(model).gather()}
-            write_pair(stem, vectors, {"tensors": layout_of(model), "figures": figures})
-    errors, tested = None, time.process_time()
+    task, tested = material.task(cell), 0.0
+    model, figures = kept_model(cell, task, material) or _course(cell, task, material)
+    errors, began = None, time.process_time()
     if cell.decoded and model is not None:
         errors = {each.utterance: (each.errors, each.words) for each in task.test(model).recognised}
-    return figures | {"errors": errors, "decoding_seconds": round(time.process_time() - tested, 1)}
+        tested = round(time.process_time() - began, 1)
+    spent = {"decoding_seconds": tested, "cpu_seconds": round(figures["training_seconds"] + tested, 1)}
+    return {"digest": cell.digest, "cell": asdict(cell), **figures, "errors": errors, **spent}
+
+
+def kept_model(cell: StudyCell, task: Any, material: StudyMaterial) -> tuple[nn.Module, dict[str, Any]] | None:
+    """Model and figures of an earlier run of the cell on the same data; None if there is none."""
+    stem = _stem(cell, material)
+    if not stem.with_suffix(".json").exists():
+        return None
+    model = task.model()
+    try:
+        facts = read_into(model, stem)
+    except (DamagedCheckpoint, SettingError) as error:
+        log.warning("%s: the run is made again", error)
+        return None
+    return (model, facts["figures"]) if facts["data"] == data_of(cell, material) else None
+
+
+def data_of(cell: StudyCell, material: StudyMaterial) -> list[str]:
+    """Digests of the outputs and of the utterances of a cell's data."""
+    task = material.network_task(cell.network, cell.seed)
+    return [outputs_of(task), *(task.utterances(part).digest() for part in ("train", "dev", "test"))]
+
+
+def _stem(cell: StudyCell, material: StudyMaterial) -> Path:
+    return material.cache / "models" / cell.digest
 
 
 def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Module | None, dict[str, Any]]:
-    """Model and figures of a training run; a run that ended early has no model."""
+    """Model and figures of a training run; a run that ended early has no model. The others are kept."""
     task: Any = plain
     if cell.stack:
         stem = stack(cell.seed, material)
         content = blake2b(stem.with_suffix(".safetensors").read_bytes(), digest_size=8).hexdigest()
         task = Initialised(plain, stem, content)
-    began = time.process_time()
+    began = time.process_time(), time.monotonic()
     course = train(cell.experiment(task), cell.cluster())
-    prior = plain.loss_of_priors() if isinstance(plain, FrameTask) else None
-    told = {"prior": prior, "turns": course.minibatches // cell.training}
-    spent = {"training_seconds": round(time.process_time() - began, 1)}
-    return course.model, course.described() | waiting(course, cell.training) | told | spent
+    figures = (
+        course.described()
+        | waiting(course, cell.training)
+        | {
+            "prior": plain.loss_of_priors() if isinstance(plain, FrameTask) else None,
+            "turns": course.minibatches // cell.training,
+            "training_seconds": round(time.process_time() - began[0], 1),
+            "real_seconds": round(time.monotonic() - began[1], 1),
+            "commit": material.commit,
+            "hardware": hardware(),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+    )
+    if course.model is not None:
+        _keep(cell, course.model, figures, material)
+    return course.model, figures
+
+
+def _keep(cell: StudyCell, model: nn.Module, figures: Mapping[str, Any], material: StudyMaterial) -> None:
+    stem = _stem(cell, material)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    vectors = {"weights": Layout.trainable(model).gather(), "buffers": Layout.buffers(model).gather()}
+    facts = {"tensors": layout_of(model), "figures": figures, "data": data_of(cell, material)}
+    write_pair(stem, vectors, facts)
 
 
 def waiting(course: VirtualCourse, training: int) -> dict[str, float | None]:

@@ -56,15 +56,15 @@ def ratio(first: Sequence[Row], second: Sequence[Row]) -> Interval:
 def not_alike(groups: Sequence[Sequence[Row]]) -> Verdict:
     """Judge "losses of these groups are not all alike": agrees at 5 % of the F test over seeds.
 
-    Otherwise undecided: three seeds cannot show that groups are alike. Groups with a run that diverged differ from
-    those without; if all have one, nothing is decided.
+    Otherwise undecided: three seeds cannot show that groups are alike. A group of which all runs diverged differs from
+    one without such a run; any other run that diverged decides nothing.
     """
-    lost = [any(map(diverged, rows)) for rows in groups]
-    if any(lost):
-        return "undecided" if all(lost) else "agrees"
-    return (
-        "agrees" if equal_chance([[math.log(loss(row)) for row in rows] for rows in groups]) < CHANCE else "undecided"
-    )
+    lost = [[diverged(row) for row in rows] for rows in groups]
+    if any(map(any, lost)):
+        whole = all(all(each) or not any(each) for each in lost) and not all(map(all, lost))
+        return "agrees" if whole else "undecided"
+    chance = equal_chance([[math.log(loss(row)) for row in rows] for rows in groups])
+    return "agrees" if chance < CHANCE else "undecided"
 
 
 def below(value: Interval, limit: float = 1.0) -> Verdict:

@@ -168,10 +168,10 @@ class HybridTask(ChunkLearning):
         if self.guess == "espeak":
             check_installed()
         self.vocabulary.check()
+        self.vocabulary.check_use(self.decoding.network.grammar)
         for name in ("gmm", "network"):
             search: Search = getattr(self.decoding, name)
             self.check_grammar(search.grammar, f"task.decoding.{name}.grammar")
-            self.vocabulary.check_use(search.grammar, f"task.decoding.{name}.grammar")
             first_options(search)
         if self.front.draws and self.front.noise.recordings is not None and not self.front.noise.recordings.is_dir():
             raise SettingError(f"task.front.noise.recordings: there is no folder {self.front.noise.recordings}")

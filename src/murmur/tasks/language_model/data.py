@@ -96,9 +96,9 @@ def check_held_out(text: NumberedText, name: str) -> None:
     """
     unknown = int((text.numbers == UNKNOWN_NUMBER).sum())
     share = 0.0 if len(text.numbers) < FEW_WORDS else unknown / len(text.numbers)
-    hint = "is it in other capitals, with other marks, or of another language than the training text?"
+    hint = "does it differ from the training text in case, punctuation or language? task.writing=english is for prose"
     if share == 1:
-        raise SettingError(f"all {unknown} words of the {name} are unknown: {hint} (task.writing=english for prose)")
+        raise SettingError(f"all {unknown} words of the {name} are unknown: {hint}")
     if share > MANY_UNKNOWN:
         log.warning("%.0f %% of the words of the %s are unknown: %s", 100 * share, name, hint)
 

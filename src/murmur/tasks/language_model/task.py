@@ -18,6 +18,7 @@ from pathlib import Path
 
 from torch import nn
 
+from murmur.engine.experiment import ADDED
 from murmur.engine.task import Loss, Score
 from murmur.speech.features.batching import UtteranceBatches
 from murmur.speech.language_model.text_scores import perplexity_of
@@ -51,7 +52,7 @@ class LanguageModelTask:
     text: Path | None = None
     dev_text: Path | None = None
     test_text: Path | None = None
-    writing: Writing = "as-is"
+    writing: Writing = field(default="as-is", repr=False, metadata=ADDED)
     held_out_every: int = 50
     most_words: int | None = 20_000
     min_count: int = 2
