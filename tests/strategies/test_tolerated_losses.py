@@ -241,6 +241,24 @@ def test_random_schedules_end_with_every_minibatch_done(data: st.DataObject) -> 
     assert torch.isfinite(weights_of(outcome)).all()
 
 
+def test_a_restarted_first_learner_takes_no_messages_to_its_earlier_life() -> None:
+    """Learner 0 is killed and comes back. Two losses later it forms groups again, with the others' old messages to it.
+
+    It named a group whose second member still waited for the news of a loss, and all learners waited for ever.
+    """
+    faults = [
+        Stop(3, 2.545339300099233, 4.7156388050544695),
+        Kill(1, 0.29290368055617144),
+        Kill(0, 1.7558894334558268),
+        Rejoin(0, 2.3558894334558267),
+        Kill(2, 5.073053112447507),
+        Rejoin(2, 10.097423918896869),
+    ]
+    outcome, drawn = train(KAVG(K=4), faults, 5)
+    assert sorted(set(drawn)) == list(range(TOTAL))
+    assert torch.isfinite(weights_of(outcome)).all()
+
+
 @pytest.mark.parametrize("strategy", [SyncSGD(), DelayByOne()], ids=named)
 def test_strategies_that_need_all_learners_in_every_step_end(strategy: Any) -> None:
     with pytest.raises(PeerLost, match="learner 2"):

@@ -49,12 +49,20 @@ class LeftBehind(Exception):
 
 @dataclass(frozen=True)
 class Waiting:
-    """Message of a waiting learner: HERE or NEW, its incarnation and, if NEW, its completed collectives and view."""
+    """Message of a waiting learner.
+
+    Attributes:
+        kind: HERE or NEW.
+        incarnation: Its incarnation.
+        completed: Collectives that it has completed, if NEW.
+        of: Number of its view, if NEW; incarnation of the learner to which the message was sent, if HERE. A restarted
+            learner finds messages to its earlier incarnation in its mailbox: their senders wait no longer.
+    """
 
     kind: float
     incarnation: float
     completed: float = NOTHING_HELD
-    view: float = -1.0
+    of: float = -1.0
 
 
 class Rendezvous:
@@ -102,12 +110,12 @@ class Rendezvous:
             first = min(left)
             if first == self.rank:
                 new = {r: i for r, i in view.incarnations.items() if left.get(r) != i} if latecomers else {}
-                expected = {r: (HERE, i) for r, i in left.items() if r != first} | {r: (NEW, i) for r, i in new.items()}
-                if all(self._has_sent(r, kind, i) for r, (kind, i) in expected.items()):
+                here = all(self._has_sent_here(r, i, left[first]) for r, i in left.items() if r != first)
+                if here and all(self._has_sent_new(r, i) for r, i in new.items()):
                     return self._name({**left, **new})
             elif told != first:
                 told = first
-                self._send(first, (HERE, float(members[self.rank])))
+                self._send(first, (HERE, float(members[self.rank]), NOTHING_HELD, float(left[first])))
             named = await self.poll()
             if named is not None:
                 return named
@@ -122,9 +130,13 @@ class Rendezvous:
                 self._send(r, (GO, float(self.rank), float(members[self.rank]), float(self._named), *pairs))
         return Named(members, f"again {self.rank}.{members[self.rank]}.{self._named}")
 
-    def _has_sent(self, rank: int, kind: float, incarnation: int) -> bool:
+    def _has_sent_here(self, rank: int, incarnation: int, own: int) -> bool:
         waiting = self._waiting.get(rank)
-        return waiting is not None and (waiting.kind, waiting.incarnation) == (kind, incarnation)
+        return waiting is not None and (waiting.kind, waiting.incarnation, waiting.of) == (HERE, incarnation, own)
+
+    def _has_sent_new(self, rank: int, incarnation: int) -> bool:
+        waiting = self._waiting.get(rank)
+        return waiting is not None and (waiting.kind, waiting.incarnation) == (NEW, incarnation)
 
     async def request_to_join(self, completed: int = NOTHING_HELD) -> Named:
         """Wait until a group with this learner is named, after a late start or after it was considered dead.
@@ -168,7 +180,7 @@ class Rendezvous:
         held = {self.rank: float(completed)}
         for r in view.live:
             waiting = self._waiting.get(r)
-            if waiting is not None and (waiting.kind, waiting.view) == (NEW, view.number):
+            if waiting is not None and (waiting.kind, waiting.of) == (NEW, view.number):
                 held[r] = waiting.completed
         first = max(held, key=lambda r: (held[r], -r)) if held.keys() >= set(view.live) else None
         if first is not None and held[first] == NOTHING_HELD:
