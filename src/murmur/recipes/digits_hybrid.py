@@ -4,6 +4,9 @@
 
 The corpus is synthesised on first use; nothing has to be downloaded. It has three times the training utterances of the
 default `Digits`, by the same voices, and four times the dev utterances; test is the same.
+
+Word error rates of test, all settings from dev, one seed: triphones 4.33 %, LDA+MLLT 2.19 %, SAT 3.14 %, network 1.29 %
+(95 %: 0.63 to 2.06). A run takes about an hour on one core of an AMD EPYC.
 """
 
 from __future__ import annotations
