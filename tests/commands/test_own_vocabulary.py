@@ -267,7 +267,7 @@ def test_an_export_holds_the_own_words(hybrid, own, speech, tmp_path):
         (["--words", "LIST", "--dev", "test"], "settings that are tuned on test"),
         (["--words", "LIST", "--dev", "dev", "--scale", "1"], "leave --scale and --penalty out"),
         (["--words", "LIST", "--dev", "nowhere"], "nowhere"),
-        (["--words", "LIST", "--dev", "OTHER"], "is in the vocabulary (ANNA, BOB, ...)"),
+        (["--words", "LIST", "--dev", "OTHER"], "is in the vocabulary of 2 words (ANNA, BOB)"),
     ],
 )
 def test_mistakes(hybrid, corpus, own, tmp_path, options, says):

@@ -8,7 +8,7 @@ import typer
 
 from murmur.run.configuration import recipe_names
 from murmur.run.saved_model import Choice
-from murmur.tasks.sentences import Writing
+from murmur.tasks.writing import Writing
 
 Source = Annotated[
     str,

@@ -81,7 +81,8 @@ def papers_command(
         tell_plan(Console(), chosen, known_rows(Rows(rows)), jobs)
         return
     corpora = {name: path for name, path in (("an4", an4), ("librispeech", librispeech)) if path is not None}
-    if not corpora and not known_rows(Rows(rows)):  # an empty page would replace an earlier one
+    found = Rows(rows)
+    if not corpora and (not rows.is_file() or (found.read() and not known_rows(found))):  # an empty page, over another
         raise SettingError(f"there are no rows in {rows}: give --an4 or --librispeech, or name a file of rows")
     folder_to_write(out, "--out")
     file_to_write(rows, "--rows")

@@ -6,14 +6,13 @@ import gzip
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED
+from murmur.tasks.writing import Writing
 
 SUFFIXES = (".txt", ".txt.gz")
-Writing = Literal["as-is", "english", "unspaced"]
 _RULES: Mapping[Writing, Callable[[str], str]] = {"as-is": str, "english": ENGLISH.apply, "unspaced": UNSPACED.apply}
 
 

@@ -17,7 +17,8 @@ from murmur.speech.language_model.arpa import write_arpa
 from murmur.speech.language_model.kneser_ney import KneserNey, frequent_words
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
-from murmur.tasks.sentences import Writing, check_text, sentences_of
+from murmur.tasks.sentences import check_text, sentences_of
+from murmur.tasks.writing import Writing
 
 log = logging.getLogger(__name__)
 BIGRAM, TRIGRAM = "bg", "tg"

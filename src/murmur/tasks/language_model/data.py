@@ -9,7 +9,8 @@ from pathlib import Path
 
 from murmur.core.errors import SettingError
 from murmur.speech.language_model.word_numbers import UNKNOWN_NUMBER, NumberedText, WordNumbers
-from murmur.tasks.sentences import Writing, check_text, sentences_of
+from murmur.tasks.sentences import check_text, sentences_of
+from murmur.tasks.writing import Writing
 
 log = logging.getLogger(__name__)
 MANY_UNKNOWN, FEW_WORDS = 0.2, 10

@@ -25,7 +25,7 @@ from murmur.speech.language_model.text_scores import perplexity_of
 from murmur.speech.language_model.word_lstm import LstmLanguageModel, Sentences, WordLstm, padded
 from murmur.tasks.language_model.data import TextData, Texts, load
 from murmur.tasks.language_model.portable import PortableLanguageModel
-from murmur.tasks.sentences import Writing
+from murmur.tasks.writing import Writing
 
 
 @dataclass(frozen=True)
