@@ -20,26 +20,15 @@ import typer
 from measure import bar, close
 from murmur.studies.comparison.intervals import difference, errors_of
 
-SPECTRUM = ("--set", "task.front.input=NetworkInput()", "--set", "task.decoding.network.scales=(0.1,0.12,0.14,0.165)")
+MEASURED = ("task.front.input=NetworkInput()", "task.decoding.network.scales=(0.1,0.12,0.14,0.165)")  # of that time
 STRATEGY = "ADPSGD()"
 MOST_TIME = 0.55  # of one learner's
 
 
 def compared(corpus: Path, cache: Path, out: Path) -> dict[int, dict[str, Any]]:
     """Run the comparison, and return its cells by number of learners."""
-    settings = [f"task.corpus={corpus}", f"task.cache={cache}"]
-    asked = [
-        "librispeech",
-        *SPECTRUM,
-        "--strategies",
-        STRATEGY,
-        "--learners",
-        "1,2",
-        "--threads",
-        "1",
-        "--out",
-        str(out),
-    ]
+    settings = [f"task.corpus={corpus}", f"task.cache={cache}", *MEASURED]
+    asked = ["librispeech", "--strategies", STRATEGY, "--learners", "1,2", "--threads", "1", "--out", str(out)]
     command = [sys.executable, "-m", "murmur", "compare", *asked, *(x for s in settings for x in ("--set", s))]
     subprocess.run(command, check=True)
     cells = map(json.loads, (out / "cells.jsonl").read_text().splitlines())

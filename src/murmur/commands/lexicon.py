@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from murmur.commands.options import Spelling
+from murmur.commands.options import WritingRule
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write
 from murmur.speech.corpus.synth import check_installed
@@ -87,7 +87,7 @@ def lexicon(
     voice: Voice = "en-us",
     phone_map: Map = None,
     digits: DigitsOption = "refuse",
-    writing: Spelling = "as-is",
+    writing: WritingRule = "as-is",
     force: Force = False,
 ) -> None:
     if (phone_map is not None or voice != "en-us") and guess != "espeak":

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.options import Spelling
+from murmur.commands.options import WritingRule
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write
 from murmur.run.timed import timed
@@ -54,7 +54,7 @@ def train_command(
     ] = None,
     most: Annotated[int | None, typer.Option(min=1, help="Keep only this many words, the most frequent ones.")] = None,
     unknown: Unknown = UNKNOWN,
-    writing: Spelling = "as-is",
+    writing: WritingRule = "as-is",
 ) -> None:
     """Estimate an interpolated modified Kneser-Ney model.
 
@@ -107,7 +107,7 @@ def prune_command(
 
 
 @app.command("perplexity")
-def perplexity_command(model: Model, text: Text, writing: Spelling = "as-is") -> None:
+def perplexity_command(model: Model, text: Text, writing: WritingRule = "as-is") -> None:
     """Measure the perplexity of a text under a model, and count the words that the model does not know.
 
     Example: murmur lm perplexity lm.arpa.gz data/dev

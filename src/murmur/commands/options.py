@@ -8,7 +8,7 @@ import typer
 
 from murmur.run.configuration import recipe_names
 from murmur.run.saved_model import Choice
-from murmur.tasks.writing import Writing
+from murmur.speech.corpus.published.transcripts import Writing
 
 Source = Annotated[
     str,
@@ -24,7 +24,7 @@ Settings = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Number of processes; by default task.jobs of the experiment.")]
 
-Spelling = Annotated[
+WritingRule = Annotated[
     Writing,
     typer.Option(
         help="Rule for the words of text files; english and unspaced are those by which `murmur prepare` writes"

@@ -22,8 +22,7 @@ from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.missing import bar, make
 from murmur.studies.papers.page import HEAD, PAGE, not_yet, write
 from murmur.studies.papers.plan import STAGES, hours, missing, outcomes, whole
-from murmur.studies.papers.run import Finder, diverged, loss
-from murmur.studies.papers.run import known as known_rows
+from murmur.studies.papers.run import Finder, diverged, known_rows, loss
 from murmur.studies.papers.study import Study
 
 app = typer.Typer(add_completion=False)

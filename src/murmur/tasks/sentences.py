@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.kaldi_dir import read_table
-from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED
-from murmur.tasks.writing import Writing
+from murmur.speech.corpus.published.transcripts import WRITINGS, Writing
 
 SUFFIXES = (".txt", ".txt.gz")
-_RULES: Mapping[Writing, Callable[[str], str]] = {"as-is": str, "english": ENGLISH.apply, "unspaced": UNSPACED.apply}
 
 
 def check_text(paths: Sequence[Path]) -> None:
@@ -52,7 +50,7 @@ def sentences_of(paths: Sequence[Path], writing: Writing = "as-is") -> list[str]
             lines += read_table(path / "text", values_required=False).values()
         else:
             for file in _files_in(path) if path.is_dir() else [path]:
-                lines += map(_RULES[writing], text_lines(file))
+                lines += map(WRITINGS[writing], text_lines(file))
     found = [line for line in lines if line.strip()]
     if not found:
         raise SettingError(f"no sentence in {', '.join(map(str, paths))}: give one sentence a line")

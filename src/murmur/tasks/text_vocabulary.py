@@ -12,13 +12,13 @@ from pathlib import Path
 from murmur.core.errors import SettingError
 from murmur.engine.experiment import ADDED
 from murmur.speech.corpus.atomic_folder import atomic_folder
+from murmur.speech.corpus.published.transcripts import Writing
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.language_model.arpa import write_arpa
 from murmur.speech.language_model.kneser_ney import KneserNey, frequent_words
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
 from murmur.tasks.sentences import check_text, sentences_of
-from murmur.tasks.writing import Writing
 
 log = logging.getLogger(__name__)
 BIGRAM, TRIGRAM = "bg", "tg"

@@ -18,8 +18,7 @@ from murmur.studies.papers.base import LEARNERS
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.networks import SETUPS
 from murmur.studies.papers.plan import BASE, CAUSE, NO_LOSS, Unknown, hours, missing, needed, whole
-from murmur.studies.papers.run import Finder, MissingRun, loss
-from murmur.studies.papers.run import known as known_rows
+from murmur.studies.papers.run import Finder, MissingRun, known_rows, loss
 from murmur.studies.papers.study import SEEDS, Alone, System
 from murmur.worlds.virtual.world import VirtualWorld
 

@@ -128,7 +128,7 @@ def test_models_of_other_data_and_damaged_ones_are_not_taken(
     first, stem = trained(each, material), material.cache / "models" / each.digest
     with monkeypatch.context() as patch:
         patch.setattr(run, "data_of", lambda *_: ["other"])
-        assert trained(each, material)["training_seconds"] > 0
+        trained(each, material)
         assert read_facts(stem)["data"] == ["other"]
     trained(each, material)  # with the data of this set again
     stem.with_suffix(".safetensors").write_bytes(b"cut off")

@@ -35,7 +35,7 @@ class MissingRun(LookupError):
     """A required run is not among the rows."""
 
 
-def known(rows: Rows) -> dict[str, Row]:
+def known_rows(rows: Rows) -> dict[str, Row]:
     """The rows of a file by digest, without those of cells that another version has described."""
     return {digest: row for digest, row in rows.read().items() if _is_ours(row)}
 
@@ -60,7 +60,7 @@ class Finder:
     @classmethod
     def of(cls, rows: Rows) -> Finder:
         """Read the rows of a file."""
-        return cls(known(rows))
+        return cls(known_rows(rows))
 
     def __call__(self, cell: StudyCell) -> Row:
         """The row of a cell.

@@ -12,7 +12,7 @@ from murmur.studies.papers.base import BLSTM
 from murmur.studies.papers.rings import LEARNERS, MACHINES, PAPER, STRATEGIES, system
 from murmur.studies.papers.run import loss
 from murmur.studies.papers.study import SUPER, TWO_SEEDS, Claim, Go, Group, Groups, Outcome, Study, System
-from murmur.studies.papers.verdicts import holds, speed_up, waiting
+from murmur.studies.papers.verdicts import holds, refuse_ended, waiting
 
 SLOW = 10.0
 RINGS, IN_STEP = ("fixed ring", "randomised ring"), ("synchronous", "delay-by-one")
@@ -30,8 +30,7 @@ def _slowed(plain: System) -> Group:
 
 def coping(rows: Groups) -> Outcome:
     """Judge the time with a slow learner over that without."""
-    for name in (*STRATEGIES, *SLOWED.values()):
-        speed_up(rows[name][:1])  # refuses runs that ended early
+    refuse_ended(rows[name][0] for name in (*STRATEGIES, *SLOWED.values()))
     times = {name: rows[SLOWED[name]][0]["seconds"] / rows[name][0]["seconds"] for name in STRATEGIES}
     good = all(times[name] <= 1.2 for name in RINGS) and all(times[name] >= SLOW / 2 for name in IN_STEP)
     waits = ", ".join(f"{name} {_waiting(rows, name)}" for name in STRATEGIES)

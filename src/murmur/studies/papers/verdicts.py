@@ -11,15 +11,13 @@ from murmur.speech.decoding.bootstrap import Interval
 from murmur.studies.comparison.intervals import difference, equal_chance, paired, spread
 from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.cell import StudyCell
-from murmur.studies.papers.machines import MACHINES, Machines
+from murmur.studies.papers.machines import MACHINES
 from murmur.studies.papers.run import diverged, loss
 
+CHANCE = 0.05  # of a wrong "not all are alike"
 NO_LOSS = 1.03  # "no loss": the whole interval of the ratio of losses is below it
 Verdict = Literal["agrees", "differs", "undecided"]
 UNBOUNDED = Interval(float("inf"), float("inf"), float("inf"), 0.95)
-
-
-CHANCE = 0.05  # of a wrong "not all are alike"
 
 
 class EndedRunError(ValueError):
@@ -129,14 +127,20 @@ def charged_frames(row: Row) -> float:
     return cell.piece_frames * cell.training * float(row["turns"])
 
 
-def machines_of(row: Row, usual: str) -> Machines:
-    """The machines of a run; those named `usual` for one learner, which has none."""
-    return MACHINES[row["cell"]["machines"] or usual]
-
-
 def seconds(row: Row, usual: str) -> float:
     """Virtual seconds of a run; those of one learner need no simulation, and are those of the machines `usual`."""
-    return machines_of(row, usual).alone(charged_frames(row)) if not row["cell"]["machines"] else float(row["seconds"])
+    return float(row["seconds"]) if row["cell"]["machines"] else MACHINES[usual].alone(charged_frames(row))
+
+
+def refuse_ended(rows: Iterable[Row]) -> None:
+    """Check that runs have a speed.
+
+    Raises:
+        EndedRunError: one ended early.
+    """
+    for row in rows:
+        if row["ended"] is not None:
+            raise EndedRunError(f"{cell_of(row).told} ended early: {row['ended']}")
 
 
 def speed_up(rows: Sequence[Row]) -> float:
@@ -145,7 +149,6 @@ def speed_up(rows: Sequence[Row]) -> float:
     Raises:
         EndedRunError: a run ended early.
     """
-    for row in rows:
-        if row["ended"] is not None:
-            raise EndedRunError(f"{cell_of(row).told} ended early: {row['ended']}")
-    return statistics.mean(machines_of(row, "").alone(charged_frames(row)) / row["seconds"] for row in rows)
+    refuse_ended(rows)
+    alone = (MACHINES[row["cell"]["machines"]].alone(charged_frames(row)) for row in rows)
+    return statistics.mean(spent / row["seconds"] for spent, row in zip(alone, rows, strict=True))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from murmur.core.errors import SettingError
+from murmur.speech.corpus.published.transcripts import Writing
 from murmur.speech.language_model.word_numbers import UNKNOWN_NUMBER, NumberedText, WordNumbers
 from murmur.tasks.sentences import check_text, sentences_of
-from murmur.tasks.writing import Writing
 
 log = logging.getLogger(__name__)
 MANY_UNKNOWN, FEW_WORDS = 0.2, 10

@@ -20,12 +20,12 @@ from torch import nn
 
 from murmur.engine.experiment import ADDED
 from murmur.engine.task import Loss, Score
+from murmur.speech.corpus.published.transcripts import Writing
 from murmur.speech.features.batching import UtteranceBatches
 from murmur.speech.language_model.text_scores import perplexity_of
 from murmur.speech.language_model.word_lstm import LstmLanguageModel, Sentences, WordLstm, padded
 from murmur.tasks.language_model.data import TextData, Texts, load
 from murmur.tasks.language_model.portable import PortableLanguageModel
-from murmur.tasks.writing import Writing
 
 
 @dataclass(frozen=True)

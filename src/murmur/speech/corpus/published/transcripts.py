@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 _MARKS = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|\+\+[^+]*\+\+")
 APOSTROPHES = str.maketrans("’‘ʼ＇`", "'''''")  # noqa: RUF001 - those are what is replaced
@@ -38,3 +39,5 @@ ENGLISH = TranscriptRule(
 UNSPACED = TranscriptRule(
     "NFKC, so that Latin letters have one width; capitals; no white space: a character is a unit", _unspaced
 )
+Writing = Literal["as-is", "english", "unspaced"]  # names of the rules for a user's text
+WRITINGS: Mapping[Writing, Callable[[str], str]] = {"as-is": str, "english": ENGLISH.apply, "unspaced": UNSPACED.apply}
