@@ -97,10 +97,17 @@ def test_weights_choose_between_search_and_lstm(
         "words_unknown_to_the_model": 2,
     }
     assert "rescoring" not in facts
-    fewer = tmp_path / "without_nob.arpa"  # the lexicon has the word, the search cannot output it
+
+
+def test_words_that_the_search_cannot_output_have_no_share_of_unk(
+    arpa: Path, only_bob: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """The run's vocabulary has NOB, its language model does not."""
+    fewer, cache = tmp_path / "without_nob.arpa", corpus.parent
     fewer.write_text(arpa.read_text().replace("-0.6 NOB\n", "").replace("ngram 1=5", "ngram 1=4"))
-    search = ("--model", ctc, "--lm", fewer, "--scale", 0.2, "--rescore", only_bob, "--lm-weight", 0.5)
-    _, facts, _ = decoded(tmp_path / "fewer", *search)
+    settings = ("budget.epochs=1", f"task.corpus={corpus}", f"task.cache={cache}", f"task.decoding.grammar={fewer}")
+    run = trained(tmp_path / "run", "ctc", *CTC, *settings)
+    _, facts, _ = decoded(tmp_path / "out", "--model", run, "--rescore", only_bob, "--lm-weight", 0.5)
     assert facts["rescoring"]["words_unknown_to_the_model"] == 1
 
 

@@ -249,7 +249,9 @@ def test_one_learner_that_diverged_decides_nothing() -> None:
     def go(cell: StudyCell) -> Row:
         return row_of(cell, ended="nan" if cell.learners == 1 and cell.optimizer == "SGD" else None)
 
-    assert verdict("rings", 2, go) == "undecided"
+    claim = STUDIES["rings"].claims[1]
+    outcome = claim.judge(found(STUDIES["rings"], go, claim.needs))
+    assert (outcome.ours, outcome.verdict) == ("one learner diverged", "undecided")
 
 
 def test_a_size_that_one_seed_cannot_use_is_not_the_largest() -> None:
