@@ -99,18 +99,6 @@ def test_weights_choose_between_search_and_lstm(
     assert "rescoring" not in facts
 
 
-def test_words_that_the_search_cannot_output_have_no_share_of_unk(
-    arpa: Path, only_bob: Path, corpus: Path, tmp_path: Path
-) -> None:
-    """The run's vocabulary has NOB, its language model does not."""
-    fewer, cache = tmp_path / "without_nob.arpa", corpus.parent
-    fewer.write_text(arpa.read_text().replace("-0.6 NOB\n", "").replace("ngram 1=5", "ngram 1=4"))
-    settings = ("budget.epochs=1", f"task.corpus={corpus}", f"task.cache={cache}", f"task.decoding.grammar={fewer}")
-    run = trained(tmp_path / "run", "ctc", *CTC, *settings)
-    _, facts, _ = decoded(tmp_path / "out", "--model", run, "--rescore", only_bob, "--lm-weight", 0.5)
-    assert facts["rescoring"]["words_unknown_to_the_model"] == 1
-
-
 def test_a_weight_is_tuned_on_dev_and_kept(
     ctc: Path, arpa: Path, only_bob: Path, corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,7 +31,7 @@ from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.rescoring import LstmScores, NgramScores, Scored, scored
 from murmur.speech.decoding.wer import score
 from murmur.speech.features.shards import sha256_of
-from murmur.speech.language_model.grammar import sayable_words
+from murmur.speech.language_model.grammar import searched_words
 from murmur.speech.language_model.ngram import NgramModel
 from murmur.speech.language_model.word_lstm import LstmLanguageModel
 from murmur.speech.language_model.word_numbers import WordNumbers
@@ -196,7 +196,7 @@ def opened_rescorer(
     weight, tuned_with = _weight(request, run.folder, key, search.dev)
     with timed("loading the language model"):
         words, model = _model_of(stem)
-    lstm = LstmScores(model, words, set(sayable_words(lang)).difference(grammar.unreachable))
+    lstm = LstmScores(model, words, searched_words(lang, grammar))
     _check_words(lstm, request.model)
     acoustic = tuple(sha256_of(each.stem.with_suffix(".safetensors")) for each in (run, *others))
     return Rescorer(request, key, acoustic, NgramScores(ngram), lstm, weight, tuned_with)

@@ -24,7 +24,7 @@ from murmur.speech.decoding.graph_store import (
 )
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
-from murmur.speech.language_model.grammar import loop_grammar, ngram_grammar, sayable_words
+from murmur.speech.language_model.grammar import loop_grammar, ngram_grammar, sayable_words, searched_words
 from murmur.speech.language_model.kneser_ney import KneserNey
 from murmur.speech.lexicon.lexicon import make_lang
 
@@ -52,7 +52,7 @@ def test_words_that_cannot_be_said_are_removed_and_counted():
     assert grammar.removed == ("<unk>", "MAYBE", "yes")
     assert grammar.unreachable == ("KNOW",)
     graph = build_hclg(lang, transitions, grammar)
-    assert words_in(graph) == {"YES", "NO"}
+    assert words_in(graph) == {"YES", "NO"} == searched_words(lang, grammar)
     assert (graph.facts.removed_words, graph.facts.unreachable_words) == (3, 1)
 
 

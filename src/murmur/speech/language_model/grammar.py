@@ -60,6 +60,11 @@ def sayable_words(lang: Lang) -> list[str]:
     return [word for word in lang.words if word not in _MARKS and word != lang.unknown]
 
 
+def searched_words(lang: Lang, grammar: Grammar) -> set[str]:
+    """The words that a search with this grammar may output: a lexicon can have more."""
+    return set(sayable_words(lang)).difference(grammar.unreachable)
+
+
 def ngram_grammar(lang: Lang, model: NgramModel) -> Grammar:
     """G of a back-off model, restricted to the words of the lexicon, without the unknown word.
 
