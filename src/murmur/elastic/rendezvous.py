@@ -55,14 +55,16 @@ class Waiting:
         kind: HERE or NEW.
         incarnation: Its incarnation.
         completed: Collectives that it has completed, if NEW.
-        of: Number of its view, if NEW; incarnation of the learner to which the message was sent, if HERE. A restarted
-            learner finds messages to its earlier incarnation in its mailbox: their senders wait no longer.
+        view: Number of its view, if NEW.
+        addressee: Incarnation of the learner to which the message was sent, if HERE. A restarted learner finds messages
+            to its earlier incarnation in its mailbox: their senders wait no longer.
     """
 
     kind: float
     incarnation: float
     completed: float = NOTHING_HELD
-    of: float = -1.0
+    view: float = -1.0
+    addressee: float = -1.0
 
 
 class Rendezvous:
@@ -115,7 +117,7 @@ class Rendezvous:
                     return self._name({**left, **new})
             elif told != first:
                 told = first
-                self._send(first, (HERE, float(members[self.rank]), NOTHING_HELD, float(left[first])))
+                self._send(first, (HERE, float(members[self.rank]), NOTHING_HELD, -1.0, float(left[first])))
             named = await self.poll()
             if named is not None:
                 return named
@@ -131,8 +133,8 @@ class Rendezvous:
         return Named(members, f"again {self.rank}.{members[self.rank]}.{self._named}")
 
     def _has_sent_here(self, rank: int, incarnation: int, own: int) -> bool:
-        waiting = self._waiting.get(rank)
-        return waiting is not None and (waiting.kind, waiting.incarnation, waiting.of) == (HERE, incarnation, own)
+        waiting, wanted = self._waiting.get(rank), (HERE, incarnation, own)
+        return waiting is not None and (waiting.kind, waiting.incarnation, waiting.addressee) == wanted
 
     def _has_sent_new(self, rank: int, incarnation: int) -> bool:
         waiting = self._waiting.get(rank)
@@ -180,7 +182,7 @@ class Rendezvous:
         held = {self.rank: float(completed)}
         for r in view.live:
             waiting = self._waiting.get(r)
-            if waiting is not None and (waiting.kind, waiting.of) == (NEW, view.number):
+            if waiting is not None and (waiting.kind, waiting.view) == (NEW, view.number):
                 held[r] = waiting.completed
         first = max(held, key=lambda r: (held[r], -r)) if held.keys() >= set(view.live) else None
         if first is not None and held[first] == NOTHING_HELD:

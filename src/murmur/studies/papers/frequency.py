@@ -66,7 +66,7 @@ def words(rows: Groups) -> Outcome:
     """Judge the range by word errors."""
     chosen, rates = best_range(rows), {name: wer(rows[name]) for name in NAMES}
     decoded = {name: rate for name, rate in rates.items() if rate is not None}
-    if not decoded or chosen[0] not in decoded:
+    if not decoded:
         return Outcome("all diverged", "undecided")
     fewest = min(decoded, key=lambda name: decoded[name].value)
     most = max(decoded, key=lambda name: decoded[name].value)
@@ -105,7 +105,7 @@ def parts(rows: Groups, record: Path = RECORD) -> str:  # noqa: ARG001 - from th
     gradient = figures["ours"][frames]["compute"]
     return (
         f"an iteration of {PAPER_FRAMES:,} frames: {told}, of which gradients {gradient:.1f} s; reading and averaging"
-        f" through files cost little on one host, so that the start of processes is most of the gain. Its share depends"
+        " through files cost little on one host, so that the start of processes is most of the gain. Its share depends"
         f" on the speed of a device; with the same costs beside gradients it is, by frames a second, {by_speed}"
     )
 

@@ -125,19 +125,17 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         task = Initialised(plain, stem, content)
     began = time.process_time(), time.monotonic()
     course = train(cell.experiment(task), cell.cluster())
-    figures = (
-        course.described()
-        | waiting(course, cell.training)
-        | {
-            "prior": plain.loss_of_priors() if isinstance(plain, FrameTask) else None,
-            "turns": course.minibatches // cell.training,
-            "training_seconds": round(time.process_time() - began[0], 1),
-            "real_seconds": round(time.monotonic() - began[1], 1),
-            "commit": material.commit,
-            "hardware": hardware(),
-            "date": datetime.now(UTC).date().isoformat(),
-        }
-    )
+    figures = {
+        **course.described(),
+        **waiting(course, cell.training),
+        "prior": plain.loss_of_priors() if isinstance(plain, FrameTask) else None,
+        "turns": course.minibatches // cell.training,
+        "training_seconds": round(time.process_time() - began[0], 1),
+        "real_seconds": round(time.monotonic() - began[1], 1),
+        "commit": material.commit,
+        "hardware": hardware(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
     if course.model is not None:
         _keep(cell, course.model, figures, material)
     return course.model, figures

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from murmur.studies.papers.base import DNN
+from murmur.studies.papers.networks import DNN as NETWORK
 from murmur.studies.papers.study import BEYOND, Alone, Claim, Group, Groups, Outcome, Study, System, beyond
 from murmur.studies.papers.verdicts import NO_LOSS, below, holds, mean_loss, not_alike, ratio, shown, speed_up, wer
 
@@ -18,7 +19,6 @@ ALONE, SIXTEEN = "one learner", "16 learners"
 SGD = Alone("dnn", optimizer="SGD", seeds=(0,), decoded=(0,))
 SHAPES = {SIXTEEN: "falling to a tenth", "16, IBM's schedule": "IBM's", "16, constant rate": "constant"}
 TRIALS = (1.0, 2.0)
-PRETRAINING = 3  # passes, one for each layer
 
 
 def many(alone: Alone = DNN, learners: int = 16, **change: object) -> System:
@@ -37,7 +37,7 @@ def pretrained(rows: Groups) -> Outcome:
     """Judge pre-training."""
     plain = ratio(rows["16, SGD"], rows["16, SGD, stack"])
     both = ratio(rows[SIXTEEN], rows["16, stack"])
-    more = f"the machines took {PRETRAINING} more passes over the speech, which the frames of a run do not count"
+    more = f"the machines took {NETWORK.layers} more passes over the speech, which the frames of a run do not count"
     return Outcome(shown(plain), below(plain), f"with natural gradient {shown(both)}; {more}")
 
 
