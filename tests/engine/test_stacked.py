@@ -19,7 +19,7 @@ from murmur.engine.stacked import NotStackable, check_stackable, draw_together, 
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.speech.features.chunks import IGNORED, ChunkBatch
-from murmur.speech.models import Convolutions, Dnn, Tdnn, TdnnF
+from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Network, Tdnn, TdnnF
 from murmur.strategies import ADPSGD, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.tasks.frames import FramesTask
 from murmur.worlds.virtual.cluster import Cluster, Kill, Link, LognormalSeconds, Rejoin
@@ -152,10 +152,12 @@ def test_what_cannot_be_stacked_is_told_before_the_run() -> None:
         Dnn(16, 2, 2),
         Tdnn(8, ((-1, 0, 1), (-2, 0)), 0.0),
         TdnnF(8, 3, strides=(1,), dropout=0.0, front=Convolutions((2, 3), bins=5)),
+        Lstm(6, 2),
+        Blstm(6, 2, projection=4, bottleneck=3),
     ],
     ids=lambda n: type(n).__name__,
 )
-def test_networks_on_chunks_of_frames(network: Dnn | Tdnn | TdnnF) -> None:
+def test_networks_on_chunks_of_frames(network: Network) -> None:
     """The acoustic models' gradients by one call are those of the criterion that trains them."""
     draw = torch.Generator().manual_seed(0)
     task = FramesTask(network=network)

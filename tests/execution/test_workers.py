@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from murmur.execution.processes import run_in_workers
+from murmur.execution.processes import run_following, run_in_workers
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -37,3 +37,17 @@ def test_results_have_their_places_and_errors_are_raised() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         list(run_in_workers([partial(divide, 1), partial(divide, 0)], 1))
     assert "in divide" in raised.value.__notes__[0]
+
+
+def test_jobs_that_results_call_for_are_run_by_idle_processes() -> None:
+    """One job at first, three after its result, none while they are under way."""
+    wanted, seen = [0], {}
+
+    def following() -> int | None:
+        return wanted.pop() if wanted else None
+
+    for name, value in run_following(following, lambda name: partial(give, 10 * name), 2):
+        seen[name] = value
+        if name == 0:
+            wanted += [1, 2, 3]
+    assert seen == {0: 0, 1: 10, 2: 20, 3: 30}

@@ -39,6 +39,13 @@ LibriSpeech = Annotated[
 Finished = Annotated[Path, typer.Option("--rows", help="File of the rows; runs that it holds are not repeated.")]
 Out = Annotated[Path, typer.Option(help="Folder for papers.md and its pictures.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of runs at the same time, each in a process of its own.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="cpu, or a GPU such as cuda: it computes the gradients of all learners of a run in one call, for networks"
+        " and optimizers that allow it."
+    ),
+]
 Estimate = Annotated[
     bool, typer.Option("--estimate", help="List the runs, their hours and the claims that they serve, and end.")
 ]
@@ -73,6 +80,7 @@ def papers_command(
     out: Out = Path("runs/papers"),
     cache: Cache = Path("runs/cache"),
     jobs: Jobs = 1,
+    device: Device = "cpu",
     estimate: Estimate = False,
 ) -> None:
     chosen = studies(names or list(STUDIES))
@@ -86,7 +94,7 @@ def papers_command(
     folder_to_write(out, "--out")
     file_to_write(rows, "--rows")
     refuse_other_page(out)
-    material = StudyMaterial(corpora, cache)
+    material = StudyMaterial(corpora, cache, checked_device(device))
     for network in material.networks:
         task_to_do(material.network_task(network))
     with ExitStack() as locks:
@@ -134,7 +142,7 @@ def tell_plan(console: Console, chosen: Sequence[Study], known: dict[str, Row], 
 
 
 def run_missing(console: Console, chosen: Sequence[Study], material: StudyMaterial, rows: Rows, jobs: int) -> None:
-    """Run the missing cells, stage by stage, until the studies ask for no more."""
+    """Run the missing cells, the most urgent first, until the studies ask for no more."""
     known = known_rows(rows)
     plan = [each.cell for each in whole(chosen, known) if not each.known]
     total = sum(hours(plan, known))
@@ -145,13 +153,12 @@ def run_missing(console: Console, chosen: Sequence[Study], material: StudyMateri
             console.print(f"preparing the data of {network}", highlight=False)
             material.network_task(network).prepare()
     with bar(console) as progress:
-        task, done = progress.add_task("runs", total=len(plan)), 0
-        while cells := missing(chosen, known_rows(rows), material.networks):
-            for cell, row in make(cells, material, jobs):
-                rows.append(row)
-                done += 1
-                progress.console.print(line(cell, row), highlight=False, soft_wrap=True)
-                progress.update(task, completed=done, total=max(done, len(plan)))
+        task = progress.add_task("runs", total=len(plan))
+        made = make(lambda: missing(chosen, known_rows(rows), material.networks), material, jobs)
+        for done, (cell, row) in enumerate(made, 1):
+            rows.append(row)
+            progress.console.print(line(cell, row), highlight=False, soft_wrap=True)
+            progress.update(task, completed=done, total=max(done, len(plan)))
 
 
 def refuse_other_page(out: Path) -> None:
@@ -163,6 +170,17 @@ def refuse_other_page(out: Path) -> None:
     page = out / PAGE
     if page.is_file() and not page.read_text(encoding="utf-8", errors="replace").startswith(HEAD.splitlines()[0]):
         raise SettingError(f"{page} was not written by murmur papers: give another --out, or move it away")
+
+
+def checked_device(device: str) -> str:
+    """Return the name of a device.
+
+    Raises:
+        SettingError: this host has no such device.
+    """
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise SettingError(f"--device {device}: this host has no such device; cpu computes the same runs")
+    return device
 
 
 def studies(names: Sequence[str]) -> list[Study]:

@@ -104,7 +104,7 @@ class Layout:
         """Add alpha times a vector (P,) to the tensors, in place."""
         with torch.no_grad():
             for tensor, view in zip(self.tensors, self.views(flat), strict=True):
-                tensor.detach().add_(view, alpha=alpha)
+                tensor.detach().add_(view.to(tensor.device), alpha=alpha)  # an optimizer may count on the host
 
     def gather_gradients(self, out: Tensor | None = None) -> tuple[Tensor, list[bool]]:
         """Copy the .grad fields into a vector (P,), zeros where absent; also return a list of those present."""

@@ -9,6 +9,7 @@
 | `Tensor._version` | whether gradients were changed in place | 2.6, 2.13 |
 | `torch._C.DisableTorchFunction` | calls of the original functions inside a `TorchFunctionMode` | 2.6, 2.13 |
 | `torch.autograd.Variable._execution_engine` | callbacks at the end of a backward pass | 2.6, 2.13 |
+| `torch._C._functorch.is_batchedtensor` | whether torch.func.vmap maps over a tensor | 2.6, 2.13 |
 | `__wrapped__` of methods of `torch.optim.Optimizer` | optimizers that do not import the compiler | 2.13 |
 | `torch.ops.mkldnn._is_mkldnn_bf16_supported` | whether the processor computes in bfloat16 | 2.6, 2.13 |
 
@@ -39,6 +40,7 @@ __all__ = [
     "foreach_norm",
     "gloo_options",
     "has_fast_bfloat16",
+    "is_mapped",
     "unflatten",
     "version_of",
     "without_compiler",
@@ -73,6 +75,11 @@ def version_of(x: Tensor) -> int:
 def has_fast_bfloat16() -> bool:
     """True if the processor has instructions for bfloat16."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def is_mapped(x: Tensor) -> bool:
+    """True inside torch.func.vmap, for a tensor over which it maps."""
+    return bool(torch._C._functorch.is_batchedtensor(x))
 
 
 def without_compiler(method: _F) -> _F:

@@ -57,7 +57,7 @@ def draw_together(drawings: Sequence[PendingGradient]) -> list[Gradient]:
     Raises:
         FloatingPointError: As for `TaskSource.draw`.
     """
-    sources, tasks = zip(*[_source(pending) for pending in drawings], strict=True)
+    tasks, sources = zip(*[source_of(pending) for pending in drawings], strict=True)
     found: dict[int, Gradient] = {}
     minibatches: dict[int, tuple[tuple[Tensor, ...], float]] = {}
     alike: dict[Shapes, list[int]] = defaultdict(list)
@@ -78,11 +78,16 @@ def draw_together(drawings: Sequence[PendingGradient]) -> list[Gradient]:
     return [found[place] for place in range(len(drawings))]
 
 
-def _source(pending: PendingGradient) -> tuple[TaskSource, Stackable]:
+def source_of(pending: PendingGradient) -> tuple[Stackable, TaskSource]:
+    """Return the source of a pending gradient, and its task.
+
+    Raises:
+        TypeError: The task is not `Stackable`, or the gradient is wanted bucket by bucket.
+    """
     source = pending.source
     if not isinstance(source, TaskSource) or not isinstance(source.task, Stackable) or pending.before_backward:
         raise TypeError(f"minibatch {pending.n} is not of a Stackable, or its gradient is wanted bucket by bucket")
-    return source, source.task
+    return source.task, source
 
 
 def gradients_of(

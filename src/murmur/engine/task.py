@@ -234,3 +234,11 @@ class Stackable(Protocol):
 
     def total(self, model: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Return the `Loss.total` of `loss`, by tensor operations alone: no element may be read as a Python number."""
+
+
+@runtime_checkable
+class Fillable(Protocol):
+    """Optional addition to `Stackable`: minibatches that can be filled up to the size of a larger one."""
+
+    def filled(self, tensors: tuple[Tensor, ...], units: int) -> tuple[Tensor, ...]:
+        """Return the tensors of a minibatch with `units` rows; those that are added change no `total`."""

@@ -20,6 +20,7 @@ from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import Preparation
 from murmur.core.moments import Moments
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE
+from murmur.core.torch_private import foreach_copy_
 from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, WAITING
 from murmur.core.world import Seat
 from murmur.engine.checkpoints.position import Log, Position
@@ -245,11 +246,11 @@ class TaskSource:
         """
         self._computed(n)
         kept = [part if math.isfinite(loss) else None for part in parts]
-        for view, part in zip(self.layout.views(self._g), kept, strict=True):
-            if part is None:
-                view.zero_()
-            else:
-                view.copy_(part)
+        there = [(view, part) for view, part in zip(self.layout.views(self._g), kept, strict=True) if part is not None]
+        if len(there) < len(kept):
+            self._g.zero_()
+        if there:
+            foreach_copy_([view for view, _ in there], [part for _, part in there])
         return self._checked(n, Gradient(self._g, [part is not None for part in kept], samples, loss), True)
 
     def close(self) -> None:

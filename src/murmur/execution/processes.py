@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from murmur.execution.workers import Worker, end_workers, start_worker, wait_for
 
 START_SECONDS = 5.0  # startup of a process, which imports PyTorch
 Done = TypeVar("Done")
+Named = TypeVar("Named")
 
 
 def in_processes(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator[Done]:
@@ -45,22 +45,41 @@ def run_in_workers(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterat
         Exception: a job raised it, its traceback is added as a note; jobs under way are ended.
         RuntimeError: a process died.
     """
-    left = iter(enumerate(jobs))
+    places = iter(range(len(jobs)))
+    return run_following(lambda: next(places, None), jobs.__getitem__, processes)
+
+
+def run_following(
+    following: Callable[[], Named | None], job_of: Callable[[Named], Callable[[], Done]], processes: int
+) -> Iterator[tuple[Named, Done]]:
+    """Run jobs whose number is not known before; yield (name of a job, its result) as they finish.
+
+    Args:
+        following: function that names the next job; None: there is none now, though there may be one after a result.
+            It is called while fewer than `processes` jobs are under way.
+        job_of: function that returns the picklable job of a name.
+        processes: largest number of processes.
+
+    Raises:
+        Exception: a job raised it, its traceback is added as a note; jobs under way are ended.
+        RuntimeError: a process died.
+    """
     started: list[Worker] = []
-    busy: dict[Connection, int] = {}
+    idle: list[Connection] = []
+    busy: dict[Connection, Named] = {}
     try:
-        for place, job in islice(left, processes):
-            connection = start_worker(started, _answer).connection
-            connection.send(job)
-            busy[connection] = place
-        while busy:
+        while True:
+            while len(busy) < processes and (name := following()) is not None:
+                connection = idle.pop() if idle else start_worker(started, _answer).connection
+                connection.send(job_of(name))
+                busy[connection] = name
+            if not busy:
+                return
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                place, done = busy.pop(ready), _receive(ready)
-                if (following := next(left, None)) is not None:
-                    ready.send(following[1])
-                    busy[ready] = following[0]
-                yield place, done
+                name, done = busy.pop(ready), _receive(ready)
+                idle.append(ready)
+                yield name, done
     finally:
         end_workers(started)
 

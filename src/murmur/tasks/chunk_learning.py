@@ -8,9 +8,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from murmur.engine.task import Loss
-from murmur.speech.features.chunks import ChunkBatch, ChunkTable
+from murmur.speech.features.chunks import IGNORED, ChunkBatch, ChunkTable
 from murmur.speech.hmm import hybrid
 from murmur.tasks.hybrid.config import Chunks
 
@@ -64,3 +65,10 @@ class ChunkLearning(ABC):
         feats_NTF, targets_NT = tensors
         with torch.autocast(feats_NTF.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
             return hybrid.frame_total(model(feats_NTF), targets_NT)
+
+    def filled(self, tensors: tuple[Tensor, ...], units: int) -> tuple[Tensor, ...]:
+        """The tensors of a minibatch with chunks without targets appended, N = units in all."""
+        feats_NTF, targets_NT = tensors
+        more = units - len(feats_NTF)
+        feats = functional.pad(feats_NTF, (0, 0, 0, 0, 0, more))
+        return feats, functional.pad(targets_NT, (0, 0, 0, more), value=IGNORED)

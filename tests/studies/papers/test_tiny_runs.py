@@ -22,9 +22,9 @@ from murmur.studies.comparison.rows import Row, Rows
 from murmur.studies.papers import asgd, cell, hierarchy, rings, run, schedules
 from murmur.studies.papers.base import BLSTM, DNN
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
-from murmur.studies.papers.missing import make
+from murmur.studies.papers.missing import Queue, make
 from murmur.studies.papers.networks import WINDOWS
-from murmur.studies.papers.run import diverged, loss, trained
+from murmur.studies.papers.run import diverged, loss, stack_file, trained
 from murmur.studies.papers.study import DELAY, SUPER, Claim, Go, Outcome, Study, System
 from murmur.tasks.hybrid.task import HybridTask
 from plateaus import make_experiment
@@ -116,9 +116,25 @@ def test_a_run_is_decoded_later_without_training(material: StudyMaterial, monkey
 
 def test_rows_are_made_for_their_cells(material: StudyMaterial, tmp_path: Path) -> None:
     cells = [small(CELLS[name], seed=7) for name in ("one learner", "delay")]
-    made = list(make(cells, material, 1))
-    assert [each for each, _ in made] == cells
-    assert [row["digest"] for _, row in made] == [each.digest for each in cells]
+    made: dict[StudyCell, str] = {}
+    for each, row in make(lambda: [left for left in cells if left not in made], material, 1):
+        made[each] = row["digest"]
+    assert made == {each: each.digest for each in cells}
+
+
+def test_a_queue_names_each_run_once_and_machines_before_the_runs_that_need_them(tmp_path: Path) -> None:
+    """A run without them goes first if another process trains them; a run that has ended may be asked for again."""
+    plain, stacked = StudyCell(network="dnn", seed=3), StudyCell(network="dnn", seed=4, stack=True)
+    other = replace(stacked, rate=2.0)
+    empty = StudyMaterial({}, tmp_path)
+    queue = Queue(lambda: [stacked, other, plain], empty)
+    assert [queue.following() for _ in range(3)] == [4, plain, None]
+    file = stack_file(4, empty)
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert [queue.following() for _ in range(3)] == [stacked, other, None]
+    queue.ended(plain)
+    assert queue.following() == plain
 
 
 def test_models_of_other_data_and_damaged_ones_are_not_taken(
@@ -142,8 +158,8 @@ def test_a_study_is_made_stage_by_stage_and_goes_on_where_it_stopped(
 ) -> None:
     made: list[StudyCell] = []
 
-    def counted(cells: Any, *others: Any) -> Iterator[tuple[StudyCell, Row]]:
-        for each, row in make(cells, *others):
+    def counted(missing: Any, *others: Any) -> Iterator[tuple[StudyCell, Row]]:
+        for each, row in make(missing, *others):
             made.append(each)
             yield each, row
 

@@ -86,8 +86,10 @@ class Adam:
     weight_decay: float = 0.0
 
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
+        weights = _trainable(model)
+        fused = all(w.is_cuda for w in weights) or None  # one kernel a step; None: as PyTorch chooses
         betas = (self.beta1, self.beta2)
-        return PlainAdamW(_trainable(model), lr=self.lr, betas=betas, weight_decay=self.weight_decay)
+        return PlainAdamW(weights, lr=self.lr, betas=betas, weight_decay=self.weight_decay, fused=fused)
 
 
 class PreconditionedSGD(PlainSGD):

@@ -7,12 +7,14 @@ frame, U output frames, H hidden values, C outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from murmur.core.torch_private import has_fast_bfloat16
+from murmur.core.torch_private import has_fast_bfloat16, is_mapped
+from murmur.speech.models.mapped_lstm import mapped_lstm
 from murmur.speech.models.memory import Kept, through
 
 
@@ -126,11 +128,13 @@ class AcousticLstm(nn.Module):
 
     def layer(self, number: int, hidden_NUH: Tensor, reverse_NU1: Tensor | None) -> Tensor:
         """Both directions of a layer, 0 the lowest; `reverse_NU1` gives the order of frames in the backward one."""
-        ahead = _run(self.forwards[number], hidden_NUH)
-        if reverse_NU1 is None:
-            return ahead
-        back = _pick(_run(self.backwards[number], _pick(hidden_NUH, reverse_NU1)), reverse_NU1)
-        return torch.cat((ahead, back), -1)
+        directions: list[nn.Module] = [self.forwards[number]]
+        inputs = [hidden_NUH]
+        if reverse_NU1 is not None:
+            directions.append(self.backwards[number])
+            inputs.append(_pick(hidden_NUH, reverse_NU1))
+        outputs = _run(directions, inputs)
+        return outputs[0] if reverse_NU1 is None else torch.cat((outputs[0], _pick(outputs[1], reverse_NU1)), -1)
 
     def _reversal(self, hidden_NUH: Tensor, lengths_N: Tensor | None) -> Tensor:
         frames = torch.arange(hidden_NUH.shape[1], device=hidden_NUH.device)[None]
@@ -140,13 +144,16 @@ class AcousticLstm(nn.Module):
         return torch.where(frames < ends, ends - 1 - frames, frames)[..., None]
 
 
-def _run(lstm: nn.Module, hidden_NUH: Tensor) -> Tensor:
-    """Outputs of an LSTM; in float32 if autocast requests bfloat16 and the processor has no instructions for it."""
-    cast = hidden_NUH.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    if not cast or has_fast_bfloat16():
-        return lstm(hidden_NUH)[0]
+def _run(modules: list[nn.Module], inputs: list[Tensor]) -> list[Tensor]:
+    """Outputs of LSTMs on an input each; in float32 if autocast requests bfloat16 and the processor lacks it."""
+    layers = [module for module in modules if isinstance(module, nn.LSTM)]
+    if is_mapped(cast(Tensor, layers[0].weight_ih_l0)):
+        return list(mapped_lstm(layers, torch.stack(inputs)))
+    narrow = inputs[0].device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    if not narrow or has_fast_bfloat16():
+        return [layer(each)[0] for layer, each in zip(layers, inputs, strict=True)]
     with torch.autocast("cpu", enabled=False):  # oneDNN has no other LSTM in bfloat16 and raises (torch 2.13)
-        return lstm(hidden_NUH.float())[0]
+        return [layer(each.float())[0] for layer, each in zip(layers, inputs, strict=True)]
 
 
 def _pick(values_NUH: Tensor, index_NU1: Tensor) -> Tensor:

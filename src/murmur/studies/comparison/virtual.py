@@ -78,16 +78,19 @@ class VirtualCourse:
         }
 
 
-def train(experiment: Experiment, cluster: Cluster, together: ComputeBatch | None = None) -> VirtualCourse:
+def train(
+    experiment: Experiment, cluster: Cluster, together: ComputeBatch | None = None, device: str = "cpu"
+) -> VirtualCourse:
     """Train to the end of the budget, or until losses are not finite.
 
     Args:
         experiment: experiment.
         cluster: simulated machines.
         together: function that computes gradients of many learners in one call; None computes each alone.
+        device: device of all models.
     """
     course = VirtualCourse(cluster.learners, experiment.scaled(cluster.learners).total)
-    world = VirtualWorld(cluster, together=together)
+    world = VirtualWorld(cluster, together=together, device=device)
 
     def observers(_: Seat) -> tuple[Any, ...]:
         return (course.see,)

@@ -144,11 +144,14 @@ class StudyMaterial:
     Attributes:
         corpora: folder of each set.
         cache: folder of features, alignments, stacks and trained models.
+        device: "cpu", or a GPU that computes the gradients of all learners of a run in one call, for networks and
+            optimizers that allow it (`murmur.engine.stacked`).
         commit: commit of the code.
     """
 
     corpora: dict[str, Path]
     cache: Path
+    device: str = "cpu"
     commit: str = COMMIT
     _tasks: dict[tuple[Name, int], Any] = field(default_factory=dict, repr=False, compare=False)
 

@@ -167,7 +167,7 @@ class Unknown(dict[str, Any]):
 
 
 def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collection[Name]) -> list[StudyCell]:
-    """The cells of the most urgent stage that are missing and can run now, each once.
+    """The cells that are missing and can run now, each once, the most urgent stage first.
 
     Causes are missing only if their claim is judged and does not agree.
 
@@ -176,12 +176,9 @@ def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collec
         known: rows that are there.
         networks: networks whose speech is there; cells of others are left out.
     """
-    find, stage = Finder(dict(known)), dict[str, StudyCell]()
-    results, of_stage = outcomes(studies, find), -1
+    find, lacking = Finder(dict(known)), dict[str, StudyCell]()
+    results = outcomes(studies, find)
     for each in needed(studies):
-        if stage and each.stage > of_stage:
-            break
-        of_stage = each.stage
         if each.claim and (results[each.claim] is None or not _open(results[each.claim])):
             continue
 
@@ -191,15 +188,15 @@ def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collec
             except MissingRun:
                 if cell.network not in networks:
                     return Unknown(cell)
-                before = stage.get(cell.digest)
-                stage[cell.digest] = replace(cell, decoded=cell.decoded or (before is not None and before.decoded))
+                before = lacking.get(cell.digest)
+                lacking[cell.digest] = replace(cell, decoded=cell.decoded or (before is not None and before.decoded))
                 return Unknown(cell)
 
         try:
             each.study.groups[each.group](go)
         except MissingRun:
             continue
-    return list(stage.values())
+    return list(lacking.values())
 
 
 def hours(cells: Sequence[StudyCell], known: Mapping[str, Row]) -> list[float]:

@@ -11,11 +11,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from murmur.core.errors import DamagedCheckpoint, SettingError
 from murmur.core.flat import Layout
 from murmur.engine.checkpoints.checkpoint import layout_of, write_pair
+from murmur.engine.experiment import Experiment
+from murmur.engine.stacked import NotStackable, check_stackable
+from murmur.engine.stacked_device import DeviceGradients
 from murmur.engine.task import outputs_of
 from murmur.engine.trainer import Trainer
 from murmur.recipes.pretrain import stack_experiment
@@ -124,7 +128,9 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         content = blake2b(stem.with_suffix(".safetensors").read_bytes(), digest_size=8).hexdigest()
         task = Initialised(plain, stem, content)
     began = time.process_time(), time.monotonic()
-    course = train(cell.experiment(task), cell.cluster())
+    experiment = cell.experiment(task)
+    together = on_device(experiment, material.device)
+    course = train(experiment, cell.cluster(), together, "cpu" if together is None else material.device)
     figures = {
         **course.described(),
         **waiting(course, cell.training),
@@ -133,12 +139,25 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         "training_seconds": round(time.process_time() - began[0], 1),
         "real_seconds": round(time.monotonic() - began[1], 1),
         "commit": material.commit,
-        "hardware": hardware(),
+        "hardware": hardware() if together is None else f"{hardware()}, {torch.cuda.get_device_name(material.device)}",
         "date": datetime.now(UTC).date().isoformat(),
     }
     if course.model is not None:
+        course.model.to("cpu")
         _keep(cell, course.model, figures, material)
     return course.model, figures
+
+
+def on_device(experiment: Experiment, device: str) -> DeviceGradients | None:
+    """What computes gradients on a GPU; None on the host, and for an experiment that computes each alone."""
+    if device == "cpu":
+        return None
+    try:
+        check_stackable(experiment)
+    except NotStackable as reason:
+        log.info("gradients are computed on the host: %s", reason)
+        return None
+    return DeviceGradients(device)
 
 
 def _keep(cell: StudyCell, model: nn.Module, figures: Mapping[str, Any], material: StudyMaterial) -> None:
@@ -155,12 +174,18 @@ def waiting(course: VirtualCourse, training: int) -> dict[str, float | None]:
     return {"waiting_share": 1 - course.compute_seconds / whole if whole > 0 else None}
 
 
+def stack_file(seed: int, material: StudyMaterial) -> Path:
+    """File of the machines of a seed."""
+    return material.cache / "stacks" / digest_of([STACK_RATE, seed, FORMAT, repr(DNN)]) / "model.json"
+
+
 def stack(seed: int, material: StudyMaterial) -> Path:
     """File, without suffix, of the machines of a seed; trained if it is missing."""
-    out = material.cache / "stacks" / digest_of([STACK_RATE, seed, FORMAT, repr(DNN)])
-    if not (out / "model.json").exists():
-        Trainer(stack_experiment(material.network_task("dnn", seed), STACK_RATE), VirtualWorld(1), out).fit()
-    return out / "model"
+    file = stack_file(seed, material)
+    if not file.exists():
+        experiment = stack_experiment(material.network_task("dnn", seed), STACK_RATE)
+        Trainer(experiment, VirtualWorld(1), file.parent).fit()
+    return file.with_suffix("")
 
 
 def diverged(row: Row) -> bool:

@@ -29,7 +29,7 @@ class VirtualSeat(Seat):
     def __init__(
         self, world: VirtualWorld, hub: VirtualHub, executor: GradientExecutor, rank: int, late: bool = False
     ) -> None:
-        self.late = late
+        self.late, self.device = late, world.device
         clock = self.clock = hub.clock
         self.cluster, self.rank = world.cluster, rank
         self._desk = executor
@@ -92,6 +92,7 @@ class VirtualWorld:
         sink: Receives every learner's spans of time.
         together: Computes gradients of many learners in one call; None: each is computed alone.
         sent_bytes: Bytes sent by each learner before this launch, if the run is continued.
+        device: Device of all models and vectors, such as "cuda".
         clock, network: Clock and network of the latest run, with virtual seconds, events, bytes and messages.
         killed: Learners killed by the latest run's faults, or that gave up after the loss of another one.
     """
@@ -102,9 +103,10 @@ class VirtualWorld:
         sink: Callable[[Span], None] | None = None,
         together: ComputeBatch | None = None,
         sent_bytes: Sequence[float] = (),
+        device: str = "cpu",
     ) -> None:
         self.cluster = Cluster(learners=cluster) if isinstance(cluster, int) else cluster
-        self.sink, self.together, self.sent_bytes = sink, together, sent_bytes
+        self.sink, self.together, self.sent_bytes, self.device = sink, together, sent_bytes, device
         self.clock = Clock()
         self.network = Network(self.clock, self.cluster)
         self.killed: list[int] = []

@@ -1,0 +1,152 @@
+"""Gradients of many learners by one call on a GPU: a CUDA graph of the mapped pass, replayed.
+
+Equation: `murmur.engine.stacked`. Small networks gain most: on a GPU the gradient of one learner costs as much as those
+of many, since the chip is not full, and a graph launches all kernels of a pass by one call.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from murmur.core.flat import Layout
+from murmur.core.pending_gradient import PendingGradient
+from murmur.core.source import Gradient
+from murmur.engine.stacked import Shapes, source_of
+from murmur.engine.task import Fillable, Stackable
+from murmur.engine.task_source import TaskSource
+
+Ready = tuple[int, TaskSource, tuple[Tensor, ...], float]  # place, source, minibatch, samples
+
+
+class DeviceGradients:
+    """Computes pending gradients together on a device; see `murmur.core.pending_gradient.ComputeBatch`.
+
+    Minibatches of a `Fillable` task are filled up to the largest one so far, and the number of learners to the next
+    power of two, so that few graphs are recorded.
+
+    Args:
+        device: Device, such as "cuda" (a graph for each shape) or "cpu" (no graph).
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._passes: dict[tuple[int, Shapes], MappedPass] = {}
+        self._units = 0
+
+    def __call__(self, drawings: Sequence[PendingGradient]) -> list[Gradient]:
+        """Compute gradients, in their order.
+
+        Raises:
+            FloatingPointError: As for `TaskSource.draw`.
+        """
+        found: dict[int, Gradient] = {}
+        ready: list[Ready] = []
+        for place, pending in enumerate(drawings):
+            task, source = source_of(pending)
+            minibatch = source.minibatch(pending.n)
+            if minibatch is None:
+                found[place] = source.empty(pending.n, None)
+            else:
+                ready.append((place, source, *task.tensors(minibatch)))
+        for shapes, alike in self._filled(ready).items():
+            parts, losses = self._pass(alike, shapes)(alike)
+            for row, (place, source, _, samples) in enumerate(alike):
+                own = [None if part is None else part[row] for part in parts]
+                found[place] = source.given(drawings[place].n, own, samples, losses[row])
+        return [found[place] for place in range(len(drawings))]
+
+    def _filled(self, ready: Sequence[Ready]) -> dict[Shapes, list[Ready]]:
+        """Minibatches by their shapes, after filling."""
+        alike: dict[Shapes, list[Ready]] = defaultdict(list)
+        self._units = max([self._units, *(len(tensors[0]) for _, _, tensors, _ in ready)])
+        for place, source, tensors, samples in ready:
+            task = source.task
+            whole = task.filled(tensors, self._units) if isinstance(task, Fillable) else tensors
+            alike[tuple((t.shape, t.dtype) for t in whole)].append((place, source, whole, samples))
+        return alike
+
+    def _pass(self, alike: Sequence[Ready], shapes: Shapes) -> MappedPass:
+        learners = 1 << (len(alike) - 1).bit_length()
+        if (learners, shapes) not in self._passes:
+            source = alike[0][1]
+            assert isinstance(source.task, Stackable)  # `source_of` has checked it
+            self._passes[learners, shapes] = MappedPass(source.task, source.model, learners, shapes, self._device)
+        return self._passes[learners, shapes]
+
+
+class MappedPass:
+    """The mapped forward and backward pass of a number of learners on minibatches of given shapes.
+
+    Args:
+        task: Task of all learners.
+        model: Model of one of them; its frozen tensors are those of all.
+        learners: Number of learners, L.
+        shapes: Shapes and types of a minibatch's tensors.
+        device: Device of the pass.
+    """
+
+    def __init__(self, task: Stackable, model: nn.Module, learners: int, shapes: Shapes, device: torch.device) -> None:
+        self._task, self._model = task, deepcopy(model).train().to(device)
+        layout = Layout.trainable(self._model)
+        known = {id(p): name for name, p in self._model.named_parameters()}
+        self._names = [known[id(t)] for t in layout.tensors]
+        self._sizes = [(bounds, t.shape) for bounds, t in zip(layout.bounds, layout.tensors, strict=True)]
+        self._weights = torch.zeros(learners, layout.numel, dtype=layout.dtype, device=device)
+        self._minibatch = [torch.zeros(learners, *shape, dtype=dtype, device=device) for shape, dtype in shapes]
+        self._samples = torch.ones(learners, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device.type == "cuda":
+            self._record()
+
+    def __call__(self, alike: Sequence[Ready]) -> tuple[list[Tensor | None], list[float]]:
+        """Return gradients of the mean losses, for each trainable tensor those of all learners or None, and the losses.
+
+        The gradients are valid until the next call.
+        """
+        for row, (_, source, tensors, _) in enumerate(alike):
+            source.layout.gather(self._weights[row])
+            for there, tensor in zip(self._minibatch, tensors, strict=True):
+                there[row].copy_(tensor)
+        self._samples[: len(alike)] = torch.tensor([samples for *_, samples in alike])
+        if self._graph is None:
+            self._compute()
+        else:
+            self._graph.replay()
+        cut = self._cut(self._gradients)
+        return [part if there else None for part, there in zip(cut, self._present, strict=True)], self._means.tolist()
+
+    def _cut(self, flat_LP: Tensor) -> list[Tensor]:
+        return [flat_LP[:, first:last].view(-1, *shape) for (first, last), shape in self._sizes]
+
+    def _compute(self) -> None:
+        """Compute gradients (L, P) and losses (L,) of what is on the device."""
+        stacks = [part.detach().requires_grad_() for part in self._cut(self._weights)]
+
+        def total(weights: list[Tensor], tensors: list[Tensor]) -> Tensor:
+            named = dict(zip(self._names, weights, strict=True))
+            return self._task.total(lambda *x: functional_call(self._model, named, x), *tensors)
+
+        means_L = vmap(total)(stacks, self._minibatch) / self._samples
+        parts = torch.autograd.grad(means_L.sum(), stacks, allow_unused=True)
+        self._present = [part is not None for part in parts]
+        given = [torch.zeros_like(s) if p is None else p for p, s in zip(parts, stacks, strict=True)]
+        self._gradients, self._means = torch.cat([part.flatten(1) for part in given], 1), means_L.detach()
+
+    def _record(self) -> None:
+        """Record `_compute` as a CUDA graph, after runs that allocate what libraries need (torch.cuda.CUDAGraph)."""
+        device = self._weights.device
+        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                self._compute()
+        torch.cuda.current_stream(device).wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._compute()
