@@ -60,7 +60,7 @@ class Generated(FramesTask):
 def experiment(strategy: Strategy) -> Experiment:
     """A BLSTM; its minibatch is cut among the learners, into pieces of several sizes."""
     task = Generated(network=Blstm(hidden=6, layers=2, bottleneck=4), chunks=Chunks(21, 5, 5, 13))
-    return Experiment(task, strategy, Budget(minibatches=30), Adam(lr=0.01), Constant(), Auto("stays"))
+    return Experiment(task, strategy, Budget(minibatches=30), Adam(lr=0.01), Constant(), scaling=Auto("stays"))
 
 
 def trained(what: Experiment, together: ComputeBatch | None) -> tuple[torch.Tensor, list[float]]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,8 +12,7 @@ from murmur.engine.task import Loss
 from murmur.speech.features.chunks import IGNORED, ChunkBatch, ChunkTable
 from murmur.speech.hmm import hybrid
 from murmur.tasks.hybrid.config import Chunks
-
-Precision = Literal["float32", "bfloat16"]
+from murmur.tasks.precision import Precision, products_in
 
 
 class ChunkLearning(ABC):
@@ -47,7 +44,7 @@ class ChunkLearning(ABC):
     def loss(self, model: nn.Module, minibatch: ChunkBatch) -> Loss:
         """Cross-entropy, summed over the frames that have a target."""
         kind = next(model.parameters()).device.type
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
+        with products_in(self.precision, kind):
             total, frames = hybrid.batch_loss(model, minibatch)
         return Loss(total, float(frames))
 
@@ -63,7 +60,7 @@ class ChunkLearning(ABC):
     def total(self, model: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """The total of `loss`, for many networks at once."""
         feats_NTF, targets_NT = tensors
-        with torch.autocast(feats_NTF.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
+        with products_in(self.precision, feats_NTF.device.type):
             return hybrid.frame_total(model(feats_NTF), targets_NT)
 
     def filled(self, tensors: tuple[Tensor, ...], units: int) -> tuple[Tensor, ...]:

@@ -24,8 +24,9 @@ from murmur.speech.features.chunks import ChunkBatch, ChunkTable
 from murmur.speech.features.frame_store import FrameStore, open_store
 from murmur.speech.hmm import hybrid
 from murmur.speech.models import Network, Tdnn
-from murmur.tasks.chunk_learning import ChunkLearning, Precision
+from murmur.tasks.chunk_learning import ChunkLearning
 from murmur.tasks.hybrid.config import Chunks
+from murmur.tasks.precision import Precision
 
 
 @dataclass(frozen=True)

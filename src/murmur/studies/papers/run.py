@@ -149,7 +149,7 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
 
 
 def on_device(experiment: Experiment, device: str) -> DeviceGradients | None:
-    """What computes gradients on a GPU; None on the host, and for an experiment that computes each alone."""
+    """Function that computes gradients on a GPU; None on the host, and for an experiment that cannot be stacked."""
     if device == "cpu":
         return None
     try:

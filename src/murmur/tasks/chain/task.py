@@ -45,6 +45,7 @@ from murmur.tasks.hybrid.decode import DecodeHalf, System
 from murmur.tasks.hybrid.graphs import CHAIN_SCALES, HmmSources
 from murmur.tasks.hybrid.hmm import HmmHalf
 from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.precision import products_in
 from murmur.tasks.prepared import Absent
 from murmur.tasks.recogniser import PortableRecogniser
 from murmur.tasks.unprepared import digits_to_make, features_of, features_to_make
@@ -276,7 +277,7 @@ class ChainTask:
         if device not in self._graphs:
             self._graphs[device] = self.data.denominator.graph.to(device)
         lengths_N, targets_NU = batch.lengths.to(device), batch.targets.to(device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.hybrid.precision == "bfloat16"):
+        with products_in(self.hybrid.precision, device.type):
             outputs_NUC = model(batch.feats.to(device), lengths_N)
         outputs_NUC = outputs_NUC.float()
         frames_N = (lengths_N + self.network.stack - 1) // self.network.stack

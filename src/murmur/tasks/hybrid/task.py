@@ -37,7 +37,7 @@ from murmur.speech.hmm.speaker_transforms import Transforms
 from murmur.speech.models import Network, Tdnn
 from murmur.tasks import corpora
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
-from murmur.tasks.chunk_learning import ChunkLearning, Precision
+from murmur.tasks.chunk_learning import ChunkLearning
 from murmur.tasks.hybrid.config import (
     Chunks,
     Decoding,
@@ -55,6 +55,7 @@ from murmur.tasks.hybrid.speed_transforms import speed_transforms
 from murmur.tasks.hybrid.stage import Stage
 from murmur.tasks.hybrid.two_pass import TwoPass
 from murmur.tasks.known_words import check_known, decoding_words
+from murmur.tasks.precision import Precision
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess, completed_lexicon
 from murmur.tasks.recogniser import PortableRecogniser

@@ -29,6 +29,7 @@ from murmur.speech.sequence.numerators import Aligned, NumeratorBuilder
 from murmur.speech.sequence.state_graph import StateGraph
 from murmur.tasks.hybrid.stage import Stage
 from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.precision import products_in
 from murmur.tasks.prepared import Absent
 from murmur.tasks.recogniser import PortableRecogniser
 from murmur.tasks.sequence.criteria import Mmi, SequenceBatch, Smbr
@@ -199,7 +200,7 @@ class SequenceTask:
             self._on_device[device] = self.data.denominator.graph.to(device), self._hybrid.targets.log_prior.to(device)
         graph, log_prior_C = self._on_device[device]
         targets_NT = batch.chunks.targets.to(device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.hybrid.precision == "bfloat16"):
+        with products_in(self.hybrid.precision, device.type):
             logits_NTC = model(batch.chunks.feats.to(device))
             entropy = hybrid.frame_total(logits_NTC, targets_NT)
         posteriors_NTC = batch.own(logits_NTC).float().log_softmax(-1)
