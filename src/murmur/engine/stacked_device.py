@@ -49,16 +49,16 @@ class DeviceGradients:
         ready: list[Ready] = []
         for place, pending in enumerate(drawings):
             task, source = source_of(pending)
-            minibatch = source.minibatch(pending.n)
+            minibatch = source.on_host(pending.n)
             if minibatch is None:
                 found[place] = source.empty(pending.n, None)
             else:
                 ready.append((place, source, *task.tensors(minibatch)))
         for shapes, alike in self._filled(ready).items():
-            parts, losses = self._pass(alike, shapes)(alike)
+            parts, losses, totals = self._pass(alike, shapes)(alike)
             for row, (place, source, _, samples) in enumerate(alike):
                 own = [None if part is None else part[row] for part in parts]
-                found[place] = source.given(drawings[place].n, own, samples, losses[row])
+                found[place] = source.given(drawings[place].n, own, samples, losses[row], totals[row])
         return [found[place] for place in range(len(drawings))]
 
     def _filled(self, ready: Sequence[Ready]) -> dict[Shapes, list[Ready]]:
@@ -98,34 +98,40 @@ class MappedPass:
         self._names = [known[id(t)] for t in layout.tensors]
         self._sizes = [(bounds, t.shape) for bounds, t in zip(layout.bounds, layout.tensors, strict=True)]
         self._weights = torch.zeros(learners, layout.numel, dtype=layout.dtype, device=device)
-        self._minibatch = [torch.zeros(learners, *shape, dtype=dtype, device=device) for shape, dtype in shapes]
+        pinned = device.type == "cuda"  # copied without a wait
+        self._here = [torch.zeros(learners, *shape, dtype=dtype, pin_memory=pinned) for shape, dtype in shapes]
+        self._minibatch = [here.to(device, copy=True) for here in self._here]
         self._samples = torch.ones(learners, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             self._record()
 
-    def __call__(self, alike: Sequence[Ready]) -> tuple[list[Tensor | None], list[float]]:
-        """Return gradients of the mean losses, for each trainable tensor those of all learners or None, and the losses.
+    def __call__(self, alike: Sequence[Ready]) -> tuple[list[Tensor | None], list[float], list[float]]:
+        """Compute the gradients of the mean losses; they are valid until the next call.
 
-        The gradients are valid until the next call.
+        Returns:
+            For each trainable tensor the gradients (L, ...), or None; the losses; the sums of the gradients' elements.
         """
         for row, (_, source, tensors, _) in enumerate(alike):
             source.layout.gather(self._weights[row])
-            for there, tensor in zip(self._minibatch, tensors, strict=True):
-                there[row].copy_(tensor)
+            for here, tensor in zip(self._here, tensors, strict=True):
+                here[row].copy_(tensor)
+        for here, there in zip(self._here, self._minibatch, strict=True):
+            there.copy_(here, non_blocking=True)
         self._samples[: len(alike)] = torch.tensor([samples for *_, samples in alike])
         if self._graph is None:
             self._compute()
         else:
             self._graph.replay()
-        cut = self._cut(self._gradients)
-        return [part if there else None for part, there in zip(cut, self._present, strict=True)], self._means.tolist()
+        parts = [part if there else None for part, there in zip(self._cut(self._gradients), self._present, strict=True)]
+        losses, totals = self._figures.tolist()  # waits for the device, so that `_here` may be written again
+        return parts, losses, totals
 
     def _cut(self, flat_LP: Tensor) -> list[Tensor]:
         return [flat_LP[:, first:last].view(-1, *shape) for (first, last), shape in self._sizes]
 
     def _compute(self) -> None:
-        """Compute gradients (L, P) and losses (L,) of what is on the device."""
+        """Compute gradients (L, P), losses and sums of gradients (2, L) of what is on the device."""
         stacks = [part.detach().requires_grad_() for part in self._cut(self._weights)]
 
         def total(weights: list[Tensor], tensors: list[Tensor]) -> Tensor:
@@ -136,7 +142,8 @@ class MappedPass:
         parts = torch.autograd.grad(means_L.sum(), stacks, allow_unused=True)
         self._present = [part is not None for part in parts]
         given = [torch.zeros_like(s) if p is None else p for p, s in zip(parts, stacks, strict=True)]
-        self._gradients, self._means = torch.cat([part.flatten(1) for part in given], 1), means_L.detach()
+        self._gradients = torch.cat([part.flatten(1) for part in given], 1)
+        self._figures = torch.stack([means_L.detach(), self._gradients.sum(1)])
 
     def _record(self) -> None:
         """Record `_compute` as a CUDA graph, after runs that allocate what libraries need (torch.cuda.CUDAGraph)."""

@@ -232,7 +232,14 @@ class TaskSource:
             self._minibatches.expect(self._foreseen)
         return minibatch
 
-    def given(self, n: int, parts: Sequence[Tensor | None], samples: float, loss: float) -> Gradient:
+    def on_host(self, n: int) -> Any:
+        """Return minibatch n, or the piece of it that is due, where it was made; None if that has no samples."""
+        with self.seat.trace.span(DATA, f"minibatch {n}"):
+            return self.experiment.minibatch(n, *self.piece)
+
+    def given(
+        self, n: int, parts: Sequence[Tensor | None], samples: float, loss: float, total: float | None = None
+    ) -> Gradient:
         """Return the gradient of minibatch n that was computed elsewhere at this learner's weights.
 
         Args:
@@ -240,6 +247,7 @@ class TaskSource:
             parts: Gradient of each trainable tensor; None if it has none.
             samples: Samples of the minibatch.
             loss: Loss per sample.
+            total: Sum of the gradient's elements, which shows whether they are finite; None: it is added up here.
 
         Raises:
             FloatingPointError: As for `draw`.
@@ -251,7 +259,8 @@ class TaskSource:
             self._g.zero_()
         if there:
             foreach_copy_([view for view, _ in there], [part for _, part in there])
-        return self._checked(n, Gradient(self._g, [part is not None for part in kept], samples, loss), True)
+        drawn = Gradient(self._g, [part is not None for part in kept], samples, loss)
+        return self._checked(n, drawn, total is None or not math.isfinite(total))
 
     def close(self) -> None:
         """End the preparation of minibatches."""
