@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from murmur.core.torch_private import foreach_copy_, unflatten
+from murmur.core.torch_private import foreach_add_, foreach_copy_, unflatten
 
 
 def is_finite(x: Tensor) -> bool:
@@ -102,9 +102,10 @@ class Layout:
 
     def add_(self, flat: Tensor, alpha: float = 1.0) -> None:
         """Add alpha times a vector (P,) to the tensors, in place."""
-        with torch.no_grad():
-            for tensor, view in zip(self.tensors, self.views(flat), strict=True):
-                tensor.detach().add_(view.to(tensor.device), alpha=alpha)  # an optimizer may count on the host
+        if self.tensors:
+            views = self.views(flat.to(self.device))  # an optimizer may keep its counts of steps on the host
+            with torch.no_grad():
+                foreach_add_([t.detach() for t in self.tensors], views, alpha=alpha)
 
     def gather_gradients(self, out: Tensor | None = None) -> tuple[Tensor, list[bool]]:
         """Copy the .grad fields into a vector (P,), zeros where absent; also return a list of those present."""

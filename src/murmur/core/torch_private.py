@@ -5,7 +5,7 @@
 | `torch._C._distributed_c10d` | process groups and stores without the global state of `torch.distributed` | 2.6, 2.13 |
 | `ProcessGroupGloo._Options` | device, threads and timeout of a gloo group | 2.6, 2.13 |
 | `torch._utils._unflatten_dense_tensors` | views of a flat vector in the shapes of a model's tensors | 2.6, 2.13 |
-| `torch._foreach_copy_`, `torch._foreach_norm` | copies and norms of many tensors by one call | 2.6, 2.13 |
+| `torch._foreach_copy_`, `_foreach_add_`, `_foreach_norm` | copies, sums, norms of many tensors at once | 2.6, 2.13 |
 | `Tensor._version` | whether gradients were changed in place | 2.6, 2.13 |
 | `torch._C.DisableTorchFunction` | calls of the original functions inside a `TorchFunctionMode` | 2.6, 2.13 |
 | `torch.autograd.Variable._execution_engine` | callbacks at the end of a backward pass | 2.6, 2.13 |
@@ -36,6 +36,7 @@ __all__ = [
     "TCPStore",
     "backward_engine",
     "c10d",
+    "foreach_add_",
     "foreach_copy_",
     "foreach_norm",
     "gloo_options",
@@ -51,6 +52,7 @@ c10d = _distributed_c10d
 backward_engine = torch.autograd.Variable._execution_engine
 unflatten = _unflatten_dense_tensors
 foreach_copy_ = torch._foreach_copy_
+foreach_add_ = torch._foreach_add_
 foreach_norm = torch._foreach_norm
 
 
