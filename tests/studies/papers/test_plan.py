@@ -249,6 +249,8 @@ def test_hours_grow_with_frames_gradients_and_words_and_follow_the_rows() -> Non
     spent = 3600 * 3 * plain + 10
     known = {cell.digest: row_of(cell, cpu_seconds=spent, decoding_seconds=10.0)}
     assert hours([cell], known)[0] == pytest.approx(3 * plain)
+    on_gpu = {cell.digest: row_of(cell, cpu_seconds=1.0, decoding_seconds=0.0, device="cuda")}
+    assert hours([cell], known | on_gpu) == hours([cell], on_gpu) == [plain]
     other = StudyCell(network="dnn", minibatch=3328, optimizer="natural gradient", schedule="kaldi")
     assert hours([other], known) == hours([other], {})
 

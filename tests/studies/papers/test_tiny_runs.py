@@ -15,7 +15,9 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 from rich.console import Console
 
 from murmur.commands import papers
+from murmur.core.errors import SettingError
 from murmur.engine.checkpoints.checkpoint import read_facts
+from murmur.engine.stacked_device import DeviceGradients
 from murmur.run.configuration import load
 from murmur.speech.models import Blstm, Dnn
 from murmur.studies.comparison.rows import Row, Rows
@@ -181,3 +183,31 @@ def test_a_study_is_made_stage_by_stage_and_goes_on_where_it_stopped(
     papers.run_missing(console, [study], material, rows, 1)
     assert len(made) == 2
     assert len(rows.read()) == 3
+
+
+def test_gradients_together_make_the_same_run_but_for_rounding(
+    material: StudyMaterial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Networks that cannot be stacked compute each gradient alone, whatever the device."""
+    each = small(CELLS["delay"], seed=9)
+    alone = trained(each, material)
+    monkeypatch.setattr(run, "kept_model", lambda *_: None)
+    monkeypatch.setattr(run, "on_device", lambda *_: DeviceGradients("cpu"))
+    monkeypatch.setattr(run.torch.cuda, "get_device_name", lambda _: "a GPU")
+    together = trained(each, replace(material, device="cpu"))
+    assert together["heldout"]["loss"] == pytest.approx(alone["heldout"]["loss"], rel=1e-4)
+    assert together["seconds"] == alone["seconds"]
+
+
+def test_natural_gradients_stay_on_the_host(material: StudyMaterial) -> None:
+    stacked, natural = small(CELLS["delay"]), small(CELLS["sigmoid"])
+    assert run.on_device(stacked.experiment(material.task(stacked)), "cpu") is None
+    assert run.on_device(natural.experiment(material.task(natural)), "cuda") is None
+    assert isinstance(run.on_device(stacked.experiment(material.task(stacked)), "cuda"), DeviceGradients)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers.torch.cuda, "is_available", lambda: False)
+    assert papers.checked_device("cpu") == "cpu"
+    with pytest.raises(SettingError, match="--device cuda: this host has no such device"):
+        papers.checked_device("cuda")

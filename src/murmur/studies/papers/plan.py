@@ -200,9 +200,14 @@ def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collec
 
 
 def hours(cells: Sequence[StudyCell], known: Mapping[str, Row]) -> list[float]:
-    """About the processor hours of runs: sums of frames and gradients, corrected by the rows of their network."""
+    """About the processor hours of runs: sums of frames and gradients, corrected by the rows of their network.
+
+    Rows whose gradients a GPU has computed correct nothing.
+    """
     measured: dict[str, list[float]] = {}
     for row in known.values():
+        if row.get("device", "cpu") != "cpu":
+            continue
         cell = StudyCell(**row["cell"])
         spent = row["cpu_seconds"] - row.get("decoding_seconds", 0.0)
         measured.setdefault(cell.network, []).append(spent / _training_seconds(cell))

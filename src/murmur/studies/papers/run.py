@@ -130,7 +130,8 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
     began = time.process_time(), time.monotonic()
     experiment = cell.experiment(task)
     together = on_device(experiment, material.device)
-    course = train(experiment, cell.cluster(), together, "cpu" if together is None else material.device)
+    device = "cpu" if together is None else material.device
+    course = train(experiment, cell.cluster(), together, device)
     figures = {
         **course.described(),
         **waiting(course, cell.training),
@@ -139,7 +140,8 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         "training_seconds": round(time.process_time() - began[0], 1),
         "real_seconds": round(time.monotonic() - began[1], 1),
         "commit": material.commit,
-        "hardware": hardware() if together is None else f"{hardware()}, {torch.cuda.get_device_name(material.device)}",
+        "device": device,
+        "hardware": hardware() if device == "cpu" else f"{hardware()}, {torch.cuda.get_device_name(device)}",
         "date": datetime.now(UTC).date().isoformat(),
     }
     if course.model is not None:
