@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -20,9 +20,10 @@ from murmur.studies.comparison.rows import Row, Rows
 from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.missing import bar, make
+from murmur.studies.papers.networks import Name
 from murmur.studies.papers.page import HEAD, PAGE, not_yet, write
-from murmur.studies.papers.plan import STAGES, hours, missing, outcomes, whole
-from murmur.studies.papers.run import Finder, diverged, known_rows, loss
+from murmur.studies.papers.plan import STAGES, hours, missing, outcomes, several_builds, whole
+from murmur.studies.papers.run import Finder, build_of, diverged, known_rows, loss, of_builds
 from murmur.studies.papers.study import Study
 
 app = typer.Typer(add_completion=False)
@@ -143,22 +144,39 @@ def tell_plan(console: Console, chosen: Sequence[Study], known: dict[str, Row], 
 
 def run_missing(console: Console, chosen: Sequence[Study], material: StudyMaterial, rows: Rows, jobs: int) -> None:
     """Run the missing cells, the most urgent first, until the studies ask for no more."""
-    known = known_rows(rows)
-    plan = [each.cell for each in whole(chosen, known) if not each.known]
-    total = sum(hours(plan, known))
+    there = known_rows(rows)
+    if not missing(chosen, there, material.networks) and not several_builds(there.values()):
+        return
+    builds = prepared(console, {cell.network for cell in missing(chosen, {}, material.networks)}, material)
+
+    def known() -> dict[str, Row]:
+        return of_builds(known_rows(rows), builds)
+
+    plan = [each.cell for each in whole(chosen, known()) if not each.known]
+    total = sum(hours(plan, known()))
     told = f"{len(plan)} runs missing: about {total:.1f} processor hours, {jobs} at a time"
+    if others := len(known_rows(rows)) - len(known()):
+        told += f"; {others} rows of other builds of the data are made again where a claim needs them"
     console.print(told, highlight=False, soft_wrap=True)
-    for network in material.networks:
-        if any(cell.network == network for cell in plan):
-            console.print(f"preparing the data of {network}", highlight=False)
-            material.network_task(network).prepare()
     with bar(console) as progress:
         task = progress.add_task("runs", total=len(plan))
-        made = make(lambda: missing(chosen, known_rows(rows), material.networks), material, jobs)
+        made = make(lambda: missing(chosen, known(), material.networks), material, jobs)
         for done, (cell, row) in enumerate(made, 1):
             rows.append(row)
             progress.console.print(line(cell, row), highlight=False, soft_wrap=True)
             progress.update(task, completed=done, total=max(done, len(plan)))
+
+
+def prepared(console: Console, names: Collection[Name], material: StudyMaterial) -> dict[str, str]:
+    """Make the data of some networks, and return the digests of their builds, by network."""
+    builds: dict[str, str] = {}
+    for network in material.networks:
+        if network in names:
+            console.print(f"preparing the data of {network}", highlight=False)
+            task = material.network_task(network)
+            task.prepare()
+            builds[network] = build_of(task)
+    return builds
 
 
 def refuse_other_page(out: Path) -> None:

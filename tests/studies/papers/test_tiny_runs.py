@@ -26,7 +26,8 @@ from murmur.studies.papers.base import BLSTM, DNN
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.missing import Queue, make
 from murmur.studies.papers.networks import WINDOWS
-from murmur.studies.papers.run import diverged, loss, stack_file, trained
+from murmur.studies.papers.plan import judged
+from murmur.studies.papers.run import Finder, build_of, diverged, loss, stack_file, trained
 from murmur.studies.papers.study import DELAY, SUPER, Claim, Go, Outcome, Study, System
 from murmur.tasks.hybrid.task import HybridTask
 from plateaus import make_experiment
@@ -211,3 +212,28 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert papers.checked_device("cpu") == "cpu"
     with pytest.raises(SettingError, match="--device cuda: this host has no such device"):
         papers.checked_device("cuda")
+
+
+def test_rows_of_another_build_of_the_data_are_made_again_and_not_compared(
+    material: StudyMaterial, tmp_path: Path
+) -> None:
+    """States depend on the machine that made them; a claim is judged on rows of one build."""
+    first, second = small(CELLS["one learner"], seed=11), small(CELLS["delay"], seed=11)
+    claim = Claim("told", "", "", ("one", "many"), lambda _: Outcome("", "agrees"))
+    groups = {"one": lambda go: [go(first)], "many": lambda go: [go(second)]}
+    study = Study("tiny", "a paper", "runs", groups, (claim,), "cui2021")
+    rows, console = Rows(tmp_path / "rows.jsonl"), Console(quiet=True)
+    here = build_of(material.network_task("blstm"))
+    one, many = trained(first, material), trained(second, material)
+    assert one["build"] == many["build"] == here
+    rows.append({**one, "build": "elsewhere"})
+    rows.append(many)
+    mixed = judged(study, claim, Finder.of(rows))
+    assert mixed is not None
+    assert mixed.verdict == "undecided"
+    assert "blstm" in mixed.why
+    papers.run_missing(console, [study], material, rows, 1)
+    assert [row["build"] for row in rows.read().values()] == [here, here]
+    whole = judged(study, claim, Finder.of(rows))
+    assert whole is not None
+    assert whole.verdict == "agrees"

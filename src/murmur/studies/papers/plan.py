@@ -8,7 +8,7 @@ rates are planned beyond the ends that are there, and sizes are usable if one le
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,13 +125,29 @@ def whole(
 
 
 def judged(study: Study, claim: Claim, find: Go) -> Outcome | None:
-    """The outcome of a claim; None if rows are missing. A clock of a run that ended early decides nothing."""
+    """The outcome of a claim; None if rows are missing.
+
+    A clock of a run that ended early decides nothing, nor do losses on several builds of the same data.
+    """
     try:
-        return claim.judge(found(study, find, claim.needs))
+        rows = found(study, find, claim.needs)
+        several = several_builds(row for group in rows.values() for row in group)
+        if several:
+            told = f"rows of {', '.join(several)} are of several builds of the data; murmur papers makes them again"
+            return Outcome("not compared", "undecided", told)
+        return claim.judge(rows)
     except EndedRunError as error:
         return Outcome("no speed", "undecided", str(error))
     except (MissingRun, FileNotFoundError):
         return None
+
+
+def several_builds(rows: Iterable[Row]) -> list[Name]:
+    """Networks whose rows come from several builds of their data."""
+    builds: dict[Name, set[str]] = {}
+    for row in rows:
+        builds.setdefault(row["cell"]["network"], set()).add(row.get("build", ""))
+    return sorted(name for name, each in builds.items() if len(each) > 1)
 
 
 def outcomes(studies: Sequence[Study], find: Go) -> dict[str, Outcome | None]:

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,6 +30,7 @@ from murmur.studies.comparison.virtual import VirtualCourse, train
 from murmur.studies.papers.cell import FORMAT, STACK_RATE, StudyCell, StudyMaterial
 from murmur.studies.papers.networks import DNN
 from murmur.studies.recipe_records import hardware
+from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.random_frames import FrameTask
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -116,6 +118,32 @@ def data_of(cell: StudyCell, material: StudyMaterial) -> list[str]:
     return [outputs_of(task), *(task.utterances(part).digest() for part in ("train", "dev", "test"))]
 
 
+def build_of(task: Any) -> str:
+    """Digest of what a task's network learns: transcripts, or the states of all frames.
+
+    States depend on the machine that trained the Gaussian systems: the last bits of sums differ between processors, and
+    with them trees and alignments. Losses on states of two builds differ by more than losses of two systems.
+    """
+    content = blake2b(outputs_of(task).encode(), digest_size=8)
+    if isinstance(task, HybridTask):
+        for part in (task.targets.train, task.targets.dev):
+            for name in sorted(part):
+                content.update(name.encode() + np.ascontiguousarray(part[name]).tobytes())
+    else:
+        for name in ("train", "dev"):
+            content.update(repr(sorted(task.utterances(name).texts.items())).encode())
+    return content.hexdigest()
+
+
+def of_builds(known: Mapping[str, Row], builds: Mapping[str, str]) -> dict[str, Row]:
+    """Rows without those of other builds of a network's data; builds: digests of the present ones, by network."""
+    return {
+        digest: row
+        for digest, row in known.items()
+        if row.get("build") == builds.get(row["cell"]["network"], row.get("build"))
+    }
+
+
 def _stem(cell: StudyCell, material: StudyMaterial) -> Path:
     return material.cache / "models" / cell.digest
 
@@ -140,6 +168,7 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         "training_seconds": round(time.process_time() - began[0], 1),
         "real_seconds": round(time.monotonic() - began[1], 1),
         "commit": material.commit,
+        "build": build_of(material.network_task(cell.network, cell.seed)),
         "device": device,
         "hardware": hardware() if device == "cpu" else f"{hardware()}, {torch.cuda.get_device_name(device)}",
         "date": datetime.now(UTC).date().isoformat(),
