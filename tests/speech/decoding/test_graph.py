@@ -3,6 +3,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -168,6 +171,25 @@ def test_damage_is_found_and_made_anew(tmp_path, name, damage):
     for _ in range(2):
         found = cached_graph(folder, "key", lambda: builds.append(1) or graph)
         assert found.fst.to_str() == graph.fst.to_str()
+    assert len(builds) == 1
+
+
+def test_one_of_several_builds_a_graph_and_the_others_wait(tmp_path):
+    """Without the lock each builds it, and one removes the folder that another has just written."""
+    graph, builds, begun = build_hclg(*small_system()), [], threading.Barrier(3)
+
+    def build():
+        builds.append(1)
+        time.sleep(0.3)
+        return graph
+
+    def make(_):
+        begun.wait()
+        return cached_graph(tmp_path / "graph", "key", build).fst.to_str()
+
+    with ThreadPoolExecutor(3) as pool:
+        found = set(pool.map(make, range(3)))
+    assert found == {graph.fst.to_str()}
     assert len(builds) == 1
 
 

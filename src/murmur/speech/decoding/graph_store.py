@@ -6,12 +6,14 @@ like a graph; `load_graph` refuses a graph that does not match its checksum, and
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -142,18 +144,42 @@ def load_graph(folder: Path) -> DecodingGraph:
 
 
 def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph | None:
-    """Make sure that `folder` holds a complete graph with this key; return the graph if it had to be built."""
-    try:
-        if StoredGraph.of(folder).key == key:
+    """Make sure that `folder` holds a complete graph with this key; return the graph if it had to be built.
+
+    Of several processes that need the same graph, one builds it and the others wait.
+    """
+    if _is_there(folder, key):
+        return None
+    with _alone(folder):
+        if _is_there(folder, key):  # built in the meantime
             return None
-    except FileNotFoundError:
         log.info("graph %s: building", folder.name)
+        graph = build()
+        log.info("graph %s: %s", folder.name, graph.facts)
+        save_graph(graph, folder, key)
+        return graph
+
+
+def _is_there(folder: Path, key: str) -> bool:
+    try:
+        return StoredGraph.of(folder).key == key
+    except FileNotFoundError:
+        return False
     except DamagedGraphError as error:  # left by a killed or failing writer
         log.warning("%s", error)
-    graph = build()
-    log.info("graph %s: %s", folder.name, graph.facts)
-    save_graph(graph, folder, key)
-    return graph
+        return False
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock on a graph; on a file system without locks, several processes may build it at the same time."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f".{folder.name}.lock"), "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        except OSError as error:
+            log.info("graph %s: no lock (%s)", folder.name, error)
+        yield
 
 
 def cached_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph:
