@@ -49,6 +49,11 @@ BLSTM, plain SGD in the search for its largest minibatch; natural gradient for t
 `schedules` and Adam in `frequency`. 128 learners (Cui et al.) are left out: 1,500 turns of so many learners are beyond
 two cores. Test sets are decoded once, with settings tuned on dev.
 
+**Builds.** The states of the frames come from Gaussian systems that are trained on the machine of the runs. The last
+bits of their sums differ between processors. Losses on two builds of the states differ by more than those of two
+systems, so that a claim is judged on rows of one build; `murmur papers` makes rows of other builds again. With
+`--device` a GPU computes the gradients of the BLSTM; the seconds of the virtual clock do not depend on it.
+
 **Clock.** A speed-up is the time of one learner for the frames that the virtual clock was charged, over the time of the
 run. Evaluation, decoding and pre-training take no time.
 
