@@ -27,13 +27,12 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.lda_mllt import LdaMlltConfig
 from murmur.speech.hmm.sat import SatConfig
-from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.models import Tdnn
 from murmur.strategies import SyncSGD
 from murmur.tasks.hybrid.config import Decoding, FrontEnd, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.task import HybridTask
 
-PASSES = EmConfig(gaussians=6000, passes=35, grow_passes=25, align_passes=(10, 20, 30), min_gaussian_frames=15.0)
+ADAPTED = EmConfig(gaussians=6000, passes=35, grow_passes=25, align_passes=(10, 20, 30), min_gaussian_frames=15.0)
 TREE = TreeConfig(leaves=900)
 
 
@@ -43,11 +42,7 @@ def experiment() -> Experiment:
         corpus=Path("corpora/librispeech"),
         loader="librispeech",
         front=FrontEnd(speeds=(0.9, 1.0, 1.1), input=NetworkInput(fmllr=True)),
-        hmm=HmmStages(
-            triphone=TriphoneConfig(TREE, PASSES),
-            lda=LdaMlltConfig(tree=TREE, em=PASSES),
-            sat=SatConfig(tree=TREE, em=PASSES),
-        ),
+        hmm=HmmStages(lda=LdaMlltConfig(tree=TREE, em=ADAPTED), sat=SatConfig(tree=TREE, em=ADAPTED)),
         network=Tdnn(hidden=320),
         augment=SpecAugment(warp=0.08, time_masks=1, time_frames=15, bin_masks=1, bins=6),
         precision="bfloat16",

@@ -19,7 +19,6 @@ from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD, Optimiz
 from murmur.engine.schedule import Constant, Cosine, Exponential, Schedule, WarmUpAnneal
 from murmur.recipes import an4_ctc, librispeech
 from murmur.speech.features.augment import SpecAugment
-from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.models import Blstm, Dnn
 from murmur.tasks.ctc.task import CtcTask
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, Search
@@ -154,7 +153,6 @@ def hybrid(name: Name) -> HybridTask:
     return replace(
         task,
         front=FrontEnd(),
-        hmm=replace(task.hmm, triphone=TriphoneConfig()),  # smaller triphones, whose alignments the rows come from
         network=DNN if name == "dnn" else BLSTM,
         chunks=WINDOWS if name == "blstm" else Chunks(),
         augment=SpecAugment(time_masks=0, bin_masks=0),
