@@ -198,9 +198,10 @@ def test_stragglers_are_judged_by_the_clock(ring: float, sync: float, expected: 
 
 
 @pytest.mark.parametrize(("distances", "expected"), [
-    ((0.4, 0.4, 0.4), "agrees"), ((0.6, 0.6, 0.6), "differs"), ((0.4, 0.6, 0.4), "undecided")
+    ((0.4, 0.4, 0.4), "agrees"), ((0.6, 0.6, 0.6), "differs"), ((0.4, 0.6, 0.4), "undecided"),
+    ((0.6, None, 0.6), "undecided"),
 ])  # fmt: skip
-def test_the_randomised_ring_must_be_closer_with_every_seed(distances: tuple[float, ...], expected: str) -> None:
+def test_the_randomised_ring_must_be_closer_with_every_seed(distances: tuple[float | None, ...], expected: str) -> None:
     def go(cell: StudyCell) -> Row:
         randomised = "randomized" in cell.strategy
         return row_of(cell, consensus_distance=distances[cell.seed] if randomised else 0.5)

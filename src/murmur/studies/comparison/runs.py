@@ -19,6 +19,7 @@ from murmur.run.folder import lock as folder_lock
 from murmur.studies.comparison.child import launch
 from murmur.studies.comparison.grid import Cell, Grid, Kind
 from murmur.studies.comparison.rows import Row
+from murmur.studies.comparison.virtual import LATE
 from murmur.studies.recipe_records import hardware
 from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
@@ -158,7 +159,7 @@ def figures(out: Path, cell: Cell) -> Row:
     computed = sum(spent["compute"] for spent in records.seconds_of.values())
     steps = sum(records.steps_of.values())
     stale = sum(age * count for ages in records.staleness.values() for age, count in ages.items())
-    before = [e.consensus_distance for e in records.evaluations if e.samples < last.samples]
+    before = [e.consensus_distance for e in records.evaluations if e.samples <= LATE * last.samples]
     apart = [distance for distance in before if distance is not None]
     return {
         "samples": last.samples,

@@ -16,6 +16,8 @@ from murmur.engine.trainer import Trainer
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
+LATE = 0.95  # share of a run after which learners are no longer apart as during training
+
 
 @dataclass
 class VirtualCourse:
@@ -32,8 +34,8 @@ class VirtualCourse:
         seconds: virtual seconds of training, without evaluation.
         compute_seconds: computing time of all learners.
         stale: sum of the staleness of all steps.
-        consensus_distance: distance at the last evaluation point before the end, at which strategies have made all
-            learners equal.
+        consensus_distance: distance at the last evaluation point of the first 95 % of the run. Near the end rates are
+            low, and strategies make all learners equal.
         sent_bytes: bytes sent by all learners.
     """
 
@@ -55,7 +57,7 @@ class VirtualCourse:
         self.seconds = max(self.seconds, record.seconds)
         if record.kind == "evaluation":
             self.curve.append((record.samples, record.loss, record.seconds))
-            if record.consensus_distance is not None and record.minibatches < self.minibatches:
+            if record.consensus_distance is not None and record.minibatches <= LATE * self.minibatches:
                 self.consensus_distance = record.consensus_distance
         elif record.kind == "step":
             self.steps += 1

@@ -49,9 +49,10 @@ def _waiting(rows: Groups, name: str) -> str:
 def nearness(rows: Groups) -> Outcome:
     """Judge the distances of the learners from their mean, half way."""
     apart = {name: [row["consensus_distance"] for row in rows[name]] for name in RINGS}
-    pairs = list(zip(*apart.values(), strict=True))
-    closer = [None not in pair and pair[1] < pair[0] for pair in pairs]
     told = ", ".join(f"{name} {' '.join(f'{d:.3f}' for d in each if d is not None)}" for name, each in apart.items())
+    if any(None in each for each in apart.values()):
+        return Outcome(told, "undecided", "some rows have no distance half way")
+    closer = [random < fixed for fixed, random in zip(*apart.values(), strict=True)]
     return Outcome(told, "agrees" if all(closer) else "differs" if not any(closer) else "undecided", "a number a seed")
 
 
