@@ -63,19 +63,19 @@ def experiment(strategy: Strategy) -> Experiment:
     return Experiment(task, strategy, Budget(minibatches=30), Adam(lr=0.01), Constant(), scaling=Auto("stays"))
 
 
-def trained(what: Experiment, together: ComputeBatch | None) -> tuple[torch.Tensor, list[float]]:
+def trained(what: Experiment, together: ComputeBatch | None, device: str = "cpu") -> tuple[torch.Tensor, list[float]]:
     """The consensus, and the losses of all steps."""
     losses: list[float] = []
-    world = VirtualWorld(CLUSTER, together=together)
+    world = VirtualWorld(CLUSTER, together=together, device=device)
     outcome = Trainer(what, world, observers=lambda _: (lambda record: losses.append(record.loss),)).fit()
-    return weights_of(outcome.model), losses
+    return weights_of(outcome.model.to("cpu")), losses
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 def test_the_same_run_but_for_rounding(strategy: Strategy, device: str) -> None:
     alone, by_themselves = trained(experiment(strategy), None)
-    together, by_one_call = trained(experiment(strategy), DeviceGradients(device))
+    together, by_one_call = trained(experiment(strategy), DeviceGradients(device), device)
     begun = weights_of(experiment(strategy).task.model())
     assert float((together - alone).norm()) <= 1e-3 * float((alone - begun).norm())
     assert by_one_call == pytest.approx(by_themselves, rel=1e-4, nan_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from functools import partial
 
@@ -40,14 +41,22 @@ def test_results_have_their_places_and_errors_are_raised() -> None:
 
 
 def test_jobs_that_results_call_for_are_run_by_idle_processes() -> None:
-    """One job at first, three after its result, none while they are under way."""
-    wanted, seen = [0], {}
+    """One job at first, three after its result: two at a time, by two processes in all."""
+    wanted, under_way, most, processes = [0], set(), 0, set()
 
     def following() -> int | None:
-        return wanted.pop() if wanted else None
+        if not wanted:
+            return None
+        under_way.add(wanted[-1])
+        return wanted.pop()
 
-    for name, value in run_following(following, lambda name: partial(give, 10 * name), 2):
-        seen[name] = value
+    for name, process in run_following(following, lambda _: os.getpid, 2):
+        most = max(most, len(under_way))
+        under_way.remove(name)
+        processes.add(process)
         if name == 0:
             wanted += [1, 2, 3]
-    assert seen == {0: 0, 1: 10, 2: 20, 3: 30}
+    assert not under_way
+    assert most == 2
+    assert len(processes) == 2
+    assert os.getpid() not in processes

@@ -136,7 +136,12 @@ def build_of(task: Any) -> str:
 
 
 def of_builds(known: Mapping[str, Row], builds: Mapping[str, str]) -> dict[str, Row]:
-    """Rows without those of other builds of a network's data; builds: digests of the present ones, by network."""
+    """Rows of the present builds of the data, and all rows of networks that have none.
+
+    Args:
+        known: rows by digest.
+        builds: digest of a network's present build, by network.
+    """
     return {
         digest: row
         for digest, row in known.items()

@@ -49,7 +49,8 @@ def _waiting(rows: Groups, name: str) -> str:
 def nearness(rows: Groups) -> Outcome:
     """Judge the distances of the learners from their mean, half way."""
     apart = {name: [row["consensus_distance"] for row in rows[name]] for name in RINGS}
-    told = ", ".join(f"{name} {' '.join(f'{d:.3f}' for d in each if d is not None)}" for name, each in apart.items())
+    shown = {name: ["unknown" if d is None else f"{d:.3f}" for d in each] for name, each in apart.items()}
+    told = ", ".join(f"{name} {' '.join(each)}" for name, each in shown.items())
     if any(None in each for each in apart.values()):
         return Outcome(told, "undecided", "some rows have no distance half way")
     closer = [random < fixed for fixed, random in zip(*apart.values(), strict=True)]
