@@ -157,6 +157,7 @@ def test_transforms_are_not_decoded_for_where_nothing_may_be_made(adapted, tmp_p
 
 def test_damaged_files_are_not_made_again_where_nothing_may_be_made(adapted):
     two, dev = adapted.two_pass, adapted.material.dev
+    two.transforms("dev", dev)  # makes the files where no earlier test has
     refusing = replace(adapted, absent="refuse").two_pass
     for path, read in ((two._first_pass_file, lambda: refusing.first_pass), (two.transforms_file(dev), None)):
         whole = path.read_bytes()
