@@ -72,6 +72,7 @@ def test_the_page_is_made_of_rows_alone(tmp_path: Path) -> None:
 def test_a_verdict_that_does_not_agree_shows_its_cause(tmp_path: Path) -> None:
     worse = complete(changed(lambda cell: 1.1 if cell.learners > 1 and cell.budget < 10_000_000 else 1.0))
     page = write(worse, tmp_path).read_text()
+    assert "Cause: an iteration of 600,000 frames" in page  # from a record, without runs
     assert re.search(r"4 learners with K-step.*\*\*differs\*\*.*Cause .*with twice the turns 1\.000 \(", page)
     twice = {digest: row for digest, row in worse.items() if row["cell"]["budget"] < 10_000_000}
     assert re.search(r"4 learners with K-step.*The cause .* is not run yet", write(twice, tmp_path).read_text())

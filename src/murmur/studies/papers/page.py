@@ -207,7 +207,8 @@ def cause(study: Study, claim: Claim, outcome: Outcome | None, name: str, find: 
         told = claim.cause(found(study, find, (*claim.needs, *claim.because)))
     except MissingRun:
         return f" The cause ({', '.join(claim.because)}) is {not_yet(plan, f'{name}: cause')}."
-    return f" Cause ({', '.join(claim.because)}): {told}."
+    of = f" ({', '.join(claim.because)})" if claim.because else ""  # else from a benchmark's record
+    return f" Cause{of}: {told}."
 
 
 def runs(study: Study, find: Finder) -> Iterable[Sequence[object]]:
