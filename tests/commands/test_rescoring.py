@@ -104,6 +104,7 @@ def test_a_weight_is_tuned_on_dev_and_kept(
 ) -> None:
     search, dev = ("--model", ctc, "--rescore", only_bob), corpus / "data" / "dev"
     scaled = ("--lm", arpa, "--scale", 0.2)
+    (ctc / "rescoring.json").unlink(missing_ok=True)  # of other tests
     code, said = run("decode", "ctc", *search, *scaled, "--out", tmp_path / "a")
     assert code == 1
     assert "tune it with --dev DATA, or give --lm-weight" in said

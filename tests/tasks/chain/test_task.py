@@ -288,14 +288,14 @@ def realigned(folder: Path) -> Path:
     return folder / "earlier"
 
 
-def test_settings_that_do_not_fit_are_refused(task: ChainTask) -> None:
+def test_settings_that_do_not_fit_are_refused(task: ChainTask, tmp_path: Path) -> None:
     fast = replace(task.hybrid, front=FrontEnd(speeds=(0.9, 1.0)))
     with pytest.raises(SettingError, match="as they are"):
         replace(task, hybrid=fast).check()
     with pytest.raises(SettingError, match="are scales of posteriors"):
         replace(task, hybrid=replace(task.hybrid, decoding=Decoding())).check()
     with pytest.raises(SettingError, match="realigned_by"):
-        replace(task, hybrid=replace(task.hybrid, realigned_by=Path(realigned(task.hybrid.cache)))).check()
+        replace(task, hybrid=replace(task.hybrid, realigned_by=realigned(tmp_path))).check()
     ChainTask(replace(ChainTask().hybrid, corpus=task.hybrid.corpus)).check()
     for wrong in ({"leak": 0.0}, {"cross_entropy": -1.0}, {"draws": 0}):
         with pytest.raises(ValueError, match="must be positive"):
