@@ -24,6 +24,7 @@ def row_of(cell: StudyCell, value: float = 1.0, **more: object) -> Row:
         "waiting_share": 0.1,
         "staleness": 1.0,
         "consensus_distance": 0.5,
+        "sent_bytes": 1e9,
         "errors": {f"u{i}": [i % 3, 5] for i in range(9)} if cell.decoded else None,
         "cpu_seconds": 60.0,
         "decoding_seconds": 10.0,

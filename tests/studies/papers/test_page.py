@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.machines import MACHINES
 from murmur.studies.papers.networks import SETUPS
-from murmur.studies.papers.page import claims, write
+from murmur.studies.papers.page import claims, points_of, write
 from murmur.studies.papers.plan import missing, whole
 from murmur.studies.papers.run import Finder, loss
 
@@ -34,7 +35,7 @@ EVERYTHING = complete(invented)
 def test_without_rows_every_claim_is_still_to_run(tmp_path: Path) -> None:
     page = write({}, tmp_path).read_text()
     with_runs = [name for _, claim, name in claims() if claim.needs]
-    assert len(re.findall(r"not run yet \(0 of \d+ runs are there\) \|", page)) == len(with_runs)
+    assert len(re.findall(r"not run yet \(0 of \d+ runs and trials are there\) \|", page)) == len(with_runs)
     assert "| BLSTM | " in page
     assert not list(tmp_path.glob("*.svg"))
 
@@ -45,10 +46,10 @@ def test_a_claim_is_judged_as_soon_as_its_own_rows_are_there(tmp_path: Path) -> 
     rows = {digest: row for digest, row in EVERYTHING.items() if digest in own}
     page = write(rows, tmp_path).read_text()
     assert "a randomised ring keeps learners closer together than a fixed one: **" in page
-    assert re.search(r"rings cope .*: not run yet \(\d+ of \d+ runs are there\)", page)
+    assert re.search(r"rings cope .*: not run yet \(\d+ of \d+ runs and trials are there\)", page)
     last = next(reversed(rows))
     fewer = {digest: row for digest, row in rows.items() if digest != last}
-    counts = f"not run yet ({len(rows) - 1} of {len(rows)} runs are there)"
+    counts = f"not run yet ({len(rows) - 1} of {len(rows)} runs and trials are there)"
     assert counts in write(fewer, tmp_path).read_text()
 
 
@@ -88,6 +89,24 @@ def test_speed_ups_of_the_page_are_at_most_the_learners_on_their_own_machines(tm
     assert found == {round(n * 0.8, 1) for n in (4, 8, 16, 20, 32, 64)}
 
 
+def test_points_of_a_picture_are_of_the_seeds_that_all_systems_have_decoded() -> None:
+    def go(cell: StudyCell) -> Row:
+        row = row_of(cell, seconds=3600.0)
+        if cell.decoded:
+            row["errors"] = {f"u{i}": [1 + cell.seed, 10] for i in range(9)}
+        return row
+
+    points = points_of(STUDIES["rings"], Finder(complete(go)))
+    names = list(STUDIES["rings"].pictured)
+    assert [point.name for point in points] == names
+    assert {point.rate.value for point in points} == {10.0}  # seed 0 of one learner too, whose mean rate is 20
+    assert {point.hours for point in points[1:]} == {1.0}
+    alone = [
+        point.rate.value for point in points_of(replace(STUDIES["rings"], pictured=names[:1]), Finder(complete(go)))
+    ]
+    assert alone == [20.0]
+
+
 def test_limits_of_one_learner_and_bad_runs_are_told(tmp_path: Path) -> None:
     def go(cell: StudyCell) -> Row:
         row = invented(cell)
@@ -98,7 +117,7 @@ def test_limits_of_one_learner_and_bad_runs_are_told(tmp_path: Path) -> None:
 
     page = write(complete(go), tmp_path).read_text()
     assert re.search(r"\| LSTM with CTC \|.*\| 10\.0 % .*\| 14 % \| met \|", page)
-    assert "The largest word error rate of a decoded run is 70.0 %; above 60 %: `" in page
+    assert "The largest word error rate of a decoded run of the plan is 70.0 %; above 60 %: `" in page
     assert re.search(r"Runs that diverged: `[0-9a-f]{16}`", page)
     fixed = next(line for line in page.splitlines() if line.startswith("| fixed ring | 0 |"))
     assert "| diverged |" in fixed

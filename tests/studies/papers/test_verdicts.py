@@ -22,7 +22,7 @@ from murmur.studies.papers.machines import MACHINES
 from murmur.studies.papers.plan import judged
 from murmur.studies.papers.run import diverged, loss
 from murmur.studies.papers.study import ONE_SEED, SEEDS, found
-from murmur.studies.papers.verdicts import below, ratio, seconds, shown, speed_up, wer
+from murmur.studies.papers.verdicts import below, ratio, seconds, shown, speed_up, told_apart, wer
 
 from .made_up import PRIOR, alike, changed, invented, row_of
 
@@ -283,6 +283,8 @@ def test_the_largest_minibatch_is_judged_against_synchronous_sgd(ring: int, sync
 def test_verdicts_on_intervals(low: float, high: float, at_one: str, no_loss: str) -> None:
     value = Interval((low + high) / 2, low, high, 0.95)
     assert (below(value), below(value, 1.03)) == (at_one, no_loss)
+    words = {"agrees": "better than", "undecided": "not told apart from", "differs": "worse than"}
+    assert told_apart(value) == words[at_one]
 
 
 def test_ratios_pair_common_seeds_and_one_seed_decides_nothing() -> None:

@@ -7,6 +7,7 @@ unknown; a falling K takes their place. The sigmoid network repeats the two clai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from murmur.studies.comparison.rows import Row
@@ -24,7 +25,7 @@ from murmur.studies.papers.study import (
     System,
     beyond,
 )
-from murmur.studies.papers.verdicts import NO_LOSS, below, holds, ratio, shown, speed_up, wer_difference
+from murmur.studies.papers.verdicts import NO_LOSS, below, holds, ratio, shown, speed_up, told_apart, wer_difference
 
 MACHINES, FASTER = "cong2017", 6.1
 K_STEP, ADAPTIVE = "KAVG(2, moments='averaged')", "AdaptiveKAVG(K=Geometric(4, 1), moments='averaged')"
@@ -77,8 +78,11 @@ def _as_good(rows: Groups, name: str, sigmoid: str) -> Outcome:
     found, other = ratio(rows[ALONE], rows[name]), ratio(rows[ALONE_DNN], rows[sigmoid])
     words = wer_difference(rows[ALONE], rows[name])
     more = "" if words is None else f"; WER {words.value:+.1f} points ({words.low:+.1f} to {words.high:+.1f}, seed 0)"
-    turns = f"{rows[name][0]['turns']:,} turns; better than one learner: {below(found)}"
-    return Outcome(shown(found), below(found, NO_LOSS), f"{turns}; sigmoid network {shown(other)}{more}")
+    turns = f"{rows[name][0]['turns']:,} turns; {told_apart(found)} one learner"
+    seeds = len(rows[sigmoid])
+    return Outcome(
+        shown(found), below(found, NO_LOSS), f"{turns}; sigmoid network, {seeds} seeds, {shown(other)}{more}"
+    )
 
 
 def four_longer(rows: Groups) -> str:
@@ -96,7 +100,12 @@ def poor(rows: Groups) -> Outcome:
     """Judge the accuracy of ASGD."""
     found, stale = ratio(rows[SERVER], rows[FOUR]), rows[SERVER][0]["staleness"]
     told = "unknown" if stale is None else f"{stale:.1f} updates"
-    return Outcome(shown(found), below(found), f"mean staleness of ASGD {told}")
+    words = wer_difference(rows[SERVER], rows[FOUR])
+    more = "" if words is None else f"; WER {words.value:+.1f} points ({words.low:+.1f} to {words.high:+.1f}, seed 0)"
+    alone = shown(ratio(rows[ALONE], rows[SERVER]))
+    return Outcome(
+        shown(found), below(found), f"ASGD's loss over one learner's {alone}; mean staleness of ASGD {told}{more}"
+    )
 
 
 def damped(rows: Groups) -> str:
@@ -109,9 +118,14 @@ def slow(rows: Groups) -> Outcome:
     server, averaging = speed_up(rows[SERVER]), speed_up(rows[FOUR])
     waits = (
         f"learners of ASGD wait {100 * (1 - server / 4):.0f} % of the time, as each gradient waits for two messages; "
-        "the server is a fifth device, so that one learner is on a second node; the updates of the server take no time"
+        "the server is a fifth device, so that one learner is on a second node; the updates of the server take no time;"
+        f" K-step averaging sends {_sent(rows[FOUR])}, ASGD {_sent(rows[SERVER])}; the paper's K is unknown"
     )
     return Outcome(f"{server:.2f}x against {averaging:.2f}x", holds(server < averaging), waits)
+
+
+def _sent(rows: Sequence[Row]) -> str:
+    return f"{rows[0]['sent_bytes'] / 1e9:,.0f} GB"
 
 
 def slow_at_their_size(rows: Groups) -> str:
@@ -124,8 +138,9 @@ def slow_at_their_size(rows: Groups) -> str:
 
 def fast(rows: Groups) -> Outcome:
     """Judge the speed of 20 learners."""
-    found = speed_up(rows[TWENTY])
-    return Outcome(f"{found:.1f}x", holds(found >= FASTER), "at equal frames; theirs is to equal accuracy")
+    found, loss = speed_up(rows[TWENTY]), shown(ratio(rows[ALONE], rows[TWENTY]))
+    why = f"at equal frames, with {loss} times the loss of one learner; theirs is to equal accuracy"
+    return Outcome(f"{found:.1f}x", holds(found >= FASTER), why)
 
 
 GROUPS: dict[str, Group] = {
@@ -167,7 +182,7 @@ STUDY = Study(
             "ASGD is poor at 4 learners",
             "poor accuracy",
             "K-step averaging's loss over ASGD's, interval below 1",
-            (FOUR, SERVER),
+            (ALONE, FOUR, SERVER),
             poor,
             ("4, ASGD, damped",),
             damped,
@@ -195,7 +210,7 @@ STUDY = Study(
             "20 learners are several times as fast",
             f"{FASTER}x at 20",
             f"virtual speed-up at least {FASTER}",
-            (TWENTY,),
+            (ALONE, TWENTY),
             fast,
         ),
     ),

@@ -98,9 +98,9 @@ STUDY = Study(
     "Zhang, Cui, Finkler, Saon, Kayi, Buyuktosunoglu, Kingsbury, Kung, Picheny: A highly efficient distributed deep"
     " learning system for automatic speech recognition (arXiv 1907.05701, 2019)",
     "64 learners in nodes of eight: super-learners on a randomised ring, three seeds; synchronous SGD and a flat ring,"
-    " one seed (a run takes more than 20 core-minutes). On the clock, a step of the flat ring lasts at least as long as"
-    " the models of all learners of a node need through its network card: in the virtual network alone learners never"
-    " wait for an exchange, and a ring that is too slow only averages less often",
+    " one seed (a run takes more than 20 minutes of a processor core). On the clock, a step of the flat ring lasts at"
+    " least as long as the models of all learners of a node need through its network card: in the virtual network alone"
+    " learners never wait for an exchange, and a ring that is too slow only averages less often",
     GROUPS,
     (
         Claim(

@@ -12,7 +12,7 @@ from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.base import LEARNERS, limit_of
 from murmur.studies.papers.machines import MACHINES
 from murmur.studies.papers.networks import SETUPS
-from murmur.studies.papers.picture import draw
+from murmur.studies.papers.picture import Point, draw
 from murmur.studies.papers.plan import Planned, outcomes, whole
 from murmur.studies.papers.run import Finder, MissingRun, diverged, loss
 from murmur.studies.papers.study import Claim, Outcome, Study, found
@@ -30,7 +30,8 @@ and of the largest minibatch of `rings` were made stricter on 2026-11-25, when r
 same day, trials of the sigmoid network and of `frequency` got all frames, and all systems further trials, when rows of
 one learner, of `frequency` and of `asgd` were there: quarter runs had chosen rates that were too high. Intervals are
 95 %: of a ratio of held-out losses over seeds (paired t), of word errors by paired bootstrap over utterances with
-their seeds. "undecided": the interval holds values on both sides of the limit, or the rule says so.
+their seeds; t intervals are those of logarithms. "undecided": the interval holds values on both sides of the limit, or
+the rule says so.
 """
 HOW = """## How it is made
 
@@ -46,23 +47,27 @@ learners together; systems of a study have equal numbers of frames, without thos
 learner's minibatch is cut among the learners; it grows with them only where a paper is about large minibatches
 (`hierarchy`, and the largest minibatch of `rings`, whose runs have fewer than 1,500 turns). Optimizers are Adam for the
 BLSTM, plain SGD in the search for its largest minibatch; natural gradient for the other two networks, beside SGD in
-`schedules` and Adam in `frequency`. 128 learners (Cui et al.) are left out: 1,500 turns of so many learners are beyond
-two cores. Test sets are decoded once, with settings tuned on dev.
+`schedules` and Adam in `frequency`. 128 learners (Cui et al.) are left out: one learner's minibatch of 164 windows
+cannot be cut among so many, and 1,500 turns of larger ones take about an hour of a processor core each. Test sets are
+decoded once, with settings tuned on dev.
 
 **Builds.** The states of the frames come from Gaussian systems that are trained on the machine of the runs. The last
 bits of their sums differ between processors. Losses on two builds of the states differ by more than those of two
 systems, so that a claim is judged on rows of one build; `murmur papers` makes rows of other builds again. With
 `--device` a GPU computes the gradients of the BLSTM; the seconds of the virtual clock do not depend on it.
 
-**Clock.** A speed-up is the time of one learner for the frames that the virtual clock was charged, over the time of the
-run. Evaluation, decoding and pre-training take no time.
+**Clock.** A speed-up is the time that one learner of the same machines needs for the frames that the virtual clock was
+charged, over the time of the run. Synchronous averages are charged in full: none is hidden behind the backward pass.
+Evaluation, decoding and pre-training take no time.
 
 **Columns.** Minibatch: units of all learners (utterances of the LSTM with CTC, frames of the sigmoid network, windows
 of 21 frames of the BLSTM), or learners times units of each. Rate: one learner's, before `Auto`. Turns: gradients of
-each learner. Held-out loss: nats a frame on dev. Waiting: share of the time in which learners do not compute.
+all learners over their number. Held-out loss: nats a frame on dev. Waiting: share of the time in which learners do not
+compute.
 
     murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs --jobs 2
 """
+PICTURED = "Word error rates of a picture are those of the seeds that are decoded of all its systems; bars: 95 %.\n"
 PLURAL = {"agrees": "agree", "differs": "differ", "undecided": "undecided"}
 
 
@@ -94,7 +99,7 @@ def there(plan: Sequence[Planned], claim: str) -> tuple[int, int]:
 def not_yet(plan: Sequence[Planned], claim: str) -> str:
     """Text about a claim that lacks runs."""
     present, every = there(plan, claim)
-    return f"not run yet ({present} of {every} runs are there)" if every else "not run yet"
+    return f"not run yet ({present} of {every} runs and trials are there)" if every else "not run yet"
 
 
 def claims() -> list[tuple[Study, Claim, str]]:
@@ -122,23 +127,29 @@ def pictures(find: Finder, out: Path) -> list[str]:
     """Draw the pictures of the studies of which something is decoded; return the lines that show them."""
     lines = []
     for study in STUDIES.values():
-        points = [point for name in study.pictured for point in (point_of(study, name, find),) if point is not None]
+        points = points_of(study, find)
         if len(points) > 1 and draw(study.name, points, out / f"papers_{study.name}.svg"):
             lines.append(f"![{study.name}: word error rate over hours of the virtual cluster](papers_{study.name}.svg)")
-    return [*lines, ""] if lines else []
+    return [*lines, PICTURED] if lines else []
 
 
-def point_of(study: Study, group: str, find: Finder) -> tuple[str, float, float] | None:
-    """Name, virtual hours and word error rate of a group; None if it is not there or not decoded."""
-    try:
-        rows = study.groups[group](find)
-    except MissingRun:
-        return None
-    decoded = [row for row in rows if row["errors"]]
-    if not decoded:
-        return None
-    spent = statistics.mean(seconds(row, study.machines) for row in decoded)
-    return group, spent / 3600, statistics.mean(percent(row) or 0.0 for row in decoded)
+def points_of(study: Study, find: Finder) -> list[Point]:
+    """Virtual hours and word error rates of the groups of which something is decoded, over the seeds of all of them."""
+    decoded = dict[str, dict[int, Row]]()
+    for name in study.pictured:
+        try:
+            rows = study.groups[name](find)
+        except MissingRun:
+            continue
+        if by_seed := {row["cell"]["seed"]: row for row in rows if row["errors"]}:
+            decoded[name] = by_seed
+    common = set.intersection(*map(set, decoded.values())) if decoded else set()
+    points = []
+    for name, by_seed in decoded.items():
+        rows = [by_seed[seed] for seed in sorted(common)]
+        if (rate := wer(rows)) is not None:
+            points.append(Point(name, statistics.mean(seconds(row, study.machines) for row in rows) / 3600, rate))
+    return points
 
 
 def one_learner(find: Finder) -> str:
@@ -165,7 +176,7 @@ def worst(rows: Mapping[str, Row], plan: Sequence[Planned]) -> str:
     lost = [row["digest"] for row in present if diverged(row)]
     if not rates:
         return "No test is decoded yet.\n"
-    told = f"The largest word error rate of a decoded run is {max(rates.values()):.1f} %"
+    told = f"The largest word error rate of a decoded run of the plan is {max(rates.values()):.1f} %"
     told += f"; above {WORST_WER:g} %: {', '.join(f'`{digest}`' for digest in above) or 'none'}."
     return f"{told} Runs that diverged: {', '.join(f'`{digest}`' for digest in lost) or 'none'}.\n"
 
@@ -206,9 +217,13 @@ def cause(study: Study, claim: Claim, outcome: Outcome | None, name: str, find: 
     try:
         told = claim.cause(found(study, find, (*claim.needs, *claim.because)))
     except MissingRun:
-        return f" The cause ({', '.join(claim.because)}) is {not_yet(plan, f'{name}: cause')}."
-    of = f" ({', '.join(claim.because)})" if claim.because else ""  # else from a benchmark's record
+        return f" The cause ({_listed(claim.because)}) is {not_yet(plan, f'{name}: cause')}."
+    of = f" ({_listed(claim.because)})" if claim.because else ""  # else from a benchmark's record
     return f" Cause{of}: {told}."
+
+
+def _listed(names: Iterable[str]) -> str:
+    return "; ".join(f'"{name}"' for name in names)
 
 
 def runs(study: Study, find: Finder) -> Iterable[Sequence[object]]:

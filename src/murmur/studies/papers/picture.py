@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from murmur.report.page import check_installed
 from murmur.report.read import ReportError
+from murmur.speech.decoding.bootstrap import Interval
 
-Point = tuple[str, float, float]  # name, hours, word error rate in percent
+
+@dataclass(frozen=True)
+class Point:
+    """A system in a picture.
+
+    Attributes:
+        name: its name.
+        hours: hours of the virtual cluster.
+        rate: word error rate in percent, with its interval.
+    """
+
+    name: str
+    hours: float
+    rate: Interval
 
 
 def draw(name: str, points: Sequence[Point], path: Path) -> bool:
@@ -27,9 +42,13 @@ def draw(name: str, points: Sequence[Point], path: Path) -> bool:
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure = Figure(figsize=(7.4, 3.4), layout="constrained")
         axes = figure.subplots()
-        for number, (system, hours, rate) in enumerate(points):
-            marker = "s" if number == 0 else "^" if system.startswith("beyond") else "o"
-            axes.plot([hours], [rate], marker, color=f"C{number % 10}", label=system)
+        for number, point in enumerate(points):
+            marker = "s" if number == 0 else "^" if point.name.startswith("beyond") else "o"
+            value = point.rate.value
+            bars = [[value - point.rate.low], [point.rate.high - value]]
+            axes.errorbar(
+                [point.hours], [value], bars, fmt=marker, color=f"C{number % 10}", label=point.name, capsize=2
+            )
         axes.set(xscale="log", title=name, ylabel="word error rate, %", xlabel="hours of the virtual cluster")
         for formatted in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
             formatted(lambda hours, _: f"{hours:g}")  # 0.6 in place of 6 x 10^-1

@@ -110,7 +110,7 @@ def convergence(rows: Groups) -> Outcome:
     found, sync = ratio(rows[better], rows["delay-by-one"]), ratio(rows["synchronous"], rows["delay-by-one"])
     one = ", ".join(f"{name} {shown(ratio(rows[ALONE], rows[name]))}" for name in STRATEGIES)
     return Outcome(
-        f"{shown(found)} against the {better}",
+        f"{shown(found)} against the {better}, at one learner's minibatch",
         below(found),
         f"against synchronous SGD {shown(sync)}; over one learner: {one}",
     )
@@ -174,8 +174,8 @@ GROUPS: dict[str, Group] = {
 STUDY = Study(
     "rings",
     PAPER,
-    "16 learners: fixed and randomised ring, delay-by-one, synchronous SGD, three seeds; the largest usable minibatch"
-    " by bisection with plain SGD, three seeds at the edge",
+    "16 learners: fixed and randomised ring, delay-by-one, synchronous SGD with one learner's minibatch of 164 windows"
+    " cut among them, three seeds; the largest usable minibatch by bisection with plain SGD, three seeds at the edge",
     GROUPS,
     (
         Claim(

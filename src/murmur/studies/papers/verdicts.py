@@ -70,6 +70,11 @@ def below(value: Interval, limit: float = 1.0) -> Verdict:
     return "agrees" if value.high < limit else "differs" if value.low >= limit else "undecided"
 
 
+def told_apart(value: Interval) -> str:
+    """What the interval of a ratio of losses says of the second system, before the name of the first."""
+    return {"agrees": "better than", "differs": "worse than", "undecided": "not told apart from"}[below(value)]
+
+
 def holds(condition: bool) -> Verdict:
     """Judge a condition on figures without chance: agrees or differs."""
     return "agrees" if condition else "differs"
