@@ -160,7 +160,12 @@ def run_missing(console: Console, chosen: Sequence[Study], material: StudyMateri
     console.print(told, highlight=False, soft_wrap=True)
     with bar(console) as progress:
         task = progress.add_task("runs", total=len(plan))
-        made = make(lambda: missing(chosen, known(), material.networks), material, jobs)
+
+        def begins(cell: StudyCell) -> None:
+            [about] = hours([cell], known())
+            progress.console.print(f"{cell.told}: about {60 * about:.0f} min", highlight=False, soft_wrap=True)
+
+        made = make(lambda: missing(chosen, known(), material.networks), material, jobs, begins)
         for done, (cell, row) in enumerate(made, 1):
             rows.append(row)
             progress.console.print(line(cell, row), highlight=False, soft_wrap=True)

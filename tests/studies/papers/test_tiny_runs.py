@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,8 @@ def test_a_queue_names_each_run_once_and_machines_before_the_runs_that_need_them
     plain, stacked = StudyCell(network="dnn", seed=3), StudyCell(network="dnn", seed=4, stack=True)
     other = replace(stacked, rate=2.0)
     empty = StudyMaterial({}, tmp_path)
-    queue = Queue(lambda: [stacked, other, plain], empty)
+    begun: list[StudyCell] = []
+    queue = Queue(lambda: [stacked, other, plain], empty, begun.append)
     assert [queue.following() for _ in range(3)] == [4, plain, None]
     file = stack_file(4, empty)
     file.parent.mkdir(parents=True)
@@ -138,6 +140,7 @@ def test_a_queue_names_each_run_once_and_machines_before_the_runs_that_need_them
     assert [queue.following() for _ in range(3)] == [stacked, other, None]
     queue.ended(plain)
     assert queue.following() == plain
+    assert begun == [plain, stacked, other, plain]
 
 
 def test_models_of_other_data_and_damaged_ones_are_not_taken(
@@ -176,11 +179,14 @@ def test_a_study_is_made_stage_by_stage_and_goes_on_where_it_stopped(
 
     claim = Claim("told", "", "", ("many",), lambda groups: Outcome(f"{loss(groups['many'][0]):.3f}", "agrees"))
     study = Study("tiny", "a paper", "runs", {"many": best}, (claim,), "cui2021")
-    rows, console = Rows(tmp_path / "rows.jsonl"), Console(quiet=True)
+    rows, told = Rows(tmp_path / "rows.jsonl"), StringIO()
+    console = Console(file=told, width=200)
     rows.append(trained(replace(first, rate=0.001), material))  # an earlier launch stopped here
     papers.run_missing(console, [study], material, rows, 1)
     assert [each.learners for each in made] == [1, 8]
     assert made[0].rate == 0.01
+    for each in made:
+        assert f"{each.told}: about 0 min" in told.getvalue()
     papers.run_missing(console, [study], material, rows, 1)
     assert len(made) == 2
     assert len(rows.read()) == 3

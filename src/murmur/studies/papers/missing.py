@@ -40,10 +40,16 @@ class Queue:
     Args:
         missing: Function that returns the cells that are missing and can run now, in their order.
         material: Prepared data.
+        begins: Function that is called with each cell before it runs.
     """
 
-    def __init__(self, missing: Callable[[], Sequence[StudyCell]], material: StudyMaterial) -> None:
-        self._missing, self._material = missing, material
+    def __init__(
+        self,
+        missing: Callable[[], Sequence[StudyCell]],
+        material: StudyMaterial,
+        begins: Callable[[StudyCell], None],
+    ) -> None:
+        self._missing, self._material, self._begins = missing, material, begins
         self._begun: set[str | int] = set()
 
     def following(self) -> StudyCell | int | None:
@@ -57,6 +63,7 @@ class Queue:
                 self._begun.add(cell.seed)
                 return cell.seed
             self._begun.add(cell.digest)
+            self._begins(cell)
             return cell
         return None
 
@@ -66,7 +73,10 @@ class Queue:
 
 
 def make(
-    missing: Callable[[], Sequence[StudyCell]], material: StudyMaterial, jobs: int
+    missing: Callable[[], Sequence[StudyCell]],
+    material: StudyMaterial,
+    jobs: int,
+    begins: Callable[[StudyCell], None] = lambda _: None,
 ) -> Iterator[tuple[StudyCell, Row]]:
     """Yield cells with their new rows, as they finish; the caller stores each row before it asks for the next.
 
@@ -74,8 +84,9 @@ def make(
         missing: Function that returns the cells that are missing and can run now, in their order.
         material: Prepared data.
         jobs: Number of processes.
+        begins: Function that is called with each cell before it runs.
     """
-    queue = Queue(missing, material)
+    queue = Queue(missing, material, begins)
     where = {"corpora": tuple(sorted(material.corpora.items())), "cache": material.cache, "device": material.device}
 
     def job_of(name: StudyCell | int) -> Callable[[], Row]:
