@@ -67,8 +67,8 @@ compute.
 
     murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs --jobs 2
 """
-PICTURED = """A picture shows the seeds that are decoded of all its systems. Bars: 95 % of each system alone; a difference
-of two is surer, as they are tested on the same utterances.
+PICTURED = """A picture shows the seeds that are decoded of all its systems. Bars: 95 % of each system alone; a
+difference of two is surer, as they are tested on the same utterances.
 """
 PLURAL = {"agrees": "agree", "differs": "differ", "undecided": "undecided"}
 
