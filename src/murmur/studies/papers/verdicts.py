@@ -71,7 +71,7 @@ def below(value: Interval, limit: float = 1.0) -> Verdict:
 
 
 def told_apart(value: Interval) -> str:
-    """What the interval of a ratio of losses says of the second system, before the name of the first."""
+    """Words between the names of the second and the first system of a ratio of losses, by its interval."""
     return {"agrees": "better than", "differs": "worse than", "undecided": "not told apart from"}[below(value)]
 
 
