@@ -26,9 +26,10 @@ def add(
 ) -> None:
     """Add a learner to a running experiment; the other learners do not stop.
 
-    The run must have been started with a secret file and with a strategy that accepts new learners (ADPSGD, KAVG,
-    BMUF, AdaptiveKAVG, ParameterAveraging). The learner receives the weights of the others, takes part until the
-    budget ends, and may be killed like any other. On another host it needs the same files under the same names.
+    The run must have been started with a secret file and with a strategy that accepts new learners (KAVG, BMUF, SlowMo,
+    DiLoCo, AdaptiveKAVG, ParameterAveraging, ADPSGD, A2CiD2, QuasiGlobal). The new learner receives the weights of the
+    others and takes part until the budget ends. It may be killed like any other learner. On another host it needs the
+    same files under the same names.
 
     Example: murmur add runs/two --secret-file secret
 

@@ -35,7 +35,7 @@ FIRST_BEAM, FIRST_STATES = 10.0, 2000  # widest search of a pass whose paths onl
 
 
 def narrow(options: DecodeOptions) -> DecodeOptions:
-    """The settings with a search that is no wider than a pass needs whose paths only give transforms."""
+    """The settings with the beam and the number of states limited, for a pass whose paths only give transforms."""
     beam, states = min(options.beam, FIRST_BEAM), min(options.max_active, FIRST_STATES)
     return replace(options, beam=beam, max_active=states)
 

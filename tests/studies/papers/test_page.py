@@ -46,7 +46,7 @@ def test_a_claim_is_judged_as_soon_as_its_own_rows_are_there(tmp_path: Path) -> 
     rows = {digest: row for digest, row in EVERYTHING.items() if digest in own}
     page = write(rows, tmp_path).read_text()
     assert "a randomised ring keeps learners closer together than a fixed one: **" in page
-    assert re.search(r"rings cope .*: not run yet \(\d+ of \d+ runs and trials are there\)", page)
+    assert re.search(r"rings tolerate .*: not run yet \(\d+ of \d+ runs and trials are there\)", page)
     last = next(reversed(rows))
     fewer = {digest: row for digest, row in rows.items() if digest != last}
     counts = f"not run yet ({len(rows) - 1} of {len(rows)} runs and trials are there)"

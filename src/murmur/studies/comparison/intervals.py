@@ -30,7 +30,7 @@ def paired(first: Iterable[float], second: Iterable[float]) -> Interval:
 
 
 def equal_chance(groups: Sequence[Sequence[float]]) -> float:
-    """Probability, if all groups had one mean, of means that lie at least as far apart: an F test, seeds as blocks.
+    """The p-value of the hypothesis that all groups have the same mean: an F test with seeds as blocks.
 
     F = (n sum_g (m_g - m)^2 / (k - 1)) / (sum of squared residuals / ((k - 1) (n - 1))),  k groups of n values.
 

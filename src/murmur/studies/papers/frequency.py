@@ -2,11 +2,11 @@
 
 Eight learners with Kaldi's parameter averaging: natural gradient, max-change, estimates that restart at every average,
 the newest models combined, the rate falling to a tenth. Iterations of 25,000 to 1.6 million frames of all learners
-together. The best range holds the frequency with the highest mean log-probability a frame of the correct paths, and all
-those whose interval of the loss ratio to it holds 1.
+together. The best range holds the frequency with the highest mean log-probability per frame of the correct paths. It
+also holds every frequency whose loss, divided by the loss of that frequency, has an interval that includes 1.
 
-The first average keeps the best learner alone, as Kaldi does, and the last model is the best combination on dev of the
-newest ones. Trials have all frames: a quarter has no average at the lowest frequency.
+The first average keeps the best learner alone, as Kaldi does. The last model is the combination of the newest models
+that is best on dev. Trials have all frames, because a quarter of the frames has no average at the lowest frequency.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ The BLSTM. One learner has 12 windows a minibatch, 64 learners have 384 (six eac
 inside each node. Rates by the linear rule after a warm-up (`Auto`), and by the root of it: a learner's minibatch is
 half of one learner's, so that the reference rate is half of its rate. 12.9 million frames give 1,600 turns.
 
-The clock charges the flat ring with the traffic that it has where nothing routes around a node's network card: each
-learner sends its model to both neighbours in every step through the card of its node, and its step takes at least the
-time of these 16 models. In the virtual network without that charge, learners never wait for an exchange, and a ring
-that is too slow only averages less often.
+All exchanges of the flat ring are assumed to pass through the network cards of the nodes. In every step each of the
+eight learners of a node sends its model to both neighbours, so that a step takes at least the time of 16 models on the
+card. Without this rule, learners of the virtual network would never wait for an exchange, and a ring on slow links
+would only average less often.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ STUDY = Study(
     "Zhang, Cui, Finkler, Saon, Kayi, Buyuktosunoglu, Kingsbury, Kung, Picheny: A highly efficient distributed deep"
     " learning system for automatic speech recognition (arXiv 1907.05701, 2019)",
     "64 learners in nodes of eight: super-learners on a randomised ring, three seeds; synchronous SGD and a flat ring,"
-    " one seed (a run takes more than 20 minutes of a processor core). On the clock, a step of the flat ring lasts at"
-    " least as long as the models of all learners of a node need through its network card: in the virtual network alone"
-    " learners never wait for an exchange, and a ring that is too slow only averages less often",
+    " one seed (a run takes more than 20 minutes of a processor core). On the virtual clock, a step of the flat ring"
+    " takes at least the time that the models of all learners of a node need to pass through its network card. Without"
+    " this rule learners would never wait for an exchange, and a ring on slow links would only average less often",
     GROUPS,
     (
         Claim(

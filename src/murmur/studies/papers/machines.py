@@ -1,8 +1,9 @@
-"""The machines of five papers, as virtual clusters: what a frame of a small run costs there.
+"""The machines of five papers as virtual clusters, with the cost of a frame of a small run.
 
-A piece of the largest number of learners of a study stands for the minibatch of one of the paper's devices, and has its
-seconds; other minibatches in proportion to their frames. Messages have the size of the paper's model. Numbers of the
-papers, and those that are assumed, are in `murmur.recipes.papers` and `murmur.worlds.virtual.presets`.
+A learner's minibatch in the runs with the most learners of a study represents the minibatch of one of the paper's
+devices, and takes the same seconds. Other minibatches take seconds in proportion to their frames. Messages have the
+size of the paper's model. The numbers of the papers, and the assumed numbers, are in `murmur.recipes.papers` and
+`murmur.worlds.virtual.presets`.
 """
 
 from __future__ import annotations

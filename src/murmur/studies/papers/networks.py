@@ -62,8 +62,8 @@ class Setup:
         unit_frames: frames of a unit, on the average.
         minibatch: units of one learner's minibatch.
         budget: frames of a run, of all learners.
-        part: trials of a rate have one part in so many of the frames. With 1 they are runs: for the sigmoid network,
-            a quarter prefers rates that are too high for all frames.
+        part: divisor of the number of frames in trials of a rate. With 1 the trials are complete runs. The sigmoid
+            network has 1, because trials with a quarter of the frames choose rates that are too high for all frames.
         limit: largest word error rate of one learner, in percent.
         training: settings by optimizer; the first one is usual.
         frame_seconds: processor seconds of a frame, for the estimate.

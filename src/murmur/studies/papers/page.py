@@ -24,23 +24,25 @@ Results = Mapping[str, Outcome | None]  # of the claims, by name
 HEAD = """# Experiments of five papers
 
 Written by `murmur papers` from rows of runs; never by hand. Gradients and speech are real, the machines are virtual,
-the networks are small versions of the papers'. The rules by which a claim agrees stand in
-`src/murmur/studies/papers/`. They were fixed before the runs; those of `frequency`, of the third claim of `schedules`
-and of the largest minibatch of `rings` were made stricter on 2026-11-25, when rows of `frequency` were there. On the
-same day, trials of the sigmoid network and of `frequency` got all frames, and all systems further trials, when rows of
-one learner, of `frequency` and of `asgd` were there: quarter runs had chosen rates that were too high. Intervals are
-95 %: of a ratio of held-out losses over seeds (paired t), of word errors by paired bootstrap over utterances with
-their seeds; t intervals are those of logarithms. "undecided": the interval holds values on both sides of the limit, or
-the rule says so.
+the networks are small versions of the papers'. The rules that decide whether a claim agrees are in
+`src/murmur/studies/papers/`. They were fixed before the runs, with two changes on 2026-11-25. The rules of `frequency`,
+of the third claim of `schedules` and of the largest minibatch of `rings` were made stricter; at that time there were
+rows of `frequency`. Trials of the sigmoid network and of `frequency` were given all frames, and all systems were given
+further trials; at that time there were rows of one learner, of `frequency` and of `asgd`. The reason was that trials
+with a quarter of the frames had chosen rates that were too high. Intervals are 95 % intervals. Those of a ratio of
+held-out losses are paired t intervals of logarithms over seeds. Those of word errors come from a paired bootstrap over
+utterances, each with all its seeds. "undecided" means that the interval holds values on both sides of the limit, or
+that the rule says so.
 """
 HOW = """## How it is made
 
-**Rates.** A system begins with two factors on one learner's rate, to which `murmur.engine.scaling.Auto` is applied: 1,
-which is that rule, and another one. One learner begins with two or three rates. Trials have seed 0; held-out loss
-decides. Those of the BLSTM and of one LSTM with CTC have a quarter of the frames; those of the sigmoid network and of
-`frequency` have all frames, and are the runs with seed 0. While the best trial is the lowest or the highest one, the
-next one by about the same factor is tried, up to four with a system and six with one learner; where the best of them is
-still at an end, the system is judged with it. The best goes on with all frames and all seeds.
+**Rates.** The rate of a system is one learner's rate times a factor, to which `murmur.engine.scaling.Auto` is applied.
+Trials choose the factor: the first trials have the factor 1, which is the rule of `Auto`, and one other factor. One
+learner begins with two or three rates. Trials have seed 0; the trial with the lowest held-out loss is the best. Trials
+of the BLSTM and of one LSTM with CTC have a quarter of the frames. Trials of the sigmoid network and of `frequency`
+have all frames, and are the runs with seed 0. While the best value is the lowest or the highest one tried, the next
+value by about the same factor is tried, up to four values with a system and six with one learner. If the best value is
+still at an end after that, the system is judged with it. The runs at the best value have all frames and all seeds.
 
 **Data.** AN4 for the LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of all
 learners together; systems of a study have equal numbers of frames, without those of pre-training. In most studies one
@@ -56,9 +58,9 @@ bits of their sums differ between processors. Losses on two builds of the states
 systems, so that a claim is judged on rows of one build; `murmur papers` makes rows of other builds again. With
 `--device` a GPU computes the gradients of the BLSTM; the seconds of the virtual clock do not depend on it.
 
-**Clock.** A speed-up is the time that one learner of the same machines needs for the frames that the virtual clock was
-charged, over the time of the run. Synchronous averages are charged in full: none is hidden behind the backward pass.
-Evaluation, decoding and pre-training take no time.
+**Clock.** A speed-up is the virtual time that one learner on the same machines needs for the frames of the run (with
+minibatches counted as full), divided by the virtual time of the run. Synchronous averages take their full time: none is
+hidden behind the backward pass. Evaluation, decoding and pre-training take no time.
 
 **Columns.** Minibatch: units of all learners (utterances of the LSTM with CTC, frames of the sigmoid network, windows
 of 21 frames of the BLSTM), or learners times units of each. Rate: one learner's, before `Auto`. Turns: gradients of
@@ -67,8 +69,9 @@ compute.
 
     murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs --jobs 2
 """
-PICTURED = """A picture shows the seeds that are decoded of all its systems. Bars: 95 % of each system alone; a
-difference of two is surer, as they are tested on the same utterances.
+PICTURED = """A picture shows the seeds whose test is decoded for all its systems. The bars are 95 % intervals of each
+system alone. The interval of a difference between two systems is narrower, because both are tested on the same
+utterances.
 """
 PLURAL = {"agrees": "agree", "differs": "differ", "undecided": "undecided"}
 

@@ -1,8 +1,9 @@
-"""The plan of the studies: every cell with the claims that it serves, its stage and its hours; and what is missing.
+"""The plan of the studies: every cell with the claims that it serves, its stage and its hours; and the missing cells.
 
-A trial decides the rate of later cells, and a bisection its next size. Cells that depend on rows that are not there are
-planned with stand-in rows of equal, high losses: the first rate to try is taken unless another trial is there, further
-rates are planned beyond the ends that are there, and sizes are usable if one learner's row is a stand-in too.
+A trial decides the rate of later cells, and a bisection decides its next size. Cells that depend on missing rows are
+planned with stand-in rows, which have equal, high losses. The first rate to try is then taken unless another trial has
+a row. Further rates are planned beyond an end only if the trial at this end has a row. A size is usable if the row of
+one learner is a stand-in too.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def whole(
 def judged(study: Study, claim: Claim, find: Go) -> Outcome | None:
     """The outcome of a claim; None if rows are missing.
 
-    A clock of a run that ended early decides nothing, nor do losses on several builds of the same data.
+    The verdict is "undecided" if the rule needs the speed of a run that ended early, or if the rows come from
+    several builds of the same data.
     """
     try:
         rows = found(study, find, claim.needs)

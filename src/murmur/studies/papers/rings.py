@@ -5,9 +5,10 @@ Convergence: the BLSTM, 164 windows a minibatch of all learners, each strategy a
 Largest minibatch: plain SGD, IBM's schedule. Sizes of all learners are 164 times the roots of powers of two. The rate
 is linear in the size, from that of a trial at four times 164, which is the usual rate of one learner times the
 factors 1, 1/2 (a quarter of the frames). A size is usable if the held-out loss is at most 1.1 times that of one
-learner with 164 windows and the same seed, at equal frames. Bisection with seed 0; then seeds 1 and 2 at the largest
-usable size, below it as long as one of them is not usable, and at the first size that is not usable. Sizes of two
-searches that are one step apart decide nothing: a seed more or less would change them.
+learner with 164 windows and the same seed, at equal frames. A bisection with seed 0 finds the largest usable size. This
+size is then run with seeds 1 and 2; while it is not usable with one of them, the next smaller size is run with all
+seeds. The first size that is not usable is run with all seeds too. If the largest sizes of two strategies are one step
+apart, the verdict is undecided, because one more seed or one fewer would change them.
 """
 
 from __future__ import annotations

@@ -70,11 +70,11 @@ STUDY = Study(
     GROUPS,
     (
         Claim(
-            "rings cope with slow learners, strategies in step do not",
-            f"without numbers; all in step must take {SLOW:g} times as long, an ideal ring"
+            "rings tolerate slow learners, lock-step strategies do not",
+            f"without numbers; a lock-step strategy must take {SLOW:g} times as long, an ideal ring"
             f" {LEARNERS / (LEARNERS - 1 + 1 / SLOW):.2f} times",
-            "time with one learner of 16 ten times slower over time without: rings at most 1.2, the others at least"
-            f" {SLOW / 2:g}",
+            "time with one of 16 learners ten times slower, divided by the time with equal learners: at most 1.2 for"
+            f" the rings, at least {SLOW / 2:g} for the others",
             (*STRATEGIES, *SLOWED.values()),
             coping,
         ),

@@ -71,7 +71,7 @@ def below(value: Interval, limit: float = 1.0) -> Verdict:
 
 
 def told_apart(value: Interval) -> str:
-    """Words between the names of the second and the first system of a ratio of losses, by its interval."""
+    """Comparison of the second system of a ratio of losses with the first one, in words, by the interval."""
     return {"agrees": "better than", "differs": "worse than", "undecided": "not told apart from"}[below(value)]
 
 

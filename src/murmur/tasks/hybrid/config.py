@@ -60,10 +60,11 @@ class FrontEnd:
         bins: log-mel bins of the network, normalised by mean and variance.
         cmvn: scope of the mean and variance that normalise the network's input: "speaker", "utterance" or "none".
         speeds: playback speeds of the copies that the network trains on (Ko et al. 2015); 1.0 must be among them.
-        perturb: "stored" keeps a copy for each speed on disk, and an epoch is one pass over all of them: disk space
-            times the number of speeds, no work. "on_the_fly" keeps speed 1 alone; the minibatch number draws
-            the speed of its chunks, which are analysed from audio in the background: disk of one copy, some
-            milliseconds of a core per chunk. An epoch is then one pass at mixed speeds, and cmvn is that of speed 1.
+        perturb: "stored" keeps a copy for each speed on disk, and an epoch is one pass over all copies. This needs disk
+            space for every speed, and no work in training. "on_the_fly" keeps the copy at speed 1 alone. The speed of a
+            chunk is drawn by the number of its minibatch, and the chunk is analysed from audio in the background. This
+            needs disk space for one copy, and some milliseconds of a core per chunk. An epoch is then one pass at mixed
+            speeds, and cmvn is that of speed 1.
         noise: noise added to chunks "on_the_fly", such as noise.share=0.5; normalised like the speech without it.
         storage: type of the network's training features on disk, 4, 2 or 1 bytes a value.
         input: parts of the network's input; those of the speaker are estimated for each stored speed, as if the copies

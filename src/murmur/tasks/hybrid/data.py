@@ -107,7 +107,7 @@ def floored(log_prior_C: Tensor) -> Tensor:
     """ln p(pdf), with a lower limit of a tenth of 1 / pdfs.
 
     A pdf that is rare in train (silence has states that may be skipped) would otherwise get the largest score wherever
-    network is not sure, since its tiny posterior is divided by an even smaller prior.
+    the network is uncertain, because its small posterior is divided by an even smaller prior.
     """
     return log_prior_C.clamp(min=math.log(SMALLEST_SHARE / len(log_prior_C)))
 

@@ -236,7 +236,7 @@ class HmmHalf:
 
     @property
     def normalised_order(self) -> int:
-        """Number of those derivatives whose statistics normalise them."""
+        """Number of derivatives of the spectrum that are normalised by statistics of their own."""
         return self.delta_order if self.front.normalised == "all" else 0
 
     @property
