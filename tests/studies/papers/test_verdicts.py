@@ -228,7 +228,7 @@ def test_bisection_finds_the_largest_minibatch_that_is_usable(limit: int, name: 
     sizes = [round(rings.SGD.cell.minibatch * 2 ** (step / 2)) for step in rings.STEPS if step <= limit]
     assert rings.largest(rows, dict.fromkeys(SEEDS, 1.0)) == max(sizes, default=0)
     assert len({row["cell"]["minibatch"] for row in rows}) <= 3
-    edges = bool(sizes) + (len(sizes) < len(rings.STEPS))
+    edges = bool(sizes) + (0 < len(sizes) < len(rings.STEPS))
     assert sum(row["cell"]["seed"] > 0 for row in rows) == 2 * edges
 
 

@@ -7,8 +7,8 @@ is linear in the size, from that of a trial at four times 164, which is the usua
 factors 1, 1/2 (a quarter of the frames). A size is usable if the held-out loss is at most 1.1 times that of one
 learner with 164 windows and the same seed, at equal frames. A bisection with seed 0 finds the largest usable size. This
 size is then run with seeds 1 and 2; while it is not usable with one of them, the next smaller size is run with all
-seeds. The first size that is not usable is run with all seeds too. If the largest sizes of two strategies are one step
-apart, the verdict is undecided, because one more seed or one fewer would change them.
+seeds. The first size that is not usable is run with all seeds too, unless no size is usable. If the largest sizes of
+two strategies are one step apart, the verdict is undecided, because one more seed or one fewer would change them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Largest:
         edge = max((step for step, _ in list(done) if usable(step, 0)), default=-1)
         while edge >= 0 and not all([usable(edge, seed) for seed in SEEDS]):
             edge -= 1
-        if edge + 1 in STEPS:
+        if edge >= 0 and edge + 1 in STEPS:
             _ = [usable(edge + 1, seed) for seed in SEEDS]
         return list(done.values())
 
@@ -130,7 +130,9 @@ def largest_minibatch(rows: Groups) -> Outcome:
     if not sizes["synchronous"] or (ends and verdict == "differs"):
         verdict = "undecided"
     told = "; ".join(f"{name}: {_course(rows[f'{name}: largest'], one)}" for name in BISECTED)
-    return Outcome(", ".join(f"{name} {size:,}" for name, size in sizes.items()), verdict, f"loss over one's: {told}")
+    rate = rows[ALONE_SGD][0]["cell"]["rate"]
+    why = f"loss over that of one learner, whose rate is {rate:g}: {told}"
+    return Outcome(", ".join(f"{name} {size:,}" for name, size in sizes.items()), verdict, why)
 
 
 def _step(size: int) -> int:
@@ -140,7 +142,8 @@ def _step(size: int) -> int:
 
 def _course(rows: Sequence[Row], one: Mapping[int, float]) -> str:
     ordered = sorted(rows, key=lambda row: (row["cell"]["minibatch"], row["cell"]["seed"]))
-    return ", ".join(f"{row['cell']['minibatch']:,} {loss(row) / one[row['cell']['seed']]:.2f}" for row in ordered)
+    each = (f"{row['cell']['minibatch']:,} {loss(row) / one[row['cell']['seed']]:.2f}" for row in ordered)
+    return f"{', '.join(each)} (rate {ordered[0]['cell']['rate']:g} at {SGD.cell.minibatch})"
 
 
 def averaged_moments(rows: Groups) -> str:
