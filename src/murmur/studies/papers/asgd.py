@@ -25,7 +25,7 @@ from murmur.studies.papers.study import (
     System,
     beyond,
 )
-from murmur.studies.papers.verdicts import NO_LOSS, below, holds, ratio, shown, speed_up, told_apart, wer_difference
+from murmur.studies.papers.verdicts import NO_LOSS, below, holds, ratio, shown, speed_up, told_apart, words_apart
 
 MACHINES, FASTER = "cong2017", 6.1
 K_STEP, ADAPTIVE = "KAVG(2, moments='averaged')", "AdaptiveKAVG(K=Geometric(4, 1), moments='averaged')"
@@ -76,8 +76,7 @@ def twenty(rows: Groups) -> Outcome:
 
 def _as_good(rows: Groups, name: str, sigmoid: str) -> Outcome:
     found, other = ratio(rows[ALONE], rows[name]), ratio(rows[ALONE_DNN], rows[sigmoid])
-    words = wer_difference(rows[ALONE], rows[name])
-    more = "" if words is None else f"; WER {words.value:+.1f} points ({words.low:+.1f} to {words.high:+.1f}, seed 0)"
+    more = words_apart(rows[ALONE], rows[name])
     turns = f"{rows[name][0]['turns']:,} turns; {told_apart(found)} one learner"
     seeds = len(rows[sigmoid])
     return Outcome(
@@ -100,8 +99,7 @@ def poor(rows: Groups) -> Outcome:
     """Judge the accuracy of ASGD."""
     found, stale = ratio(rows[SERVER], rows[FOUR]), rows[SERVER][0]["staleness"]
     told = "unknown" if stale is None else f"{stale:.1f} updates"
-    words = wer_difference(rows[SERVER], rows[FOUR])
-    more = "" if words is None else f"; WER {words.value:+.1f} points ({words.low:+.1f} to {words.high:+.1f}, seed 0)"
+    more = words_apart(rows[SERVER], rows[FOUR])
     alone = shown(ratio(rows[ALONE], rows[SERVER]))
     return Outcome(
         shown(found), below(found), f"ASGD's loss over one learner's {alone}; mean staleness of ASGD {told}{more}"

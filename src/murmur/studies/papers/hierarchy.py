@@ -18,7 +18,7 @@ from dataclasses import replace
 from murmur.studies.papers.base import SMALL
 from murmur.studies.papers.machines import MACHINES as ALL
 from murmur.studies.papers.study import DELAY, ONE_SEED, SEEDS, Claim, Group, Groups, Outcome, Study, System
-from murmur.studies.papers.verdicts import NO_LOSS, below, holds, ratio, shown, speed_up, waiting, wer_difference
+from murmur.studies.papers.verdicts import NO_LOSS, below, holds, ratio, shown, speed_up, waiting, words_apart
 
 MACHINES, LEARNERS, NODE, PUBLISHED = "zhang2019", 64, 8, 36.9
 ALONE, NODES, SYNC, FLAT = "one learner", "hierarchy", "synchronous", "flat ring"
@@ -39,8 +39,7 @@ def _wide(strategy: str, seeds: tuple[int, ...] = SEEDS, **change: object) -> Sy
 def kept(rows: Groups) -> Outcome:
     """Judge the loss at 32 times the minibatch."""
     found, sync = ratio(rows[ALONE], rows[NODES]), ratio(rows[SYNC], rows[NODES])
-    words = wer_difference(rows[ALONE], rows[NODES])
-    more = "" if words is None else f"; WER {words.value:+.1f} points ({words.low:+.1f} to {words.high:+.1f}, seed 0)"
+    more = words_apart(rows[ALONE], rows[NODES])
     turns = rows[NODES][0]["turns"]
     return Outcome(
         shown(found),
