@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 import torch
@@ -12,14 +12,14 @@ from murmur.core.learner import Strategy
 from murmur.core.pending_gradient import ComputeBatch
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.optim.optimizer import Adam
+from murmur.engine.optim.optimizer import Adam, NaturalGradientSGD
 from murmur.engine.scaling import Auto
 from murmur.engine.schedule import Constant
 from murmur.engine.stacked_device import DeviceGradients
 from murmur.engine.task import Fillable
 from murmur.engine.trainer import Trainer
 from murmur.speech.features.chunks import ChunkBatch, ChunkTable
-from murmur.speech.models import Blstm
+from murmur.speech.models import Blstm, Tdnn
 from murmur.strategies import ADPSGD, ASGD, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.tasks.frames import FramesTask
 from murmur.tasks.generated_frames import GeneratedFrames
@@ -79,6 +79,17 @@ def test_the_same_run_but_for_rounding(strategy: Strategy, device: str) -> None:
     begun = weights_of(experiment(strategy).task.model())
     assert float((together - alone).norm()) <= 1e-3 * float((alone - begun).norm())
     assert by_one_call == pytest.approx(by_themselves, rel=1e-4, nan_ok=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4)], ids=lambda s: type(s).__name__)
+def test_natural_gradients_on_a_gpu_make_the_same_run_but_for_rounding(strategy: Strategy) -> None:
+    task = Generated(network=Tdnn(hidden=12), chunks=Chunks(21, 5, 5, 13))
+    natural = replace(experiment(strategy), task=task, optimizer=NaturalGradientSGD(0.05, momentum=0.5))
+    (here, at_home), (there, abroad) = trained(natural, None), trained(natural, None, "cuda")
+    begun = weights_of(task.model())
+    assert float((there - here).norm()) <= 1e-2 * float((here - begun).norm())
+    assert abroad == pytest.approx(at_home, rel=1e-3, nan_ok=True)
 
 
 def test_filled_minibatches_have_the_same_total() -> None:

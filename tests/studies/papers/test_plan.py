@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.networks import SETUPS
 from murmur.studies.papers.plan import BASE, CAUSE, NO_LOSS, Unknown, hours, missing, needed, whole
 from murmur.studies.papers.run import Finder, MissingRun, known_rows, loss
-from murmur.studies.papers.study import SEEDS, Alone, System
+from murmur.studies.papers.study import FURTHER_SEEDS, SEEDS, Alone, System
 from murmur.worlds.virtual.world import VirtualWorld
 
 from .made_up import alike, changed, invented, row_of
@@ -213,6 +214,23 @@ def test_causes_are_run_only_if_a_verdict_does_not_agree() -> None:
     twice = {row["digest"] for row in STUDIES["asgd"].groups["4, twice the turns"](good)}
     assert not twice & made(good)
     assert twice - {each.cell.digest for each in PLAN if each.cell.budget < 10_000_000} <= made(poor)
+
+
+def test_further_seeds_are_run_only_if_three_leave_a_claim_undecided() -> None:
+    def made(times: Callable[[StudyCell], float]) -> set[int]:
+        known = dict[str, Row]()
+        while cells := missing([STUDIES["rings"]], known, list(SETUPS)):
+            known |= {cell.digest: row_of(cell, times(cell)) for cell in cells}
+        left = whole([STUDIES["rings"]], known)
+        assert {each.cell.digest for each in left} == set(known)
+        return {each.cell.seed for each in left}
+
+    def delayed(factor: float, spread: float) -> Callable[[StudyCell], float]:
+        return lambda cell: factor + spread * (cell.seed % 3 - 1) if cell.strategy == "DelayByOne()" else 1.0
+
+    for factor in (0.9, 1.1):
+        assert made(delayed(factor, 0.0)) == set(SEEDS)
+    assert made(delayed(1.0, 0.05)) == {*SEEDS, *FURTHER_SEEDS}
 
 
 def test_networks_without_speech_are_left_out() -> None:

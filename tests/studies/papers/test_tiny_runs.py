@@ -18,6 +18,7 @@ from rich.console import Console
 from murmur.commands import papers
 from murmur.core.errors import SettingError
 from murmur.engine.checkpoints.checkpoint import read_facts
+from murmur.engine.optim.optimizer import NaturalGradientSGD
 from murmur.engine.stacked_device import DeviceGradients
 from murmur.run.configuration import load
 from murmur.speech.models import Blstm, Dnn
@@ -198,17 +199,21 @@ def test_gradients_together_make_the_same_run_but_for_rounding(
     each = small(CELLS["delay"], seed=9)
     alone = trained(each, material)
     monkeypatch.setattr(run, "kept_model", lambda *_: None)
-    monkeypatch.setattr(run, "on_device", lambda *_: DeviceGradients("cpu"))
+    monkeypatch.setattr(run, "on_device", lambda *_: (DeviceGradients("cpu"), "cpu"))
     together = trained(each, material)
     assert together["heldout"]["loss"] == pytest.approx(alone["heldout"]["loss"], rel=1e-4)
     assert together["seconds"] == alone["seconds"]
 
 
-def test_natural_gradients_stay_on_the_host(material: StudyMaterial) -> None:
-    stacked, natural = small(CELLS["delay"]), small(CELLS["sigmoid"])
-    assert run.on_device(stacked.experiment(material.task(stacked)), "cpu") is None
-    assert run.on_device(natural.experiment(material.task(natural)), "cuda") is None
-    assert isinstance(run.on_device(stacked.experiment(material.task(stacked)), "cuda"), DeviceGradients)
+def test_gradients_of_an_lstm_with_natural_gradient_stay_on_the_host(material: StudyMaterial) -> None:
+    stacked, sigmoid = small(CELLS["delay"]), small(CELLS["sigmoid"])
+    experiment = stacked.experiment(material.task(stacked))
+    assert run.on_device(experiment, stacked, "cpu") == (None, "cpu")
+    together, device = run.on_device(experiment, stacked, "cuda")
+    assert isinstance(together, DeviceGradients)
+    assert device == "cuda"
+    assert run.on_device(replace(experiment, optimizer=NaturalGradientSGD(1.0)), stacked, "cuda") == (None, "cpu")
+    assert run.on_device(sigmoid.experiment(material.task(sigmoid)), sigmoid, "cuda") == (None, "cuda")
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

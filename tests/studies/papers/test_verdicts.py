@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.machines import MACHINES
 from murmur.studies.papers.plan import judged
 from murmur.studies.papers.run import diverged, loss
-from murmur.studies.papers.study import ONE_SEED, SEEDS, found
+from murmur.studies.papers.study import FURTHER_SEEDS, ONE_SEED, SEEDS, found
 from murmur.studies.papers.verdicts import below, ratio, seconds, shown, speed_up, told_apart, wer
 
 from .made_up import PRIOR, alike, changed, invented, row_of
@@ -230,6 +231,56 @@ def test_bisection_finds_the_largest_minibatch_that_is_usable(limit: int, name: 
     assert len({row["cell"]["minibatch"] for row in rows}) <= 3
     edges = bool(sizes) + (0 < len(sizes) < len(rings.STEPS))
     assert sum(row["cell"]["seed"] > 0 for row in rows) == 2 * edges
+
+
+def test_each_size_has_the_best_of_its_own_rates() -> None:
+    """The best rate falls by a factor of two every second size."""
+
+    def step(cell: StudyCell) -> int:
+        return round(2 * math.log2(cell.minibatch / rings.SGD.cell.minibatch))
+
+    def go(cell: StudyCell) -> Row:
+        return row_of(cell, 1.0 + abs(math.log2(cell.rate) + step(cell) // 2) / 10)  # one learner's best rate is 1
+
+    rows = rings.Largest("SyncSGD()")(go)
+    for row in rows:
+        assert round(math.log2(row["cell"]["rate"])) == -(step(StudyCell(**row["cell"])) // 2)
+    assert rings.largest(rows, dict.fromkeys(SEEDS, 1.0)) == 1312
+
+
+@pytest.mark.parametrize(("ratios", "expected"), [
+    ((0.96, 0.99, 0.97, 0.965, 0.975, 0.97), "agrees"),
+    ((1.04, 1.01, 1.03, 1.035, 1.025, 1.03), "differs"),
+    ((0.95, 1.05, 1.0, 1.05, 0.95, 1.0), "undecided"),
+])  # fmt: skip
+def test_an_undecided_claim_is_judged_again_with_further_seeds(ratios: tuple[float, ...], expected: str) -> None:
+    asked = set[int]()
+
+    def go(cell: StudyCell) -> Row:
+        asked.add(cell.seed)
+        return row_of(cell, ratios[cell.seed] if DELAY(cell) else 1.0)
+
+    claim = STUDIES["rings"].claims[0]
+    first = judged(STUDIES["rings"], claim, go, further=False)
+    assert first is not None
+    assert first.verdict == "undecided"
+    assert asked == set(SEEDS)
+    again = judged(STUDIES["rings"], claim, go)
+    assert again is not None
+    assert again.verdict == expected
+    assert asked == {*SEEDS, *FURTHER_SEEDS}
+
+
+def test_a_second_look_has_a_wider_interval() -> None:
+    """The t interval by its definition: 97.5 % of four seeds, 95 % of three."""
+    ratios, spread = (0.9, 1.0, 1.1, 1.2), {3: (4.303, 0.95), 4: (4.177, 0.975)}
+    for number, (t, level) in spread.items():
+        logs = [math.log(each) for each in ratios[:number]]
+        reach = t * statistics.stdev(logs) / math.sqrt(number)
+        first = [row_of(StudyCell(seed=seed)) for seed in range(number)]
+        second = [row_of(StudyCell(seed=seed, learners=2), ratios[seed]) for seed in range(number)]
+        value = ratio(first, second)
+        assert (value.low, value.coverage) == (pytest.approx(math.exp(statistics.mean(logs) - reach)), level)
 
 
 def test_noise_does_not_make_a_larger_minibatch() -> None:

@@ -9,14 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from murmur.speech.decoding.bootstrap import Comparison, Interval, compare, interval
 from murmur.speech.decoding.error_rate import ErrorRate
 
-# Student's t, 97.5 %, by degrees of freedom from 1 on.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+# Student's t of two-sided intervals, by degrees of freedom from 1 on.
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+T_97 = (25.452, 6.205, 4.177, 3.495, 3.163, 2.969, 2.841, 2.752, 2.685, 2.634)  # 97.5 %
+STUDENT = {0.95: T_95, 0.975: T_97}
 FEW_SPEAKERS = 8  # with fewer, the bootstrap resamples utterances instead
 Errors = Mapping[str, tuple[int, int]]  # utterance -> (errors, words)
 
 
-def paired(first: Iterable[float], second: Iterable[float]) -> Interval:
+def paired(first: Iterable[float], second: Iterable[float], level: float = 0.95) -> Interval:
     """Mean of second / first (geometric) with its t interval over pairs of positive numbers.
+
+    Args:
+        first: numbers.
+        second: numbers.
+        level: probability of the interval, 0.95 or 0.975.
 
     Raises:
         ValueError: fewer than two pairs, or sides of unequal length.
@@ -25,8 +32,9 @@ def paired(first: Iterable[float], second: Iterable[float]) -> Interval:
     if len(logs) < 2:
         raise ValueError(f"{len(logs)} pair(s) have no spread: an interval over seeds needs at least two")
     mean = statistics.mean(logs)
-    reach = T[min(len(logs) - 2, len(T) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Interval(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), 0.95)
+    table = STUDENT[level]
+    reach = table[min(len(logs) - 2, len(table) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Interval(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), level)
 
 
 def equal_chance(groups: Sequence[Sequence[float]]) -> float:

@@ -15,7 +15,9 @@ from murmur.studies.papers import schedules
 from murmur.studies.papers.base import BLSTM, DNN
 from murmur.studies.papers.study import (
     BEYOND,
+    FURTHER_SEEDS,
     TWO_SEEDS,
+    Alone,
     Claim,
     Go,
     Group,
@@ -141,11 +143,16 @@ def fast(rows: Groups) -> Outcome:
     return Outcome(f"{found:.1f}x", holds(found >= FASTER), why)
 
 
-GROUPS: dict[str, Group] = {
+JUDGED: dict[str, Alone | System] = {
     ALONE: BLSTM,
     FOUR: _many(K_STEP, 4),
     SERVER: _many("ASGD()", 5, trials=(1.0, 2.0)),
     TWENTY: _many(ADAPTIVE, 20),
+}
+FURTHER = {name: f"{name}, further seeds" for name in JUDGED}
+GROUPS: dict[str, Group] = {
+    **JUDGED,
+    **{further: replace(JUDGED[name], seeds=FURTHER_SEEDS) for name, further in FURTHER.items()},
     ALONE_DNN: DNN,
     FOUR_DNN: _sigmoid(schedules.AVERAGING, 4),
     TWENTY_DNN: _sigmoid(ADAPTIVE, 20),
@@ -158,6 +165,12 @@ GROUPS: dict[str, Group] = {
     FOUR_THEIRS: Brief(_many(K_STEP, 4), THEIRS),
     "4, ASGD, damped": replace(_many("ASGD(damping=by_age)", 5, trials=(1.0, 2.0)), seeds=TWO_SEEDS, decoded=()),
 }
+
+
+def _further(*names: str) -> dict[str, str]:
+    return {name: FURTHER[name] for name in names}
+
+
 STUDY = Study(
     "asgd",
     "Cong, Kingsbury, Gosh, Saon, Zhou: Accelerating deep neural network learning for speech recognition on a cluster"
@@ -175,6 +188,7 @@ STUDY = Study(
             (TWICE, FOUR_TWICE),
             four_longer,
             no_loss=True,
+            further=_further(ALONE, FOUR),
         ),
         Claim(
             "ASGD is poor at 4 learners",
@@ -184,6 +198,7 @@ STUDY = Study(
             poor,
             ("4, ASGD, damped",),
             damped,
+            further=_further(ALONE, FOUR, SERVER),
         ),
         Claim(
             "adaptive measures at 20 learners are at least as good as one learner",
@@ -194,6 +209,7 @@ STUDY = Study(
             (TWICE, TWENTY_TWICE, "20, K = 1"),
             twenty_longer,
             no_loss=True,
+            further=_further(ALONE, TWENTY),
         ),
         Claim(
             "ASGD is slow at 4 learners",

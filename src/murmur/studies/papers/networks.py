@@ -29,6 +29,7 @@ Name = Literal["ctc", "dnn", "blstm"]
 Optimizer = Literal["Adam", "SGD", "natural gradient"]
 Shape = Literal["cosine", "kaldi", "ibm", "constant"]
 
+FEED_FORWARD: tuple[Name, ...] = ("dnn",)
 IBM_EPOCHS, IBM_WARM = 16, 10  # of the papers, into which a budget is cut
 WINDOW = 21  # frames; the papers' unrolling
 DNN = Dnn(hidden=256, layers=3, context=7)

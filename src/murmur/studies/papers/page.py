@@ -29,21 +29,24 @@ the networks are small versions of the papers'. The rules that decide whether a 
 of the third claim of `schedules` and of the largest minibatch of `rings` were made stricter; at that time there were
 rows of `frequency`. Trials of the sigmoid network and of `frequency` were given all frames, and all systems were given
 further trials; at that time there were rows of one learner, of `frequency` and of `asgd`. The reason was that trials
-with a quarter of the frames had chosen rates that were too high. Since 2026-11-26 the search for the largest minibatch
-ends where no size is usable with seed 0; its verdict does not depend on the runs that are left out. Intervals are 95 %
-intervals. Those of a ratio of held-out losses are paired t intervals of logarithms over seeds. Those of word errors
-come from a paired bootstrap over utterances, each with all its seeds. "undecided" means that the interval holds values
-on both sides of the limit, or that the rule says so.
+with a quarter of the frames had chosen rates that were too high. On 2026-11-26 two rules were added, before the runs
+that they concern. Each size of the largest minibatch has a rate of its own: with one rate for all sizes, no size had
+been usable with any strategy. A claim of `asgd` or `rings` on a ratio of losses that is undecided with three seeds is
+judged once more with six, on a 97.5 % interval. Intervals are 95 % intervals. Those of a ratio of held-out losses are
+paired t intervals of logarithms over seeds. Those of word errors come from a paired bootstrap over utterances, each
+with all its seeds. "undecided" means that the interval holds values on both sides of the limit, or that the rule says
+so.
 """
 HOW = """## How it is made
 
 **Rates.** The rate of a system is one learner's rate times a factor, to which `murmur.engine.scaling.Auto` is applied.
 Trials choose the factor: the first trials have the factor 1, which is the rule of `Auto`, and one other factor. One
 learner begins with two or three rates. Trials have seed 0; the trial with the lowest held-out loss is the best. Trials
-of the BLSTM and of one LSTM with CTC have a quarter of the frames. Trials of the sigmoid network and of `frequency`
-have all frames, and are the runs with seed 0. While the best value is the lowest or the highest one tried, the next
-value by about the same factor is tried, up to four values with a system and six with one learner. If the best value is
-still at an end after that, the system is judged with it. The runs at the best value have all frames and all seeds.
+of the BLSTM and of one LSTM with CTC have a quarter of the frames. Trials of the sigmoid network, of `frequency` and of
+the largest minibatch have all frames, and are the runs with seed 0. While the best value is the lowest or the highest
+one tried, the next value by about the same factor is tried, up to four values with a system and six with one learner.
+If the best value is still at an end after that, the system is judged with it. The runs at the best value have all
+frames and all seeds.
 
 **Data.** AN4 for the LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of all
 learners together; systems of a study have equal numbers of frames, without those of pre-training. In most studies one
@@ -57,7 +60,8 @@ windows. Test sets are decoded once, with settings tuned on dev.
 **Builds.** The states of the frames come from Gaussian systems that are trained on the machine of the runs. The last
 bits of their sums differ between processors. Losses on two builds of the states differ by more than those of two
 systems, so that a claim is judged on rows of one build; `murmur papers` makes rows of other builds again. With
-`--device` a GPU computes the gradients of the BLSTM; the seconds of the virtual clock do not depend on it.
+`--device` a GPU computes the gradients of the BLSTM and of the sigmoid network; the seconds of the virtual clock do not
+depend on it.
 
 **Clock.** A speed-up is the virtual time that one learner on the same machines needs for the frames of the run (with
 minibatches counted as full), divided by the virtual time of the run. Synchronous averages take their full time: none is

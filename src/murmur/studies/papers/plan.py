@@ -17,7 +17,7 @@ from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.networks import Name
 from murmur.studies.papers.run import Finder, MissingRun
-from murmur.studies.papers.study import Claim, Go, Outcome, Study, found
+from murmur.studies.papers.study import Claim, Go, Groups, Outcome, Study, found
 from murmur.studies.papers.verdicts import EndedRunError
 
 BASE, NO_LOSS, CLAIM, MORE, CAUSE = range(5)
@@ -34,7 +34,8 @@ class Needed:
         study: its study.
         group: its name.
         serves: claims whose verdict it serves, such as "asgd 1".
-        claim: name of the claim whose cause it shows; "" for all others.
+        claim: name of the claim whose cause it shows, or whose further seeds it holds; "" for all others.
+        further: True if it holds further seeds.
     """
 
     stage: int
@@ -42,6 +43,7 @@ class Needed:
     group: str
     serves: tuple[str, ...]
     claim: str = ""
+    further: bool = False
 
 
 def needed(studies: Sequence[Study]) -> list[Needed]:
@@ -57,12 +59,19 @@ def _of(study: Study) -> Iterator[Needed]:
         for group in claim.because
         if group not in study.pictured
     }
+    further = {
+        group: f"{study.name} {number}"
+        for number, claim in enumerate(study.claims, 1)
+        for group in claim.further.values()
+    }
     for name in study.groups:
         using = {number: claim for number, claim in enumerate(study.claims, 1) if name in claim.needs}
         serves = tuple(f"{study.name} {number}" for number in using)
         if using:
             stage = NO_LOSS if any(claim.no_loss for claim in using.values()) else CLAIM
             yield Needed(stage, study, name, serves)
+        elif name in further:
+            yield Needed(CLAIM, study, name, (f"{further[name]}: further seeds",), further[name], further=True)
         elif name in causes:
             yield Needed(CAUSE, study, name, (f"{causes[name]}: cause",), causes[name])
         else:
@@ -103,8 +112,11 @@ def whole(
     """
     find, plan = Finder(dict(known)), dict[str, Planned]()
     results = outcomes(studies, find) if results is None else results
+    first = outcomes(studies, find, further=False)
     for each in needed(studies):
-        if each.claim and not _open(results[each.claim]):
+        if each.further and not _undecided(first[each.claim]):
+            continue
+        if each.claim and not each.further and not _open(results[each.claim]):
             continue
 
         def go(cell: StudyCell, each: Needed = each) -> Row:
@@ -125,8 +137,10 @@ def whole(
     return list(plan.values())
 
 
-def judged(study: Study, claim: Claim, find: Go) -> Outcome | None:
+def judged(study: Study, claim: Claim, find: Go, further: bool = True) -> Outcome | None:
     """The outcome of a claim; None if rows are missing.
+
+    With `further`, a claim that its usual seeds leave undecided is judged on the further ones too, once they are there.
 
     The verdict is "undecided" if the rule needs the speed of a run that ended early, or if the rows come from
     several builds of the same data.
@@ -137,11 +151,22 @@ def judged(study: Study, claim: Claim, find: Go) -> Outcome | None:
         if several:
             told = f"rows of {', '.join(several)} are of several builds of the data; murmur papers makes them again"
             return Outcome("not compared", "undecided", told)
-        return claim.judge(rows)
+        outcome = claim.judge(rows)
+        if further and claim.further and outcome.verdict == "undecided":
+            return _with_further(study, claim, rows, find) or outcome
+        return outcome
     except EndedRunError as error:
         return Outcome("no speed", "undecided", str(error))
     except (MissingRun, FileNotFoundError):
         return None
+
+
+def _with_further(study: Study, claim: Claim, rows: Groups, find: Go) -> Outcome | None:
+    try:
+        more = found(study, find, tuple(claim.further.values()))
+    except MissingRun:
+        return None
+    return claim.judge({**rows, **{name: [*rows[name], *more[group]] for name, group in claim.further.items()}})
 
 
 def several_builds(rows: Iterable[Row]) -> list[Name]:
@@ -152,10 +177,10 @@ def several_builds(rows: Iterable[Row]) -> list[Name]:
     return sorted(name for name, each in builds.items() if len(each) > 1)
 
 
-def outcomes(studies: Sequence[Study], find: Go) -> dict[str, Outcome | None]:
-    """The outcomes of all claims, by their names, such as "asgd 1"."""
+def outcomes(studies: Sequence[Study], find: Go, further: bool = True) -> dict[str, Outcome | None]:
+    """The outcomes of all claims, by their names, such as "asgd 1"; `further`: see `judged`."""
     return {
-        f"{study.name} {number}": judged(study, claim, find)
+        f"{study.name} {number}": judged(study, claim, find, further)
         for study in studies
         for number, claim in enumerate(study.claims, 1)
     }
@@ -164,6 +189,10 @@ def outcomes(studies: Sequence[Study], find: Go) -> dict[str, Outcome | None]:
 def _open(outcome: Outcome | None) -> bool:
     """True unless a claim is judged and agrees, so that no cause is to be shown."""
     return outcome is None or outcome.verdict != "agrees"
+
+
+def _undecided(outcome: Outcome | None) -> bool:
+    return outcome is not None and outcome.verdict == "undecided"
 
 
 class Unknown(dict[str, Any]):
@@ -195,9 +224,11 @@ def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collec
         networks: networks whose speech is there; cells of others are left out.
     """
     find, lacking = Finder(dict(known)), dict[str, StudyCell]()
-    results = outcomes(studies, find)
+    results, first = outcomes(studies, find), outcomes(studies, find, further=False)
     for each in needed(studies):
-        if each.claim and (results[each.claim] is None or not _open(results[each.claim])):
+        if each.further and not _undecided(first[each.claim]):
+            continue
+        if each.claim and not each.further and (results[each.claim] is None or not _open(results[each.claim])):
             continue
 
         def go(cell: StudyCell) -> Row:

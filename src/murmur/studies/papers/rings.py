@@ -2,13 +2,14 @@
 
 Convergence: the BLSTM, 164 windows a minibatch of all learners, each strategy at its own rate.
 
-Largest minibatch: plain SGD, IBM's schedule. Sizes of all learners are 164 times the roots of powers of two. The rate
-is linear in the size, from that of a trial at four times 164, which is the usual rate of one learner times the
-factors 1, 1/2 (a quarter of the frames). A size is usable if the held-out loss is at most 1.1 times that of one
-learner with 164 windows and the same seed, at equal frames. A bisection with seed 0 finds the largest usable size. This
-size is then run with seeds 1 and 2; while it is not usable with one of them, the next smaller size is run with all
-seeds. The first size that is not usable is run with all seeds too, unless no size is usable. If the largest sizes of
-two strategies are one step apart, the verdict is undecided, because one more seed or one fewer would change them.
+Largest minibatch: plain SGD, IBM's schedule. Sizes of all learners are 164 times the roots of powers of two. Each size
+has a rate of its own. Runs with seed 0 and all frames try one learner's rate, times the size over 164 after the warm-up
+(`Auto`'s rule), and half of this. While the best one is at an end, the next factor is tried, up to four. A size is
+usable if the held-out loss at its best rate is at most 1.1 times that of one learner with 164 windows and the same
+seed, at equal frames. A bisection with seed 0 finds the largest usable size. This size is then run with seeds 1 and 2;
+while it is not usable with one of them, the next smaller size is run with all seeds. The first size that is not usable
+is run with all seeds too, unless no size is usable. If the largest sizes of two strategies are one step apart, the
+verdict is undecided, because one more seed or one fewer would change them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,23 @@ from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.base import BLSTM
 from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.run import loss
-from murmur.studies.papers.study import BEYOND, SEEDS, Alone, Claim, Go, Group, Groups, Outcome, Study, System, beyond
+from murmur.studies.papers.study import (
+    AUTO_FIRST,
+    BEYOND,
+    FURTHER_SEEDS,
+    MOST_TRIALS,
+    SEEDS,
+    Alone,
+    Claim,
+    Go,
+    Group,
+    Groups,
+    Outcome,
+    Study,
+    System,
+    best_of,
+    beyond,
+)
 from murmur.studies.papers.verdicts import Verdict, below, mean_loss, ratio, shown
 
 LEARNERS, MACHINES = 16, "cui2021"
@@ -38,7 +55,7 @@ STRATEGIES = {
 TRIALS = {"synchronous": (1.0, 2.0)}
 ALONE, ALONE_SGD = "one learner", "one learner, SGD"
 SGD = Alone("blstm", optimizer="SGD", decoded=())
-STEPS, MIDDLE, USABLE = range(7), 4, 1.1
+STEPS, USABLE = range(7), 1.1
 DECISIVE = 2  # steps, a factor of two
 BISECTED = ("synchronous", "randomised ring", "delay-by-one")
 
@@ -66,18 +83,21 @@ class Largest:
         minibatch = round(SGD.cell.minibatch * times)
         return replace(cell, minibatch=minibatch, rate=rate, peak=times, seed=seed)
 
+    def best(self, step: int, go: Go) -> StudyCell:
+        """The run of a size with seed 0 at its best rate."""
+        reference = SGD.rate(go)
+        factor = best_of(AUTO_FIRST, lambda factor: go(self.cell(step, reference * factor)), MOST_TRIALS)
+        return self.cell(step, reference * factor)
+
     def __call__(self, go: Go) -> list[Row]:
-        alone, reference = SGD(go), SGD.rate(go)
-        tried = {}
-        for rate in (reference, reference / 2):
-            cell = self.cell(MIDDLE, rate)
-            tried[rate] = go(replace(cell, budget=cell.budget // cell.setup.part))
-        rate = min(tried, key=lambda rate: loss(tried[rate]))
+        one = by_seed(SGD(go))
+        cells: dict[int, StudyCell] = {}
         done: dict[tuple[int, int], Row] = {}
 
         def usable(step: int, seed: int) -> bool:
-            done[step, seed] = done.get((step, seed)) or go(self.cell(step, rate, seed))
-            return loss(done[step, seed]) <= USABLE * by_seed(alone)[seed]
+            cells[step] = cells.get(step) or self.best(step, go)
+            done[step, seed] = done.get((step, seed)) or go(replace(cells[step], seed=seed))
+            return loss(done[step, seed]) <= USABLE * one[seed]
 
         left = list(STEPS)
         while left:
@@ -141,9 +161,19 @@ def _step(size: int) -> int:
 
 
 def _course(rows: Sequence[Row], one: Mapping[int, float]) -> str:
-    ordered = sorted(rows, key=lambda row: (row["cell"]["minibatch"], row["cell"]["seed"]))
-    each = (f"{row['cell']['minibatch']:,} {loss(row) / one[row['cell']['seed']]:.2f}" for row in ordered)
-    return f"{', '.join(each)} (rate {ordered[0]['cell']['rate']:g} at {SGD.cell.minibatch})"
+    sizes: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row["cell"]["minibatch"], row["cell"]["seed"])):
+        sizes.setdefault(row["cell"]["minibatch"], []).append(row)
+    return ", ".join(f"{size:,} {_over_one(each, one)} (rate {_rate(each)})" for size, each in sizes.items())
+
+
+def _over_one(rows: Sequence[Row], one: Mapping[int, float]) -> str:
+    return " and ".join(f"{loss(row) / one[row['cell']['seed']]:.2f}" for row in rows)
+
+
+def _rate(rows: Sequence[Row]) -> str:
+    """The rate after the warm-up, before `Auto`."""
+    return f"{rows[0]['cell']['rate'] * rows[0]['cell']['peak']:.3g}"
 
 
 def averaged_moments(rows: Groups) -> str:
@@ -152,28 +182,30 @@ def averaged_moments(rows: Groups) -> str:
     return "over the randomised ring with local moments: " + ", ".join(f"{k} {v}" for k, v in found.items())
 
 
-def half_rate(rows: Groups) -> str:
-    """Ratios with a lower rate at the largest minibatch."""
-    found: Mapping[str, str] = {
-        name: f"{loss(rows[f'{name}, half the rate'][0]) / loss(rows[ALONE_SGD][0]):.2f}" for name in BISECTED
-    }
+def at_the_largest(rows: Groups) -> str:
+    """Ratios of all strategies at the largest size that is tried."""
+    one = by_seed(rows[ALONE_SGD])
+    found = {name: rows[f"{name}, largest size tried"] for name in BISECTED}
+    told = ", ".join(f"{name} {_over_one(each, one)} (rate {_rate(each)})" for name, each in found.items())
     size = round(SGD.cell.minibatch * 2 ** (STEPS[-1] / 2))
-    told = ", ".join(f"{name} {value}" for name, value in found.items())
-    return f"with {size:,} windows and half of one learner's rate, loss over one's: {told}"
+    return f"with {size:,} windows, loss over one learner's: {told}"
 
 
-def _half(name: str) -> Group:
-    search = Largest(STRATEGIES[name])
-    return lambda go: [go(search.cell(STEPS[-1], SGD.rate(go) / 2))]
+def _last(name: str) -> Group:
+    """The largest size at its best rate, seed 0."""
+    return lambda go: [go(Largest(STRATEGIES[name]).best(STEPS[-1], go))]
 
 
+RINGS: dict[str, System] = {name: system(name) for name in STRATEGIES}
+FURTHER = {name: f"{name}, further seeds" for name in STRATEGIES if name != "synchronous"}
 GROUPS: dict[str, Group] = {
     ALONE: BLSTM,
-    **{name: system(name) for name in STRATEGIES},
+    **RINGS,
+    **{further: replace(RINGS[name], seeds=FURTHER_SEEDS) for name, further in FURTHER.items()},
     ALONE_SGD: SGD,
     **{f"{name}: largest": Largest(STRATEGIES[name]) for name in BISECTED},
     **beyond(BLSTM, learners=LEARNERS, machines=MACHINES),
-    **{f"{name}, half the rate": _half(name) for name in BISECTED},
+    **{f"{name}, largest size tried": _last(name) for name in BISECTED},
 }
 STUDY = Study(
     "rings",
@@ -190,6 +222,7 @@ STUDY = Study(
             convergence,
             tuple(BEYOND),
             averaged_moments,
+            further=FURTHER,
         ),
         Claim(
             "decentralised learners train with larger minibatches than synchronous SGD",
@@ -199,8 +232,8 @@ STUDY = Study(
             " usable with synchronous SGD",
             (ALONE_SGD, *(f"{name}: largest" for name in BISECTED)),
             largest_minibatch,
-            tuple(f"{name}, half the rate" for name in BISECTED),
-            half_rate,
+            tuple(f"{name}, largest size tried" for name in BISECTED),
+            at_the_largest,
         ),
     ),
     MACHINES,

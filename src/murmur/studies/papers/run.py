@@ -28,7 +28,7 @@ from murmur.run.saved_model import Initialised, read_into
 from murmur.studies.comparison.rows import Row, Rows, digest_of
 from murmur.studies.comparison.virtual import VirtualCourse, train
 from murmur.studies.papers.cell import FORMAT, STACK_RATE, StudyCell, StudyMaterial
-from murmur.studies.papers.networks import DNN
+from murmur.studies.papers.networks import DNN, FEED_FORWARD
 from murmur.studies.recipe_records import hardware
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.random_frames import FrameTask
@@ -162,8 +162,7 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         task = Initialised(plain, stem, content)
     began = time.process_time(), time.monotonic()
     experiment = cell.experiment(task)
-    together = on_device(experiment, material.device)
-    device = "cpu" if together is None else material.device
+    together, device = on_device(experiment, cell, material.device)
     course = train(experiment, cell.cluster(), together, device)
     figures = {
         **course.described(),
@@ -184,16 +183,21 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
     return course.model, figures
 
 
-def on_device(experiment: Experiment, device: str) -> DeviceGradients | None:
-    """Function that computes gradients on a GPU; None on the host, and for an experiment that cannot be stacked."""
+def on_device(experiment: Experiment, cell: StudyCell, device: str) -> tuple[DeviceGradients | None, str]:
+    """Function that computes the gradients of several learners, and the device of the models.
+
+    An experiment that cannot be stacked has no such function: its gradients are computed one after another, on the
+    device for a feed-forward network, and on the host for natural gradients of an LSTM, whose steps in time are short.
+    """
     if device == "cpu":
-        return None
+        return None, device
     try:
         check_stackable(experiment)
     except NotStackable as reason:
-        log.info("gradients are computed on the host: %s", reason)
-        return None
-    return DeviceGradients(device)
+        there = device if cell.network in FEED_FORWARD else "cpu"
+        log.info("gradients are computed one after another, on %s: %s", there, reason)
+        return None, there
+    return DeviceGradients(device), device
 
 
 def _keep(cell: StudyCell, model: nn.Module, figures: Mapping[str, Any], material: StudyMaterial) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.cell import StudyCell
@@ -12,6 +12,7 @@ from murmur.studies.papers.run import loss
 from murmur.studies.papers.verdicts import Verdict
 
 SEEDS, TWO_SEEDS, ONE_SEED = (0, 1, 2), (0, 1), (0,)
+FURTHER_SEEDS = (3, 4, 5)  # of a claim that three seeds leave undecided
 MOST_RATES, MOST_TRIALS = 6, 4  # tried with one learner, and with a system
 AUTO_FIRST = (1.0, 0.5)  # factors on one learner's rate, on which Auto's rule acts; the first is that rule's own
 Groups = Mapping[str, Sequence[Row]]
@@ -171,6 +172,8 @@ class Claim:
         because: groups that are run only if the verdict is not "agrees", to show the cause.
         cause: text of their figures.
         no_loss: True for "as good as one learner", whose groups are run first.
+        further: needed groups with the groups that hold their further seeds. These are run if the verdict with the
+            usual seeds is "undecided"; the rule is then applied once more, to all seeds (`verdicts.ratio`).
     """
 
     told: str
@@ -181,6 +184,7 @@ class Claim:
     because: tuple[str, ...] = ()
     cause: Callable[[Groups], str] | None = None
     no_loss: bool = False
+    further: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
