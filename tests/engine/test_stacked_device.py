@@ -19,7 +19,7 @@ from murmur.engine.stacked_device import DeviceGradients
 from murmur.engine.task import Fillable
 from murmur.engine.trainer import Trainer
 from murmur.speech.features.chunks import ChunkBatch, ChunkTable
-from murmur.speech.models import Blstm, Tdnn
+from murmur.speech.models import Blstm, Dnn
 from murmur.strategies import ADPSGD, ASGD, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.tasks.frames import FramesTask
 from murmur.tasks.generated_frames import GeneratedFrames
@@ -63,10 +63,12 @@ def experiment(strategy: Strategy) -> Experiment:
     return Experiment(task, strategy, Budget(minibatches=30), Adam(lr=0.01), Constant(), scaling=Auto("stays"))
 
 
-def trained(what: Experiment, together: ComputeBatch | None, device: str = "cpu") -> tuple[torch.Tensor, list[float]]:
+def trained(
+    what: Experiment, together: ComputeBatch | None, device: str = "cpu", cluster: Cluster = CLUSTER
+) -> tuple[torch.Tensor, list[float]]:
     """The consensus, and the losses of all steps."""
     losses: list[float] = []
-    world = VirtualWorld(CLUSTER, together=together, device=device)
+    world = VirtualWorld(cluster, together=together, device=device)
     outcome = Trainer(what, world, observers=lambda _: (lambda record: losses.append(record.loss),)).fit()
     return weights_of(outcome.model.to("cpu")), losses
 
@@ -82,9 +84,23 @@ def test_the_same_run_but_for_rounding(strategy: Strategy, device: str) -> None:
 
 
 @pytest.mark.gpu
+def test_one_learner_on_a_gpu_makes_the_same_run_but_for_rounding() -> None:
+    """Its LSTM layers are cuDNN's, not those of the mapped pass."""
+    alone = replace(experiment(SyncSGD()), budget=Budget(minibatches=60))
+    cluster = Cluster(1, LognormalSeconds(0.1, 0.3))
+    (here, at_home), (there, abroad) = (
+        trained(alone, None, cluster=cluster),
+        trained(alone, DeviceGradients("cuda"), "cuda", cluster),
+    )
+    begun = weights_of(alone.task.model())
+    assert float((there - here).norm()) <= 1e-3 * float((here - begun).norm())
+    assert abroad == pytest.approx(at_home, rel=1e-4)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(4)], ids=lambda s: type(s).__name__)
 def test_natural_gradients_on_a_gpu_make_the_same_run_but_for_rounding(strategy: Strategy) -> None:
-    task = Generated(network=Tdnn(hidden=12), chunks=Chunks(21, 5, 5, 13))
+    task = Generated(network=Dnn(hidden=12, layers=2, context=2), chunks=Chunks(21, 5, 5, 13))
     natural = replace(experiment(strategy), task=task, optimizer=NaturalGradientSGD(0.05, momentum=0.5))
     (here, at_home), (there, abroad) = trained(natural, None), trained(natural, None, "cuda")
     begun = weights_of(task.model())

@@ -138,7 +138,11 @@ class MappedPass:
             named = dict(zip(self._names, weights, strict=True))
             return self._task.total(lambda *x: functional_call(self._model, named, x), *tensors)
 
-        means_L = vmap(total)(stacks, self._minibatch) / self._samples
+        if len(self._weights) == 1:  # without a map, so that LSTM layers run in cuDNN's fused kernels
+            totals_L = total([part[0] for part in stacks], [tensor[0] for tensor in self._minibatch])[None]
+        else:
+            totals_L = vmap(total)(stacks, self._minibatch)
+        means_L = totals_L / self._samples
         parts = torch.autograd.grad(means_L.sum(), stacks, allow_unused=True)
         self._present = [part is not None for part in parts]
         given = [torch.zeros_like(s) if p is None else p for p, s in zip(parts, stacks, strict=True)]
@@ -150,10 +154,11 @@ class MappedPass:
         device = self._weights.device
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
-            for _ in range(3):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # as the products of the mapped pass
+            with torch.cuda.stream(aside):
+                for _ in range(3):
+                    self._compute()
+            torch.cuda.current_stream(device).wait_stream(aside)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
                 self._compute()
-        torch.cuda.current_stream(device).wait_stream(aside)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._compute()
