@@ -98,7 +98,7 @@ def test_a_cell_of_several_studies_is_one_cell() -> None:
     slow = {each.cell.digest for each in PLAN if "stragglers 1" in each.serves}
     assert len(rings & slow) >= 4 * (2 + len(SEEDS))
     sigmoid = {each.cell.digest for each in PLAN if "schedules 4" in each.serves}
-    assert len(sigmoid & {each.cell.digest for each in PLAN if "asgd 1" in each.serves}) >= 2
+    assert len(sigmoid & {each.cell.digest for each in PLAN if "asgd 1: beside" in each.serves}) >= 2
 
 
 def test_digests_look_at_everything_but_decoding() -> None:

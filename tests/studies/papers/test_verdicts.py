@@ -21,8 +21,8 @@ from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.machines import MACHINES
 from murmur.studies.papers.plan import judged
-from murmur.studies.papers.run import diverged, loss
-from murmur.studies.papers.study import FURTHER_SEEDS, ONE_SEED, SEEDS, found
+from murmur.studies.papers.run import MissingRun, diverged, loss
+from murmur.studies.papers.study import FURTHER_SEEDS, ONE_SEED, SEEDS, Outcome, found
 from murmur.studies.papers.verdicts import below, ratio, seconds, shown, speed_up, told_apart, wer
 
 from .made_up import PRIOR, alike, changed, invented, row_of
@@ -269,6 +269,23 @@ def test_an_undecided_claim_is_judged_again_with_further_seeds(ratios: tuple[flo
     assert again is not None
     assert again.verdict == expected
     assert asked == {*SEEDS, *FURTHER_SEEDS}
+
+
+def test_figures_beside_a_verdict_may_be_missing_and_have_one_build() -> None:
+    def outcome(there: bool, builds: tuple[str, str]) -> Outcome:
+        def go(cell: StudyCell) -> Row:
+            if cell.network == "dnn" and not there:
+                raise MissingRun(cell.told)
+            return row_of(cell, build="" if cell.network == "blstm" else builds[cell.learners > 1])
+
+        result = judged(STUDIES["asgd"], STUDIES["asgd"].claims[0], go)
+        assert result is not None
+        return result
+
+    assert "sigmoid network, 2 seeds, 1.000" in outcome(True, ("a", "a")).why
+    for there, builds in ((False, ("a", "a")), (True, ("a", "b"))):
+        assert "sigmoid network, not run yet" in outcome(there, builds).why
+        assert outcome(there, builds).verdict == "agrees"
 
 
 def test_a_second_look_has_a_wider_interval() -> None:

@@ -70,6 +70,10 @@ def _of(study: Study) -> Iterator[Needed]:
         if using:
             stage = NO_LOSS if any(claim.no_loss for claim in using.values()) else CLAIM
             yield Needed(stage, study, name, serves)
+        elif beside := tuple(
+            f"{study.name} {n}: beside" for n, claim in enumerate(study.claims, 1) if name in claim.beside
+        ):
+            yield Needed(MORE, study, name, beside)
         elif name in further:
             yield Needed(CLAIM, study, name, (f"{further[name]}: further seeds",), further[name], further=True)
         elif name in causes:
@@ -151,6 +155,7 @@ def judged(study: Study, claim: Claim, find: Go, further: bool = True) -> Outcom
         if several:
             told = f"rows of {', '.join(several)} are of several builds of the data; murmur papers makes them again"
             return Outcome("not compared", "undecided", told)
+        rows = {**rows, **_beside(study, claim, find)}
         outcome = claim.judge(rows)
         if further and claim.further and outcome.verdict == "undecided":
             return _with_further(study, claim, rows, find) or outcome
@@ -159,6 +164,15 @@ def judged(study: Study, claim: Claim, find: Go, further: bool = True) -> Outcom
         return Outcome("no speed", "undecided", str(error))
     except (MissingRun, FileNotFoundError):
         return None
+
+
+def _beside(study: Study, claim: Claim, find: Go) -> Groups:
+    """The groups beside a claim; none while one of their rows is missing, or while they are of several builds."""
+    try:
+        rows = found(study, find, claim.beside)
+    except MissingRun:
+        return {}
+    return {} if several_builds(row for group in rows.values() for row in group) else rows
 
 
 def _with_further(study: Study, claim: Claim, rows: Groups, find: Go) -> Outcome | None:

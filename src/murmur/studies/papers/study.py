@@ -172,6 +172,7 @@ class Claim:
         because: groups that are run only if the verdict is not "agrees", to show the cause.
         cause: text of their figures.
         no_loss: True for "as good as one learner", whose groups are run first.
+        beside: groups whose figures stand beside the verdict, once they are there.
         further: needed groups with the groups that hold their further seeds. These are run if the verdict with the
             usual seeds is "undecided"; the rule is then applied once more, to all seeds (`verdicts.ratio`).
     """
@@ -184,6 +185,7 @@ class Claim:
     because: tuple[str, ...] = ()
     cause: Callable[[Groups], str] | None = None
     no_loss: bool = False
+    beside: tuple[str, ...] = ()
     further: Mapping[str, str] = field(default_factory=dict)
 
 
