@@ -50,6 +50,7 @@ def test_every_image_is_a_phone_of_cmudict() -> None:
         ("\u00e0", "EY", "EY1"),  # not "a grave"
         ("\ufb01ne", "F AY N", "F AY1 N"),
         ("loch", "L AA K", "L AA1 K"),
+        ("Argyll", "AA R G AY L", "AA1 R G AY0 L"),  # a palatalised consonant
         ("seventeen", "S EH V AH N T IY N", "S EH1 V AH0 N T IY2 N"),
     ],
 )

@@ -94,6 +94,7 @@ ARPABET = PhoneMap.parse(
     \u00f8 ER
     \u0153 ER
     \u0272 N Y
+    \u0261\u02b2 G    # Argyll
     \u0251\u0303 AA N
     \u0254\u0303 AO N
     \u025b\u0303 AE N
