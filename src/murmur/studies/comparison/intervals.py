@@ -21,8 +21,8 @@ def paired(first: Iterable[float], second: Iterable[float], level: float = 0.95)
     """Mean of second / first (geometric) with its t interval over pairs of positive numbers.
 
     Args:
-        first: numbers.
-        second: numbers.
+        first: values of the reference, one a seed.
+        second: values that are compared with them, in the same order of seeds.
         level: probability of the interval, 0.95 or 0.975.
 
     Raises:

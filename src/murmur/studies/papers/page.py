@@ -30,12 +30,12 @@ of the third claim of `schedules` and of the largest minibatch of `rings` were m
 rows of `frequency`. Trials of the sigmoid network and of `frequency` were given all frames, and all systems were given
 further trials; at that time there were rows of one learner, of `frequency` and of `asgd`. The reason was that trials
 with a quarter of the frames had chosen rates that were too high. On 2026-11-26 two rules were added, before the runs
-that they concern. Each size of the largest minibatch has a rate of its own: with one rate for all sizes, no size had
+that they call for. Each size of the largest minibatch has a rate of its own: with one rate for all sizes, no size had
 been usable with any strategy. A claim of `asgd` or `rings` on a ratio of losses that is undecided with three seeds is
-judged once more with six, on a 97.5 % interval. Intervals are 95 % intervals. Those of a ratio of held-out losses are
-paired t intervals of logarithms over seeds. Those of word errors come from a paired bootstrap over utterances, each
-with all its seeds. "undecided" means that the interval holds values on both sides of the limit, or that the rule says
-so.
+judged once more with six, on a 97.5 % interval; at that time the third claim of `asgd` and the first of `rings` were
+undecided. Other intervals are 95 % intervals. Those of a ratio of held-out losses are paired t intervals of logarithms
+over seeds. Those of word errors come from a paired bootstrap over utterances, each with all its seeds. "undecided"
+means that the interval holds values on both sides of the limit, or that the rule says so.
 """
 HOW = """## How it is made
 

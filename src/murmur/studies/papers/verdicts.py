@@ -16,6 +16,7 @@ from murmur.studies.papers.run import diverged, loss
 
 CHANCE = 0.05  # of a wrong "not all are alike"
 FIRST_SEEDS = 3  # of a claim's first look
+USUAL, SECOND_LOOK = 0.95, 0.975  # probabilities of intervals
 NO_LOSS = 1.03  # "no loss": the whole interval of the ratio of losses is below it
 Verdict = Literal["agrees", "differs", "undecided"]
 UNBOUNDED = Interval(float("inf"), float("inf"), float("inf"), 0.95)
@@ -52,7 +53,7 @@ def ratio(first: Sequence[Row], second: Sequence[Row]) -> Interval:
         return Interval(0.0, 0.0, 0.0, 0.95)
     if len(pairs) == 1:
         return Interval(loss(pairs[0][1]) / loss(pairs[0][0]), 0.0, float("inf"), 0.95)
-    level = 0.95 if len(pairs) <= FIRST_SEEDS else 0.975
+    level = USUAL if len(pairs) <= FIRST_SEEDS else SECOND_LOOK
     return paired((loss(a) for a, _ in pairs), (loss(b) for _, b in pairs), level)
 
 
@@ -93,7 +94,8 @@ def shown(value: Interval) -> str:
         return "0 (the reference diverged)"
     if value.high == float("inf"):
         return f"{value.value:.3f} (one seed)"
-    return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
+    level = "" if value.coverage == USUAL else f", {100 * value.coverage:g} %"
+    return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f}{level})"
 
 
 def errors(rows: Iterable[Row]) -> dict[int, Mapping[str, tuple[int, int]]]:
