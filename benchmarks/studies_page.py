@@ -15,7 +15,7 @@ import numpy as np
 
 from measure import bar, close
 from murmur.speech.decoding.bootstrap import Interval
-from murmur.studies.comparison.intervals import T, difference, paired
+from murmur.studies.comparison.intervals import T_95, difference, paired
 
 PAGE = Path(__file__).parents[1] / "docs" / "studies.md"
 INTERACTIONS = (("optimizer", "learners"), ("pre-training", "learners"), ("schedule", "learners"))
@@ -136,7 +136,7 @@ def effects(study: Study) -> dict[str, Interval]:
     b, *_ = np.linalg.lstsq(X, y, rcond=None)
     free = len(y) - X.shape[1]
     deviation = math.sqrt(float(((y - X @ b) ** 2).sum()) / free / len(y))  # the columns are orthogonal
-    reach = 2 * T[free - 1] * deviation
+    reach = 2 * T_95[free - 1] * deviation
     return {
         name: Interval(*(math.exp(2 * value + by) for by in (0.0, -reach, reach)), 0.95)
         for name, value in zip(columns, b[1:], strict=True)
