@@ -1,7 +1,8 @@
 """Gradients of many learners by one call on a GPU: a CUDA graph of the mapped pass, replayed.
 
 Equation: `murmur.engine.stacked`. Small networks gain most: on a GPU the gradient of one learner costs as much as those
-of many, since the chip is not full, and a graph launches all kernels of a pass by one call.
+of many, since the chip is not full, and a graph launches all kernels of a pass by one call. The pass of one learner
+alone is not mapped, so that cuDNN's fused LSTM kernels can run it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class DeviceGradients:
 
 
 class MappedPass:
-    """The mapped forward and backward pass of a number of learners on minibatches of given shapes.
+    """The forward and backward pass of a number of learners on minibatches of given shapes; mapped for several.
 
     Args:
         task: Task of all learners.
@@ -138,7 +139,7 @@ class MappedPass:
             named = dict(zip(self._names, weights, strict=True))
             return self._task.total(lambda *x: functional_call(self._model, named, x), *tensors)
 
-        if len(self._weights) == 1:  # without a map, so that LSTM layers run in cuDNN's fused kernels
+        if len(self._weights) == 1:
             totals_L = total([part[0] for part in stacks], [tensor[0] for tensor in self._minibatch])[None]
         else:
             totals_L = vmap(total)(stacks, self._minibatch)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from murmur.engine.scaling import Auto
 from murmur.studies.comparison.rows import Row, Rows
+from murmur.studies.papers import asgd
 from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.base import LEARNERS
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
@@ -231,6 +232,22 @@ def test_further_seeds_are_run_only_if_three_leave_a_claim_undecided() -> None:
     for factor in (0.9, 1.1):
         assert made(delayed(factor, 0.0)) == set(SEEDS)
     assert made(delayed(1.0, 0.05)) == {*SEEDS, *FURTHER_SEEDS}
+
+
+def test_further_seeds_serve_each_of_the_claims_that_are_undecided() -> None:
+    """Two claims share one learner's further seeds; one of them is undecided, whichever it is."""
+    for strategy, learners in ((asgd.K_STEP, 4), (asgd.ADAPTIVE, 20)):
+
+        def times(cell: StudyCell, strategy: str = strategy) -> float:
+            if cell.network == "dnn" or cell.learners == 1 or cell.strategy.startswith("ASGD"):
+                return 1.0 if cell.learners == 1 else 1.2
+            return 1.0 + 0.05 * (cell.seed % 3 - 1) if cell.strategy == strategy else 1.0
+
+        known = dict[str, Row]()
+        while cells := missing([STUDIES["asgd"]], known, list(SETUPS)):
+            known |= {cell.digest: row_of(cell, times(cell)) for cell in cells}
+        further = {row["cell"]["learners"] for row in known.values() if row["cell"]["seed"] in FURTHER_SEEDS}
+        assert further == {1, learners}
 
 
 def test_networks_without_speech_are_left_out() -> None:

@@ -271,6 +271,16 @@ def test_an_undecided_claim_is_judged_again_with_further_seeds(ratios: tuple[flo
     assert asked == {*SEEDS, *FURTHER_SEEDS}
 
 
+def test_further_seeds_of_another_build_are_not_compared() -> None:
+    def go(cell: StudyCell) -> Row:
+        build = "b" if cell.seed in FURTHER_SEEDS else "a"
+        return row_of(cell, SPREAD[cell.seed % 3] if DELAY(cell) else 1.0, build=build)
+
+    outcome = judged(STUDIES["rings"], STUDIES["rings"].claims[0], go)
+    assert outcome is not None
+    assert (outcome.ours, outcome.verdict) == ("not compared", "undecided")
+
+
 def test_figures_beside_a_verdict_may_be_missing_and_have_one_build() -> None:
     def outcome(there: bool, builds: tuple[str, str]) -> Outcome:
         def go(cell: StudyCell) -> Row:

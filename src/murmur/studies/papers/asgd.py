@@ -15,7 +15,6 @@ from murmur.studies.papers import schedules
 from murmur.studies.papers.base import BLSTM, DNN
 from murmur.studies.papers.study import (
     BEYOND,
-    FURTHER_SEEDS,
     TWO_SEEDS,
     Alone,
     Claim,
@@ -26,6 +25,7 @@ from murmur.studies.papers.study import (
     Study,
     System,
     beyond,
+    further_seeds,
 )
 from murmur.studies.papers.verdicts import NO_LOSS, below, holds, ratio, shown, speed_up, told_apart, words_apart
 
@@ -149,10 +149,9 @@ JUDGED: dict[str, Alone | System] = {
     SERVER: _many("ASGD()", 5, trials=(1.0, 2.0)),
     TWENTY: _many(ADAPTIVE, 20),
 }
-FURTHER = {name: f"{name}, further seeds" for name in JUDGED}
 GROUPS: dict[str, Group] = {
     **JUDGED,
-    **{further: replace(JUDGED[name], seeds=FURTHER_SEEDS) for name, further in FURTHER.items()},
+    **further_seeds(JUDGED),
     ALONE_DNN: DNN,
     FOUR_DNN: _sigmoid(schedules.AVERAGING, 4),
     TWENTY_DNN: _sigmoid(ADAPTIVE, 20),
@@ -165,11 +164,6 @@ GROUPS: dict[str, Group] = {
     FOUR_THEIRS: Brief(_many(K_STEP, 4), THEIRS),
     "4, ASGD, damped": replace(_many("ASGD(damping=by_age)", 5, trials=(1.0, 2.0)), seeds=TWO_SEEDS, decoded=()),
 }
-
-
-def _further(*names: str) -> dict[str, str]:
-    return {name: FURTHER[name] for name in names}
-
 
 STUDY = Study(
     "asgd",
@@ -189,7 +183,7 @@ STUDY = Study(
             four_longer,
             no_loss=True,
             beside=(ALONE_DNN, FOUR_DNN),
-            further=_further(ALONE, FOUR),
+            further=(ALONE, FOUR),
         ),
         Claim(
             "ASGD is poor at 4 learners",
@@ -199,7 +193,7 @@ STUDY = Study(
             poor,
             ("4, ASGD, damped",),
             damped,
-            further=_further(ALONE, FOUR, SERVER),
+            further=(ALONE, FOUR, SERVER),
         ),
         Claim(
             "adaptive measures at 20 learners are at least as good as one learner",
@@ -211,7 +205,7 @@ STUDY = Study(
             twenty_longer,
             no_loss=True,
             beside=(ALONE_DNN, TWENTY_DNN),
-            further=_further(ALONE, TWENTY),
+            further=(ALONE, TWENTY),
         ),
         Claim(
             "ASGD is slow at 4 learners",

@@ -53,9 +53,9 @@ learners together; systems of a study have equal numbers of frames, without thos
 learner's minibatch is cut among the learners; it grows with them only where a paper is about large minibatches
 (`hierarchy`, and the largest minibatch of `rings`, whose runs have fewer than 1,500 turns). Optimizers are Adam for the
 BLSTM, plain SGD in the search for its largest minibatch; natural gradient for the other two networks, beside SGD in
-`schedules` and Adam in `frequency`. 128 learners (Cui et al.) are left out: 1,500 turns
-are 192,000 gradients a run, one to two hours of a processor core, and each learner would have one or two of the 164
-windows. Test sets are decoded once, with settings tuned on dev.
+`schedules` and Adam in `frequency`. 128 learners (Cui et al.) are left out: 1,500 turns are 192,000 gradients a run,
+one to two hours of a processor core, and each learner would have one or two of the 164 windows. Test sets are decoded
+once, with settings tuned on dev.
 
 **Builds.** The states of the frames come from Gaussian systems that are trained on the machine of the runs. The last
 bits of their sums differ between processors. Losses on two builds of the states differ by more than those of two

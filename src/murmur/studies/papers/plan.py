@@ -18,6 +18,7 @@ from murmur.studies.papers.cell import StudyCell
 from murmur.studies.papers.networks import Name
 from murmur.studies.papers.run import Finder, MissingRun
 from murmur.studies.papers.study import Claim, Go, Groups, Outcome, Study, found
+from murmur.studies.papers.study import further as further_group
 from murmur.studies.papers.verdicts import EndedRunError
 
 BASE, NO_LOSS, CLAIM, MORE, CAUSE = range(5)
@@ -34,8 +35,8 @@ class Needed:
         study: its study.
         group: its name.
         serves: claims whose verdict it serves, such as "asgd 1".
-        claim: name of the claim whose cause it shows, or whose further seeds it holds; "" for all others.
-        further: True if it holds further seeds.
+        claim: name of the claim whose cause it shows; "" for all others.
+        further: names of the claims whose further seeds it holds.
     """
 
     stage: int
@@ -43,7 +44,7 @@ class Needed:
     group: str
     serves: tuple[str, ...]
     claim: str = ""
-    further: bool = False
+    further: tuple[str, ...] = ()
 
 
 def needed(studies: Sequence[Study]) -> list[Needed]:
@@ -53,33 +54,24 @@ def needed(studies: Sequence[Study]) -> list[Needed]:
 
 
 def _of(study: Study) -> Iterator[Needed]:
-    causes = {
-        group: f"{study.name} {number}"
-        for number, claim in enumerate(study.claims, 1)
-        for group in claim.because
-        if group not in study.pictured
-    }
-    further = {
-        group: f"{study.name} {number}"
-        for number, claim in enumerate(study.claims, 1)
-        for group in claim.further.values()
-    }
-    for name in study.groups:
-        using = {number: claim for number, claim in enumerate(study.claims, 1) if name in claim.needs}
-        serves = tuple(f"{study.name} {number}" for number in using)
+    claims = {f"{study.name} {number}": claim for number, claim in enumerate(study.claims, 1)}
+    causes = {group: name for name, claim in claims.items() for group in claim.because if group not in study.pictured}
+    for group in study.groups:
+        using = {name: claim for name, claim in claims.items() if group in claim.needs}
+        beside = [name for name, claim in claims.items() if group in claim.beside]
+        undecided = tuple(name for name, claim in claims.items() if group in map(further_group, claim.further))
         if using:
             stage = NO_LOSS if any(claim.no_loss for claim in using.values()) else CLAIM
-            yield Needed(stage, study, name, serves)
-        elif beside := tuple(
-            f"{study.name} {n}: beside" for n, claim in enumerate(study.claims, 1) if name in claim.beside
-        ):
-            yield Needed(MORE, study, name, beside)
-        elif name in further:
-            yield Needed(CLAIM, study, name, (f"{further[name]}: further seeds",), further[name], further=True)
-        elif name in causes:
-            yield Needed(CAUSE, study, name, (f"{causes[name]}: cause",), causes[name])
+            yield Needed(stage, study, group, tuple(using))
+        elif beside:
+            yield Needed(MORE, study, group, tuple(f"{name}: beside" for name in beside))
+        elif undecided:
+            serves = tuple(f"{name}: further seeds" for name in undecided)
+            yield Needed(CLAIM, study, group, serves, further=undecided)
+        elif group in causes:
+            yield Needed(CAUSE, study, group, (f"{causes[group]}: cause",), causes[group])
         else:
-            yield Needed(BASE if not study.claims else MORE, study, name, (f"{study.name}: shown",))
+            yield Needed(BASE if not study.claims else MORE, study, group, (f"{study.name}: shown",))
 
 
 @dataclass
@@ -118,9 +110,9 @@ def whole(
     results = outcomes(studies, find) if results is None else results
     first = outcomes(studies, find, further=False)
     for each in needed(studies):
-        if each.further and not _undecided(first[each.claim]):
+        if each.further and not any(_undecided(first[claim]) for claim in each.further):
             continue
-        if each.claim and not each.further and not _open(results[each.claim]):
+        if each.claim and not _open(results[each.claim]):
             continue
 
         def go(cell: StudyCell, each: Needed = each) -> Row:
@@ -150,20 +142,23 @@ def judged(study: Study, claim: Claim, find: Go, further: bool = True) -> Outcom
     several builds of the same data.
     """
     try:
-        rows = found(study, find, claim.needs)
-        several = several_builds(row for group in rows.values() for row in group)
-        if several:
-            told = f"rows of {', '.join(several)} are of several builds of the data; murmur papers makes them again"
-            return Outcome("not compared", "undecided", told)
-        rows = {**rows, **_beside(study, claim, find)}
-        outcome = claim.judge(rows)
+        rows, beside = found(study, find, claim.needs), _beside(study, claim, find)
+        outcome = _on_one_build(claim, rows, beside)
         if further and claim.further and outcome.verdict == "undecided":
-            return _with_further(study, claim, rows, find) or outcome
+            return _with_further(study, claim, rows, beside, find) or outcome
         return outcome
     except EndedRunError as error:
         return Outcome("no speed", "undecided", str(error))
     except (MissingRun, FileNotFoundError):
         return None
+
+
+def _on_one_build(claim: Claim, rows: Groups, beside: Groups) -> Outcome:
+    """The outcome of the rule; "undecided" without it if the rows are of several builds."""
+    if several := _several(rows):
+        told = f"rows of {', '.join(several)} are of several builds of the data; murmur papers makes them again"
+        return Outcome("not compared", "undecided", told)
+    return claim.judge({**rows, **beside})
 
 
 def _beside(study: Study, claim: Claim, find: Go) -> Groups:
@@ -172,15 +167,19 @@ def _beside(study: Study, claim: Claim, find: Go) -> Groups:
         rows = found(study, find, claim.beside)
     except MissingRun:
         return {}
-    return {} if several_builds(row for group in rows.values() for row in group) else rows
+    return {} if _several(rows) else rows
 
 
-def _with_further(study: Study, claim: Claim, rows: Groups, find: Go) -> Outcome | None:
+def _with_further(study: Study, claim: Claim, rows: Groups, beside: Groups, find: Go) -> Outcome | None:
     try:
-        more = found(study, find, tuple(claim.further.values()))
+        more = {name: study.groups[further_group(name)](find) for name in claim.further}
     except MissingRun:
         return None
-    return claim.judge({**rows, **{name: [*rows[name], *more[group]] for name, group in claim.further.items()}})
+    return _on_one_build(claim, {**rows, **{name: [*rows[name], *more[name]] for name in more}}, beside)
+
+
+def _several(rows: Groups) -> list[Name]:
+    return several_builds(row for group in rows.values() for row in group)
 
 
 def several_builds(rows: Iterable[Row]) -> list[Name]:
@@ -230,7 +229,8 @@ class Unknown(dict[str, Any]):
 def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collection[Name]) -> list[StudyCell]:
     """The cells that are missing and can run now, each once, the most urgent stage first.
 
-    Causes are missing only if their claim is judged and does not agree.
+    Causes are missing only if their claim is judged and does not agree, further seeds only if it is undecided without
+    them.
 
     Args:
         studies: studies.
@@ -240,9 +240,9 @@ def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collec
     find, lacking = Finder(dict(known)), dict[str, StudyCell]()
     results, first = outcomes(studies, find), outcomes(studies, find, further=False)
     for each in needed(studies):
-        if each.further and not _undecided(first[each.claim]):
+        if each.further and not any(_undecided(first[claim]) for claim in each.further):
             continue
-        if each.claim and not each.further and (results[each.claim] is None or not _open(results[each.claim])):
+        if each.claim and (results[each.claim] is None or not _open(results[each.claim])):
             continue
 
         def go(cell: StudyCell) -> Row:

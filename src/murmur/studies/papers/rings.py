@@ -25,7 +25,6 @@ from murmur.studies.papers.run import loss
 from murmur.studies.papers.study import (
     AUTO_FIRST,
     BEYOND,
-    FURTHER_SEEDS,
     MOST_TRIALS,
     SEEDS,
     Alone,
@@ -38,6 +37,7 @@ from murmur.studies.papers.study import (
     System,
     best_of,
     beyond,
+    further_seeds,
 )
 from murmur.studies.papers.verdicts import Verdict, below, mean_loss, ratio, shown
 
@@ -197,11 +197,11 @@ def _last(name: str) -> Group:
 
 
 RINGS: dict[str, System] = {name: system(name) for name in STRATEGIES}
-FURTHER = {name: f"{name}, further seeds" for name in STRATEGIES if name != "synchronous"}
+CONVERGING = {name: group for name, group in RINGS.items() if name != "synchronous"}
 GROUPS: dict[str, Group] = {
     ALONE: BLSTM,
     **RINGS,
-    **{further: replace(RINGS[name], seeds=FURTHER_SEEDS) for name, further in FURTHER.items()},
+    **further_seeds(CONVERGING),
     ALONE_SGD: SGD,
     **{f"{name}: largest": Largest(STRATEGIES[name]) for name in BISECTED},
     **beyond(BLSTM, learners=LEARNERS, machines=MACHINES),
@@ -222,7 +222,7 @@ STUDY = Study(
             convergence,
             tuple(BEYOND),
             averaged_moments,
-            further=FURTHER,
+            further=tuple(CONVERGING),
         ),
         Claim(
             "decentralised learners train with larger minibatches than synchronous SGD",

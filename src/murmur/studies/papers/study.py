@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.cell import StudyCell
@@ -173,8 +173,8 @@ class Claim:
         cause: text of their figures.
         no_loss: True for "as good as one learner", whose groups are run first.
         beside: groups whose figures stand beside the verdict, once they are there.
-        further: needed groups with the groups that hold their further seeds. These are run if the verdict with the
-            usual seeds is "undecided"; the rule is then applied once more, to all seeds (`verdicts.ratio`).
+        further: needed groups that get further seeds (`further_seeds`) if the verdict with the usual ones is
+            "undecided". The rule is then applied once more, to all seeds (`verdicts.ratio`).
     """
 
     told: str
@@ -186,7 +186,7 @@ class Claim:
     cause: Callable[[Groups], str] | None = None
     no_loss: bool = False
     beside: tuple[str, ...] = ()
-    further: Mapping[str, str] = field(default_factory=dict)
+    further: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -219,6 +219,16 @@ def found(study: Study, go: Go, names: Sequence[str]) -> Groups:
         MissingRun: a row is not there.
     """
     return {name: study.groups[name](go) for name in names}
+
+
+def further(name: str) -> str:
+    """Name of the group that holds a group's further seeds."""
+    return f"{name}, further seeds"
+
+
+def further_seeds(groups: Mapping[str, Alone | System]) -> dict[str, Group]:
+    """The further seeds of groups, by the names of `further`."""
+    return {further(name): replace(group, seeds=FURTHER_SEEDS) for name, group in groups.items()}
 
 
 SUPER = "SuperLearners(ADPSGD(randomized_ring, moments='averaged'), 2)"
