@@ -18,7 +18,7 @@ from murmur.speech.decoding.graph import DecodingGraph
 from murmur.speech.decoding.graph_build import build_graph
 from murmur.speech.decoding.graph_store import ensure_graph
 from murmur.speech.decoding.recogniser import Spans
-from murmur.speech.decoding.tuning import DevelopmentSet, Trial, tune_acoustic_scale, tune_beam
+from murmur.speech.decoding.tuning import DevelopmentSet, Trial, middle_of_best, tune_acoustic_scale, tune_beam, widened
 from murmur.speech.language_model.grammar import Grammar
 from murmur.speech.language_model.ngram import NgramModel
 from murmur.speech.lexicon.lexicon import Lang
@@ -157,7 +157,8 @@ class WordSearch:
         """Penalty and scale with the fewest errors on dev, and the fastest beam that is as good as the widest.
 
         Among equal penalties the first is taken, among equal scales the middle one: on small sets many are equal, and
-        the ends of such a range lie next to worse ones.
+        the ends of such a range lie next to worse ones. Of three scales and more, the range is widened while the best
+        one is at an end, with the best penalty.
 
         Args:
             settings: values to try.
@@ -170,11 +171,10 @@ class WordSearch:
         first, found = first_options(settings), []
         for penalty in settings.insertion_penalties:
             _, trials = tune_acoustic_scale(development, settings.scales, replace(first, insertion_penalty=penalty))
-            found.append(middle_of_best(trials))
+            found.append(trials)
             _log_trials(name, trials)
-        best = min(found, key=lambda trial: trial.rate.errors)
-        if len(settings.scales) > 2 and best.options.acoustic_scale in (min(settings.scales), max(settings.scales)):
-            log.warning("%s: scale %g is at the edge of the tried range", name, best.options.acoustic_scale)
+        trials = min(found, key=lambda trials: middle_of_best(trials).rate.errors)
+        best = _widely(development, trials, name) if len(trials) > 2 else middle_of_best(trials)
         if len(settings.beams) > 1:
             best, trials = tune_beam(development, settings.beams, best.options, TOLERANCE_PERCENT)
             _log_trials(name, trials)
@@ -189,11 +189,13 @@ def several(sources: GraphSources) -> Search:
     return replace(search, scales=scales, insertion_penalties=penalties)
 
 
-def middle_of_best(trials: Sequence[Trial]) -> Trial:
-    """The middle one of the trials with the fewest errors."""
-    fewest = min(trial.rate.errors for trial in trials)
-    alike = [trial for trial in trials if trial.rate.errors == fewest]
-    return alike[len(alike) // 2]
+def _widely(development: DevelopmentSet, trials: Sequence[Trial], name: str) -> Trial:
+    every = widened(development, trials)
+    _log_trials(name, [trial for trial in every if trial not in trials])
+    best = middle_of_best(every)
+    if best in (every[0], every[-1]):
+        log.warning("%s: scale %g is at the end of the tried range", name, best.options.acoustic_scale)
+    return best
 
 
 def _log_trials(name: str, trials: Sequence[Trial]) -> None:

@@ -1,16 +1,20 @@
+import math
 import multiprocessing
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from murmur.speech.decoding import decoder as decode
 from murmur.speech.decoding.decode_set import decode_set
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph import build_hclg
 from murmur.speech.decoding.graph_store import load_graph, save_graph
-from murmur.speech.decoding.tuning import DevelopmentSet, tune_acoustic_scale, tune_beam
+from murmur.speech.decoding.tuning import DevelopmentSet, Trial, middle_of_best, tune_acoustic_scale, tune_beam, widened
+from murmur.speech.decoding.wer import ErrorRate
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.language_model.grammar import ngram_grammar
@@ -126,6 +130,44 @@ def test_tuning_takes_the_scale_with_the_fewest_errors(folder):
     assert str(best).startswith(f"scale {best.options.acoustic_scale:.4g}, insertion penalty 0, beam 50")
 
 
+@pytest.mark.parametrize(("errors", "chosen"), [((5, 2, 2, 2, 4), 2), ((0, 0, 0), 1), ((3, 1), 1), ((1, 4, 1), 2)])
+def test_the_middle_of_equally_good_scales(errors, chosen):
+    trials = [
+        Trial(DecodeOptions(acoustic_scale=0.1 * (k + 1)), ErrorRate(10, insertions=e), 0.1)
+        for k, e in enumerate(errors)
+    ]
+    assert middle_of_best(trials) is trials[chosen]
+
+
+class Valley:
+    """Stands for a development set: the errors grow with the distance from the best scale."""
+
+    def __init__(self, best):
+        self.best = best
+
+    def trial(self, options):
+        distance = abs(math.log(options.acoustic_scale / self.best))
+        return Trial(options, ErrorRate(1000, insertions=round(100 * distance)), 0.1)
+
+
+@given(st.floats(0.01, 1.0), st.integers(3, 6), st.floats(1.1, 2.0))
+def test_a_range_is_widened_while_its_best_scale_is_at_an_end(best, scales, factor):
+    """Three further scales at most, by the factor at that end; the best of all is never worse than before."""
+    valley = Valley(best)
+    trials = [valley.trial(replace(OPTIONS, acoustic_scale=0.1 * factor**k)) for k in range(scales)]
+    every = widened(valley, trials)
+    tried = [trial.options.acoustic_scale for trial in every]
+    assert tried == pytest.approx([tried[0] * factor**k for k in range(len(tried))])
+    assert [trial for trial in every if trial in trials] == trials
+    inside = middle_of_best(every) not in (every[0], every[-1])
+    assert inside or len(every) == scales + 3
+    if middle_of_best(trials) not in (trials[0], trials[-1]):
+        assert every == trials
+    if inside:
+        assert abs(math.log(middle_of_best(every).options.acoustic_scale / best)) <= math.log(factor) / 2 + 0.01
+    assert middle_of_best(every).rate.errors <= middle_of_best(trials).rate.errors
+
+
 def test_beam_is_the_fastest_within_the_tolerance(folder):
     scores, references = informative(folder, 8, 2)
     development = DevelopmentSet(folder, scores, references)
@@ -162,9 +204,9 @@ def test_what_was_decoded_is_kept_and_not_decoded_again(folder, tmp_path):
     file_before = file.read_bytes()[: sum(map(len, lines[:3]))]
     other = random_scores(folder, utterances=6, seed=1)
     changed = {**scores, "u00": other["u00"]}
-    for jobs, given in ((1, scores), (1, changed)):
-        again = decode_set(folder, given, OPTIONS, jobs, kept=tmp_path)
-        alone = whole if given is scores else decode_set(folder, given, OPTIONS)
+    for jobs, matrices in ((1, scores), (1, changed)):
+        again = decode_set(folder, matrices, OPTIONS, jobs, kept=tmp_path)
+        alone = whole if matrices is scores else decode_set(folder, matrices, OPTIONS)
         assert again.texts == alone.texts
         assert again.frames == alone.frames
         for name, hypothesis in again.hypotheses.items():

@@ -199,7 +199,7 @@ def test_gradients_together_make_the_same_run_but_for_rounding(
     each = small(CELLS["delay"], seed=9)
     alone = trained(each, material)
     monkeypatch.setattr(run, "kept_model", lambda *_: None)
-    monkeypatch.setattr(run, "on_device", lambda *_: (DeviceGradients("cpu"), "cpu"))
+    monkeypatch.setattr(run, "gradients_and_device", lambda *_: (DeviceGradients("cpu"), "cpu"))
     together = trained(each, material)
     assert together["heldout"]["loss"] == pytest.approx(alone["heldout"]["loss"], rel=1e-4)
     assert together["seconds"] == alone["seconds"]
@@ -208,12 +208,15 @@ def test_gradients_together_make_the_same_run_but_for_rounding(
 def test_gradients_of_an_lstm_with_natural_gradient_stay_on_the_host(material: StudyMaterial) -> None:
     stacked, sigmoid = small(CELLS["delay"]), small(CELLS["sigmoid"])
     experiment = stacked.experiment(material.task(stacked))
-    assert run.on_device(experiment, stacked, "cpu") == (None, "cpu")
-    together, device = run.on_device(experiment, stacked, "cuda")
+    assert run.gradients_and_device(experiment, stacked, "cpu") == (None, "cpu")
+    together, device = run.gradients_and_device(experiment, stacked, "cuda")
     assert isinstance(together, DeviceGradients)
     assert device == "cuda"
-    assert run.on_device(replace(experiment, optimizer=NaturalGradientSGD(1.0)), stacked, "cuda") == (None, "cpu")
-    assert run.on_device(sigmoid.experiment(material.task(sigmoid)), sigmoid, "cuda") == (None, "cuda")
+    assert run.gradients_and_device(replace(experiment, optimizer=NaturalGradientSGD(1.0)), stacked, "cuda") == (
+        None,
+        "cpu",
+    )
+    assert run.gradients_and_device(sigmoid.experiment(material.task(sigmoid)), sigmoid, "cuda") == (None, "cuda")
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

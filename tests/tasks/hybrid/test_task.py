@@ -15,9 +15,6 @@ from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
 from murmur.engine.experiment import describe
 from murmur.speech.corpus.digits import Digits
 from murmur.speech.corpus.kaldi_dir import write_table
-from murmur.speech.decoding.decoder import DecodeOptions
-from murmur.speech.decoding.tuning import Trial
-from murmur.speech.decoding.wer import ErrorRate
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.cepstral_warp import MelCepstra, warp_matrix, warped
 from murmur.speech.features.chunks import IGNORED
@@ -36,7 +33,6 @@ from murmur.tasks.hybrid.data import floored, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.hybrid.warps import load_factors, load_gaussians, save_factors, save_gaussians
-from murmur.tasks.word_search import middle_of_best
 
 LEXICON = {"ANNA": "A N A", "BOB": "B O B", "NOB": "N O B"}
 SMALL = EmConfig(gaussians=40, passes=6, grow_passes=4, align_passes=(2, 3, 4, 5, 6))
@@ -217,15 +213,6 @@ def test_silence_share(task):
 def test_rare_pdfs_get_no_tiny_prior():
     prior = torch.tensor([0.8, 0.2 - 1e-6, 1e-6]).log()
     assert torch.allclose(floored(prior).exp(), torch.tensor([0.8, 0.2, 0.1 / 3]), atol=1e-4)
-
-
-@pytest.mark.parametrize(("errors", "chosen"), [((5, 2, 2, 2, 4), 2), ((0, 0, 0), 1), ((3, 1), 1), ((1, 4, 1), 2)])
-def test_the_middle_of_equally_good_scales(errors, chosen):
-    trials = [
-        Trial(DecodeOptions(acoustic_scale=0.1 * (k + 1)), ErrorRate(10, insertions=e), 0.1)
-        for k, e in enumerate(errors)
-    ]
-    assert middle_of_best(trials) is trials[chosen]
 
 
 def test_refusals(task):

@@ -12,6 +12,8 @@ from murmur.speech.decoding.decode_set import decode_set
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.wer import ErrorRate, check_same_utterances, score
 
+MORE_SCALES = 3  # tried beyond the ends of a range
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -59,13 +61,47 @@ def tune_acoustic_scale(
 ) -> tuple[Trial, list[Trial]]:
     """The scale with the fewest errors (the smallest among equals), and all trials by scale.
 
-    If the best scale is at the edge of `scales`, widen the range. Raises ValueError for no scales.
+    If the best scale is the least or the greatest, see `widened`. Raises ValueError for no scales.
     """
     if not scales:
         raise ValueError("no acoustic scales to try: give some, such as 0.05, 0.07, 0.1, 0.14")
     base = options or DecodeOptions()
     trials = [development.trial(replace(base, acoustic_scale=scale)) for scale in sorted(scales)]
     return min(trials, key=lambda trial: trial.rate.errors), trials
+
+
+def middle_of_best(trials: Sequence[Trial]) -> Trial:
+    """The middle one of the trials with the fewest errors."""
+    fewest = min(trial.rate.errors for trial in trials)
+    alike = [trial for trial in trials if trial.rate.errors == fewest]
+    return alike[len(alike) // 2]
+
+
+def widened(development: DevelopmentSet, trials: Sequence[Trial], most: int = MORE_SCALES) -> list[Trial]:
+    """Trials by scale, with further ones while the best scale is the least or the greatest.
+
+    The next scale continues the factor between the two scales at that end: after 0.08 and 0.1, 0.064 or 0.125.
+
+    Args:
+        development: data.
+        trials: trials of at least two scales, by scale, equal in all other settings.
+        most: most further trials.
+    """
+    every = list(trials)
+    for _ in range(most):
+        best = middle_of_best(every)
+        if best is every[0]:
+            every.insert(0, development.trial(_beyond(best, every[1])))
+        elif best is every[-1]:
+            every.append(development.trial(_beyond(best, every[-2])))
+        else:
+            break
+    return every
+
+
+def _beyond(end: Trial, inner: Trial) -> DecodeOptions:
+    last = end.options.acoustic_scale
+    return replace(end.options, acoustic_scale=last * last / inner.options.acoustic_scale)
 
 
 def tune_beam(

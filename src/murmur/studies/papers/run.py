@@ -162,7 +162,7 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         task = Initialised(plain, stem, content)
     began = time.process_time(), time.monotonic()
     experiment = cell.experiment(task)
-    together, device = on_device(experiment, cell, material.device)
+    together, device = gradients_and_device(experiment, cell, material.device)
     course = train(experiment, cell.cluster(), together, device)
     figures = {
         **course.described(),
@@ -183,7 +183,7 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
     return course.model, figures
 
 
-def on_device(experiment: Experiment, cell: StudyCell, device: str) -> tuple[DeviceGradients | None, str]:
+def gradients_and_device(experiment: Experiment, cell: StudyCell, device: str) -> tuple[DeviceGradients | None, str]:
     """Function that computes the gradients of several learners, and the device of the models.
 
     An experiment that cannot be stacked has no such function: its gradients are computed one after another, on the

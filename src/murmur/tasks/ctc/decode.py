@@ -16,7 +16,7 @@ class CtcDecoding:
     Attributes:
         grammar: "greedy" (the best unit of each frame, no graph), "loop" (any words of the lexicon, or of train for
             units that spell), "one word", or an ARPA file: its name in the corpus folder, or its path.
-        scales: acoustic scales to try on dev.
+        scales: acoustic scales to try on dev; of three and more, the range is widened while the best is at an end.
         insertion_penalties: costs per word (natural log) to try on dev, each with all scales.
         beam: beam of the search, natural log after scaling.
         max_active: largest number of active states in a frame.

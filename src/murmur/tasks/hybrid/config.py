@@ -181,7 +181,7 @@ class Search:
 
     Attributes:
         grammar: "loop" (any number of words, equally likely), "one word", or the name of a language model of the set.
-        scales: acoustic scales to try on dev.
+        scales: acoustic scales to try on dev; of three and more, the range is widened while the best is at an end.
         insertion_penalties: costs per word (natural log) to try on dev, each with all scales.
         beams: (beam, most active states) to try on dev; the fastest one within 0.2 % of the widest is taken.
     """
