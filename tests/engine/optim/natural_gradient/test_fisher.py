@@ -35,7 +35,7 @@ def test_every_call_equals_the_published_recursion(D: int, rank: int, frames: in
     ours = OnlineFisher(state, "in", rank, config)
     dense = DenseFisher(rows[0], rank, 4.0, 150.0, 3)
     for X in rows:
-        W, gamma = ours.observe(SampleRows((torch.from_numpy(X),)))
+        W, gamma, _ = ours.observe(SampleRows((torch.from_numpy(X),)))
         expected, factor = dense.precondition(X)
         X_hat = torch.from_numpy(X) - torch.from_numpy(X) @ W.T @ W
         np.testing.assert_allclose(X_hat.numpy(), expected, rtol=1e-6, atol=1e-7 * np.abs(X).max())
@@ -55,7 +55,7 @@ def test_it_finds_the_covariance_where_that_is_low_rank_plus_identity() -> None:
     state: dict[str, Any] = {}
     fisher = OnlineFisher(state, "in", 4, FisherConfig(alpha=alpha, history_samples=40_000.0, update_period=1))
     for _ in range(150):
-        W, _ = fisher.observe(SampleRows((torch.from_numpy(rng.standard_normal((2000, D)) @ factor.T),)))
+        W, _, _ = fisher.observe(SampleRows((torch.from_numpy(rng.standard_normal((2000, D)) @ factor.T),)))
     probes = rng.standard_normal((100, D))
     X_hat = probes - probes @ W.numpy().T @ W.numpy()
     beta = state["in.rho"] * (1 + alpha) + alpha / D * float(state["in.d"].sum())
@@ -72,7 +72,7 @@ def test_the_norm_is_kept_and_directions_turn_by_less_than_a_right_angle(
     fisher = OnlineFisher({}, "in", 4, FisherConfig(history_samples=100.0))
     for _ in range(8):
         X = torch.from_numpy(drawn(rng, N, D, scale))
-        W, gamma = fisher.observe(SampleRows((X,)))
+        W, gamma, _ = fisher.observe(SampleRows((X,)))
         X_hat = gamma * (X - X @ W.T @ W)
         assert float(X_hat.norm()) == pytest.approx(float(X.norm()), rel=1e-3)
         assert float((X * X_hat).sum()) > 0
@@ -87,20 +87,22 @@ def test_column_blocks_ones_and_scale_are_one_matrix() -> None:
         assert (made.count, made.dims) == (30, 8)
     one, other = OnlineFisher({}, "in", 3, config), OnlineFisher({}, "in", 3, config)
     for _ in range(4):
-        W, gamma = one.observe(SampleRows((left, right), ones=True, scale=5.0))
-        W2, gamma2 = other.observe(SampleRows((whole,)))
+        blocks, plain = SampleRows((left, right), ones=True, scale=5.0), SampleRows((whole,))
+        (W, gamma, H), (W2, gamma2, H2) = one.observe(blocks), other.observe(plain)
         torch.testing.assert_close(W.T @ W, W2.T @ W2)
         torch.testing.assert_close(gamma, gamma2)
+        torch.testing.assert_close(torch.cat(blocks.without(H, W).blocks, 1) * 5, whole - whole @ W.T @ W)
+        torch.testing.assert_close(plain.without(H2, W2).blocks[0], whole - whole @ W.T @ W)
 
 
 def test_dependent_rows_zeros_and_single_values_do_no_harm() -> None:
     fisher = OnlineFisher({}, "in", 5, FisherConfig())
     line = torch.outer(torch.randn(50), torch.randn(12))  # rank one: floors and new axes are needed
     for X in [torch.zeros(6, 12), line, line * 1e-3, torch.zeros(6, 12), torch.randn(50, 12)] * 4:
-        W, gamma = fisher.observe(SampleRows((X,)))
+        W, gamma, _ = fisher.observe(SampleRows((X,)))
         assert bool(W.isfinite().all())
         assert bool(gamma.isfinite())
-    W, gamma = OnlineFisher({}, "in", 5, FisherConfig()).observe(SampleRows((torch.randn(8, 1),)))
+    W, gamma, _ = OnlineFisher({}, "in", 5, FisherConfig()).observe(SampleRows((torch.randn(8, 1),)))
     assert W.shape == (0, 1)
     assert float(gamma) == 1.0
 

@@ -31,8 +31,8 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 def by_frames(states: dict[str, Any], X: Tensor, dY: Tensor, samples: float) -> Tensor:
     """The natural gradient as the paper has it: every frame preconditioned, then summed."""
-    Wi, gi = OnlineFisher(states, "in", CONFIG.rank_in, CONFIG).observe(SampleRows((X,)))
-    Wo, go = OnlineFisher(states, "out", CONFIG.rank_out, CONFIG).observe(SampleRows((dY * samples,)))
+    Wi, gi, _ = OnlineFisher(states, "in", CONFIG.rank_in, CONFIG).observe(SampleRows((X,)))
+    Wo, go, _ = OnlineFisher(states, "out", CONFIG.rank_out, CONFIG).observe(SampleRows((dY * samples,)))
     return gi * go * (dY - dY @ Wo.T @ Wo).T @ (X - X @ Wi.T @ Wi)
 
 
@@ -40,15 +40,16 @@ def with_ones(x: Tensor) -> Tensor:
     return torch.cat((x, torch.ones(len(x), 1, dtype=x.dtype)), 1)
 
 
-def test_a_linear_layer_gets_the_sum_of_preconditioned_frames() -> None:
+@pytest.mark.parametrize("frames", [2, 3, 4], ids=["both sides by frames", "outputs by the sum", "both by the sum"])
+def test_a_linear_layer_gets_the_sum_of_preconditioned_frames(frames: int) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(6, 9).double()
     mode, _ = natural(layer)
     oracle: dict[str, Any] = {}
     mode.samples = 20.0
     for _ in range(5):
-        x = torch.randn(4, 5, 6).double().requires_grad_()
-        target = torch.randn(4, 5, 9).double()
+        x = torch.randn(frames, 5, 6).double().requires_grad_()
+        target = torch.randn(frames, 5, 9).double()
         with mode:
             y = layer(x)
             ((y - target) ** 2).mean().backward()

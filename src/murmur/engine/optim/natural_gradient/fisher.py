@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,9 +92,38 @@ class SampleRows:
         pieces = [(H.t() @ block).mul_(self.scale) for block in self.blocks]
         return torch.cat([*pieces, H.sum(0)[:, None] * self.scale] if self.ones else pieces, dim=1)
 
+    @property
+    def is_wide(self) -> bool:
+        """True if all rows are in at least float32."""
+        return all(block.dtype == _wide(block) for block in self.blocks)
+
+    def without(self, H: Tensor, W: Tensor) -> SampleRows:
+        """(X - H W) / scale for H (N, r) and W (r, D); what was the column of ones is the last block."""
+        at, pieces = 0, []
+        for block in self.blocks:
+            pieces.append(torch.addmm(block, H, W[:, at : at + block.shape[1]], alpha=-1 / self.scale))
+            at += block.shape[1]
+        if self.ones:
+            pieces.append(1 - (H @ W[:, -1:]) / self.scale)
+        return SampleRows(tuple(pieces))
+
     def wide(self) -> SampleRows:
         """Return the same rows in at least float32."""
         return SampleRows(tuple(block.to(_wide(block)) for block in self.blocks), self.ones, self.scale)
+
+
+class Factor(NamedTuple):
+    """What preconditions some rows: X^ = gamma (X - H W).
+
+    Attributes:
+        W: W_t (r, D), before these rows; without a row if D is 1, for such a side is not preconditioned.
+        gamma: gamma_t.
+        H: X W_t' (N, r).
+    """
+
+    W: Tensor
+    gamma: Tensor
+    H: Tensor
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -110,14 +139,12 @@ class OnlineFisher:
     def __init__(self, state: MutableMapping[str, Any], side: str, rank: int, config: FisherConfig) -> None:
         self._state, self._side, self._rank, self.config = state, side, rank, config
 
-    def observe(self, X: SampleRows) -> tuple[Tensor, Tensor]:
-        """Return W_t (r, D) before these rows, and gamma_t; the rows then update the estimate if it is due.
-
-        W_t has no row if D is 1: such a side is not preconditioned.
-        """
+    def observe(self, X: SampleRows) -> Factor:
+        """The factor for these rows; they then update the estimate if it is due."""
         rank = min(self._rank, (X.dims + 1) // 2, X.dims - 1)
         if rank == 0:
-            return X.blocks[0].new_zeros((0, X.dims), dtype=_wide(X.blocks[0])), X.trace().new_ones(())
+            W = X.blocks[0].new_zeros((0, X.dims), dtype=_wide(X.blocks[0]))
+            return Factor(W, X.trace().new_ones(()), W.new_zeros((X.count, 0)))
         if f"{self._side}.W" not in self._state:
             self._begin(X, rank)
         W, t = self._state[f"{self._side}.W"], self._state[f"{self._side}.t"]
@@ -128,9 +155,10 @@ class OnlineFisher:
             gamma = self._gamma(trace, H)
             self._update(X, H, trace)
         else:
-            gamma = self._gamma(trace, X.times(W).to(W.dtype))
+            H = X.times(W).to(W.dtype)
+            gamma = self._gamma(trace, H)
         self._state[f"{self._side}.t"] = t + 1
-        return W, gamma
+        return Factor(W, gamma, H)
 
     def _begin(self, X: SampleRows, rank: int) -> None:
         """Start from a fixed orthonormal R, then update three times with the first rows (once if they are few)."""

@@ -80,10 +80,7 @@ class LstmLayer(torch.autograd.Function):
 
 def gradients(sides: TwoSides | None, X: SampleRows, dY: Tensor) -> Gradients:
     """Return dY' X, preconditioned if there are sides."""
-    G = product(dY, X)
-    if sides is not None:
-        sides.precondition(G, X, dY)
-    return G
+    return product(dY, X) if sides is None else sides.gradient(X, dY)
 
 
 def run(gates: Tensor, states: tuple[Tensor, Tensor, Tensor], W_hh: Tensor, W_hr: Tensor | None) -> None:
