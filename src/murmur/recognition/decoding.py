@@ -70,7 +70,8 @@ def decoded(
     corpus = run.corpus(data)
     warn_of_common(run, request.dev, corpus, data)
     rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request, others)
-    search, options = run.searched(request, models, scratch)
+    tuning = request if rescorer is None else to_tune(run.folder, request, others)
+    search, options = run.searched(tuning, models, scratch)
     if search is not None:
         with timed("decoding graph"):
             _ = search.folder
@@ -89,6 +90,12 @@ def decoded(
         found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
     made = _result(run, search, corpus, found, {**common, **_facts(found, options, request, run)})
     return made if rescorer is None else _rescored(run, search, corpus, found, made, rescorer)
+
+
+def to_tune(folder: Path, request: SearchRequest, others: Sequence[TrainedRun] = ()) -> SearchRequest:
+    """The request, without `dev` if the run of this folder has tuned its own search on its own dev already."""
+    own = request.grammar is None and request.dev == "dev" and not others
+    return replace(request, dev=None) if own and "acoustic_scale" in scales_of(folder) else request
 
 
 def warn_of_common(run: TrainedRun, dev: str | None, corpus: Corpus, data: str) -> None:
