@@ -70,8 +70,7 @@ def decoded(
     corpus = run.corpus(data)
     warn_of_common(run, request.dev, corpus, data)
     rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request, others)
-    tuning = request if rescorer is None else to_tune(run.folder, request, others)
-    search, options = run.searched(tuning, models, scratch)
+    search, options = run.searched(to_tune(run.folder, request, others) if rescorer else request, models, scratch)
     if search is not None:
         with timed("decoding graph"):
             _ = search.folder

@@ -113,7 +113,7 @@ class SampleRows:
 
 
 class Factor(NamedTuple):
-    """What preconditions some rows: X^ = gamma (X - H W).
+    """The factor W_t of some rows and its products with them: X^ = gamma (X - H W).
 
     Attributes:
         W: W_t (r, D), before these rows; without a row if D is 1, for such a side is not preconditioned.
