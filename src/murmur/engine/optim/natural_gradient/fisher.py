@@ -80,11 +80,8 @@ class SampleRows:
     def times(self, W: Tensor) -> Tensor:
         """X W' (N, r) for W (r, D), in the precision of the blocks."""
         H = W.new_zeros(()) if not self.ones else W[:, -1] * self.scale
-        at = 0
-        for block in self.blocks:
-            piece = W[:, at : at + block.shape[1]].to(block.dtype)
-            H = torch.addmm(H.to(block.dtype), block, piece.t(), alpha=self.scale)
-            at += block.shape[1]
+        for block, part in zip(self.blocks, self._parts(W), strict=True):
+            H = torch.addmm(H.to(block.dtype), block, part.to(block.dtype).t(), alpha=self.scale)
         return H
 
     def onto(self, H: Tensor) -> Tensor:
@@ -99,13 +96,15 @@ class SampleRows:
 
     def without(self, H: Tensor, W: Tensor) -> SampleRows:
         """(X - H W) / scale for H (N, r) and W (r, D); what was the column of ones is the last block."""
-        at, pieces = 0, []
-        for block in self.blocks:
-            pieces.append(torch.addmm(block, H, W[:, at : at + block.shape[1]], alpha=-1 / self.scale))
-            at += block.shape[1]
-        if self.ones:
-            pieces.append(1 - (H @ W[:, -1:]) / self.scale)
-        return SampleRows(tuple(pieces))
+        step = -1 / self.scale
+        parts = zip(self.blocks, self._parts(W), strict=True)
+        pieces = [torch.addmm(block, H, part, alpha=step) for block, part in parts]
+        return SampleRows((*pieces, 1 + (H @ W[:, -1:]) * step) if self.ones else tuple(pieces))
+
+    def _parts(self, W: Tensor) -> list[Tensor]:
+        """The columns of W for each block, without that of the ones."""
+        sizes = [block.shape[1] for block in self.blocks]
+        return list(torch.split(W[:, : sum(sizes)], sizes, dim=1))
 
     def wide(self) -> SampleRows:
         """Return the same rows in at least float32."""
