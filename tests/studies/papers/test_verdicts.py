@@ -99,6 +99,23 @@ def test_clocks_agree_or_differ(
     assert verdict(study, number, differing) == "differs"
 
 
+def test_short_runs_tell_what_slows_many_learners_down() -> None:
+    """They take a part of the frames, at the rate of the judged run, and nothing else of theirs differs."""
+    study = STUDIES["schedules"]
+    clock, go = study.claims[4], by_time(**{"KAVG(16": 0.05, "KAVG(2)": 0.08, "KAVG(2,": 0.125})
+    rows = found(study, go, (*clock.needs, *clock.because))
+    assert clock.cause is not None
+    assert clock.cause(rows).endswith(
+        "local momenta 16: 12.5x, 32: 12.5x; averages every 16 turns 16: 20.1x, 32: 20.1x"
+    )
+    for n in (16, 32):
+        long = rows[f"{n} learners"][0]["cell"]
+        for name in ("local momenta", "averages every 16 turns"):
+            short = rows[f"{n}, {name}"][0]["cell"]
+            assert {k: v for k, v in short.items() if v != long[k]}.keys() <= {"strategy", "budget", "decoded"}
+            assert short["budget"] < long["budget"] / 10
+
+
 def test_the_schedule_matters_if_the_best_beats_the_worst() -> None:
     assert verdict("schedules", 3, changed(if_(SHAPED, 1.2))) == "agrees"
     assert verdict("schedules", 3, changed(wide(SHAPED))) == "undecided"
