@@ -115,9 +115,15 @@ def test_limits_of_one_learner_and_bad_runs_are_told(tmp_path: Path) -> None:
             row["errors"] = {f"u{i}": [wrong, 10] for i in range(9)}
         return row_of(cell, ended="nan") if "ADPSGD(ring)" in cell.strategy else row
 
-    page = write(complete(go), tmp_path).read_text()
+    rows = complete(go)
+    page = write(rows, tmp_path).read_text()
     assert re.search(r"\| LSTM with CTC \|.*\| 10\.0 % .*\| 14 % \| met \|", page)
-    assert "The largest word error rate of a decoded run of the plan is 70.0 %; above 60 %: `" in page
+    told = "The largest word error rate of a decoded run of the plan is 70.0 %; above 60 %: "
+    plan = whole(list(STUDIES.values()), rows)
+    (run,) = (
+        each.cell for each in plan if each.cell.network == "dnn" and each.cell.learners == 32 and each.cell.decoded
+    )
+    assert f"{told}`{run.digest}` ({run.told}). Runs that diverged" in page
     assert re.search(r"Runs that diverged: `[0-9a-f]{16}`", page)
     fixed = next(line for line in page.splitlines() if line.startswith("| fixed ring | 0 |"))
     assert "| diverged |" in fixed

@@ -16,7 +16,7 @@ from murmur.studies.papers.picture import Point, draw
 from murmur.studies.papers.plan import Planned, outcomes, whole
 from murmur.studies.papers.run import Finder, MissingRun, diverged, loss
 from murmur.studies.papers.study import Claim, Outcome, Study, found
-from murmur.studies.papers.verdicts import percent, seconds, speed_up, waiting, wer
+from murmur.studies.papers.verdicts import cell_of, percent, seconds, speed_up, waiting, wer
 
 PAGE = "papers.md"
 WORST_WER = 60.0
@@ -182,12 +182,13 @@ def worst(rows: Mapping[str, Row], plan: Sequence[Planned]) -> str:
     """The largest word error rate of a run of the plan, and the runs that diverged."""
     present = [rows[each.cell.digest] for each in plan if each.known]
     rates = {row["digest"]: rate for row in present for rate in (percent(row),) if rate is not None}
-    above = [digest for digest, rate in rates.items() if rate > WORST_WER]
+    above = [row for row in present if rates.get(row["digest"], 0.0) > WORST_WER]
     lost = [row["digest"] for row in present if diverged(row)]
     if not rates:
         return "No test is decoded yet.\n"
     told = f"The largest word error rate of a decoded run of the plan is {max(rates.values()):.1f} %"
-    told += f"; above {WORST_WER:g} %: {', '.join(f'`{digest}`' for digest in above) or 'none'}."
+    named = (f"`{row['digest']}` ({cell_of(row).told})" for row in above)
+    told += f"; above {WORST_WER:g} %: {'; '.join(named) or 'none'}."
     return f"{told} Runs that diverged: {', '.join(f'`{digest}`' for digest in lost) or 'none'}.\n"
 
 
