@@ -132,6 +132,25 @@ def test_a_weight_is_tuned_on_dev_and_kept(
     assert "no weight of" in said
 
 
+def test_with_a_given_scale_dev_tunes_the_weight_alone(
+    ctc: Path, arpa: Path, only_bob: Path, corpus: Path, tmp_path: Path
+) -> None:
+    dev = ("--dev", corpus / "data" / "dev")
+    search = ("--model", ctc, "--rescore", only_bob, "--lm", arpa)
+    (ctc / "rescoring.json").unlink(missing_ok=True)
+    _, facts, _ = decoded(tmp_path / "a", *search, "--scale", 0.37, "--penalty", 0.25, *dev)
+    assert (facts["search"]["acoustic_scale"], facts["search"]["insertion_penalty"]) == (0.37, 0.25)
+    [kept] = json.loads((ctc / "rescoring.json").read_text()).values()
+    assert kept["weight"] == facts["rescoring"]["weight"] < 0.9
+    for options in (("--scale", 0.37), ("--penalty", 0.25)):
+        code, said = run("decode", "ctc", *search, *options, *dev, "--lm-weight", 0.5, "--out", tmp_path / "b")
+        assert code == 1
+        assert "--dev has nothing to tune: leave --lm-weight, or --scale and --penalty, out" in said
+        code, said = run("decode", "ctc", *search[:2], *search[4:], *options, *dev, "--out", tmp_path / "c")
+        assert code == 1
+        assert "--dev tunes the scale and the word cost: leave --scale and --penalty out" in said
+
+
 def test_a_stopped_tuning_goes_on(
     ctc: Path, arpa: Path, only_bob: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

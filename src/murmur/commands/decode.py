@@ -25,6 +25,7 @@ from murmur.commands.vocabulary_options import (
 from murmur.core.path_checks import folder_to_write
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.recognition.decoding import Decoding, decoded
+from murmur.recognition.rescoring import with_rescoring
 from murmur.recognition.trained_run import TrainedRun, Wanted, open_run
 from murmur.recognition.tuning import PARTS, SearchRequest
 from murmur.run.saved_model import Choice
@@ -98,6 +99,7 @@ def decode(
     search = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
     check_named(data)
     rescoring = chosen_rescoring(rescore, lm_weight, nbest)
+    search = search if rescoring is None else with_rescoring(search, rescoring)
     run = open_run(Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data))
     write_results(decoded(run, search, data, out / PARTIAL, opened(others, weights, search, jobs), rescoring), out)
 

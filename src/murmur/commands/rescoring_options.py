@@ -23,7 +23,8 @@ Rescore = Annotated[
 LmWeight = Annotated[
     float | None,
     typer.Option(
-        help="Weight of the LSTM in its mixture with the n-gram model; by default as tuned by --dev.",
+        help="Weight of the LSTM in its mixture with the n-gram model; by default as tuned by --dev, alone if"
+        " --scale or --penalty is given.",
         min=0.0,
         max=1.0,
         rich_help_panel=RESCORING,

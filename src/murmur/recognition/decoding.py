@@ -70,7 +70,7 @@ def decoded(
     corpus = run.corpus(data)
     warn_of_common(run, request.dev, corpus, data)
     rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request, others)
-    search, options = run.searched(to_tune(run.folder, request, others) if rescorer else request, models, scratch)
+    search, options = run.searched(request, models, scratch)
     if search is not None:
         with timed("decoding graph"):
             _ = search.folder
@@ -89,12 +89,6 @@ def decoded(
         found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
     made = _result(run, search, corpus, found, {**common, **_facts(found, options, request, run)})
     return made if rescorer is None else _rescored(run, search, corpus, found, made, rescorer)
-
-
-def to_tune(folder: Path, request: SearchRequest, others: Sequence[TrainedRun] = ()) -> SearchRequest:
-    """The request, without `dev` if the run of this folder has tuned its own search on its own dev already."""
-    own = request.grammar is None and request.dev == "dev" and not others
-    return replace(request, dev=None) if own and "acoustic_scale" in scales_of(folder) else request
 
 
 def warn_of_common(run: TrainedRun, dev: str | None, corpus: Corpus, data: str) -> None:
@@ -158,7 +152,7 @@ def check_settings(run: TrainedRun, request: SearchRequest) -> None:
             raise SettingError(
                 "a best path has no scale, penalty, beam or states to set: give a --grammar, such as loop"
             )
-    elif request.dev is None and "acoustic_scale" not in {**scales_of(run.folder), **request.changes}:
+    elif request.search_dev is None and "acoustic_scale" not in {**scales_of(run.folder), **request.changes}:
         raise SettingError(f"{no_scale(run.graphs)}, or tune it: --dev dev")
 
 

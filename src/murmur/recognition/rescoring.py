@@ -21,7 +21,7 @@ from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.recognition.mean_scores import MeanScores
 from murmur.recognition.run_records import recorded
 from murmur.recognition.trained_run import TrainedRun
-from murmur.recognition.tuning import SearchRequest
+from murmur.recognition.tuning import TUNED, SearchRequest
 from murmur.run.folder.contents import DESCRIPTION, RESCORING
 from murmur.run.saved_model import read_into
 from murmur.run.task_checks import model_to_read
@@ -57,6 +57,19 @@ class RescoringRequest:
     model: Path
     weight: float | None = None
     listed: int = 100
+
+
+def with_rescoring(search: SearchRequest, rescoring: RescoringRequest) -> SearchRequest:
+    """The request of a search that lists hypotheses: with a given scale or word cost, `dev` tunes the weight alone.
+
+    Raises:
+        SettingError: the weight is given too, so that nothing is left to tune.
+    """
+    if search.dev is None or not set(TUNED) & set(search.changes):
+        return search
+    if rescoring.weight is not None:
+        raise SettingError("--dev has nothing to tune: leave --lm-weight, or --scale and --penalty, out")
+    return replace(search, tunes="weight")
 
 
 @dataclass(frozen=True, eq=False)

@@ -202,8 +202,9 @@ class TrainedRun:
             ValueError: some words have no pronunciation, or there is no acoustic scale.
         """
         search, given = self.search(request.grammar), request.changes
-        if search is not None and request.dev is not None:
-            found = tuned(search, scoring or self.scoring, self.corpus(request.dev), request.dev, kept)
+        dev = request.search_dev
+        if search is not None and dev is not None:
+            found = tuned(search, scoring or self.scoring, self.corpus(dev), dev, kept)
             given = {**found, **given}
         elif isinstance(request.grammar, Vocabulary) and "acoustic_scale" not in given:
             log.info("the acoustic scale is the run's, tuned with its own grammar; --dev DATA tunes it for this one")

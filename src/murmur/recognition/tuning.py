@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from murmur.core.errors import SettingError
 from murmur.recognition.mean_scores import MeanScores
@@ -23,6 +24,7 @@ from murmur.tasks.word_search import GraphSources, WordSearch, several
 
 log = logging.getLogger(__name__)
 PARTS = ("train", "dev", "test")
+TUNED = ("acoustic_scale", "insertion_penalty")
 RETRIES = 3  # of a beam of 13: 130, 1300, 13000
 
 
@@ -32,13 +34,20 @@ class SearchRequest:
 
     Attributes:
         grammar: Name of a grammar, or the user's own vocabulary; None for the run's grammar.
-        dev: Development data for tuning scale and word cost; None keeps the run's values.
+        dev: Development data for tuning; None keeps the run's values.
         given: Values by their names in DecodeOptions; None for those that are not given.
+        tunes: "search" for scale and word cost, and the weight of a rescoring model; "weight" for this weight alone.
     """
 
     grammar: str | Vocabulary | None
     dev: str | None
     given: Mapping[str, float | None]
+    tunes: Literal["search", "weight"] = "search"
+
+    @property
+    def search_dev(self) -> str | None:
+        """Development data for tuning scale and word cost."""
+        return self.dev if self.tunes == "search" else None
 
     @property
     def changes(self) -> dict[str, float]:
@@ -67,7 +76,7 @@ def check_request(graphs: GraphSources, request: SearchRequest) -> None:
         return
     if request.is_best_path(graphs):
         raise SettingError("--dev: a best path has no scale to tune: give a --grammar, --lm or --words too")
-    if {"acoustic_scale", "insertion_penalty"} & set(request.changes):
+    if request.search_dev is not None and set(TUNED) & set(request.changes):
         raise SettingError("--dev tunes the scale and the word cost: leave --scale and --penalty out")
     if dev in ("test", "train"):
         raise SettingError(f"--dev {dev}: settings that are tuned on {dev} say nothing about other speech: take dev")

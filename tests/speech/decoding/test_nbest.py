@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur[speech])")
 
+import kaldifst
+
 from enumerated_lattices import Text, lattices
 from murmur.speech.decoding.nbest import best_word_paths
 
@@ -40,5 +42,6 @@ def test_labels_are_those_of_the_cheapest_path_of_the_words() -> None:
 def test_impossible_paths_are_no_results_and_no_hypothesis_is_refused() -> None:
     text = Text([(0, 1, 1, 5, np.inf, 0.0)], {1: 0.0})
     assert best_word_paths(text, 3) == []
+    assert best_word_paths(kaldifst.Lattice(), 3) == []
     with pytest.raises(ValueError, match="ask for at least 1"):
         best_word_paths(text, 0)

@@ -79,6 +79,17 @@ def test_a_verdict_that_does_not_agree_shows_its_cause(tmp_path: Path) -> None:
     assert re.search(r"4 learners with K-step.*The cause .* is not run yet", write(twice, tmp_path).read_text())
 
 
+def test_a_run_of_a_cause_that_ended_early_is_told(tmp_path: Path) -> None:
+    def go(cell: StudyCell) -> Row:
+        short = cell.strategy.startswith("KAVG(16,")
+        return row_of(cell, seconds=1e9, ended="nan at minibatch 3" if short else None)
+
+    page = write(complete(go), tmp_path).read_text()
+    assert re.search(
+        r"speed-up at 16 and 32: \*\*differs.*The cause .* has no figures: dnn, KAVG\(16,.* ended early", page
+    )
+
+
 def test_speed_ups_of_the_page_are_at_most_the_learners_on_their_own_machines(tmp_path: Path) -> None:
     def go(cell: StudyCell) -> Row:
         alone = MACHINES[cell.machines].alone(cell.piece_frames) if cell.machines else 1.0

@@ -62,7 +62,8 @@ def best_word_paths(lattice: kaldifst.Lattice, n: int) -> list[WordPath]:
     extended: set[tuple[int, int]] = set()
     sequences: Counter[int] = Counter()  # of the paths to a state that were extended
     order, found = count(), list[_Token]()
-    waiting = [(0.0, next(order), _Token(0.0, lattice.start, _NO_WORDS))]
+    first = (0.0, next(order), _Token(0.0, lattice.start, _NO_WORDS))
+    waiting = [first] if least[lattice.start] < IMPOSSIBLE else []  # the start of an empty lattice is -1, like _END
     while waiting and len(found) < n:
         _, _, token = heapq.heappop(waiting)
         cost, state, said, *_ = token

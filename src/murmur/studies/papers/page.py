@@ -16,7 +16,7 @@ from murmur.studies.papers.picture import Point, draw
 from murmur.studies.papers.plan import Planned, outcomes, whole
 from murmur.studies.papers.run import Finder, MissingRun, diverged, loss
 from murmur.studies.papers.study import Claim, Outcome, Study, found
-from murmur.studies.papers.verdicts import cell_of, percent, seconds, speed_up, waiting, wer
+from murmur.studies.papers.verdicts import EndedRunError, cell_of, percent, seconds, speed_up, waiting, wer
 
 PAGE = "papers.md"
 WORST_WER = 60.0
@@ -46,7 +46,8 @@ of the BLSTM and of one LSTM with CTC have a quarter of the frames. Trials of th
 the largest minibatch have all frames, and are the runs with seed 0. While the best value is the lowest or the highest
 one tried, the next value by about the same factor is tried, up to four values with a system and six with one learner.
 If the best value is still at an end after that, the system is judged with it. The runs at the best value have all
-frames and all seeds.
+frames and all seeds. Runs that show a speed alone, such as those of other averages in `schedules`, have a part of the
+frames and one seed; their losses are judged nowhere.
 
 **Data.** AN4 for the LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of all
 learners together; systems of a study have equal numbers of frames, without those of pre-training. In most studies one
@@ -229,6 +230,8 @@ def cause(study: Study, claim: Claim, outcome: Outcome | None, name: str, find: 
         told = claim.cause(found(study, find, (*claim.needs, *claim.because)))
     except MissingRun:
         return f" The cause ({_listed(claim.because)}) is {not_yet(plan, f'{name}: cause')}."
+    except EndedRunError as error:
+        return f" The cause ({_listed(claim.because)}) has no figures: {error}."
     of = f" ({_listed(claim.because)})" if claim.because else ""  # else from a benchmark's record
     return f" Cause{of}: {told}."
 
