@@ -53,12 +53,13 @@ def conclusions(kept: Path) -> list[str]:
         return []
     studies = list(papers.STUDIES.values())
     found = outcomes(studies, Finder(rows))
+    plan = whole(studies, rows, found)
     command = "`murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs`"
     return [
         "## Claims of papers\n",
         f"{command}; rules and runs: docs/papers.md.\n",
-        papers.summary(found, whole(studies, rows, found)),
-        papers.where(list(rows.values())),
+        papers.summary(found, plan),
+        papers.where([rows[each.cell.digest] for each in plan if each.known]),
     ]
 
 

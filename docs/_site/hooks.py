@@ -137,5 +137,5 @@ def _title(path: Path) -> str:
 
 
 def _moved(markdown: str) -> str:
-    """Adapt the links of README.md to docs/ and results/."""
-    return markdown.replace("](docs/", "](").replace("](results/", "](results/")
+    """Adapt the links of README.md to docs/ and RESULTS.md."""
+    return markdown.replace("](docs/", "](").replace("](RESULTS.md", "](results.md")

@@ -24,15 +24,16 @@ Results = Mapping[str, Outcome | None]  # of the claims, by name
 HEAD = """# Experiments of five papers
 
 Written by `murmur papers` from rows of runs; never by hand. Gradients and speech are real, the machines are virtual,
-the networks are small versions of the papers'. The rules that decide whether a claim agrees are in
-`src/murmur/studies/papers/`. They were fixed before the runs, with two changes on 2026-11-25. The rules of `frequency`,
-of the third claim of `schedules` and of the largest minibatch of `rings` were made stricter; at that time there were
-rows of `frequency`. Trials of the sigmoid network and of `frequency` were given all frames, and all systems were given
-further trials; at that time there were rows of one learner, of `frequency` and of `asgd`. The reason was that trials
-with a quarter of the frames had chosen rates that were too high. On 2026-11-26 two rules were added, before the runs
-that they call for. Each size of the largest minibatch has a rate of its own: with one rate for all sizes, no size had
-been usable with any strategy. A claim of `asgd` or `rings` on a ratio of losses that is undecided with three seeds is
-judged once more with six, on a 97.5 % interval; at that time the third claim of `asgd` and the first of `rings` were
+the networks are small versions of the papers'. Only the third claim of `frequency` rests on real processes, measured
+before its rule was written. The rules that decide whether a claim agrees are in `src/murmur/studies/papers/`. They were
+fixed before the runs, with two changes on 2026-11-25. The rules of `frequency`, of the third claim of `schedules` and
+of the largest minibatch of `rings` were made stricter; at that time there were rows of `frequency`. Trials of the
+sigmoid network and of `frequency` were given all frames, and all systems were given further trials; at that time there
+were rows of one learner, of `frequency` and of `asgd`. The reason was that trials with a quarter of the frames had
+chosen rates that were too high. On 2026-11-26 two rules were added, before the runs that they call for. Each size of
+the largest minibatch has a rate of its own: with one rate for all sizes, no size had been usable (at most 1.1 times one
+learner's loss) with any strategy. A claim of `asgd` or `rings` on a ratio of losses that is undecided with three seeds
+is judged once more with six, on a 97.5 % interval; at that time the third claim of `asgd` and the first of `rings` were
 undecided. Other intervals are 95 % intervals. Those of a ratio of held-out losses are paired t intervals of logarithms
 over seeds. Those of word errors come from a paired bootstrap over utterances, each with all its seeds. "undecided"
 means that the interval holds values on both sides of the limit, or that the rule says so.
@@ -69,9 +70,9 @@ minibatches counted as full), divided by the virtual time of the run. Synchronou
 hidden behind the backward pass. Evaluation, decoding and pre-training take no time.
 
 **Columns.** Minibatch: units of all learners (utterances of the LSTM with CTC, frames of the sigmoid network, windows
-of 21 frames of the BLSTM), or learners times units of each. Rate: one learner's, before `Auto`. Turns: gradients of
-all learners over their number. Held-out loss: nats a frame on dev. Waiting: share of the time in which learners do not
-compute.
+of 21 frames of the BLSTM), or learners times units of each. Rate: that of the system before `Auto`, which is one
+learner's times the factor of the trials. Turns: gradients of all learners over their number. Held-out loss: nats a
+frame on dev. Waiting: share of the time in which learners do not compute.
 
     murmur papers --an4 FOLDER --librispeech FOLDER --rows results/papers.jsonl --out docs --jobs 2
 """

@@ -41,7 +41,7 @@ def pretrained(rows: Groups) -> Outcome:
     """Judge pre-training."""
     plain = ratio(rows["16, SGD"], rows["16, SGD, stack"])
     both = ratio(rows[SIXTEEN], rows["16, stack"])
-    more = f"the machines took {NETWORK.layers} more passes over the speech, which the frames of a run do not count"
+    more = f"pre-training took {NETWORK.layers} more passes over the speech, which the frames of a run do not count"
     return Outcome(shown(plain), below(plain), f"with natural gradient {shown(both)}; {more}")
 
 
@@ -115,8 +115,8 @@ GROUPS: dict[str, Group] = {
 STUDY = Study(
     "schedules",
     "Su, Chen: Experiments on parallel training of deep neural network using model averaging (arXiv 1507.01239, 2015)",
-    f"4 to 32 learners, {AVERAGING}: SGD and natural gradient, from random weights and from machines, three schedules;"
-    " three seeds",
+    f"4 to 32 learners, {AVERAGING}: SGD and natural gradient, from random weights and from a stack of pre-trained"
+    " layers (restricted Boltzmann machines), three schedules; three seeds",
     GROUPS,
     (
         Claim(
@@ -129,7 +129,7 @@ STUDY = Study(
         Claim(
             "pre-training helps averaging",
             "helps",
-            "loss with machines over loss from random weights at 16 learners with SGD, interval below 1",
+            "loss from the stack over loss from random weights at 16 learners with SGD, interval below 1",
             ("16, SGD", "16, SGD, stack", SIXTEEN, "16, stack"),
             pretrained,
         ),

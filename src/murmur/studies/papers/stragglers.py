@@ -54,7 +54,9 @@ def nearness(rows: Groups) -> Outcome:
     if any(None in each for each in apart.values()):
         return Outcome(told, "undecided", "some rows have no distance half way")
     closer = [random < fixed for fixed, random in zip(*apart.values(), strict=True)]
-    return Outcome(told, "agrees" if all(closer) else "differs" if not any(closer) else "undecided", "a number a seed")
+    return Outcome(
+        told, "agrees" if all(closer) else "differs" if not any(closer) else "undecided", "one number for each seed"
+    )
 
 
 GROUPS: dict[str, Group] = {
