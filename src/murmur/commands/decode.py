@@ -96,10 +96,9 @@ def decode(
     """
     folder_to_write(out, "--out")
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
-    search = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
     check_named(data)
     rescoring = chosen_rescoring(rescore, lm_weight, nbest)
-    search = search if rescoring is None else with_rescoring(search, rescoring)
+    search = with_rescoring(SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given), rescoring)
     run = open_run(Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data))
     write_results(decoded(run, search, data, out / PARTIAL, opened(others, weights, search, jobs), rescoring), out)
 

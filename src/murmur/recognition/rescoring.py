@@ -59,13 +59,13 @@ class RescoringRequest:
     listed: int = 100
 
 
-def with_rescoring(search: SearchRequest, rescoring: RescoringRequest) -> SearchRequest:
-    """The request of a search that lists hypotheses: with a given scale or word cost, `dev` tunes the weight alone.
+def with_rescoring(search: SearchRequest, rescoring: RescoringRequest | None) -> SearchRequest:
+    """The request of a search with rescoring: if scale or word cost is given, `dev` tunes the weight alone.
 
     Raises:
         SettingError: the weight is given too, so that nothing is left to tune.
     """
-    if search.dev is None or not set(TUNED) & set(search.changes):
+    if rescoring is None or search.dev is None or not set(TUNED) & set(search.changes):
         return search
     if rescoring.weight is not None:
         raise SettingError("--dev has nothing to tune: leave --lm-weight, or --scale and --penalty, out")
