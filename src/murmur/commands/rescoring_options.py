@@ -23,8 +23,8 @@ Rescore = Annotated[
 LmWeight = Annotated[
     float | None,
     typer.Option(
-        help="Weight of the LSTM in its mixture with the n-gram model; by default as tuned by --dev, alone if"
-        " --scale or --penalty is given.",
+        help="Weight of the LSTM in its mixture with the n-gram model; by default as tuned by --dev, which"
+        " tunes nothing else if --scale or --penalty is given.",
         min=0.0,
         max=1.0,
         rich_help_panel=RESCORING,

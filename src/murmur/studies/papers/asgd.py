@@ -8,7 +8,7 @@ unknown; a falling K takes their place. The sigmoid network repeats the two clai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from murmur.studies.comparison.rows import Row
 from murmur.studies.papers import schedules
@@ -17,8 +17,8 @@ from murmur.studies.papers.study import (
     BEYOND,
     TWO_SEEDS,
     Alone,
+    Brief,
     Claim,
-    Go,
     Group,
     Groups,
     Outcome,
@@ -47,23 +47,6 @@ def _sigmoid(strategy: str, learners: int) -> System:
     """A system of the sigmoid network, on the machines of `schedules`: only its losses count."""
     system = schedules.many(learners=learners, strategy=strategy)
     return replace(system, seeds=TWO_SEEDS, decoded=())
-
-
-@dataclass(frozen=True)
-class Brief:
-    """A system with another minibatch, for its speed: one run at the best rate, with a quarter of the frames.
-
-    Attributes:
-        system: the system.
-        minibatch: units of a minibatch.
-    """
-
-    system: System
-    minibatch: int
-
-    def __call__(self, go: Go) -> list[Row]:
-        best = self.system.best(go)
-        return [go(replace(best, minibatch=self.minibatch, budget=best.budget // BRIEF))]
 
 
 def four(rows: Groups) -> Outcome:
@@ -160,8 +143,8 @@ GROUPS: dict[str, Group] = {
     FOUR_TWICE: replace(_many(K_STEP, 4), times=2, seeds=TWO_SEEDS, decoded=()),
     TWENTY_TWICE: replace(_many(ADAPTIVE, 20), times=2, seeds=TWO_SEEDS, decoded=()),
     "20, K = 1": replace(_many("KAVG(1, moments='averaged')", 20), seeds=TWO_SEEDS, decoded=()),
-    SERVER_THEIRS: Brief(_many("ASGD()", 5, trials=(1.0, 2.0)), THEIRS),
-    FOUR_THEIRS: Brief(_many(K_STEP, 4), THEIRS),
+    SERVER_THEIRS: Brief(_many("ASGD()", 5, trials=(1.0, 2.0)), {"minibatch": THEIRS}, BRIEF),
+    FOUR_THEIRS: Brief(_many(K_STEP, 4), {"minibatch": THEIRS}, BRIEF),
     "4, ASGD, damped": replace(_many("ASGD(damping=by_age)", 5, trials=(1.0, 2.0)), seeds=TWO_SEEDS, decoded=()),
 }
 

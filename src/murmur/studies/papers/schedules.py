@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.base import DNN
 from murmur.studies.papers.networks import DNN as NETWORK
-from murmur.studies.papers.study import BEYOND, Alone, Claim, Go, Group, Groups, Outcome, Study, System, beyond
+from murmur.studies.papers.study import BEYOND, Alone, Brief, Claim, Group, Groups, Outcome, Study, System, beyond
 from murmur.studies.papers.verdicts import NO_LOSS, below, holds, mean_loss, not_alike, ratio, shown, speed_up, wer
 
 MACHINES, NUMBERS, PUBLISHED = "su_chen2015", (4, 8, 16, 32), {16: 9.3, 32: 17.0}
@@ -20,9 +19,8 @@ ALONE, SIXTEEN = "one learner", "16 learners"
 SGD = Alone("dnn", optimizer="SGD", seeds=(0,), decoded=(0,))
 SHAPES = {SIXTEEN: "falling to a tenth", "16, IBM's schedule": "IBM's", "16, constant rate": "constant"}
 TRIALS = (1.0, 2.0)
-CLOCKED = {"local momenta": "KAVG(2)", "averages every 16 turns": "KAVG(16, moments='averaged')"}
-TIMED = (16, 32)  # learners of the published speed-ups
-BRIEF = 16  # parts of the frames, of which a run for its clock has one
+SENDS_LESS = {"local momenta": "KAVG(2)", "averages every 16 turns": "KAVG(16, moments='averaged')"}
+BRIEF = 16  # parts of the frames, of which a run for its speed has one
 
 
 def many(alone: Alone = DNN, learners: int = 16, **change: object) -> System:
@@ -81,22 +79,9 @@ def clock(rows: Groups) -> Outcome:
 
 def clocks(rows: Groups) -> str:
     """Speed-ups of strategies that send less."""
-    told = (f"{name} {', '.join(f'{n}: {speed_up(rows[_clocked(n, name)]):.1f}x' for n in TIMED)}" for name in CLOCKED)
+    speeds = {name: {n: speed_up(rows[f"{n}, {name}"]) for n in PUBLISHED} for name in SENDS_LESS}
+    told = (f"{name} {', '.join(f'{n}: {x:.1f}x' for n, x in found.items())}" for name, found in speeds.items())
     return f"the judged runs send weights and momenta in every second turn; by short runs, {'; '.join(told)}"
-
-
-def brief(strategy: str, learners: int) -> Group:
-    """A short run of another strategy at the rate of the judged system: only its clock counts."""
-
-    def rows(go: Go) -> list[Row]:
-        best = many(learners=learners).best(go)
-        return [go(replace(best, strategy=strategy, budget=best.budget // BRIEF))]
-
-    return rows
-
-
-def _clocked(learners: int, name: str) -> str:
-    return f"{learners}, {name}"
 
 
 GROUPS: dict[str, Group] = {
@@ -110,7 +95,11 @@ GROUPS: dict[str, Group] = {
     **beyond(DNN, learners=16, machines=MACHINES),
     "one learner, twice the frames": replace(DNN, times=2, decoded=()),
     "16, twice the turns": replace(many(), times=2, decoded=()),
-    **{_clocked(n, name): brief(strategy, n) for name, strategy in CLOCKED.items() for n in TIMED},
+    **{
+        f"{n}, {name}": Brief(many(learners=n), {"strategy": strategy}, BRIEF)
+        for name, strategy in SENDS_LESS.items()
+        for n in PUBLISHED
+    },
 }
 STUDY = Study(
     "schedules",
@@ -156,7 +145,7 @@ STUDY = Study(
             "virtual speed-ups at least as high",
             tuple(f"{n} learners" for n in NUMBERS),
             clock,
-            tuple(_clocked(n, name) for name in CLOCKED for n in TIMED),
+            tuple(f"{n}, {name}" for name in SENDS_LESS for n in PUBLISHED),
             clocks,
         ),
     ),

@@ -145,6 +145,25 @@ class System:
 
 
 @dataclass(frozen=True)
+class Brief:
+    """A short run for its speed: a system at its best rate with other settings, a part of the frames and seed 0.
+
+    Attributes:
+        system: the system.
+        change: settings of the run that differ from the system's.
+        parts: the run has one part in so many of the frames.
+    """
+
+    system: System
+    change: Mapping[str, object]
+    parts: int
+
+    def __call__(self, go: Go) -> list[Row]:
+        best = self.system.best(go)
+        return [go(replace(best, budget=best.budget // self.parts, **dict(self.change)))]  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class Outcome:
     """Result of our runs for a claim.
 
