@@ -58,7 +58,7 @@ def conclusions(kept: Path) -> list[str]:
     return [
         "## Claims of papers\n",
         f"{command}; rules and runs: docs/papers.md.\n",
-        papers.summary(found, plan),
+        papers.summary(found, plan, "docs/papers.md"),
         papers.where([rows[each.cell.digest] for each in plan if each.known]),
     ]
 

@@ -142,7 +142,7 @@ def print_claims() -> None:
         ),
         Claim(f"{NESTED} is faster", "", "", (), lambda groups: Outcome("speed-up 14.25 [13.9, 14.6]", "agrees")),
     )
-    Console().print(papers.claims_table(Study("averaging-frequency", "", "", {}, claims), {}))
+    Console().print(papers.claims_table(Study("averaging-frequency", "", "", "", {}, claims), {}))
 
 
 def demo_run(name: str, percent: float, low: float, high: float, logprob: float, seconds: float) -> Any:

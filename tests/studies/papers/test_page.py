@@ -30,6 +30,7 @@ def complete(go: object) -> dict[str, Row]:
 
 
 EVERYTHING = complete(invented)
+CAUSE = r".*\n    - Rule: .*\n    - Here: .*\n    -"  # the lines between a claim and its cause
 
 
 def test_without_rows_every_claim_is_still_to_run(tmp_path: Path) -> None:
@@ -65,7 +66,9 @@ def test_the_page_is_made_of_rows_alone(tmp_path: Path) -> None:
     assert "not run yet" not in page
     for study, claim, _ in claims():
         outcome = claim.judge({name: study.groups[name](Finder(EVERYTHING)) for name in claim.needs})
-        assert f"{claim.told}: **{outcome.verdict}**. Rule: {claim.rule}." in page
+        assert f"- {claim.told}: **{outcome.verdict}**.\n    - Rule: {claim.rule}.\n    - Here: " in page
+        assert f"| [{study.cited}](#{study.name}) | {claim.told} |" in page
+        assert f"\n## {study.name}\n" in page
     for row in STUDIES["rings"].groups["fixed ring"](Finder(EVERYTHING)):
         assert re.search(rf"\| {loss(row):.4f} \| .*`{row['digest']}`", page)
 
@@ -74,9 +77,10 @@ def test_a_verdict_that_does_not_agree_shows_its_cause(tmp_path: Path) -> None:
     worse = complete(changed(lambda cell: 1.1 if cell.learners > 1 and cell.budget < 10_000_000 else 1.0))
     page = write(worse, tmp_path).read_text()
     assert "Cause: an iteration of 600,000 frames" in page  # from a record, without runs
-    assert re.search(r"4 learners with K-step.*\*\*differs\*\*.*Cause .*with twice the turns 1\.000 \(", page)
+    assert re.search(rf"4 learners with K-step.*\*\*differs\*\*{CAUSE} Cause .*with twice the turns 1\.000 \(", page)
     twice = {digest: row for digest, row in worse.items() if row["cell"]["budget"] < 10_000_000}
-    assert re.search(r"4 learners with K-step.*The cause .* is not run yet", write(twice, tmp_path).read_text())
+    page = write(twice, tmp_path).read_text()
+    assert re.search(rf"4 learners with K-step{CAUSE} The cause .* is not run yet", page)
 
 
 def test_a_run_of_a_cause_that_ended_early_is_told(tmp_path: Path) -> None:
@@ -86,7 +90,7 @@ def test_a_run_of_a_cause_that_ended_early_is_told(tmp_path: Path) -> None:
 
     page = write(complete(go), tmp_path).read_text()
     assert re.search(
-        r"speed-up at 16 and 32: \*\*differs.*The cause .* has no figures: dnn, KAVG\(16,.* ended early", page
+        rf"speed-up at 16 and 32: \*\*differs{CAUSE} The cause .* has no figures: dnn, KAVG\(16,.* ended early", page
     )
 
 

@@ -179,7 +179,7 @@ def test_a_study_is_made_stage_by_stage_and_goes_on_where_it_stopped(
         return [go(replace(second, rate=min(rates, key=lambda rate: found[rate])))]
 
     claim = Claim("told", "", "", ("many",), lambda groups: Outcome(f"{loss(groups['many'][0]):.3f}", "agrees"))
-    study = Study("tiny", "a paper", "runs", {"many": best}, (claim,), "cui2021")
+    study = Study("tiny", "them", "a paper", "runs", {"many": best}, (claim,), "cui2021")
     rows, told = Rows(tmp_path / "rows.jsonl"), StringIO()
     console = Console(file=told, width=200)
     rows.append(trained(replace(first, rate=0.001), material))  # an earlier launch stopped here
@@ -233,7 +233,7 @@ def test_rows_of_another_build_of_the_data_are_made_again_and_not_compared(
     first, second = small(CELLS["one learner"], seed=11), small(CELLS["delay"], seed=11)
     claim = Claim("told", "", "", ("one", "many"), lambda _: Outcome("", "agrees"))
     groups = {"one": lambda go: [go(first)], "many": lambda go: [go(second)]}
-    study = Study("tiny", "a paper", "runs", groups, (claim,), "cui2021")
+    study = Study("tiny", "them", "a paper", "runs", groups, (claim,), "cui2021")
     rows, console = Rows(tmp_path / "rows.jsonl"), Console(quiet=True)
     here = build_of(material.network_task("blstm"))
     one, many = trained(first, material), trained(second, material)

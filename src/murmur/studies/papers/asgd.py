@@ -150,6 +150,7 @@ GROUPS: dict[str, Group] = {
 
 STUDY = Study(
     "asgd",
+    "Cong et al. 2017",
     "Cong, Kingsbury, Gosh, Saon, Zhou: Accelerating deep neural network learning for speech recognition on a cluster"
     " of GPUs (MLHPC 2017)",
     f"BLSTM: one learner; {K_STEP} and ASGD at 4, K falling from 4 to 1 at 20 learners that train; three seeds."

@@ -27,6 +27,7 @@ def limit_of(name: str) -> float:
 
 STUDY = Study(
     "base",
+    "",
     "One learner of every network",
     "one learner at the best of three rates or more, tried on dev",
     dict(LEARNERS),

@@ -118,6 +118,7 @@ GROUPS: dict[str, Group] = {
 }
 STUDY = Study(
     "frequency",
+    "Rosciszewski & Kaliski 2017",
     "Rosciszewski, Kaliski: Minimizing distribution and data loading overheads in parallel training of DNN acoustic"
     " models with frequent parameter averaging (HPCS 2017)",
     "eight learners, LSTM with CTC on AN4, averages every 25,000 to 1.6 million frames of all learners; three seeds,"

@@ -94,6 +94,7 @@ GROUPS: dict[str, Group] = {
 }
 STUDY = Study(
     "hierarchy",
+    "Zhang et al. 2019",
     "Zhang, Cui, Finkler, Saon, Kayi, Buyuktosunoglu, Kingsbury, Kung, Picheny: A highly efficient distributed deep"
     " learning system for automatic speech recognition (arXiv 1907.05701, 2019)",
     "64 learners in nodes of eight: super-learners on a randomised ring, three seeds; synchronous SGD and a flat ring,"

@@ -23,22 +23,27 @@ WORST_WER = 60.0
 Results = Mapping[str, Outcome | None]  # of the claims, by name
 HEAD = """# Experiments of five papers
 
-Written by `murmur papers` from rows of runs; never by hand. Gradients and speech are real, the machines are virtual,
-the networks are small versions of the papers'. Only the third claim of `frequency` rests on real processes, measured
-before its rule was written. The rules that decide whether a claim agrees are in `src/murmur/studies/papers/`. They were
-fixed before the runs, with two changes on 2026-11-25. The rules of `frequency`, of the third claim of `schedules` and
-of the largest minibatch of `rings` were made stricter; at that time there were rows of `frequency`. Trials of the
-sigmoid network and of `frequency` were given all frames, and all systems were given further trials; at that time there
-were rows of one learner, of `frequency` and of `asgd`. The reason was that trials with a quarter of the frames had
-chosen rates that were too high. On 2026-11-26 two rules were added, before the runs that they call for. Each size of
-the largest minibatch has a rate of its own: with one rate for all sizes, no size had been usable (at most 1.1 times one
-learner's loss) with any strategy. A claim of `asgd` or `rings` on a ratio of losses that is undecided with three seeds
-is judged once more with six, on a 97.5 % interval; at that time the third claim of `asgd` and the first of `rings` were
-undecided. Other intervals are 95 % intervals. Those of a ratio of held-out losses are paired t intervals of logarithms
-over seeds. Those of word errors come from a paired bootstrap over utterances, each with all its seeds. "undecided"
-means that the interval holds values on both sides of the limit, or that the rule says so.
+Conclusions of five papers on training with many learners, beside our figures. Gradients and speech are real, the
+machines are virtual, and the networks are small versions of the papers'. Ratios are those of held-out losses: below 1
+the loss is lower. In parentheses are 95 % intervals. Written by `murmur papers` from rows of runs; never by hand.
 """
 HOW = """## How it is made
+
+**Verdicts.** The rules that decide whether a claim agrees are in `src/murmur/studies/papers/`, and stand with each
+claim below. "undecided" means that the interval holds values on both sides of the limit, or that the rule says so.
+Intervals of a ratio of held-out losses are paired t intervals of logarithms over seeds. Those of word errors come from
+a paired bootstrap over utterances, each with all its seeds. A claim of `asgd` or `rings` on a ratio of losses that is
+undecided with three seeds is judged once more with six, on a 97.5 % interval. Only the third claim of `frequency` rests
+on real processes, measured before its rule was written.
+
+**Changes of the rules.** The rules were fixed before the runs, with two changes on 2026-11-25. The rules of
+`frequency`, of the third claim of `schedules` and of the largest minibatch of `rings` were made stricter; at that time
+there were rows of `frequency`. Trials of the sigmoid network and of `frequency` were given all frames, and all systems
+were given further trials; at that time there were rows of one learner, of `frequency` and of `asgd`. The reason was
+that trials with a quarter of the frames had chosen rates that were too high. On 2026-11-26 two rules were added, before
+the runs that they call for. Each size of the largest minibatch has a rate of its own: with one rate for all sizes, no
+size had been usable (at most 1.1 times one learner's loss) with any strategy. Undecided claims have six seeds; at that
+time the third claim of `asgd` and the first of `rings` were undecided.
 
 **Rates.** The rate of a system is one learner's rate times a factor, to which `murmur.engine.scaling.Auto` is applied.
 Trials choose the factor: the first trials have the factor 1, which is the rule of `Auto`, and one other factor. One
@@ -119,20 +124,26 @@ def claims() -> list[tuple[Study, Claim, str]]:
     return [(s, claim, f"{s.name} {number}") for s in STUDIES.values() for number, claim in enumerate(s.claims, 1)]
 
 
-def summary(results: Results, plan: Sequence[Planned]) -> str:
-    """All claims with their verdicts, and their number."""
+def summary(results: Results, plan: Sequence[Planned], page: str = "") -> str:
+    """All claims with their verdicts, and their number.
+
+    Args:
+        results: outcomes of the claims.
+        plan: all cells.
+        page: address of the page with the sections of the studies; "": the same page.
+    """
     lines, verdicts = [], []
     for study, claim, name in claims():
-        outcome = results[name]
+        outcome, cited = results[name], f"[{study.cited}]({page}#{study.name})"
         if outcome is None:
-            lines.append((study.name, claim.told, claim.published, not_yet(plan, name), ""))
+            lines.append((cited, claim.told, claim.published, not_yet(plan, name), ""))
             continue
         verdicts.append(outcome.verdict)
-        lines.append((study.name, claim.told, claim.published, outcome.ours, f"**{outcome.verdict}**"))
+        lines.append((cited, claim.told, claim.published, outcome.ours, f"**{outcome.verdict}**"))
     counts = {verdict: verdicts.count(verdict) for verdict in PLURAL if verdict in verdicts}
     told = ", ".join(f"{count} {v if count == 1 else PLURAL[v]}" for v, count in counts.items())
-    counted = f"Judged so far: {len(verdicts)} of {len(lines)} claims{': ' + told if told else ''}.\n"
-    return f"{table(('study', 'claim', 'their number', 'ours', 'verdict'), lines)}\n\n{counted}"
+    counted = f"Judged so far: {len(verdicts)} of {len(lines)} claims{': ' + told if told else ''}."
+    return f"{counted}\n\n{table(('paper', 'claim', 'their number', 'ours', 'verdict'), lines)}\n"
 
 
 def pictures(find: Finder, out: Path) -> list[str]:
@@ -217,10 +228,11 @@ def section(study: Study, find: Finder, plan: Sequence[Planned], results: Result
 
 def reasons(claim: Claim, outcome: Outcome | None, name: str, plan: Sequence[Planned]) -> str:
     """A claim, the rule, and the explanation of the outcome."""
+    rule = f"\n    - Rule: {claim.rule}."
     if outcome is None:
-        return f"- {claim.told}: {not_yet(plan, name)}. Rule: {claim.rule}."
+        return f"- {claim.told}: {not_yet(plan, name)}.{rule}"
     why = f" {outcome.why[0].upper()}{outcome.why[1:]}." if outcome.why else ""
-    return f"- {claim.told}: **{outcome.verdict}**. Rule: {claim.rule}. Here: {outcome.ours}.{why}"
+    return f"- {claim.told}: **{outcome.verdict}**.{rule}\n    - Here: {outcome.ours}.{why}"
 
 
 def cause(study: Study, claim: Claim, outcome: Outcome | None, name: str, find: Finder, plan: Sequence[Planned]) -> str:
@@ -230,11 +242,11 @@ def cause(study: Study, claim: Claim, outcome: Outcome | None, name: str, find: 
     try:
         told = claim.cause(found(study, find, (*claim.needs, *claim.because)))
     except MissingRun:
-        return f" The cause ({_listed(claim.because)}) is {not_yet(plan, f'{name}: cause')}."
+        return f"\n    - The cause ({_listed(claim.because)}) is {not_yet(plan, f'{name}: cause')}."
     except EndedRunError as error:
-        return f" The cause ({_listed(claim.because)}) has no figures: {error}."
+        return f"\n    - The cause ({_listed(claim.because)}) has no figures: {error}."
     of = f" ({_listed(claim.because)})" if claim.because else ""  # else from a benchmark's record
-    return f" Cause{of}: {told}."
+    return f"\n    - Cause{of}: {told}."
 
 
 def _listed(names: Iterable[str]) -> str:

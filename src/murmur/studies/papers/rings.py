@@ -209,6 +209,7 @@ GROUPS: dict[str, Group] = {
 }
 STUDY = Study(
     "rings",
+    "Cui et al. 2021",
     PAPER,
     "16 learners: fixed and randomised ring, delay-by-one, synchronous SGD with one learner's minibatch of 164 windows"
     " cut among them, three seeds; the largest usable minibatch by bisection with plain SGD, three seeds at the edge",

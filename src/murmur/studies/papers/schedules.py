@@ -103,6 +103,7 @@ GROUPS: dict[str, Group] = {
 }
 STUDY = Study(
     "schedules",
+    "Su & Chen 2015",
     "Su, Chen: Experiments on parallel training of deep neural network using model averaging (arXiv 1507.01239, 2015)",
     f"4 to 32 learners, {AVERAGING}: SGD and natural gradient, from random weights and from a stack of pre-trained"
     " layers (restricted Boltzmann machines), three schedules; three seeds",

@@ -67,6 +67,7 @@ GROUPS: dict[str, Group] = {
 }
 STUDY = Study(
     "stragglers",
+    "Cui et al. 2021",
     PAPER,
     f"16 learners, all equal (the runs of `rings`) and one {SLOW:g} times slower; seed 0",
     GROUPS,

@@ -214,6 +214,7 @@ class Study:
 
     Attributes:
         name: name on the command line.
+        cited: short name of the paper.
         paper: authors, title, year.
         design: description of the runs.
         groups: functions that return the rows of a group, given a function that makes or finds the row of a cell.
@@ -223,6 +224,7 @@ class Study:
     """
 
     name: str
+    cited: str
     paper: str
     design: str
     groups: Mapping[str, Group]
