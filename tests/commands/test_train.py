@@ -42,6 +42,33 @@ def test_a_trained_model_is_tested_and_told(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_a_task_that_continues_another_ones_training_warns_of_random_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "fine_tuning.py"
+    file.write_text("""
+from dataclasses import dataclass, replace
+from murmur.recipes import toy
+
+@dataclass(frozen=True)
+class Fine(toy.ToyTask):
+    begins_with: str = "the network of a first run"
+
+def experiment():
+    return replace(toy.experiment(), task=Fine())
+""")
+    warning = "training begins with random weights: give --init the network of a first run"
+    short = ["--set", "budget.minibatches=5", *ONE]
+    out, init = ("--out", tmp_path / "a"), ("--init", tmp_path / "a")
+    for words in (("train", file, "--dry-run"), ("train", file, *out)):
+        assert run(*words, *short)[0] == 0
+        assert warning in caplog.text
+        caplog.clear()
+    for words in (("train", file, *init, "--dry-run"), ("train", "toy", "--dry-run")):
+        assert run(*words, *short)[0] == 0
+        assert warning not in caplog.text
+
+
 @pytest.mark.parametrize("choice", ["last", "best", "averaged"])
 def test_the_model_asked_for_is_tested(choice: str, tmp_path: Path) -> None:
     words = ["--set", "budget.epochs=2", "--set", "optimizer.lr=0.5", "--weights", choice]

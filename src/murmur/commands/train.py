@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +13,7 @@ from murmur.commands.options import Settings, Source, TestedWeights
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
 from murmur.engine.experiment import Experiment
+from murmur.engine.task import FineTunes
 from murmur.run.dry_run import dry_run
 from murmur.run.folder.opened import LATEST
 from murmur.run.preparation import tell_preparation
@@ -21,6 +23,8 @@ from murmur.run.task_checks import model_to_read, task_to_do, tested_model
 from murmur.run.training import train
 from murmur.worlds.process.launch.environment import place_of
 from murmur.worlds.process.launch.secret import from_file
+
+log = logging.getLogger(__name__)
 
 app = typer.Typer(add_completion=False)
 
@@ -207,6 +211,8 @@ def checked_experiment(request: RunRequest, dry: bool) -> Experiment:
     experiment = request.experiment()
     tested_model(experiment, request.tested)
     task_to_do(experiment.task)
+    if isinstance(experiment.task, FineTunes) and request.init is None and not request.resume:
+        log.warning("training begins with random weights: give --init %s", experiment.task.begins_with)
     if place_of() is None and not dry:
         tell_preparation(experiment.task)
     return experiment

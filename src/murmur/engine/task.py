@@ -124,6 +124,15 @@ class Preparable(Protocol):
 
 
 @runtime_checkable
+class FineTunes(Protocol):
+    """Optional addition to `Task`: training continues that of another task; random weights are a poor start."""
+
+    @property
+    def begins_with(self) -> str:
+        """Description of the trained network, for a warning if a run has no initial weights."""
+
+
+@runtime_checkable
 class ResumableTest(Protocol):
     """Optional addition to `Task`: a test that continues after an interruption."""
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from murmur import strategies
 from murmur.core.errors import SettingError, nearest
 from murmur.core.learner import Strategy
+from murmur.core.setting_names import renamed
 from murmur.engine import schedule
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
@@ -218,7 +219,10 @@ def _put(owner: Any, path: list[str], value: str, full: str) -> Any:
     try:
         return Budget(**{path[0]: new}) if anew else replace(owner, **{path[0]: new})
     except (ValueError, TypeError) as error:
-        raise SettingError(f"{full}={value}: {error}") from error
+        told = str(error)
+        if hasattr(type(owner), "minibatch"):  # a task, perhaps inside another one, whose settings have longer names
+            told = renamed(told, ".".join(full.split(".")[: -len(path)]))
+        raise SettingError(f"{full}={value}: {told}") from error
 
 
 def typed(text: str, wanted: Any, name: str) -> Any:

@@ -24,6 +24,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_it_is_the_mean_over_all_paths(leak: float) -> None:
     scores, pdfs = 2 * drawn(2, 4, PDFS), GRAPH.pdf.tolist()
     found, gradient = accuracies(scores, REFERENCES, torch.tensor([4, 4]), GRAPH, leak)
+    assert torch.allclose(expected_accuracy(scores, REFERENCES, torch.tensor([4, 4]), GRAPH, leak), found)
     for n, (rows, references) in enumerate(zip(scores.tolist(), REFERENCES.tolist(), strict=True)):
         mass = right = 0.0
         by_pdf, both = np.zeros((4, PDFS)), np.zeros((4, PDFS))

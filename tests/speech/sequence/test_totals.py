@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from murmur.speech.sequence import log_domain, probability_domain
-from murmur.speech.sequence.criteria import LIMIT, mmi
+from murmur.speech.sequence.criteria import RANGE, mmi
+from murmur.speech.sequence.denominator import Denominator, PhoneHmm
 from murmur.speech.sequence.numerators import NEVER, Aligned, NumeratorBuilder, Numerators
+from murmur.speech.sequence.phone_ngrams import PhoneNgrams
 from murmur.speech.sequence.state_graph import StateGraph
 from tiny_denominator import PDFS, denominator, dense, numerator_paths, path_sum, paths_of
 
@@ -140,22 +142,30 @@ def test_the_objective_is_not_positive_and_its_gradient_sums_to_zero(seed: int) 
 
 def test_a_constant_of_a_frame_changes_nothing() -> None:
     scores, lengths = drawn(3, 4, PDFS), torch.full((3,), 4)
-    shifted = scores + 3 * drawn(3, 4, 1, seed=1)
-    found = [mmi(x, lengths, chunks(1), DEN.graph, 1e-5) for x in (scores, shifted)]
+    shifted = scores + 100 * drawn(3, 4, 1, seed=1)
+    found, gradients = [], []
+    for x in (scores.requires_grad_(), shifted.detach().requires_grad_()):
+        found.append(mmi(x, lengths, chunks(1), DEN.graph, 1e-5))
+        gradients += torch.autograd.grad(found[-1].sum(), x)
     assert torch.allclose(*found, atol=1e-9)
+    assert torch.allclose(*gradients, atol=1e-9)
+    assert float(gradients[0].abs().max()) > 0.1
 
 
 def test_scores_are_cut() -> None:
     scores, lengths = torch.zeros(3, 4, PDFS), torch.full((3,), 4)
     scores[0, 1, 2], scores[1, 0, 1] = 1e6, -1e6
+    cut = scores.clone()
+    cut[0, 1, 2], cut[1, 0, 1] = RANGE, -RANGE
     scores.requires_grad_()
     found = mmi(scores, lengths, chunks(1), DEN.graph, 1e-5)
-    with torch.no_grad():
-        assert torch.equal(found, mmi(scores.clamp(-LIMIT, LIMIT), lengths, chunks(1), DEN.graph, 1e-5))
+    assert torch.allclose(found, mmi(cut, lengths, chunks(1), DEN.graph, 1e-5), rtol=1e-5)
     found.sum().backward()
     assert scores.grad is not None
     assert scores.grad.isfinite().all()
-    assert scores.grad[0, 1, 2] == scores.grad[1, 0, 1] == 0
+    others = [pdf for pdf in range(PDFS) if pdf != 2]
+    assert not scores.grad[0, 1, others].any()
+    assert scores.grad[1, 0, 1] == 0
 
 
 def test_long_sequences_in_single_precision_do_not_underflow() -> None:
@@ -167,11 +177,70 @@ def test_long_sequences_in_single_precision_do_not_underflow() -> None:
     assert float((found.double() - gamma).abs().max()) < 1e-3
 
 
+def test_occupancies_of_a_long_numerator_in_single_precision_sum_to_one() -> None:
+    """Half a minute of speech, whose log probabilities are thousands."""
+    frames = 3000
+    aligned = Aligned.of(DEN, [1, 2] * (frames // 20), range(0, frames + 1, 10))
+    numerators = NumeratorBuilder(DEN, 3, 0.01).batch([(aligned, 0, frames)])
+    scores, lengths = 4 * drawn(1, frames, PDFS) + 20, torch.tensor([frames])
+    exact = log_domain.occupancies(scores, lengths, numerators)[1]
+    found = log_domain.occupancies(scores.float(), lengths, numerators)[1]
+    assert float((found.sum(-1) - 1).abs().max()) < 1e-5
+    assert float((found - exact).abs().max()) < 1e-4
+
+
+def test_values_without_gradients_are_the_same() -> None:
+    scores, lengths = 2 * drawn(3, 4, PDFS), torch.tensor([4, 3, 2])
+    parts = [(first, first + int(length)) for (first, _), length in zip(CHUNKS, lengths, strict=True)]
+    alone = mmi(scores, lengths, chunks(1, parts=parts), DEN.graph, 0.01)
+    assert not alone.requires_grad
+    assert torch.allclose(mmi(scores.requires_grad_(), lengths, chunks(1, parts=parts), DEN.graph, 0.01), alone)
+
+
 def test_an_alignment_without_room_for_its_states_is_named() -> None:
     aligned = Aligned.of(DEN, [1, 2, 1], [0, 1, 1, 2])  # no frame for phone 2
     numerators = NumeratorBuilder(DEN, 0, 0.01).batch([(Aligned.of(DEN, *WORDS), 0, 2), (aligned, 0, 2)])
     with pytest.raises(ValueError, match=r"\[1\].*larger tolerance"):
         log_domain.occupancies(torch.zeros(2, 2, PDFS), torch.tensor([2, 2]), numerators)
+
+
+def left_to_right(states: int) -> Denominator:
+    """Phones of as many states in a row, each passed through for one frame at least."""
+    inner = [arc for s in range(states) for arc in ((s, s, 0.5), (s, s + 1, 0.5))][:-1]
+
+    def hmm_of(left: int, phone: int, right: int) -> PhoneHmm:
+        return PhoneHmm(tuple(range(states)), tuple(inner), ((states - 1, 0.5),))
+
+    return Denominator.of(PhoneNgrams(3).train([[1, 2, 1, 2]]), hmm_of, states)
+
+
+@pytest.mark.parametrize("states", [1, 3])
+@pytest.mark.parametrize("tolerance", [0, 1, 3])
+def test_an_utterance_has_a_path_if_its_phones_have_room(states: int, tolerance: int) -> None:
+    """Against all divisions of the frames; then every chunk has a total."""
+    den, rng, found = left_to_right(states), np.random.default_rng(0), []
+    for _ in range(40):
+        starts = np.cumsum([0, *rng.integers(1, 6, size=4)])
+        aligned = Aligned.of(den, [1, 2, 1, 2], starts.tolist()).stretched(int(rng.integers(4, 18)))
+        frames = int(aligned.starts[-1])
+        soonest, latest = (limits.tolist() for limits in aligned.limits(tolerance))
+        wanted = any(
+            all(
+                begin >= soonest[k] and end <= latest[k] and end - begin >= states
+                for k, (begin, end) in enumerate(itertools.pairwise((0, *inside, frames)))
+            )
+            for inside in itertools.combinations(range(1, frames), 3)
+        )
+        found.append(aligned.has_path(den, tolerance))
+        assert found[-1] == wanted
+        cuts = [(aligned, first, last) for first in range(frames) for last in range(first + 1, frames + 1)]
+        if wanted:
+            lengths = torch.tensor([last - first for _, first, last in cuts])
+            scores = torch.zeros(len(cuts), frames, states)
+            builder = NumeratorBuilder(den, tolerance, 0.01)
+            assert log_domain.log_total(scores, lengths, builder.batch(cuts)).isfinite().all()
+    assert True in found
+    assert False in found or states == 1
 
 
 def test_an_arc_that_the_graph_lacks_is_the_leak() -> None:

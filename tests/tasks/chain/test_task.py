@@ -176,6 +176,26 @@ def test_a_flat_start_learns_the_words_without_any_alignment(task: ChainTask, tm
     assert not list(flat.hybrid.cache.glob("monophone*"))  # no Gaussian system was made
 
 
+def test_utterances_that_cannot_be_used_are_named_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_set(tmp_path, {"train": 24, "dev": 6, "test": 4})
+    texts = dict(line.split(" ", 1) for line in (root / "data/train/text").read_text().splitlines())
+    names = list(texts)
+    for name, word in zip(names[:3], ("ZEBRA", "ZEBRA", "QUAGGA"), strict=True):
+        texts[name] += f" {word}"
+    texts[names[5]] = " ".join([texts[names[5]]] * 40)  # too long for its audio
+    (root / "data/train/text").write_text("".join(f"{name} {text}\n" for name, text in texts.items()))
+    hybrid = HybridTask(corpus=root, hmm=HmmStages(monophone=SMALL, triphone=None), cache=root / "cache")
+    data = ChainTask(hybrid, Tdnn(8, ((0,),), dropout=0.0, stack=3)).data
+    assert set(names) - set(data.train.names) == {*names[:3], names[5]}
+    said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert said[0].startswith(f"train: 3 utterances are left out, such as {names[0]}: words that the lexicon lacks")
+    assert said[0].endswith(": QUAGGA ZEBRA")
+    assert said[1].startswith(f"train: 1 utterances are left out, such as {names[5]}: too few frames")
+    assert len(said) == 2
+
+
 def test_a_tree_from_alignments_has_targets_and_learns(with_tree: ChainTask) -> None:
     assert with_tree.data.states.tree.num_pdfs > 10  # five phones of two states
     model = trained(with_tree, 10)
@@ -297,7 +317,16 @@ def test_settings_that_do_not_fit_are_refused(task: ChainTask, tmp_path: Path) -
     with pytest.raises(SettingError, match="realigned_by"):
         replace(task, hybrid=replace(task.hybrid, realigned_by=realigned(tmp_path))).check()
     ChainTask(replace(ChainTask().hybrid, corpus=task.hybrid.corpus)).check()
-    for wrong in ({"leak": 0.0}, {"cross_entropy": -1.0}, {"draws": 0}):
+    with pytest.raises(SettingError, match=r"chunks\.parts"):
+        replace(task, hybrid=replace(task.hybrid, chunks=replace(task.hybrid.chunks, parts=3))).check()
+    with pytest.raises(SettingError, match=r"task\.shifts"):
+        replace(task, shifts=(0, task.network.stack)).check()
+    with pytest.raises(SettingError, match=r"task\.network\.stack: 6 with a tree"):
+        replace(task, tree=TreeConfig(), network=replace(task.network, stack=6)).check()
+    replace(task, network=replace(task.network, stack=6)).check()
+    with pytest.raises(ValueError, match="a tolerance of -1"):
+        ChainMmi(tolerance_frames=-1)
+    for wrong in ({"leak": 0.0}, {"cross_entropy": -1.0}, {"draws": 0}, {"cross_entropy": math.nan}):
         with pytest.raises(ValueError, match="must be positive"):
             ChainMmi(**wrong)
     with pytest.raises(ValueError, match="a flat start has no alignments"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +18,9 @@ from murmur.engine.task import Checkable, Divisible, Preparable, Recognises, Res
 from murmur.run.configuration import configure, load
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
+from murmur.speech.hmm.vtln import VtlnConfig
 from murmur.speech.models import Tdnn
+from murmur.speech.sequence.numerators import Aligned
 from murmur.speech.sequence.phone_ngrams import PhoneNgrams
 from murmur.tasks.aligns import Aligns
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
@@ -105,7 +109,7 @@ def test_an_epoch_trains_every_frame_once(task: SequenceTask) -> None:
 def test_numerators_of_train_are_part_of_the_denominator(task: SequenceTask) -> None:
     data = task.data
     assert all((phones.arcs > 0).all() for phones in data.train_phones)
-    assert [int(phones.starts[-1]) for phones in data.train_phones] == data.train.lengths.tolist()
+    assert [int(phones.starts[-1]) for phones in data.train_phones] == data.train_lengths.tolist()
     model = fresh(task)
     for seed in range(3):
         with torch.no_grad():
@@ -184,11 +188,49 @@ def test_settings_that_numerators_do_not_know_are_refused(task: SequenceTask, tm
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(SettingError, match="Gaussian alignments"):
         replace(task, hybrid=replace(task.hybrid, realigned_by=tmp_path / "model")).check()
-    for wrong in ({"acoustic_scale": 0.0}, {"leak": 0.0}, {"cross_entropy": -1.0}):
+    for wrong in ({"acoustic_scale": 0.0}, {"leak": 0.0}, {"cross_entropy": -1.0}, {"leak": math.inf}):
         with pytest.raises(ValueError, match="must be positive"):
             Mmi(**wrong)
     with pytest.raises(ValueError, match="tolerance of -1"):
-        replace(task, criterion=Mmi(tolerance_frames=-1)).minibatch(0)
+        Mmi(tolerance_frames=-1)
+    with pytest.raises(SettingError, match=r"^task\.hybrid\.hmm\.vtln: this set"):
+        replace(task, hybrid=replace(task.hybrid, hmm=replace(task.hybrid.hmm, vtln=VtlnConfig()))).prepare()
+    with pytest.raises(SettingError, match=r"^task\.hybrid\.front\.input\.fmllr=True: .*'task\.hybrid\.hmm\.sat="):
+        configure(replace(load("an4_mmi"), task=task), ["task.hybrid.front.input.fmllr=True"])
+    with pytest.raises(SettingError, match=r"^task\.front\.input\.fmllr=True: .*'task\.hmm\.sat="):
+        configure(replace(load("an4"), task=task.hybrid), ["task.front.input.fmllr=True"])
+
+
+def test_utterances_without_room_for_their_phones_are_left_out_and_named(
+    task: SequenceTask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copies at a higher speed can lose the room; here every third utterance has phones of one frame."""
+    every = task.hybrid.data.train
+    crushed = [i for i in range(len(every)) if i % 3 == 1]
+    lengths = [int(every.lengths[i]) for i in crushed]
+
+    def stretched(self: Aligned, frames: int) -> Aligned:
+        starts = np.arange(len(self.starts)) if frames in lengths else self.starts
+        return Aligned(self.places, self.arcs, np.append(starts[:-1], frames).astype(np.int32))
+
+    monkeypatch.setattr(Aligned, "stretched", stretched)
+    exact = replace(task, criterion=Mmi(tolerance_frames=0))
+    data = exact.data
+    (lost,) = (record.getMessage() for record in caplog.records if "left out" in record.getMessage())
+    kept = [i for i, length in enumerate(every.lengths.tolist()) if length not in lengths]
+    assert f"train: {24 - len(kept)} of 24 utterances are left out, such as {every.names[crushed[0]]}" in lost
+    assert 0 < len(kept) < 24
+    assert data.train_lengths.tolist() == [int(every.lengths[i]) for i in kept]
+    for own, i in enumerate(kept):
+        length = int(every.lengths[i])
+        assert np.array_equal(data.train.targets(own, 0, length), every.targets(i, 0, length))
+        assert int(data.train_phones[own].starts[-1]) == length
+    assert sum(exact.minibatch(n).chunks.frames for n in range(exact.per_epoch)) == exact.samples_per_epoch
+    assert exact.samples_per_epoch == data.train_lengths.sum()
+    assert replace(task, criterion=Smbr()).samples_per_epoch == every.lengths.sum()  # it has no numerators
+    lengths[:] = every.lengths.tolist()
+    with pytest.raises(ValueError, match="no utterance of train has room"):
+        _ = replace(task, criterion=Mmi(tolerance_frames=0)).data
 
 
 def test_the_recipe_starts_from_the_network_of_an4_and_its_settings_have_names() -> None:

@@ -39,6 +39,32 @@ class Frames(Protocol):
         """Targets of the frames [first, last)."""
 
 
+@dataclass(frozen=True, eq=False)
+class SomeUtterances:
+    """Some of the utterances of other frames, numbered anew.
+
+    Attributes:
+        frames: frames of all utterances.
+        chosen: (U,) the utterances, by their number among all.
+    """
+
+    frames: Frames
+    chosen: npt.NDArray[np.int64]
+
+    @property
+    def dims(self) -> int:
+        """Values per frame."""
+        return self.frames.dims
+
+    def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
+        """See `Frames`."""
+        self.frames.read(int(self.chosen[utterance]), first, out_TF)
+
+    def targets(self, utterance: int, first: int, last: int) -> np.ndarray:
+        """See `Frames`."""
+        return self.frames.targets(int(self.chosen[utterance]), first, last)
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Frames [first, last) of an utterance with targets to train; context is added to them."""

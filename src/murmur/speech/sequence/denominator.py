@@ -36,6 +36,14 @@ class PhoneHmm:
     inner: tuple[tuple[int, int, float], ...]
     exits: tuple[tuple[int, float], ...]
 
+    @cached_property
+    def fewest(self) -> int:
+        """Frames of the shortest way through the phone."""
+        reached, frames = {0}, 1
+        while not any(state in reached for state, _ in self.exits):
+            reached, frames = {to for source, to, _ in self.inner if source in reached}, frames + 1
+        return frames
+
 
 HmmOf = Callable[[int, int, int], PhoneHmm]  # left neighbour, phone, right neighbour; 0 is outside the utterance
 Place = tuple[int, PhoneHmm, History]

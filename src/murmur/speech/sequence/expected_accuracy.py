@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from murmur.speech.sequence import probability_domain
 from murmur.speech.sequence.state_graph import StateGraph
 
 
@@ -34,6 +35,11 @@ def expected_accuracy(
 
     Frames from lengths_N on are not used; `references_NT` are pdfs, and may hold anything there.
     """
+    if not (torch.is_grad_enabled() and scores_NTC.requires_grad):  # R is the sum of the references' occupancies
+        _, gamma_NTC = probability_domain.occupancies(scores_NTC, lengths_N, graph, leak)
+        within_NT = torch.arange(references_NT.shape[1], device=lengths_N.device) < lengths_N[:, None]
+        index_NT1 = references_NT.masked_fill(~within_NT, 0)[..., None]
+        return gamma_NTC.gather(2, index_NT1)[..., 0].sum(1)
     found: Tensor = _ExpectedAccuracy.apply(scores_NTC, references_NT, lengths_N, graph, leak)
     return found
 

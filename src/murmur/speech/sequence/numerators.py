@@ -65,6 +65,16 @@ class Aligned:
         soonest_P = np.maximum(self.starts[:-1] - tolerance, k)
         return soonest_P, np.minimum(self.starts[1:] + tolerance, self.starts[-1] - k[::-1])
 
+    def has_path(self, denominator: Denominator, tolerance: int) -> bool:
+        """True if the frames of the utterance, and with them of each chunk, can be divided among the phones."""
+        soonest_P, latest_P = self.limits(tolerance)
+        end = 0
+        for place, soonest, latest in zip(self.places.tolist(), soonest_P.tolist(), latest_P.tolist(), strict=True):
+            end = max(end, soonest) + denominator.places[place][1].fewest
+            if end > latest:
+                return False
+        return True
+
     def fitted(self, frames: int) -> Aligned:
         """The same phones for some frames more or fewer, shared equally between both ends.
 

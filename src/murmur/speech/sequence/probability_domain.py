@@ -27,20 +27,35 @@ def log_total(scores_NTC: Tensor, lengths_N: Tensor, graph: StateGraph, leak: fl
 
     Scores may be of any size; a range of more than about 80 within a frame loses the smallest in float32.
     """
+    if not (torch.is_grad_enabled() and scores_NTC.requires_grad):
+        return _emitted_and_alpha(scores_NTC, lengths_N, graph, leak)[-1]
     return with_gradient(scores_NTC, *occupancies(scores_NTC, lengths_N, graph, leak))
 
 
 @torch.no_grad()
 def occupancies(scores_NTC: Tensor, lengths_N: Tensor, graph: StateGraph, leak: float) -> tuple[Tensor, Tensor]:
     """ln Z (N,), and gamma summed over the states of each pdf, (N, T, C): 0 from lengths_N on."""
+    emitted_TCN, alpha_TSN, sums_TN, log_total_N = _emitted_and_alpha(scores_NTC, lengths_N, graph, leak)
+    gamma_TCN = _backward(emitted_TCN, alpha_TSN, sums_TN, lengths_N, graph, leak)
+    return log_total_N, (gamma_TCN * _within(len(sums_TN), lengths_N)[:, None]).permute(2, 0, 1)
+
+
+@torch.no_grad()
+def _emitted_and_alpha(
+    scores_NTC: Tensor, lengths_N: Tensor, graph: StateGraph, leak: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Emissions over the largest of each frame, alpha over its sums, the sums, and ln Z."""
     scores_TCN = scores_NTC.permute(1, 2, 0)
     largest_TN = scores_TCN.amax(1)
     emitted_TCN = (scores_TCN - largest_TN[:, None]).exp().contiguous()
-    within_TN = torch.arange(len(emitted_TCN), device=lengths_N.device)[:, None] < lengths_N
     alpha_TSN, sums_TN = _forward(emitted_TCN, graph, leak)
-    log_total_N = ((sums_TN.log() + largest_TN) * within_TN).sum(0)
-    gamma_TCN = _backward(emitted_TCN, alpha_TSN, sums_TN, lengths_N, graph, leak) * within_TN[:, None]
-    return log_total_N, gamma_TCN.permute(2, 0, 1)
+    log_total_N = ((sums_TN.log() + largest_TN) * _within(len(sums_TN), lengths_N)).sum(0)
+    return emitted_TCN, alpha_TSN, sums_TN, log_total_N
+
+
+def _within(frames: int, lengths_N: Tensor) -> Tensor:
+    """(T, N) True for the frames of each sequence."""
+    return torch.arange(frames, device=lengths_N.device)[:, None] < lengths_N
 
 
 def _forward(emitted_TCN: Tensor, graph: StateGraph, leak: float) -> tuple[Tensor, Tensor]:

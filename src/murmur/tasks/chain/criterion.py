@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 
 from murmur.speech.sequence.phone_ngrams import PhoneNgrams
 
@@ -27,8 +28,11 @@ class ChainMmi:
     draws: int = 5
 
     def __post_init__(self) -> None:
-        if not (self.leak > 0 and self.cross_entropy >= 0 and self.draws >= 1):
+        factors = (self.leak, self.cross_entropy)
+        if not (self.leak > 0 and self.cross_entropy >= 0 and all(map(isfinite, factors)) and self.draws >= 1):
             raise ValueError(
-                f"leak {self.leak} must be positive, cross_entropy {self.cross_entropy} not negative, and draws"
-                f" {self.draws} at least 1"
+                f"leak {self.leak} must be positive, cross_entropy {self.cross_entropy} not negative, both of them"
+                f" finite, and draws {self.draws} at least 1"
             )
+        if self.tolerance_frames is not None and self.tolerance_frames < 0:
+            raise ValueError(f"a tolerance of {self.tolerance_frames} frames: give 0 or more")

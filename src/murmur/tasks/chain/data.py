@@ -31,6 +31,7 @@ from murmur.tasks.hybrid.hmm import HmmHalf
 log = logging.getLogger(__name__)
 Arrays = Mapping[str, np.ndarray]
 PARTS = ("train", "dev")
+NAMED = 10  # missing words in a message
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ class ChainData:
         """
         flat = states.tree.width == 1
         parts = {name: getattr(half.material, name) for name in PARTS}
-        texts = {name: split_known(states.lang, part.texts).texts for name, part in parts.items()}
+        texts = {name: _known_texts(name, states.lang, part) for name, part in parts.items()}
         tids = {name: {} if flat else _aligned(half, part) for name, part in parts.items()}
         phones = _drawn(states.lang, texts["train"], criterion.draws) if flat else _phones(half, tids["train"])
         model = criterion.ngrams.train(phones)
@@ -95,10 +96,11 @@ class ChainData:
             else:
                 builder = NumeratorBuilder(denominator, criterion.tolerance_frames, criterion.leak)
                 names, supervision = _by_alignment(builder, windows(0))
-            _tell_lost(name, texts[name], names)
+            _tell_lost(name, sorted(set(texts[name]) - set(known)), "no features" if flat else "no alignment")
+            _tell_lost(name, sorted(set(known) - set(names)), "too few frames, or phones in an order that train lacks")
             return Utterances(names, tuple(feats[u] for u in names), supervision, targets)
 
-        return ChainData(states, denominator, utterances("train"), utterances("dev"))
+        return ChainData(states, denominator, *map(_not_empty, PARTS, map(utterances, PARTS)))
 
 
 def chain_states(half: HmmHalf, tree: TreeConfig | None, step: int) -> HmmStates:
@@ -141,18 +143,21 @@ def _by_alignment(builder: NumeratorBuilder, windows: Arrays) -> tuple[tuple[str
     return tuple(found), ByAlignment(builder, tuple(found.values()))
 
 
-def _tell_lost(part: str, texts: Mapping[str, str], names: Sequence[str]) -> None:
-    """Log the utterances of a part that are not among `names`.
-
-    Raises:
-        ValueError: there is no name.
-    """
-    lost = sorted(set(texts) - set(names))
-    if lost:
-        log.warning(
-            "%s: %d utterances are left out, such as %s: too few frames, no alignment, or phones in an order that"
-            " train lacks",
-            *(part, len(lost), lost[0]),
-        )
-    if not names:
+def _not_empty(part: str, found: Utterances) -> Utterances:
+    if not found.names:
         raise ValueError(f"no utterance of {part} has a path through the denominator: give more training speech")
+    return found
+
+
+def _known_texts(name: str, lang: Lang, part: Corpus) -> Mapping[str, str]:
+    """Transcripts of a part whose words are in the lexicon."""
+    found = split_known(lang, part.texts)
+    missing = sorted({word for words in found.refused.values() for word in words})
+    more = " ..." if len(missing) > NAMED else ""
+    _tell_lost(name, list(found.refused), f"words that the lexicon lacks: {' '.join(missing[:NAMED])}{more}")
+    return found.texts
+
+
+def _tell_lost(part: str, lost: Sequence[str], why: str) -> None:
+    if lost:
+        log.warning("%s: %d utterances are left out, such as %s: %s", part, len(lost), lost[0], why)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
+from murmur.core.setting_names import settings_under
 from murmur.engine.task import Loss, Score, Unmade
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.digits import digits_folder
@@ -51,6 +52,7 @@ from murmur.tasks.recogniser import PortableRecogniser
 from murmur.tasks.unprepared import digits_to_make, features_of, features_to_make
 from murmur.tasks.word_search import WordSearch
 
+SHORTEST_PHONE = 3  # frames of an aligned phone with three states
 EVALUATED = 16  # utterances of dev that are evaluated together
 
 
@@ -119,7 +121,9 @@ class ChainTask:
         Raises:
             SettingError: the settings do not fit this criterion; CorpusError, SynthesisError: something is missing.
         """
-        self.hybrid.check()
+        with settings_under("task.hybrid"):
+            self.hybrid.check()
+        self._check_utterances()
         front = self.hybrid.front
         if front.draws or tuple(front.speeds) != (1.0,):
             raise SettingError("task.hybrid.front.speeds: chain models take the recordings as they are, set (1.0,)")
@@ -128,7 +132,6 @@ class ChainTask:
                 "task.hybrid.front.input: chain models take the spectrum alone, since a flat start has no Gaussian"
                 " system: leave fmllr and ivector out"
             )
-
         if self.hybrid.realigned_by is not None:
             raise SettingError("task.hybrid.realigned_by: numerators are made from Gaussian alignments, set it to None")
         scales = self.hybrid.decoding.network.scales
@@ -136,6 +139,21 @@ class ChainTask:
             raise SettingError(
                 f"task.hybrid.decoding.network.scales: {scales} are scales of posteriors; the outputs of a chain model"
                 f" are log-likelihoods, whose scale is near 1: set it to {CHAIN_SCALES}"
+            )
+
+    def _check_utterances(self) -> None:
+        step, shifts = self.network.stack, self.shifts
+        if self.hybrid.chunks.parts != 1:
+            raise SettingError("task.hybrid.chunks.parts: chain models take whole utterances of all parts, set it to 1")
+        if max(map(abs, shifts)) >= step:
+            raise SettingError(
+                f"task.shifts: {shifts} with an output for every {step} frames: a shift of {step} or more takes the"
+                " frames of another output again"
+            )
+        if self.tree is not None and step > SHORTEST_PHONE:
+            raise SettingError(
+                f"task.network.stack: {step} with a tree: aligned phones of {SHORTEST_PHONE} frames would have no"
+                f" output, set it to {SHORTEST_PHONE} or less"
             )
 
     @cached_property
@@ -160,7 +178,8 @@ class ChainTask:
 
     def prepare(self) -> ChainData:
         """Make features, alignments and numerators."""
-        self._hybrid.check_words()
+        with settings_under("task.hybrid"):
+            self._hybrid.check_words()
         return self.data
 
     @cached_property
@@ -239,7 +258,8 @@ class ChainTask:
 
     def check_grammar(self, name: str, option: str) -> None:
         """Check that the set has a grammar; `option` is the setting or option that names it."""
-        self.hybrid.check_grammar(name, option)
+        with settings_under("task.hybrid"):
+            self.hybrid.check_grammar(name, option)
 
     def recogniser(self) -> PortableRecogniser:
         """Everything besides the weights that recognition with the network needs."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -58,11 +59,17 @@ class LatticeFree(ABC):
     cross_entropy: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (self.acoustic_scale > 0 and self.leak > 0 and self.cross_entropy >= 0):
+        factors = (self.acoustic_scale, self.leak, self.cross_entropy)
+        if not (self.acoustic_scale > 0 and self.leak > 0 and self.cross_entropy >= 0 and all(map(isfinite, factors))):
             raise ValueError(
                 f"acoustic_scale {self.acoustic_scale} and leak {self.leak} must be positive, cross_entropy"
-                f" {self.cross_entropy} not negative"
+                f" {self.cross_entropy} not negative, and all of them finite"
             )
+
+    @property
+    @abstractmethod
+    def tolerance(self) -> int | None:
+        """Frames by which limits of phones may move in numerators; None for a criterion without numerators."""
 
     @abstractmethod
     def builder(self, denominator: Denominator) -> NumeratorBuilder | None:
@@ -83,6 +90,16 @@ class Mmi(LatticeFree):
 
     tolerance_frames: int = 5
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tolerance_frames < 0:
+            raise ValueError(f"a tolerance of {self.tolerance_frames} frames: give 0 or more")
+
+    @property
+    def tolerance(self) -> int:
+        """The tolerance."""
+        return self.tolerance_frames
+
     def builder(self, denominator: Denominator) -> NumeratorBuilder:
         """Builder of numerators with the tolerance."""
         return NumeratorBuilder(denominator, self.tolerance_frames, self.leak)
@@ -97,6 +114,10 @@ class Mmi(LatticeFree):
 @dataclass(frozen=True, kw_only=True)
 class Smbr(LatticeFree):
     """Minimum Bayes risk of states: expected number of frames with the aligned pdf."""
+
+    @property
+    def tolerance(self) -> None:
+        """None: there are no numerators."""
 
     def builder(self, denominator: Denominator) -> None:
         """None: the aligned pdfs are the reference."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from murmur.speech.features.chunks import FramesInMemory
-from murmur.speech.features.frame_store import FrameStore
+from murmur.speech.features.chunks import Frames, FramesInMemory, SomeUtterances
 from murmur.speech.hmm.hybrid import copy_name
 from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.sequence.denominator import Denominator
@@ -28,24 +27,32 @@ class SequenceData:
 
     Attributes:
         denominator: graph of the phones of train.
-        train: frames and pdfs of train, at all stored speeds.
+        train: frames and pdfs of train, at all stored speeds, of the utterances whose numerators have a path.
+        train_lengths: frames of each utterance of `train`.
         train_phones: phones of each utterance of `train`.
-        dev: frames and pdfs of dev, of the utterances whose phones in context occur in train.
+        dev: frames and pdfs of dev, of the utterances whose phones in context occur in train, and whose numerators
+            have a path.
         dev_phones: phones of each utterance of `dev`.
     """
 
     denominator: Denominator
-    train: FrameStore
+    train: Frames
+    train_lengths: np.ndarray
     train_phones: tuple[Aligned, ...]
     dev: FramesInMemory
     dev_phones: tuple[Aligned, ...]
 
     @staticmethod
-    def of(task: HybridTask, ngrams: PhoneNgrams) -> SequenceData:
+    def of(task: HybridTask, ngrams: PhoneNgrams, tolerance: int | None) -> SequenceData:
         """The data of a hybrid task, whose last Gaussian system aligns.
 
+        Args:
+            task: hybrid task.
+            ngrams: phone model of the denominator.
+            tolerance: frames by which limits of phones may move in numerators; None without numerators.
+
         Raises:
-            ValueError: no utterance of dev has only phones in context that occur in train.
+            ValueError: no utterance of train has a numerator with a path, or none of dev; the message names the part.
         """
         stage, frames = task.hmms.trained[-1], task.data
         train, dev = (_phones(stage.model.transitions, task.aligned(stage, part)) for part in ("train", "dev"))
@@ -56,11 +63,21 @@ class SequenceData:
         own = {name: Aligned.of(denominator, *found) for name, found in train.items()}
         origin = {copy_name(name, speed): name for speed in task.front.stored.speeds for name in own}
         pairs = zip(frames.train.names, frames.train.lengths.tolist(), strict=True)
-        stretched = tuple(own[origin[name]].stretched(length) for name, length in pairs)
-        known = _known(denominator, {name: dev[name] for name in frames.dev_feats})
+        stretched = {name: own[origin[name]].stretched(length) for name, length in pairs}
+        kept = _with_path("train", stretched, denominator, tolerance)
+        chosen = np.array([i for i, name in enumerate(frames.train.names) if name in kept])
+        found = _known(denominator, {name: dev[name] for name in frames.dev_feats})
+        fitted = {name: each.fitted(len(frames.dev_feats[name])) for name, each in found.items()}
+        known = _with_path("dev", fitted, denominator, tolerance)
         held = FramesInMemory({n: frames.dev_feats[n] for n in known}, {n: frames.dev_targets[n] for n in known})
-        fitted = tuple(known[name].fitted(len(held.feats[name])) for name in held.names)
-        return SequenceData(denominator, frames.train, stretched, held, fitted)
+        return SequenceData(
+            denominator,
+            SomeUtterances(frames.train, chosen),
+            frames.train.lengths[chosen],
+            tuple(kept.values()),
+            held,
+            tuple(known.values()),
+        )
 
 
 def _phones(transitions: Transitions, tids: Mapping[str, np.ndarray]) -> dict[str, Phones]:
@@ -70,6 +87,28 @@ def _phones(transitions: Transitions, tids: Mapping[str, np.ndarray]) -> dict[st
         starts = transitions.arcs.starts(tids_T)
         found[name] = (transitions.phone_of[tids_T[starts]].tolist(), [*starts.tolist(), len(tids_T)])
     return found
+
+
+def _with_path(
+    part: str, aligned: Mapping[str, Aligned], denominator: Denominator, tolerance: int | None
+) -> dict[str, Aligned]:
+    """The utterances whose phones have room in their frames; a copy at a higher speed has fewer frames."""
+    if tolerance is None:
+        return dict(aligned)
+    kept = {name: each for name, each in aligned.items() if each.has_path(denominator, tolerance)}
+    lost = [name for name in aligned if name not in kept]
+    if lost:
+        log.warning(
+            "%s: %d of %d utterances are left out, such as %s: their phones have no room within %d frames of the"
+            " alignment; a larger task.criterion.tolerance_frames may keep some",
+            *(part, len(lost), len(aligned), lost[0], tolerance),
+        )
+    if not kept:
+        raise ValueError(
+            f"no utterance of {part} has room for its phones within {tolerance} frames of the alignment: give a larger"
+            " task.criterion.tolerance_frames"
+        )
+    return kept
 
 
 def _known(denominator: Denominator, dev: Mapping[str, Phones]) -> dict[str, Aligned]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
+from murmur.core.setting_names import settings_under
 from murmur.engine.task import Loss, Score, Unmade
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.features.chunks import IGNORED, Chunk, ChunkBatch, ChunkTable
@@ -57,13 +58,19 @@ class SequenceTask:
         """The fields alone, like the hybrid task."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
+    @property
+    def begins_with(self) -> str:
+        """The network whose training this task continues."""
+        return "the same network trained by cross-entropy, such as that of murmur train an4"
+
     def check(self) -> None:
         """Check the hybrid task, and that its alignments are those of a Gaussian system.
 
         Raises:
             SettingError: the settings do not fit this criterion; CorpusError, SynthesisError: something is missing.
         """
-        self.hybrid.check()
+        with settings_under("task.hybrid"):
+            self.hybrid.check()
         if self.hybrid.front.draws:
             raise SettingError("task.hybrid.front.perturb: numerators need stored speeds, set it to stored")
         if self.hybrid.realigned_by is not None:
@@ -78,8 +85,10 @@ class SequenceTask:
         return self._hybrid.unprepared()
 
     def prepare(self) -> object:
-        """Prepare the data of the hybrid task."""
-        return self._hybrid.prepare()
+        """Prepare the data of the hybrid task, and the graphs."""
+        with settings_under("task.hybrid"):
+            self._hybrid.prepare()
+        return self.data
 
     @property
     def per_epoch(self) -> int:
@@ -144,7 +153,8 @@ class SequenceTask:
 
     def check_grammar(self, name: str, option: str) -> None:
         """Check that the set has a grammar; `option` is the setting or option that names it."""
-        self.hybrid.check_grammar(name, option)
+        with settings_under("task.hybrid"):
+            self.hybrid.check_grammar(name, option)
 
     def recogniser(self) -> PortableRecogniser:
         """Everything besides the weights that recognition with the network needs."""
@@ -169,11 +179,11 @@ class SequenceTask:
     @cached_property
     def data(self) -> SequenceData:
         """Frames, denominator and aligned phones."""
-        return SequenceData.of(self._hybrid, self.criterion.ngrams)
+        return SequenceData.of(self._hybrid, self.criterion.ngrams, self.criterion.tolerance)
 
     @cached_property
     def _table(self) -> ChunkTable:
-        return ChunkTable(self._hybrid.data.train.lengths, **asdict(self.hybrid.chunks), seed=self.hybrid.seed)
+        return ChunkTable(self.data.train_lengths, **asdict(self.hybrid.chunks), seed=self.hybrid.seed)
 
     @cached_property
     def _builder(self) -> NumeratorBuilder | None:
