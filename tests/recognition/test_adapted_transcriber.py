@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,11 +11,12 @@ import soundfile
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.commands.transcribe import check_speakers
+from murmur.commands.transcribe import Inputs, _do_run, check_speakers, check_weights
 from murmur.core.errors import SettingError
 from murmur.recognition.adapted_transcriber import AdaptedTranscriber, adapted_transcriber
 from murmur.recognition.tuning import SearchRequest
 from murmur.speech.corpus.recordings import read_recording
+from murmur.speech.features.analysis import Ready
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.sat import SatConfig
@@ -104,6 +106,30 @@ def test_a_muted_recording_is_not_adapted_to_and_ends_nothing(recogniser, tmp_pa
         assert "is not adapted to: " in caplog.text
 
 
+def test_a_run_whose_network_knows_no_speakers_says_what_transcribes(recogniser, tmp_path, capsys):
+    run = opened(recogniser, tmp_path)
+    run.acoustic = SimpleNamespace(speakers=None)
+    for i, words in enumerate(WORDS):
+        soundfile.write(tmp_path / f"said{i}.wav", tones(words, 90 + i), RATE)
+    soundfile.write(tmp_path / "muted.wav", np.zeros(8 * RATE, np.float32), RATE)
+    found = {}
+    files = [str(tmp_path / name) for name in ("said0.wav", "muted.wav", "said1.wav", "none.wav")]
+    inputs = Inputs(
+        files,
+        lambda name, rate_hz: [read_recording(Path(name), rate_hz)],
+        lambda transcript: found.update({Path(transcript.source).stem: [w.word for w in transcript.words]}),
+    )
+    assert _do_run(inputs, run, request(0.1), 30.0, {}) == 1
+    assert [found["said0"], found["said1"]] == WORDS
+    with pytest.raises(SettingError, match="--weights: --adapt transcribes with the Gaussian system"):
+        check_weights(run, "best", True)
+    check_weights(run, "best", False)
+    check_weights(run, None, True)
+    said = capsys.readouterr().err
+    assert "--adapt: the Gaussian system sat in place of the network" in said
+    assert "muted has no sound" in said
+
+
 def request(scale, dev=None):
     return SearchRequest(None, dev, {"acoustic_scale": scale, "beam": None})
 
@@ -112,6 +138,9 @@ def test_refusals(recogniser, tmp_path):
     run = opened(recogniser, tmp_path)
     with pytest.raises(SettingError, match="no speaker-adapted Gaussian system"):
         adapted_transcriber(opened(replace(recogniser, adapted=None), tmp_path), request(0.1), 30.0)
+    of_corpus = replace(recogniser, adapted=replace(recogniser.adapted, front=Ready(recogniser.adapted.front.dims)))
+    with pytest.raises(SettingError, match="takes features that its corpus brings"):
+        adapted_transcriber(opened(of_corpus, tmp_path), request(0.1), 30.0)
     with pytest.raises(SettingError, match="tuned on dev for its system 'sat unadapted'"):
         adapted_transcriber(run, request(None), 30.0)
     with pytest.raises(SettingError, match="--dev tunes the search of the network"):
@@ -138,6 +167,8 @@ def test_speakers_of_recordings(tmp_path):
         check_speakers(True, None, "each")
     with pytest.raises(SettingError, match="there is no file"):
         check_speakers(True, tmp_path / "none", "average")
+    file.write_text("\ufefftalk anna\n")
+    assert check_speakers(True, file, "average") == {"talk": "anna"}
     file.write_text("my talk anna\n talk  bob \n talk bob\n")
     assert check_speakers(True, file, "average") == {"my talk": "anna", "talk": "bob"}
     for content, reason in (

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 from typer.testing import CliRunner
@@ -128,6 +129,15 @@ def test_recordings_are_transcribed_alone_and_together_as_one_speaker(place: Pat
     speakers = ("--adapt", "--utt2spk", place / "utt2spk")
     (place / "utt2spk").write_text("said0 anna\nsaid1 bob\n")
     assert words(*speakers) == WORDS
+    soundfile.write(place / "muted.wav", 1e-4 * np.ones(8 * RATE, np.float32), RATE)
+    files.append(place / "muted.wav")
+    assert words("--adapt")[:-1] == WORDS  # a file without sound changes nothing
+    (place / "utt2spk").write_text("said0 anna\nsaid1 bob\nmuted anna\n")
+    assert words(*speakers)[:-1] == WORDS
+    (place / "utt2spk").write_text("said0 anna\nsaid1 bob\n")
+    code, _, said = run("transcribe", place / "run", *files, *speakers)
+    assert code == 1
+    assert "no line for 'muted'" in said
     (place / "again").mkdir(exist_ok=True)
     shutil.copy(files[0], place / "again" / files[0].name)
     code, _, said = run("transcribe", place / "run", files[0], place / "again" / files[0].name, *speakers)

@@ -160,11 +160,21 @@ def transcribe(
         own: dict[str, object] = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
         own |= {"scale": scale, "penalty": penalty, "experiment": experiment, "set": settings, "weights": weights}
         _refuse(model, adapt, own)
-        _end(_do_all(inputs, exported_transcriber(model, beams, longest)), len(files))
-        return
+        return _end(_do_all(inputs, exported_transcriber(model, beams, longest)), len(files))
     request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
     run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
-    _end(_do_run(inputs, run, request, longest, speakers), len(files))
+    check_weights(run, weights, adapt)
+    return _end(_do_run(inputs, run, request, longest, speakers), len(files))
+
+
+def check_weights(run: TrainedRun, weights: Choice | None, adapt: bool) -> None:
+    """Check that the network whose weights are chosen is the one that transcribes.
+
+    Raises:
+        SettingError: a Gaussian system transcribes.
+    """
+    if adapt and weights is not None and run.acoustic.speakers is None:
+        raise SettingError("--weights: --adapt transcribes with the Gaussian system of this run: leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -188,6 +198,7 @@ def _do_run(
     """Transcribe with a run, adapted to its speakers if they are given; return the number of unreadable files."""
     if speakers is not None and run.acoustic.speakers is None:
         adapted = adapted_transcriber(run, request, longest)
+        typer.echo(f"murmur: --adapt: the Gaussian system {adapted.gaussians.name} in place of the network", err=True)
         return _do_speakers(inputs, adapted.front.rate_hz, adapted, speakers)
     typer.echo(f"murmur: {run.weights}", err=True)
     work = transcriber(run, *run.searched(request), longest)
@@ -248,7 +259,7 @@ def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Map
 def _speakers_in(utt2spk: Path) -> Mapping[str, str]:
     """{name: speaker} of a file with lines NAME SPEAKER; names may hold spaces."""
     try:
-        lines = utt2spk.read_text(encoding="utf-8").splitlines()
+        lines = utt2spk.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise SettingError(f"--utt2spk: {utt2spk} is not UTF-8 text: {error}") from error
     rows = [line.strip().rsplit(maxsplit=1) for line in lines if line.strip()]
@@ -270,13 +281,10 @@ def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mappin
     Raises:
         SettingError: the speaker of a recording is not named, or two files have the name that tells the speaker.
     """
-    twice = [stem for stem, count in Counter(map(_stem, inputs.files)).items() if count > 1]
-    if speakers and twice:
-        raise SettingError(
-            f"--utt2spk names recordings by their file names, and two files are {twice[0]!r}: rename one"
-        )
+    if speakers:
+        _check_stems(list(map(_stem, inputs.files)), speakers)
     failed = 0
-    by_speaker: dict[str, list[tuple[Recording, str]]] = {}
+    groups: dict[tuple[str, int], list[tuple[Recording, str]]] = {}
     for name in inputs.files:
         try:
             recordings = inputs.read(name, rate_hz)
@@ -285,14 +293,38 @@ def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mappin
             typer.echo(f"murmur: {readable(str(error))}", err=True)
             continue
         for recording in recordings:
-            own = _named(name, name_of(recording))
-            if speakers and own not in speakers:
-                raise SettingError(f"--utt2spk has no line for {readable(own)!r}: name the speaker of every recording")
-            by_speaker.setdefault(speakers.get(own, ""), []).append((recording, name))
-    for group in by_speaker.values():
-        for found in work(group):
+            group = _group(_named(name, name_of(recording)), recording, speakers, len(groups))
+            groups.setdefault(group, []).append((recording, name))
+    for together in groups.values():
+        for found in work(together):
             inputs.write(found)
     return failed
+
+
+def _check_stems(stems: Sequence[str], speakers: Mapping[str, str]) -> None:
+    """Check that files have different names, and that each has a speaker, or its channels have."""
+    twice = [stem for stem, count in Counter(stems).items() if count > 1]
+    if twice:
+        raise SettingError(
+            f"--utt2spk names recordings by their file names, and two files are {twice[0]!r}: rename one"
+        )
+    for stem in stems:
+        if not any(own == stem or own.startswith(f"{stem}-") for own in speakers):
+            raise _unnamed(stem)
+
+
+def _group(own: str, recording: Recording, speakers: Mapping[str, str], groups: int) -> tuple[str, int]:
+    """Speaker of a recording and 0; a recording without sound, which would change means, has a number of its own."""
+    if speakers and own not in speakers:
+        raise _unnamed(own)
+    if recording.has_sound:
+        return speakers.get(own, ""), 0
+    typer.echo(f"murmur: {readable(own)} has no sound: its speaker is not adapted to it", err=True)
+    return speakers.get(own, ""), groups + 1
+
+
+def _unnamed(own: str) -> SettingError:
+    return SettingError(f"--utt2spk has no line for {readable(own)!r}: name the speaker of every recording")
 
 
 def _named(source: str, channel: str) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -103,25 +102,22 @@ def adapted_transcriber(run: TrainedRun, request: SearchRequest, longest_seconds
         SettingError: the run has no such system, or no acoustic scale for it, or the options fit its network alone.
     """
     gaussians, search = run.recogniser.adapted, run.search(request.grammar)
-    if gaussians is None or search is None or not isinstance(gaussians.front, Mfcc):
-        refuse_to_adapt(run.folder)
+    if gaussians is None or search is None:
+        raise SettingError(
+            f"--adapt: {run.folder} has no speaker-adapted Gaussian system, and a network trained on unadapted features"
+            " cannot use a transform. A hybrid system on audio with 'task.hmm.sat=SatConfig()' has one, a chain model"
+            " has none; leave --adapt out"
+        )
+    if not isinstance(gaussians.front, Mfcc):
+        raise SettingError(
+            f"--adapt: the Gaussian system of {run.folder} takes features that its corpus brings, which murmur cannot"
+            " compute from audio; leave --adapt out"
+        )
     if request.dev is not None:
         raise SettingError("--dev tunes the search of the network: with --adapt give --scale and --penalty")
     name = gaussians.name
     first, last = (_options(run, system, request.changes) for system in (f"{name} unadapted", name))
     return _with_graph(gaussians, search, first, to_the_end(last, request.grammar), longest_seconds)
-
-
-def refuse_to_adapt(folder: Path) -> NoReturn:
-    """Refuse to adapt to speakers.
-
-    Raises:
-        SettingError: always; the message gives the reason.
-    """
-    raise SettingError(
-        f"--adapt: {folder} has no speaker-adapted Gaussian system, and a network trained on unadapted features cannot "
-        "use a transform: train on audio with --set 'task.hmm.sat=SatConfig()', or leave --adapt out"
-    )
 
 
 def _options(run: TrainedRun, system: str, given: Mapping[str, float]) -> DecodeOptions:

@@ -9,9 +9,11 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.fmllr import identity
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.monophone import train_monophone
+from murmur.speech.hmm.passes import accumulate, compile_graphs, realign
 from murmur.speech.hmm.sat import SatConfig, train_sat
 from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, estimate_transforms, transforms_from_paths
 from murmur.speech.hmm.storage import load_transforms, save_transforms
+from murmur.speech.hmm.viterbi import AlignOptions
 
 EM = EmConfig(gaussians=20, passes=6, grow_passes=4, align_passes=(2, 3, 4, 5), min_gaussian_frames=3)
 FMLLR = FmllrConfig(min_frames=50)
@@ -112,6 +114,41 @@ def test_a_new_set_of_the_speakers_is_adapted_in_two_passes(corpus, spoken, sat)
     second = align_adapted(sat.pair, feats, corpus.texts, speakers, FMLLR)
     assert set(second.tids) == set(corpus.texts)
     assert second.log_likelihood_per_frame > align(sat.model, feats, corpus.texts).log_likelihood_per_frame + 0.3
+
+
+def test_speakers_with_too_few_frames_are_aligned_by_the_model_of_unadapted_features(corpus, spoken, sat, caplog):
+    feats, speakers = spoken
+    plain = align(sat.unadapted, feats, corpus.texts)
+    none = align_adapted(sat.pair, feats, corpus.texts, speakers, FmllrConfig(min_frames=1e9))
+    assert none.log_likelihood_per_frame == pytest.approx(plain.log_likelihood_per_frame)
+    assert all(np.array_equal(none.tids[u], plain.tids[u]) for u in feats)
+    assert f"none of {len(set(speakers.values()))} speakers is adapted to" in caplog.text
+    caplog.clear()
+    apart = {u: "short" if u == min(feats) else speaker for u, speaker in speakers.items()}
+    limit = FmllrConfig(min_frames=1.5 * len(feats[min(feats)]))
+    found = align_adapted(sat.pair, feats, corpus.texts, apart, limit)
+    assert "is adapted to" not in caplog.text
+    assert np.array_equal(found.tids[min(feats)], plain.tids[min(feats)])
+    assert any(not np.array_equal(found.tids[u], plain.tids[u]) for u in feats if u != min(feats))
+
+
+def test_log_likelihoods_of_adapted_frames_are_those_of_the_frames_themselves(corpus, spoken, sat):
+    """p(x) = p(A x + b) |det A|: a transform of both frames and model changes nothing."""
+    feats, speakers = spoken
+    dim = sat.model.mixtures.dim
+    rng = np.random.default_rng(1)
+    scale_D, shift_D = rng.uniform(0.2, 5.0, dim), rng.normal(size=dim)
+    transform = np.concatenate([np.diag(scale_D), shift_D[:, None]], 1)
+    plain, moved = sat.unadapted.mixtures, sat.unadapted.mixtures
+    moved = replace(moved, means=plain.means * scale_D + shift_D, variances=plain.variances * scale_D**2)
+    (block,) = blocks.cut_into_blocks(feats, corpus.texts, speakers)
+    compile_graphs(block, sat.unadapted)
+    wanted = realign(block, sat.unadapted, AlignOptions()), accumulate(block, sat.unadapted)
+    block.transforms = dict.fromkeys(set(speakers.values()), transform)
+    model = replace(sat.unadapted, mixtures=moved)
+    found = realign(block, model, AlignOptions()), accumulate(block, model)
+    assert found[0].log_likelihood == pytest.approx(wanted[0].log_likelihood, rel=1e-4)
+    assert found[1].mixtures.log_likelihood == pytest.approx(wanted[1].mixtures.log_likelihood, rel=1e-4)
 
 
 def test_a_speaker_without_an_aligned_utterance_keeps_the_transform(spoken, sat):

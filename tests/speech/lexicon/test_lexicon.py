@@ -124,6 +124,8 @@ def test_reads_kaldi_and_cmudict_forms(tmp_path):
     entries = read_lexicon(path)
     assert entries == [("A", ("AH0",)), ("A", ("EY1",)), ("CAF\u00c9", ("K", "AE"))]
     assert without_stress(entries)[:2] == [("A", ("AH",)), ("A", ("EY",))]
+    others = [("deux", ("d", "2")), ("ma", ("m", "a1")), ("mi", ("m", "i3")), ("AX", ("AX12", "B0"))]
+    assert without_stress(others) == others  # not CMUdict's
 
 
 @pytest.mark.parametrize(

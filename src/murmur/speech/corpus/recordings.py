@@ -20,6 +20,7 @@ from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_cut_short, is_shortene
 HEADERS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"caff", b".snd", MAGIC)
 PAUSE_SECONDS = 0.3  # length of the quietest stretch, in which a long recording is cut
 STEP_SECONDS = 0.01
+AUDIBLE = 1e-3  # of full scale, -60 dB
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,11 @@ class Recording:
     def seconds(self) -> float:
         """Length."""
         return len(self.samples) / self.rate_hz
+
+    @property
+    def has_sound(self) -> bool:
+        """False for digital silence, or the noise of a muted microphone: no sample reaches -60 dB of full scale."""
+        return bool(np.abs(self.samples).max(initial=0.0) >= AUDIBLE)
 
     @property
     def changes(self) -> str:

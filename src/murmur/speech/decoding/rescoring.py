@@ -6,7 +6,8 @@ replaced by a mixture:
     cost' = cost + sum over l of ln p_n(w_l | h) - ln((1 - a) p_n(w_l | h) + a p_r(w_l | h)),   0 <= a <= 1
 
 p_n: n-gram model, p_r: rescoring model, a: weight. Acoustic scores, pronunciations and word costs are those of the
-search. With a = 0, or with equal models, costs are unchanged.
+search. With a = 0, or with equal models, costs are unchanged. The search can reach a word by the back-off of the n-gram
+model even if the model has the n-gram, and then counts a probability above p_n; such a difference stays in cost'.
 
 The rescoring model knows other words than the search. Its probability of <unk> is shared equally among the words of
 the search that it does not know; words of its own that the search cannot output keep theirs.

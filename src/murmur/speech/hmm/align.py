@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 from murmur.speech.hmm import passes
@@ -16,7 +16,7 @@ from murmur.speech.hmm.material import Features, Material, check_material, refus
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.passes import AlignReport
 from murmur.speech.hmm.phone_arcs import IntArray
-from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, estimate_transforms
+from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, estimate_transforms, of_adapted
 from murmur.speech.hmm.viterbi import AlignOptions
 
 Search = Callable[[Block, HmmGmm, AlignOptions], AlignReport]
@@ -90,7 +90,8 @@ def align_adapted(
 ) -> Aligned:
     """Align in two passes: by the model of unadapted features, then adapted to each speaker by the first alignments.
 
-    `speakers` is {utterance: speaker}, `config` holds the settings of the transforms; the rest is as for `align`.
+    A speaker with too few frames for a transform keeps the model of unadapted features. `speakers` is {utterance:
+    speaker}, `config` holds the settings of the transforms; the rest is as for `align`.
     """
     material = check_material(pair.adapted.lang, feats, texts, _dim(feats))
     total, options = len(material.feats) + len(material.lost), options or AlignOptions()
@@ -98,8 +99,9 @@ def align_adapted(
     with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
         workers.map(passes.compile_graphs, pair.unadapted)
         workers.map(passes.realign, pair.unadapted, options)
-        estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
-        return _aligned(workers, pair.adapted, passes.realign, options, material)
+        found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
+        search = partial(passes.realign_pair, unadapted=pair.unadapted, speakers=frozenset(of_adapted(found)))
+        return _aligned(workers, pair.adapted, search, options, material)
 
 
 def _align(

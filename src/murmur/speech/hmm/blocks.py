@@ -53,6 +53,11 @@ class Block:
         """(T, D) the input of mixtures: projected frames, adapted to the speaker if the block holds a transform."""
         return adapt(self.transforms.get(self.speakers.get(utterance, "")), project(projection, self.feats[utterance]))
 
+    def log_determinant(self, utterance: str) -> float:
+        """ln |det A| of the speaker's transform [A b], which belongs to the log-likelihood of a frame."""
+        transform = self.transforms.get(self.speakers.get(utterance, ""))
+        return 0.0 if transform is None else float(np.linalg.slogdet(transform[:, :-1])[1])
+
 
 def cut_into_blocks(
     feats: Mapping[str, NDArray[np.float32]], texts: Mapping[str, str], speakers: Mapping[str, str] | None = None

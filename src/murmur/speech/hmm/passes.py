@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.phone_arcs import IntArray
 from murmur.speech.hmm.viterbi import (
     AlignOptions,
+    BestPath,
     GraphCompiler,
     best_path,
     equal_length_path,
@@ -103,12 +105,21 @@ def flat_start_seed(seed: int, utterance: str) -> int:
 
 def realign(block: Block, model: HmmGmm, options: AlignOptions) -> AlignReport:
     """Replace the block's alignments by the best paths under the model."""
-    transitions, mixtures = model.transitions, model.library_mixtures
-    paths = {}
-    for u, graph in block.graphs.items():
-        scores = gmm_scores(mixtures, transitions, block.frames(u, model.projection), options.acoustic_scale)
-        paths[u] = best_path(u, graph, transitions, scores, options)
-    return _take(block, paths)
+    return _take(block, {u: _best(block, u, model, options) for u in block.graphs})
+
+
+def realign_pair(
+    block: Block, model: HmmGmm, options: AlignOptions, unadapted: HmmGmm, speakers: Collection[str]
+) -> AlignReport:
+    """`realign` of adapted speakers, and of all others with the model `unadapted`."""
+    found = {u: model if block.speakers.get(u) in speakers else unadapted for u in block.graphs}
+    return _take(block, {u: _best(block, u, own, options) for u, own in found.items()})
+
+
+def _best(block: Block, utterance: str, model: HmmGmm, options: AlignOptions) -> BestPath | None:
+    frames_TD = block.frames(utterance, model.projection)
+    scores = gmm_scores(model.library_mixtures, model.transitions, frames_TD, options.acoustic_scale)
+    return best_path(utterance, block.graphs[utterance], model.transitions, scores, options)
 
 
 def realign_scores(block: Block, model: HmmGmm, options: AlignOptions) -> AlignReport:
@@ -126,7 +137,7 @@ def _take(block: Block, paths: dict) -> AlignReport:
     return AlignReport(
         {u: "has no path within the retry beam" for u, path in paths.items() if path is None},
         sum(path.retried for path in found.values()),
-        sum(path.log_likelihood for path in found.values()),
+        sum(path.log_likelihood + len(path.tids) * block.log_determinant(u) for u, path in found.items()),
         sum(len(path.tids) for path in found.values()),
     )
 
@@ -141,7 +152,9 @@ def accumulate(block: Block, model: HmmGmm) -> PassStats:
     feats_NF, tids_N = aligned_frames(block, model)
     transitions = model.transitions
     counts = np.bincount(tids_N, minlength=transitions.num_ids + 1).astype(np.float64)
-    return PassStats(expect(model.mixtures, feats_NF, transitions.pdf_of[tids_N]), counts)
+    sums = expect(model.mixtures, feats_NF, transitions.pdf_of[tids_N])
+    changed = sum(len(path) * block.log_determinant(u) for u, path in block.tids.items())
+    return PassStats(replace(sums, log_likelihood=sums.log_likelihood + changed), counts)
 
 
 def aligned_frames(block: Block, model: HmmGmm) -> tuple[NDArray[np.float32], IntArray]:

@@ -95,6 +95,12 @@ def estimate_transforms(
     """
     totals = sum_by_speaker(workers.map(speaker_stats, seen, target, config))
     found = {s: _estimated(s, stats, present.get(s), config.min_frames) for s, stats in sorted(totals.items())}
+    if totals and not of_adapted(found):
+        log.warning(
+            "none of %d speakers is adapted to: each has fewer than %g frames of speech (fmllr.min_frames); utterances"
+            " whose speaker is not given count as speakers of their own",
+            *(len(totals), config.min_frames),
+        )
     workers.map(use_transforms, {**present, **found})
     return found
 
@@ -173,5 +179,9 @@ def transforms_from_paths(
     with Workers(blocks, jobs) as workers:
         found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
         found = estimate_transforms(workers, pair.adapted, pair.adapted, config, found)
-    unchanged = identity(pair.adapted.mixtures.dim)
-    return {speaker: transform for speaker, transform in found.items() if not np.array_equal(transform, unchanged)}
+    return of_adapted(found)
+
+
+def of_adapted(transforms: Transforms) -> dict[str, FloatArray]:
+    """The transforms that are not the identity."""
+    return {s: w_DE for s, w_DE in transforms.items() if not np.array_equal(w_DE, identity(len(w_DE)))}

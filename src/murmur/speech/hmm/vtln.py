@@ -50,7 +50,7 @@ class VtlnConfig:
     em: EmConfig = field(default_factory=lambda: EmConfig(gaussians=400, passes=20, grow_passes=15))
 
     def __post_init__(self) -> None:
-        if self.sweeps < 1 or 1.0 not in self.factors or min(self.factors) <= 0:
+        if self.sweeps < 1 or 1.0 not in self.factors or not all(0 < factor < np.inf for factor in self.factors):
             raise ValueError(f"{self}: give at least one sweep, and positive factors with 1 among them")
 
 

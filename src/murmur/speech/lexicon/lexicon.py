@@ -27,6 +27,7 @@ SILENCE_ID = 1
 Entry = tuple[str, tuple[str, ...]]
 Topology = Literal["three-state", "chain"]
 _VARIANT = re.compile(r"(?<=.)\(\d+\)$")
+STRESSED = re.compile(r"^([A-Z]{2})[012]$")  # a vowel of CMUdict
 _RESERVED = re.compile(r"<eps>|<s>|</s>|#\d+")
 
 
@@ -247,8 +248,11 @@ def pronunciations_of(entries: Iterable[Entry]) -> dict[str, list[tuple[str, ...
 
 
 def without_stress(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries without CMUdict's stress digits on the phones (AH0 -> AH); equal ones are kept once."""
-    return list(dict.fromkeys((word, tuple(p.rstrip("012") for p in phones)) for word, phones in entries))
+    """The entries without CMUdict's stress digits on the phones (AH0 -> AH); equal ones are kept once.
+
+    Other phones that end in a digit, such as those of SAMPA or tones, are unchanged.
+    """
+    return list(dict.fromkeys((word, tuple(STRESSED.sub(r"\1", p) for p in phones)) for word, phones in entries))
 
 
 def make_lang(entries: Iterable[Entry], unknown: str | None = None, silence_probability: float = 0.5) -> Lang:

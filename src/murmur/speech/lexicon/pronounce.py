@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,13 +10,12 @@ from typing import NamedTuple, Protocol
 
 from murmur.speech.corpus.atomic_file import write_text_whole
 from murmur.speech.lexicon.g2p import PhoneError, Phones
-from murmur.speech.lexicon.lexicon import Entry, pronunciations_of, read_lexicon
+from murmur.speech.lexicon.lexicon import STRESSED, Entry, pronunciations_of, read_lexicon
 from murmur.speech.lexicon.spelling import UnspeakableError, folded
 
 LEXICON, ORIGINS, REFUSED = "lexicon.txt", "pronunciations.tsv", "refused.tsv"
 SEEN = "seen"
 NAMED = 8  # refused words in a message
-_STRESSED = re.compile(r"([A-Z]{2})[012]")
 
 
 class Guesser(Protocol):
@@ -133,11 +131,11 @@ def completed_base(words: Iterable[str], base: Sequence[Entry], guess: Guesser |
 
 def has_stress(entries: Iterable[Entry]) -> bool:
     """True if phones carry CMUdict's stress digits (AH0)."""
-    return any(_STRESSED.fullmatch(phone) for _, phones in entries for phone in phones)
+    return any(STRESSED.fullmatch(phone) for _, phones in entries for phone in phones)
 
 
 def phone_set(entries: Iterable[Entry]) -> frozenset[str]:
     """The phones of a lexicon, with every stress for a vowel that occurs with one."""
     found = {phone for _, phones in entries for phone in phones}
-    vowels = {match[1] for phone in found if (match := _STRESSED.fullmatch(phone))}
+    vowels = {match[1] for phone in found if (match := STRESSED.fullmatch(phone))}
     return frozenset(found | {f"{vowel}{digit}" for vowel in vowels for digit in "012"})
