@@ -101,6 +101,8 @@ def test_letters_as_phones(data: Path, tmp_path: Path) -> None:
         (("--guess", "graphemes", "--whole"), "without --base there are no pronunciations"),
         (("--guess", "graphemes", "--voice", "de"), "--voice and --map are for --guess espeak"),
         (("--guess", "espeak", "--voice", "de"), "the sounds of voice 'de' need a phone map"),
+        (("--guess", "graphemes", "--stress", "drop"), "--stress drop changes the phones of --base"),
+        (("--base", "gone", "--digits", "read"), "--digits is about words that are guessed"),
         (("--base", "gone"), "gone"),
     ],
 )

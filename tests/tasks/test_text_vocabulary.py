@@ -112,3 +112,5 @@ def test_errors_come_before_any_work(vocabulary: TextVocabulary, lexicon: Path, 
     assert "writing" not in describe(TextVocabulary())  # experiments without it keep their digests
     assert describe(TextVocabulary(writing="english"))["writing"] == "english"
     TextVocabulary().check()
+    with pytest.raises(SettingError, match=r"task\.vocabulary\.min_count has no effect without task\.vocabulary\.text"):
+        TextVocabulary(min_count=2).check()

@@ -92,6 +92,10 @@ def lexicon(
 ) -> None:
     if (phone_map is not None or voice != "en-us") and guess != "espeak":
         raise SettingError("--voice and --map are for --guess espeak")
+    if guess == "none" and digits != "refuse":
+        raise SettingError("--digits is about words that are guessed: give --guess too")
+    if base is None and stress == "drop":
+        raise SettingError("--stress drop changes the phones of --base: give --base too")
     if base is None and (whole or guess == "none"):
         raise SettingError("without --base there are no pronunciations to look up or keep: give --base, or --guess")
     check(text, base, guess, phone_map, out)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from murmur.core.errors import SettingError
@@ -64,7 +64,11 @@ class TextVocabulary:
         Raises:
             SettingError, SynthesisError: something is missing; the message names it.
         """
-        if self.text is not None:
+        if self.text is None:
+            changed = [f.name for f in fields(self) if getattr(self, f.name) != getattr(TextVocabulary(), f.name)]
+            if changed:
+                raise SettingError(f"task.vocabulary.{changed[0]} has no effect without task.vocabulary.text")
+        else:
             check_text([self.text])
             if self.guess == "espeak":
                 check_installed()

@@ -174,6 +174,8 @@ class HybridTask(ChunkLearning):
             search: Search = getattr(self.decoding, name)
             self.check_grammar(search.grammar, f"task.decoding.{name}.grammar")
             first_options(search)
+        if self.front.cmvn == "none" and self.front.normalised != "static":
+            raise SettingError("task.front.normalised has no effect with task.front.cmvn=none: leave one of them out")
         if self.front.draws and self.front.noise.recordings is not None and not self.front.noise.recordings.is_dir():
             raise SettingError(f"task.front.noise.recordings: there is no folder {self.front.noise.recordings}")
         if self.realigned_by is not None and not self.realigned_by.with_suffix(".safetensors").is_file():
