@@ -226,7 +226,7 @@ def test_refusals(task):
         HmmStages(triphone=None, lda=object())
     with pytest.raises(ValueError, match="needs audio"):
         replace(task, front=FrontEnd(speeds=(1.0, 1.1))).minibatch(0)
-    with pytest.raises(SettingError, match="no effect with task.front.cmvn=none"):
+    with pytest.raises(SettingError, match=r"no effect with task\.front\.cmvn=none"):
         replace(task, front=FrontEnd(cmvn="none", normalised="all")).check()
     with pytest.raises(ValueError, match="no grammar 'trigram'"):
         task._words.sources.words("trigram")
