@@ -16,7 +16,7 @@ from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.studies.comparison.rows import Rows
 from murmur.studies.papers import page as papers
 from murmur.studies.papers.plan import outcomes, whole
-from murmur.studies.papers.run import Finder
+from murmur.studies.papers.run import Finder, newest_builds, of_builds
 
 ROOT = Path(__file__).parents[1]
 HEAD = """# Results
@@ -49,6 +49,7 @@ def page(results: Path) -> str:
 def conclusions(kept: Path) -> list[str]:
     """The papers' claims, as far as their runs are there."""
     rows = Rows(kept).read()
+    rows = of_builds(rows, newest_builds(rows))
     if not rows:
         return []
     studies = list(papers.STUDIES.values())

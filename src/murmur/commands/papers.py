@@ -23,7 +23,7 @@ from murmur.studies.papers.missing import bar, make
 from murmur.studies.papers.networks import Name
 from murmur.studies.papers.page import HEAD, PAGE, not_yet, write
 from murmur.studies.papers.plan import STAGES, hours, missing, outcomes, several_builds, whole
-from murmur.studies.papers.run import Finder, build_of, diverged, known_rows, loss, of_builds
+from murmur.studies.papers.run import Finder, build_of, diverged, known_rows, loss, newest_builds, of_builds
 from murmur.studies.papers.study import Study
 
 app = typer.Typer(add_completion=False)
@@ -67,8 +67,8 @@ natural gradient, pre-training (Su and Chen). asgd: asynchronous SGD against K-s
 stragglers: fixed and randomised rings, delay-by-one, large minibatches, slow learners (Cui et al.). hierarchy: 8 x 8
 learners (Zhang et al.).
 
-Every run is a row. After an interruption the same command continues. All studies take about
-35 hours of processor time; the runs on which the claims without loss rest come first.
+Every run is a row. After an interruption the same command continues. All studies take about 60 hours of a processor
+core; the runs on which the claims without loss rest come first.
 """
 
 
@@ -111,9 +111,12 @@ def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out:
     console = Console()
     if material.corpora:
         run_missing(console, chosen, material, rows, jobs)
-    known = known_rows(rows)
-    if others := len(rows.read()) - len(known):
+    there = known_rows(rows)
+    if others := len(rows.read()) - len(there):
         console.print(f"{others} rows of another version are left out", highlight=False)
+    known = of_builds(there, newest_builds(there))
+    if others := len(there) - len(known):
+        console.print(f"{others} rows on earlier builds of the data are left out", highlight=False)
     results = outcomes(chosen, Finder(known))
     for study in chosen:
         if study.claims:

@@ -17,7 +17,7 @@ from murmur.studies.papers.machines import MACHINES
 from murmur.studies.papers.networks import SETUPS
 from murmur.studies.papers.page import claims, points_of, write
 from murmur.studies.papers.plan import missing, whole
-from murmur.studies.papers.run import Finder, loss
+from murmur.studies.papers.run import Finder, loss, newest_builds
 
 from .made_up import changed, invented, row_of
 
@@ -71,6 +71,25 @@ def test_the_page_is_made_of_rows_alone(tmp_path: Path) -> None:
         assert f"\n## {study.name}\n" in page
     for row in STUDIES["rings"].groups["fixed ring"](Finder(EVERYTHING)):
         assert re.search(rf"\| {loss(row):.4f} \| .*`{row['digest']}`", page)
+
+
+def test_rows_on_an_earlier_build_have_no_part_in_the_page(tmp_path: Path) -> None:
+    """Neither as trials nor in tables: they would choose rates, or stand beside losses on other targets."""
+    new = {digest: {**row, "build": "new", "date": "2026-11-26"} for digest, row in EVERYTHING.items()}
+    page = write(new, tmp_path / "new").read_text()
+    old = StudyCell(**next(iter(EVERYTHING.values()))["cell"])
+    old = replace(old, rate=0.123, seed=9)
+    mixed = {**new, old.digest: {**row_of(old, 1e-3), "build": "old", "date": "2026-11-25"}}
+    assert write(mixed, tmp_path / "mixed").read_text() == page
+    half = {
+        digest: {**row, "build": "old", "date": "2026-11-25"} if row["cell"]["network"] == "dnn" and n % 2 else row
+        for n, (digest, row) in enumerate(new.items())
+    }
+    assert newest_builds(half) == dict.fromkeys(SETUPS, "new")
+    page = write(half, tmp_path / "half").read_text()
+    assert "several builds" not in page
+    for digest, row in half.items():
+        assert (f"`{digest}`" in page) <= (row["build"] == "new")
 
 
 def test_a_verdict_that_does_not_agree_shows_its_cause(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.missing import Queue, make
 from murmur.studies.papers.networks import WINDOWS
 from murmur.studies.papers.plan import judged
-from murmur.studies.papers.run import Finder, build_of, diverged, loss, stack_file, trained
+from murmur.studies.papers.run import Finder, build_of, diverged, kept_model, loss, stack_file, trained
 from murmur.studies.papers.study import DELAY, SUPER, Claim, Go, Outcome, Study, System
 from murmur.tasks.hybrid.task import HybridTask
 from plateaus import make_experiment
@@ -117,6 +117,9 @@ def test_a_run_is_decoded_later_without_training(material: StudyMaterial, monkey
         assert later[name] == json.loads(json.dumps(first[name]))
     assert again["errors"] == both["errors"]
     assert later["cpu_seconds"] == pytest.approx(later["training_seconds"] + later["decoding_seconds"])
+    assert kept_model(cell, material.task(cell), material) is not None
+    monkeypatch.setattr(run, "build_of", lambda _: "other alignments of the same states")
+    assert kept_model(cell, material.task(cell), material) is None  # it would have the row of another build for ever
 
 
 def test_rows_are_made_for_their_cells(material: StudyMaterial, tmp_path: Path) -> None:

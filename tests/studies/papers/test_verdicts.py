@@ -90,13 +90,20 @@ def by_time(**times: float) -> Callable[[StudyCell], Row]:
     ("asgd", 5, by_time(AdaptiveKAVG=0.1), by_time(AdaptiveKAVG=0.2)),
     ("hierarchy", 2, by_time(SuperLearners=0.025), by_time(SuperLearners=0.016)),
     ("hierarchy", 2, by_time(SuperLearners=0.02), by_time(SuperLearners=0.05)),
-    ("hierarchy", 3, by_time(SuperLearners=0.02, ADPSGD=0.03, SyncSGD=0.04), by_time(SuperLearners=0.03, ADPSGD=0.02)),
+    ("hierarchy", 3, by_time(SuperLearners=0.014, ADPSGD=0.03, SyncSGD=0.04), by_time(SuperLearners=0.03, ADPSGD=0.02)),
 ])  # fmt: skip
 def test_clocks_agree_or_differ(
     study: str, number: int, agreeing: Callable[[StudyCell], Row], differing: Callable[[StudyCell], Row]
 ) -> None:
     assert verdict(study, number, agreeing) == "agrees"
     assert verdict(study, number, differing) == "differs"
+
+
+def test_the_hierarchy_must_be_faster_than_each_reading_of_the_flat_ring() -> None:
+    """It has 55x here, the ring of the runs 33x, and a ring that sends one model a step at most 64x."""
+    go = by_time(SuperLearners=0.018, ADPSGD=0.03, SyncSGD=0.04)
+    assert verdict("hierarchy", 3, go) == "undecided"
+    assert verdict("hierarchy", 3, by_time(SuperLearners=0.018, ADPSGD=0.03, SyncSGD=0.012)) == "differs"
 
 
 def test_short_runs_tell_what_slows_many_learners_down() -> None:
@@ -180,7 +187,11 @@ def test_word_errors_are_compared_with_the_best_of_the_range() -> None:
         "400,000 frames",
         "25,000 frames",
     ]
+    assert verdict("frequency", 2, go) == "undecided"
+    wrong[400_000], wrong[1_600_000] = 0, 2
     assert verdict("frequency", 2, go) == "agrees"
+    wrong[400_000], wrong[1_600_000] = 5, 1
+    assert verdict("frequency", 2, go) == "differs"
 
 
 @pytest.mark.parametrize(("seconds_of_a_job", "expected"), [

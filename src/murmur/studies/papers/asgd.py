@@ -85,9 +85,12 @@ def poor(rows: Groups) -> Outcome:
     found, stale = ratio(rows[SERVER], rows[FOUR]), rows[SERVER][0]["staleness"]
     told = "unknown" if stale is None else f"{stale:.1f} updates"
     more = words_apart(rows[SERVER], rows[FOUR])
-    alone = shown(ratio(rows[ALONE], rows[SERVER]))
+    alone = f"{shown(ratio(rows[ALONE], rows[SERVER]))}{words_apart(rows[ALONE], rows[SERVER])}"
     return Outcome(
-        shown(found), below(found), f"ASGD's loss over one learner's {alone}; mean staleness of ASGD {told}{more}"
+        shown(found),
+        below(found),
+        f"ASGD's loss over one learner's {alone}; mean staleness of ASGD {told}; K-step averaging against ASGD"
+        f" {more.removeprefix('; ') or 'not compared in words'}",
     )
 
 

@@ -109,7 +109,10 @@ def kept_model(cell: StudyCell, task: Any, material: StudyMaterial) -> tuple[nn.
     except (DamagedCheckpoint, SettingError) as error:
         log.warning("%s: the run is made again", error)
         return None
-    return (model, facts["figures"]) if facts["data"] == data_of(cell, material) else None
+    if facts["data"] != data_of(cell, material):
+        return None
+    present = build_of(material.network_task(cell.network, cell.seed))  # alignments may differ where outputs do not
+    return (model, facts["figures"]) if facts["figures"]["build"] == present else None
 
 
 def data_of(cell: StudyCell, material: StudyMaterial) -> list[str]:
@@ -145,8 +148,18 @@ def of_builds(known: Mapping[str, Row], builds: Mapping[str, str]) -> dict[str, 
     return {
         digest: row
         for digest, row in known.items()
-        if row.get("build") == builds.get(row["cell"]["network"], row.get("build"))
+        if (row.get("build") or "") == builds.get(row["cell"]["network"], row.get("build") or "")
     }
+
+
+def newest_builds(known: Mapping[str, Row]) -> dict[str, str]:
+    """The build of each network's newest rows; of several of one day, that of the most rows."""
+    counts: dict[str, dict[str, tuple[str, int]]] = {}
+    for row in known.values():
+        own, build = counts.setdefault(row["cell"]["network"], {}), row.get("build") or ""
+        date, count = own.get(build, ("", 0))
+        own[build] = max(date, row["date"]), count + 1
+    return {network: max(own, key=lambda build: own[build]) for network, own in counts.items()}
 
 
 def _stem(cell: StudyCell, material: StudyMaterial) -> Path:

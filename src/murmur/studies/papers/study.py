@@ -37,6 +37,7 @@ class Alone:
         decoded: seeds whose test is decoded.
         times: factor on the frames of the runs; the trials keep theirs.
         tried: rates to try; None: the usual ones.
+        part: trials have one part in so many of the frames; with 1 they are runs with seed 0. None: as the network's.
     """
 
     network: Name
@@ -49,6 +50,7 @@ class Alone:
     decoded: tuple[int, ...] = SEEDS
     times: int = 1
     tried: tuple[float, ...] | None = None
+    part: int | None = None
 
     @property
     def cell(self) -> StudyCell:
@@ -71,7 +73,7 @@ class Alone:
 
     def rate(self, go: Go) -> float:
         """The best rate."""
-        cell = replace(self.cell, budget=self.cell.budget // SETUPS[self.network].part)
+        cell = replace(self.cell, budget=self.cell.budget // (self.part or SETUPS[self.network].part))
         return best_of(self.rates, lambda rate: go(replace(cell, rate=rate)), MOST_RATES)
 
     def __call__(self, go: Go) -> list[Row]:
