@@ -1,8 +1,8 @@
 """Decoding graphs for CTC, from tokens to words (T o min(det(L o G))).
 
 Miao, Gowayyed and Metze, "EESEN: end-to-end speech recognition using deep RNN models and WFST-based decoding" (2015),
-section 3. Input label k + 1 is token k; token 0 is the blank. The token transducer T has one state per last token: it
-must not be determinised.
+section 3. Input label k + 1 is token k; token 0 is the blank. The token transducer T has two states per last token, for
+its first frame and for those after it: it must not be determinised.
 """
 
 from __future__ import annotations
@@ -45,15 +45,23 @@ def _arc(ilabel: int, olabel: int, target: int) -> kaldifst.StdArc:
 
 
 def _topology(num_tokens: int, num_disambig: int) -> kaldifst.StdVectorFst:
-    """Frames to tokens: repeats and blanks give no token. Disambiguation labels pass on loops that read no frame."""
+    """Frames to tokens: repeats and blanks give no token. Disambiguation labels pass on loops that read no frame.
+
+    The loops are at the start and at the first frame of each token alone. With loops at later frames too, a path of
+    labels would be in the graph once for each frame at which it can take them, and confidences would count it as often.
+
+    State k is the first frame of token k; 0 is the start. State num_tokens + k is a later frame of token k, of the
+    blank for k = 0.
+    """
     fst = kaldifst.StdVectorFst()
-    for _ in range(num_tokens):
+    for _ in range(2 * num_tokens):
         fst.set_final(fst.add_state(), 0.0)
     fst.start = 0
     for last in range(num_tokens):
-        for token in range(num_tokens):
-            silent = token in (0, last)
-            fst.add_arc(last, _arc(token + 1, 0 if silent else token + 1, token))
+        for state in (last, num_tokens + last):
+            for token in range(num_tokens):
+                silent = token in (0, last)
+                fst.add_arc(state, _arc(token + 1, 0 if silent else token + 1, token + num_tokens * silent))
         for k in range(num_disambig):
             fst.add_arc(last, _arc(0, num_tokens + 1 + k, last))
     kaldifst.arcsort(fst, sort_type="olabel")
@@ -61,7 +69,10 @@ def _topology(num_tokens: int, num_disambig: int) -> kaldifst.StdVectorFst:
 
 
 def _lexicon(lang: Lang, label_of: dict[str, int], separator: str | None) -> kaldifst.StdVectorFst:
-    """Words, with one separator between two of them; `#0` before a word and at the end, where G may back off."""
+    """Words, with one separator between two of them, and one or none behind the last.
+
+    `#0` may stand before a word and at the end, where G may back off.
+    """
     fst = kaldifst.StdVectorFst()
     before = fst.add_state()
     fst.start = before

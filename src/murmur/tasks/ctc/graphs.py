@@ -33,6 +33,7 @@ from murmur.tasks.vocabulary import Vocabulary, is_mark, writable
 
 log = logging.getLogger(__name__)
 BLANK_NAME = "<blk>"
+FORMAT = 2  # of the token transducer; graphs of another one have another key
 LEXICON, WORDS = "lexicon.txt", "words.txt"
 
 
@@ -105,7 +106,7 @@ class CtcSources:
 
     def key(self, lang: Lang, grammar: Grammar) -> str:
         """Digest of everything that the graph is made of."""
-        content = json.dumps([graph_key(lang, grammar), self._tokens, self._separator]).encode()
+        content = json.dumps([FORMAT, graph_key(lang, grammar), self._tokens, self._separator]).encode()
         return hashlib.sha256(content).hexdigest()
 
     def build(self, lang: Lang, grammar: Grammar) -> DecodingGraph:
