@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from murmur.commands.decode import write_results
+from murmur.recognition.decoding import Decoding
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
@@ -49,6 +51,20 @@ def test_best_path_of_ctc(tmp_path: Path) -> None:
     code, said = run("decode", "ctc", "--model", tmp_path / "run", "--scale", 0.3, "--out", tmp_path / "d")
     assert code == 1
     assert "a best path has no scale, penalty, beam or states to set" in said
+    (tmp_path / "said.wav").write_bytes(b"")
+    said_wav = ("transcribe", tmp_path / "run", tmp_path / "said.wav")
+    for words in ((*said_wav, "--beam", 5), ("export", tmp_path / "run", "--scale", 2, "--out", tmp_path / "e")):
+        code, said = run(*words)
+        assert code == 1
+        assert "a best path has no scale, penalty, beam or states to set" in said
+
+
+def test_older_results_do_not_stay_beside_new_ones(tmp_path: Path) -> None:
+    timed = Decoding({"u": "one"}, ("u 1 0.0 0.1 one\n",), (), {}, ("r 1 0.0 0.1 one\n",))
+    write_results(timed, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recordings.ctm", "summary.json", "text", "words.ctm"]
+    write_results(Decoding({"u": "two"}, None, (), {}), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["summary.json", "text"]
 
 
 def test_a_graph_over_phones(tmp_path: Path) -> None:

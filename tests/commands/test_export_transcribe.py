@@ -200,6 +200,9 @@ def test_an_export_cannot_be_given_other_insides(hybrid, speech, tmp_path):
     code, _, said = run("transcribe", out, speech, "--scale", 0.4, "--penalty", 1, "--set", "task.jobs=1")
     assert code == 1
     assert "--scale, --penalty, --set: fixed in an export folder" in said
+    code, _, said = run("transcribe", out, speech, "--guess", "graphemes", "--trust")
+    assert code == 1
+    assert "--guess, --trust: fixed in an export folder" in said
 
 
 def cut(path):
@@ -365,6 +368,9 @@ def test_others_are_done_when_one_is_broken(hybrid, speech, tmp_path):
     code, _, said = run("transcribe", hybrid, speech, side, "--out", out, "--channels", "each")
     assert code != 0
     assert "'said-A' would be read or written twice" in said
+    late = tmp_path / "said-late.flac"
+    late.write_bytes(speech.read_bytes())
+    assert run("transcribe", hybrid, speech, late, "--out", tmp_path / "late", "--channels", "each")[0] == 0
 
 
 def test_streams(hybrid, speech):

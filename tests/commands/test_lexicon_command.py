@@ -151,3 +151,11 @@ def test_words_of_prose_are_those_of_transcripts(data: Path, tmp_path: Path) -> 
     assert code == 0, said
     words = [line.split()[0] for line in (tmp_path / "lexicon.txt").read_text(encoding="utf-8").splitlines()]
     assert words == ["A", "CATS", "COVER", "DOG'S", "THE"]
+
+
+def test_a_text_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "lexicon.txt").write_text("one two\n")
+    code, said = run(tmp_path / "lexicon.txt", "--guess", "graphemes", "--out", tmp_path)
+    assert code == 1
+    assert "is read too and would be overwritten" in said
+    assert (tmp_path / "lexicon.txt").read_text() == "one two\n"

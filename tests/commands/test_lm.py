@@ -13,7 +13,7 @@ from murmur.cli import app
 pytest.importorskip("kaldialign", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 from murmur.speech.corpus.kaldi_dir import write_table
-from murmur.speech.language_model.arpa import read_arpa
+from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
 from murmur.speech.language_model.kneser_ney import KneserNey
 from murmur.speech.language_model.ngram import perplexity
@@ -103,6 +103,12 @@ def test_prose_is_written_like_transcripts(tmp_path: Path) -> None:
         (["train", "empty", "--out", "x"], "no sentence in"),
         (["train", "damaged.gz", "--out", "x"], "is damaged"),
         (["train", "latin1", "--out", "x"], "is not UTF-8 (byte 1)"),
+        (["train", "TEXT", "--unknown", "OOV", "--out", "x"], "readers of models know <unk> and <UNK> alone"),
+        (["train", "TEXT", "--out", "TEXT"], "is read too and would be overwritten"),
+        (["train", "data", "--out", "data/text"], "is read too and would be overwritten"),
+        (["train", "TEXT", "--vocabulary", "words", "--out", "words"], "is read too and would be overwritten"),
+        (["prune", "lm.arpa", "--out", "./lm.arpa"], "is read too and would be overwritten"),
+        (["prune", "lm.arpa", "--threshold", "nan", "--out", "x"], "give a relative rise of perplexity, 0 or more"),
         (["prune", "nowhere.arpa", "--out", "x"], "LM nowhere.arpa does not exist"),
         (["perplexity", "latin1", "TEXT"], "latin1"),
     ],
@@ -112,6 +118,10 @@ def test_mistakes(words: list[str], says: str, text: Path, tmp_path: Path, monke
     Path("empty").write_text("\n\n")
     Path("latin1").write_bytes(b"a\xe4")
     Path("damaged.gz").write_bytes(text.read_bytes()[:40])
+    Path("data").mkdir()
+    Path("data/text").write_text("u1 a b\n")
+    Path("words").write_text("a\n")
+    write_arpa(KneserNey(2).train(SENTENCES).model, Path("lm.arpa"))
     code, said = run(*(str(text) if word == "TEXT" else word for word in words))
     assert code == 1, said
     assert says in said

@@ -86,6 +86,47 @@ def test_time_marked_files_are_asked_for_as_such(data: Path, tmp_path: Path) -> 
         assert what in said
 
 
+def test_speakers_of_other_utterances_do_not_count(data: Path) -> None:
+    write_table(data / "utt2spk", {**dict.fromkeys(REFERENCES, "only"), **{f"other{n}": f"s{n}" for n in range(9)}})
+    code, said = run(data, data / "text")
+    assert code == 0, said
+    assert "over utterances" in said.splitlines()[0]
+    write_table(data / "utt2spk", {min(REFERENCES): "only"})
+    code, said = run(data, data / "text")
+    assert code == 1
+    assert f"names no speaker of {sorted(REFERENCES)[1]!r}" in said
+
+
+def test_a_report_never_takes_the_place_of_an_input(data: Path, tmp_path: Path) -> None:
+    before = (data / "text").read_bytes()
+    for words in ((data, data / "text"), (data / "text", data / "text")):
+        code, said = run(*words, "--errors", data / "text")
+        assert code == 1
+        assert "is read too and would be overwritten" in said
+    (tmp_path / "r-2.txt").write_bytes(before)
+    code, said = run(data, data / "text", tmp_path / "r-2.txt", "--errors", tmp_path / "r.txt")
+    assert code == 1
+    assert "r-2.txt is read too" in said
+    assert (tmp_path / "r-2.txt").read_bytes() == (data / "text").read_bytes() == before
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "hyp").write_bytes(b"\xef\xbb\xbf" + (data / "text").read_bytes())
+    code, said = run(data, tmp_path / "hyp")
+    assert code == 0, said
+    assert said.startswith("%WER 0.00")
+
+
+def test_segments_that_begin_together_all_count(tmp_path: Path) -> None:
+    (tmp_path / "r.stm").write_text("meet 1 ann 0.00 5.00 one two three four\nmeet 1 bob 0.00 5.00 five six seven\n")
+    (tmp_path / "h.ctm").write_text("meet 1 0.10 0.20 one\n")
+    code, said = run(tmp_path / "r.stm", tmp_path / "h.ctm")
+    assert code == 0, said
+    assert "[ 6 / 7, 0 ins, 6 del, 0 sub ]" in said.splitlines()[0]
+    assert "ann" in said
+    assert "bob" in said
+
+
 def test_few_speakers_are_not_drawn(data: Path) -> None:
     write_table(data / "utt2spk", dict.fromkeys(REFERENCES, "only"))
     code, said = run(data, data / "first")

@@ -121,15 +121,16 @@ def opened(
 
 
 def write_results(found: Decoding, out: Path) -> None:
-    """Write text, words.ctm, recordings.ctm and summary.json, remove partial results; print the error rate."""
+    """Write text, words.ctm, recordings.ctm and summary.json, remove older results; print the error rate."""
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / "text", found.texts)
     typer.echo(f"{out / 'text'}")
-    if found.word_lines is not None:
-        write_text_whole(out / "words.ctm", "".join(found.word_lines))
-    if found.recording_lines is not None:
-        write_text_whole(out / "recordings.ctm", "".join(found.recording_lines))
-        typer.echo(f"{out / 'recordings.ctm'}")
+    for name, lines in (("words.ctm", found.word_lines), ("recordings.ctm", found.recording_lines)):
+        if lines is None:
+            (out / name).unlink(missing_ok=True)  # of other words
+            continue
+        write_text_whole(out / name, "".join(lines))
+        typer.echo(f"{out / name}")
     for line in found.lines:
         typer.echo(line)
     write_whole(out / "summary.json", json.dumps(found.facts, indent=1).encode())

@@ -10,7 +10,7 @@ import typer
 
 from murmur.commands.options import WritingRule
 from murmur.core.errors import SettingError
-from murmur.core.path_checks import file_to_read, folder_to_write
+from murmur.core.path_checks import file_to_read, folder_to_write, not_an_input
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.lexicon.lexicon import read_lexicon, without_stress
 from murmur.speech.lexicon.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete, is_as_written
@@ -123,6 +123,8 @@ def check(text: list[Path], base: Path | None, guess: Guess, phone_map: Path | N
     if base is not None and base.resolve() == (out / LEXICON).resolve():
         raise SettingError(f"{base} is the base and would be overwritten: choose another --out")
     check_text(text)
+    for name in (LEXICON, ORIGINS, REFUSED):
+        not_an_input(out / name, "--out", text)
     for path, option in ((base, "--base"), (phone_map, "--map")):
         if path is not None:
             file_to_read(path, option)

@@ -9,12 +9,12 @@ import typer
 
 from murmur.commands.options import WritingRule
 from murmur.core.errors import SettingError
-from murmur.core.path_checks import file_to_read, file_to_write
+from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.run.timed import timed
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
 from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words
-from murmur.speech.language_model.ngram import NgramModel, perplexity
+from murmur.speech.language_model.ngram import UNKNOWN_NAMES, NgramModel, perplexity
 from murmur.speech.lexicon.lexicon import listed_words
 from murmur.tasks.sentences import check_text, sentences_of, text_lines
 
@@ -38,7 +38,8 @@ Cutoffs = Annotated[
     typer.Option(help="One number per order, such as 0,0,1: n-grams that occur no more often than that are left out."),
 ]
 Unknown = Annotated[
-    str | None, typer.Option(help="Word for everything outside the vocabulary; '' for a closed vocabulary.")
+    str | None,
+    typer.Option(help="Word for everything outside the vocabulary, <unk> or <UNK>; '' for a closed vocabulary."),
 ]
 Out = Annotated[Path, typer.Option(help="ARPA file to write; compressed if its name ends in .gz.")]
 
@@ -64,11 +65,14 @@ def train_command(
     """
     if vocabulary is not None and most is not None:
         raise SettingError("--vocabulary and --most both choose the words: give one of them")
+    if unknown and unknown not in UNKNOWN_NAMES:
+        raise SettingError(f"--unknown {unknown}: readers of models know {' and '.join(UNKNOWN_NAMES)} alone")
     config = KneserNey(order, numbers(cutoffs), unknown or None)
     file_to_write(out, "--out")
     check_text(text)
     if vocabulary is not None:
         file_to_read(vocabulary, "--vocabulary")
+    not_an_input(out, "--out", [*text, *(path / "text" for path in text), *([vocabulary] if vocabulary else [])])
     lines = sentences_of(text, writing)
     words = frequent_words(lines, most) if most is not None else None
     if vocabulary is not None:
@@ -98,6 +102,7 @@ def prune_command(
     """
     file_to_read(model, "LM")
     file_to_write(out, "--out")
+    not_an_input(out, "--out", [model])
     with timed(f"reading {model}"):
         before = read_arpa(model)
     with timed("pruning"):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from murmur.core.errors import SettingError
-from murmur.core.path_checks import file_to_read, file_to_write
+from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.decoding.bootstrap import compare, interval
 from murmur.speech.decoding.error_report import write_error_report
@@ -107,6 +107,10 @@ def score_texts(
     speakers = speakers or (own if own.is_file() else None)
     references = texts_of(reference)
     speaker_of = None if speakers is None else read_table(speakers)
+    if speaker_of is not None:
+        speaker_of = {u: speaker_of[u] for u in references if u in speaker_of}
+        if missing := sorted(references.keys() - speaker_of.keys()):
+            raise SettingError(f"{speakers} names no speaker of {missing[0]!r}, one of {len(missing)} utterances")
     few = speaker_of is None or len(set(speaker_of.values())) < FEW_SPEAKERS
     draws = Draws(None if few else speaker_of, replications, seed)
     scores = []
@@ -115,8 +119,7 @@ def score_texts(
         scores.append(score_utterances(references, found, unit))
         typer.echo(line_of(scores[-1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
         if errors is not None:
-            several = errors.with_name(f"{errors.stem}-{number}{errors.suffix}")
-            write_error_report(errors if len(hypotheses) == 1 else several, references, found, unit)
+            write_error_report(reports(errors, len(hypotheses))[number - 1], references, found, unit)
     if len(scores) == 2:
         typer.echo(difference_of(scores[0], scores[1], draws))
     if speaker_of is not None:
@@ -142,6 +145,15 @@ def check(
         file_to_read(glm, "--glm")
     if errors is not None:
         file_to_write(errors, "--errors")
+        for path in reports(errors, len(hypotheses)):
+            not_an_input(path, "--errors", (_text(reference), *map(_text, hypotheses), *filter(None, (speakers, glm))))
+
+
+def reports(errors: Path, systems: int) -> list[Path]:
+    """Return the files of --errors, one for each system."""
+    if systems == 1:
+        return [errors]
+    return [errors.with_name(f"{errors.stem}-{number}{errors.suffix}") for number in range(1, systems + 1)]
 
 
 def score_time_marked(
@@ -161,17 +173,16 @@ def score_time_marked(
         scored = [score_segments(stm, each) for each in words]
     except TimeMarkError as error:
         raise SettingError(str(error)) from error
-    speaker_of = {each.name: each.segment.speaker for each in scored[0]}
+    speaker_of = {f"{n}": each.segment.speaker for n, each in enumerate(scored[0])}  # segments may begin together
     few = len(set(speaker_of.values())) < FEW_SPEAKERS
     draws = Draws(None if few else speaker_of, replications, seed)
-    scores = [{each.name: each.rate for each in found} for found in scored]
+    scores = [{f"{n}": each.rate for n, each in enumerate(found)} for found in scored]
     for number, (file, found) in enumerate(zip(hypotheses, scored, strict=True), 1):
         typer.echo(line_of(scores[number - 1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
         for label, rate in by_label(found).items():
             typer.echo(f"{stm.names.get(label, label)}: {rate}")
         if errors is not None:
-            several = errors.with_name(f"{errors.stem}-{number}{errors.suffix}")
-            write_alignments(errors if len(hypotheses) == 1 else several, found)
+            write_alignments(reports(errors, len(hypotheses))[number - 1], found)
     if len(scores) == 2:
         typer.echo(difference_of(scores[0], scores[1], draws))
     typer.echo(by_speaker(scores, speaker_of))

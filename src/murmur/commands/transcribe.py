@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -159,7 +160,7 @@ def transcribe(
     if looks_exported(model):
         own: dict[str, object] = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
         own |= {"scale": scale, "penalty": penalty, "experiment": experiment, "set": settings, "weights": weights}
-        _refuse(model, adapt, own)
+        _refuse(model, adapt, own | {"guess": None if guess == "auto" else guess, "trust": trust or None})
         return _end(_do_all(inputs, exported_transcriber(model, beams, longest)), len(files))
     request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
     run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
@@ -352,7 +353,8 @@ def _check_names(files: list[str], out: Path | None, channels: Channels) -> None
     names = Counter(files if out is None else [_stem(name) for name in files])
     twice = [name for name, count in names.items() if count > 1]
     if out is not None and channels == "each":  # channel A of call is call-A
-        twice += [name for name in names if any(name.startswith(f"{other}-") for other in names)]
+        channel = re.compile(f"({'|'.join(map(re.escape, names))})-([AB]|[0-9]+)")
+        twice += [name for name in names if channel.fullmatch(name)]
     if twice and (out is not None or STDIN in twice):
         raise SettingError(f"{readable(twice[0])!r} would be read or written twice: rename the files, or run twice")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from murmur.core.errors import SettingError
@@ -48,6 +49,16 @@ def file_to_write(path: Path, option: str) -> None:
     if path.is_dir():
         raise SettingError(f"{option} {path} is a folder: give the name of a file")
     folder_to_write(path.parent, option)
+
+
+def not_an_input(path: Path, option: str, inputs: Iterable[Path]) -> None:
+    """Check that a file to write is none of those that are read.
+
+    Raises:
+        SettingError: It is; names the option.
+    """
+    if path.resolve() in {each.resolve() for each in inputs}:
+        raise SettingError(f"{option} {path} is read too and would be overwritten: choose another {option}")
 
 
 def file_to_read(path: Path, option: str) -> None:

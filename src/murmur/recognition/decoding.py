@@ -142,17 +142,13 @@ def _frame_seconds(run: TrainedRun) -> float:
 
 
 def check_settings(run: TrainedRun, request: SearchRequest) -> None:
-    """Check that the settings fit the kind of search.
+    """Check that a search in a graph has an acoustic scale.
 
     Raises:
-        SettingError: a best path has settings, or a graph has no acoustic scale.
+        SettingError: it has none.
     """
-    if request.is_best_path(run.graphs):
-        if request.changes:
-            raise SettingError(
-                "a best path has no scale, penalty, beam or states to set: give a --grammar, such as loop"
-            )
-    elif request.search_dev is None and "acoustic_scale" not in {**scales_of(run.folder), **request.changes}:
+    known = {**scales_of(run.folder), **request.changes}
+    if not request.is_best_path(run.graphs) and request.search_dev is None and "acoustic_scale" not in known:
         raise SettingError(f"{no_scale(run.graphs)}, or tune it: --dev dev")
 
 

@@ -65,12 +65,14 @@ class SearchRequest:
 
 
 def check_request(graphs: GraphSources, request: SearchRequest) -> None:
-    """Check the grammar and, if tuning is requested, that it is possible.
+    """Check the grammar, that its search has the settings, and, if tuning is requested, that it is possible.
 
     Raises:
-        SettingError, CorpusError: there is no such grammar or data, or there is nothing to tune.
+        SettingError, CorpusError: there is no such grammar or data, or there is nothing to set or to tune.
     """
     check_grammar(graphs, request.grammar)
+    if request.is_best_path(graphs) and request.changes:
+        raise SettingError("a best path has no scale, penalty, beam or states to set: give a --grammar, such as loop")
     dev = request.dev
     if dev is None:
         return

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.language_model.arpa import write_arpa
+from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune, with_normalised_backoff
 from murmur.speech.language_model.kneser_ney import KneserNey, frequent_words
 from murmur.speech.language_model.ngram import perplexity, select_rows
@@ -112,6 +112,19 @@ def bigram_table(model):
     pairs = np.stack(np.meshgrid(np.arange(V), np.arange(V), indexing="ij"), axis=-1).reshape(-1, 2)
     first = np.tile([True, False], len(pairs))
     return 10 ** model.log10_probs(pairs.ravel(), first).reshape(V, V, 2)[:, :, 1]
+
+
+def test_words_that_leave_nothing_to_others_are_not_backed_off_from(tmp_path):
+    """An unsmoothed model: the sums were one with the weight 10^-99, and would be up to two with the weight 1."""
+    rows = ["-0.4771213 </s>", "-0.4771213 a -99", "-0.4771213 b -99"]
+    bigrams = ["-0.30103 <s> a", "-0.30103 <s> b", "0 a b", "0 b </s>"]
+    lines = ["\\data\\", "ngram 1=4", "ngram 2=4", "", "\\1-grams:", "-99 <s> -99", *rows, "", "\\2-grams:", *bigrams]
+    (tmp_path / "lm.arpa").write_text("\n".join([*lines, "", "\\end\\", ""]))
+    model = read_arpa(tmp_path / "lm.arpa")
+    pruned = prune(model, 0.0)
+    for _, total in sums(pruned):
+        assert total == pytest.approx(1, abs=1e-4)
+    assert perplexity(pruned, ["a a b"]).perplexity == pytest.approx(perplexity(model, ["a a b"]).perplexity, rel=1e-3)
 
 
 def test_pruned_bigrams_are_those_whose_loss_adds_least_relative_entropy():

@@ -84,7 +84,7 @@ def read_table(path: Path, *, values_required: bool = True) -> dict[str, str]:
         CorpusError: not UTF-8, a duplicate key, or a key without a required value.
     """
     try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
     table: dict[str, str] = {}

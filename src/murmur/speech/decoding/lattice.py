@@ -4,7 +4,8 @@ A lattice holds the paths that survived the search. Path a has the probability e
 where cost is graph weight + acoustic scale * score, which the decoder minimises. A word's confidence is the expected
 number of its occurrences at about the time of the best path's word, at most 1 (Wessel et al., "Confidence measures
 for large vocabulary continuous speech recognition", 2001, section III). It is relative to the surviving paths, hence
-too high if the truth is not in the lattice, and not calibrated.
+too high if the truth is not in the lattice, and not calibrated. In the graph of a back-off model, a listed n-gram is
+reached by its arc and by back-off, and both paths count.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import numpy as np
 
 from murmur.speech.language_model.ngram import END, START, Grams, NgramModel, select_rows
 
+NEVER = 1e-99  # weight of a back-off that cannot be taken
 _TINY = 1e-7  # below the rounding of float32 sums near 1
 
 
@@ -28,9 +29,9 @@ def prune(model: NgramModel, threshold: float) -> NgramModel:
     """Leave out n-grams of two words and more whose loss raises perplexity by less than `threshold` (say 1e-8).
 
     Prefixes of longer n-grams that remain are kept. Back-off weights are computed again, so that probabilities still
-    sum to one if they did before. Raises ValueError for a negative threshold, or a model without sentence marks.
+    sum to one if they did before. Raises ValueError for a threshold below 0, or a model without sentence marks.
     """
-    if threshold < 0:
+    if not threshold >= 0:
         raise ValueError(f"pruning threshold {threshold}: give a relative rise of perplexity, 0 or more")
     if START not in model.number_of or END not in model.number_of:
         raise ValueError(f"the model lacks {START} or {END}: pruning needs the probability of whole histories")
@@ -44,12 +45,17 @@ def prune(model: NgramModel, threshold: float) -> NgramModel:
 
 
 def with_normalised_backoff(model: NgramModel) -> NgramModel:
-    """The model with a(h) = (1 - sum of p(w|h)) / (1 - sum of p(w|h')) over the listed words w after each h."""
+    """The model with a(h) = (1 - sum of p(w|h)) / (1 - sum of p(w|h')) over the listed words w after each h.
+
+    Words that leave nothing to others get a weight of 10^-99, as in other tools; after words of which the shorter
+    history leaves nothing, there is nothing to weigh.
+    """
     for n in range(1, model.order):
         numerator, denominator = _left_over(model, n + 1)
         followed = np.bincount(model.orders[n].prefix, minlength=len(model.orders[n - 1])) > 0
         usable = followed & (numerator > _TINY) & (denominator > _TINY)
-        weight = np.where(usable, numerator / np.where(usable, denominator, 1.0), 1.0)
+        nothing_left = np.where(followed & (denominator > _TINY), NEVER, 1.0)
+        weight = np.where(usable, numerator / np.where(usable, denominator, 1.0), nothing_left)
         changed = replace(model.orders[n - 1], log10_backoff=np.log10(weight).astype(np.float32))
         model = NgramModel(model.words, (*model.orders[: n - 1], changed, *model.orders[n:]))
     return model

@@ -122,7 +122,7 @@ def read_ctm(path: Path) -> dict[Recording, tuple[TimedWord, ...]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
         if line.strip():
             yield f"{path}:{number}", line.strip()
 

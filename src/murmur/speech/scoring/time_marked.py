@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from murmur.speech.corpus.atomic_file import write_text_whole
 from murmur.speech.decoding.error_rate import ErrorRate, total_of
 from murmur.speech.scoring.stm import Recording, Reference, Segment, TimedWord, TimeMarkError
 from murmur.speech.scoring.word_network import Pair, align
@@ -83,7 +84,7 @@ def write_alignments(path: Path, scored: Iterable[ScoredSegment]) -> None:
         for name, side in (("ref", 0), ("hyp", 1), ("", 2)):
             row = " ".join(f"{column[side]:<{width}}" for column, width in zip(shown, widths, strict=True))
             lines.append(f"  {name:3}  {row}".rstrip())
-    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    write_text_whole(path, "\n".join([*lines, ""]))
 
 
 def _grouped(scored: Iterable[ScoredSegment], groups: Callable[[Segment], Sequence[str]]) -> dict[str, ErrorRate]:
