@@ -116,7 +116,7 @@ def facts() -> str:
     ]
     note = (
         f"Values of default fields. *Vectors sent*: per gradient of a learner, {LEARNERS} learners, minibatches of"
-        f" {SAMPLES} samples. *inner*: the fact of the strategy inside."
+        f" {SAMPLES} samples. *inner*:\nthe fact of the strategy inside."
     )
     return f"{table(heads, *rows)}\n\n{note}"
 
