@@ -93,10 +93,10 @@ def test_recordings_are_transcribed_with_times_and_the_run_is_exported(place: Pa
     found = json.loads(run("transcribe", place / "run", place / "said.wav", "--format", "json"))
     assert [word["word"] for word in found["words"]] == WORDS
     rng, at = np.random.default_rng(99), 0.125  # lengths as `tones` draws them
-    for word in found["words"]:
-        assert word["start_seconds"] == pytest.approx(at, abs=0.07)
+    for word in found["words"]:  # a flat start may give the silence of 0.1 s between two words to either of them
+        assert word["start_seconds"] == pytest.approx(at, abs=0.1)
         at += sum(int(RATE * rng.uniform(0.06, 0.1)) for _ in LEXICON[word["word"]].split()) / RATE
-        assert word["end_seconds"] == pytest.approx(at, abs=0.07)
+        assert word["end_seconds"] == pytest.approx(at, abs=0.1)
         at += 0.1
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
     run("export", place / "run", "--out", tmp_path / "export", "--cmvn", "global")
