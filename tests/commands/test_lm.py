@@ -106,6 +106,7 @@ def test_prose_is_written_like_transcripts(tmp_path: Path) -> None:
         (["train", "TEXT", "--unknown", "OOV", "--out", "x"], "readers of models know <unk> and <UNK> alone"),
         (["train", "TEXT", "--out", "TEXT"], "is read too and would be overwritten"),
         (["train", "data", "--out", "data/text"], "is read too and would be overwritten"),
+        (["train", "folder", "--out", "folder/a.txt"], "is read too and would be overwritten"),
         (["train", "TEXT", "--vocabulary", "words", "--out", "words"], "is read too and would be overwritten"),
         (["prune", "lm.arpa", "--out", "./lm.arpa"], "is read too and would be overwritten"),
         (["prune", "lm.arpa", "--threshold", "nan", "--out", "x"], "give a relative rise of perplexity, 0 or more"),
@@ -121,6 +122,8 @@ def test_mistakes(words: list[str], says: str, text: Path, tmp_path: Path, monke
     Path("data").mkdir()
     Path("data/text").write_text("u1 a b\n")
     Path("words").write_text("a\n")
+    Path("folder").mkdir()
+    Path("folder/a.txt").write_text("a b\n")
     write_arpa(KneserNey(2).train(SENTENCES).model, Path("lm.arpa"))
     code, said = run(*(str(text) if word == "TEXT" else word for word in words))
     assert code == 1, said

@@ -16,7 +16,7 @@ from murmur.speech.lexicon.lexicon import read_lexicon, without_stress
 from murmur.speech.lexicon.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete, is_as_written
 from murmur.speech.lexicon.spelling import Digits
 from murmur.tasks.pronouncing import Guess, guesser
-from murmur.tasks.sentences import check_text, sentences_of
+from murmur.tasks.sentences import check_text, files_of, sentences_of
 
 app = typer.Typer(add_completion=False)
 GUESSES = "Words that the base lacks"
@@ -124,7 +124,7 @@ def check(text: list[Path], base: Path | None, guess: Guess, phone_map: Path | N
         raise SettingError(f"{base} is the base and would be overwritten: choose another --out")
     check_text(text)
     for name in (LEXICON, ORIGINS, REFUSED):
-        not_an_input(out / name, "--out", text)
+        not_an_input(out / name, "--out", (file for path in text for file in files_of(path)))
     for path, option in ((base, "--base"), (phone_map, "--map")):
         if path is not None:
             file_to_read(path, option)

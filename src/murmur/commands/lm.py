@@ -16,7 +16,7 @@ from murmur.speech.language_model.entropy_pruning import prune
 from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words
 from murmur.speech.language_model.ngram import UNKNOWN_NAMES, NgramModel, perplexity
 from murmur.speech.lexicon.lexicon import listed_words
-from murmur.tasks.sentences import check_text, sentences_of, text_lines
+from murmur.tasks.sentences import check_text, files_of, sentences_of, text_lines
 
 app = typer.Typer(
     help="Language models in ARPA format: train (modified Kneser-Ney), prune (relative entropy), perplexity.\n\n"
@@ -72,7 +72,7 @@ def train_command(
     check_text(text)
     if vocabulary is not None:
         file_to_read(vocabulary, "--vocabulary")
-    not_an_input(out, "--out", [*text, *(path / "text" for path in text), *([vocabulary] if vocabulary else [])])
+    not_an_input(out, "--out", [*(file for path in text for file in files_of(path)), *filter(None, [vocabulary])])
     lines = sentences_of(text, writing)
     words = frequent_words(lines, most) if most is not None else None
     if vocabulary is not None:

@@ -145,8 +145,9 @@ def check(
         file_to_read(glm, "--glm")
     if errors is not None:
         file_to_write(errors, "--errors")
+        read = [*map(_text, (reference, *hypotheses)), reference / "utt2spk", *filter(None, (speakers, glm))]
         for path in reports(errors, len(hypotheses)):
-            not_an_input(path, "--errors", (_text(reference), *map(_text, hypotheses), *filter(None, (speakers, glm))))
+            not_an_input(path, "--errors", read)
 
 
 def reports(errors: Path, systems: int) -> list[Path]:

@@ -320,7 +320,7 @@ def _group(own: str, recording: Recording, speakers: Mapping[str, str], groups: 
         raise _unnamed(own)
     if recording.has_sound:
         return speakers.get(own, ""), 0
-    typer.echo(f"murmur: {readable(own)} has no sound: its speaker is not adapted to it", err=True)
+    typer.echo(f"murmur: {readable(own)} has no sound, and is transcribed by itself", err=True)
     return speakers.get(own, ""), groups + 1
 
 

@@ -46,15 +46,22 @@ def sentences_of(paths: Sequence[Path], writing: Writing = "as-is") -> list[str]
     check_text(paths)
     lines: list[str] = []
     for path in paths:
-        if (path / "text").is_file():
-            lines += read_table(path / "text", values_required=False).values()
-        else:
-            for file in _files_in(path) if path.is_dir() else [path]:
+        for file in files_of(path):
+            if file == path / "text":
+                lines += read_table(file, values_required=False).values()
+            else:
                 lines += map(WRITINGS[writing], text_lines(file))
     found = [line for line in lines if line.strip()]
     if not found:
         raise SettingError(f"no sentence in {', '.join(map(str, paths))}: give one sentence a line")
     return found
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files that are read of a text: itself, those of a folder, or the transcripts of a data directory."""
+    if (path / "text").is_file():
+        return [path / "text"]
+    return _files_in(path) if path.is_dir() else [path]
 
 
 def text_lines(path: Path) -> list[str]:

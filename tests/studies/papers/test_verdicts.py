@@ -106,6 +106,15 @@ def test_the_hierarchy_must_be_faster_than_each_reading_of_the_flat_ring() -> No
     assert verdict("hierarchy", 3, by_time(SuperLearners=0.018, ADPSGD=0.03, SyncSGD=0.012)) == "differs"
 
 
+def test_a_better_rate_between_the_trials_of_the_hierarchy_is_told() -> None:
+    study = STUDIES["hierarchy"]
+    claim = study.claims[0]
+    for factor, told in ((0.9, True), (1.1, False)):
+        go = changed(lambda cell, factor=factor: factor if cell.rate == hierarchy.BETWEEN_RATE else 1.0)
+        outcome = claim.judge(found(study, go, (*claim.needs, *claim.beside)))
+        assert ("a later trial with the rate 0.000841" in outcome.why) == told
+
+
 def test_short_runs_tell_what_slows_many_learners_down() -> None:
     """They take a part of the frames, at the rate of the judged run, and nothing else of theirs differs."""
     study = STUDIES["schedules"]

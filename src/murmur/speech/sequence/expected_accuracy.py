@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from murmur.speech.sequence import probability_domain
 from murmur.speech.sequence.state_graph import StateGraph
+from murmur.speech.sequence.total import needs_gradient
 
 
 def expected_accuracy(
@@ -35,7 +36,7 @@ def expected_accuracy(
 
     Frames from lengths_N on are not used; `references_NT` are pdfs, and may hold anything there.
     """
-    if not (torch.is_grad_enabled() and scores_NTC.requires_grad):  # R is the sum of the references' occupancies
+    if not needs_gradient(scores_NTC):  # R is the sum of the references' occupancies
         _, gamma_NTC = probability_domain.occupancies(scores_NTC, lengths_N, graph, leak)
         within_NT = torch.arange(references_NT.shape[1], device=lengths_N.device) < lengths_N[:, None]
         index_NT1 = references_NT.masked_fill(~within_NT, 0)[..., None]

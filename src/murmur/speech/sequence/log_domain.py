@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from murmur.speech.sequence.numerators import NEVER, Numerators
-from murmur.speech.sequence.total import with_gradient
+from murmur.speech.sequence.total import needs_gradient, with_gradient
 
 IMPOSSIBLE = NEVER / 2  # no sum of scores is as small
 
@@ -25,7 +25,7 @@ def log_total(scores_NTC: Tensor, lengths_N: Tensor, numerators: Numerators) -> 
     Raises:
         ValueError: a numerator has no path.
     """
-    if not (torch.is_grad_enabled() and scores_NTC.requires_grad):
+    if not needs_gradient(scores_NTC):
         _, alpha_TNK = _emitted_and_alpha(scores_NTC, numerators)
         return _totals(alpha_TNK, lengths_N).to(scores_NTC.dtype)
     return with_gradient(scores_NTC, *occupancies(scores_NTC, lengths_N, numerators))

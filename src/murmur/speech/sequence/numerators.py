@@ -65,16 +65,6 @@ class Aligned:
         soonest_P = np.maximum(self.starts[:-1] - tolerance, k)
         return soonest_P, np.minimum(self.starts[1:] + tolerance, self.starts[-1] - k[::-1])
 
-    def has_path(self, denominator: Denominator, tolerance: int) -> bool:
-        """True if the frames of the utterance, and with them of each chunk, can be divided among the phones."""
-        soonest_P, latest_P = self.limits(tolerance)
-        end = 0
-        for place, soonest, latest in zip(self.places.tolist(), soonest_P.tolist(), latest_P.tolist(), strict=True):
-            end = max(end, soonest) + denominator.places[place][1].fewest
-            if end > latest:
-                return False
-        return True
-
     def fitted(self, frames: int) -> Aligned:
         """The same phones for some frames more or fewer, shared equally between both ends.
 
@@ -113,6 +103,16 @@ class Numerators:
         return Numerators(**{name: part.to(device) for name, part in self.__dict__.items()})
 
 
+def check_tolerance(frames: int) -> None:
+    """Check a tolerance.
+
+    Raises:
+        ValueError: it is negative.
+    """
+    if frames < 0:
+        raise ValueError(f"a tolerance of {frames} frames: give 0 or more")
+
+
 @dataclass(frozen=True, eq=False)
 class NumeratorBuilder:
     """Makes the numerators of chunks.
@@ -128,8 +128,17 @@ class NumeratorBuilder:
     leak: float
 
     def __post_init__(self) -> None:
-        if self.tolerance_frames < 0:
-            raise ValueError(f"a tolerance of {self.tolerance_frames} frames: give 0 or more")
+        check_tolerance(self.tolerance_frames)
+
+    def has_path(self, aligned: Aligned) -> bool:
+        """True if the frames of an utterance, and with them of each chunk, can be divided among its phones."""
+        soonest_P, latest_P = aligned.limits(self.tolerance_frames)
+        end = 0
+        for place, soonest, latest in zip(aligned.places.tolist(), soonest_P.tolist(), latest_P.tolist(), strict=True):
+            end = max(end, soonest) + self.denominator.places[place][1].fewest
+            if end > latest:
+                return False
+        return True
 
     def batch(self, chunks: Sequence[tuple[Aligned, int, int]]) -> Numerators:
         """Numerators of chunks, each given by the phones of its utterance and its frames [first, last)."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from murmur.speech.sequence.state_graph import StateGraph
-from murmur.speech.sequence.total import with_gradient
+from murmur.speech.sequence.total import needs_gradient, with_gradient
 
 
 def log_total(scores_NTC: Tensor, lengths_N: Tensor, graph: StateGraph, leak: float) -> Tensor:
@@ -27,7 +27,7 @@ def log_total(scores_NTC: Tensor, lengths_N: Tensor, graph: StateGraph, leak: fl
 
     Scores may be of any size; a range of more than about 80 within a frame loses the smallest in float32.
     """
-    if not (torch.is_grad_enabled() and scores_NTC.requires_grad):
+    if not needs_gradient(scores_NTC):
         return _emitted_and_alpha(scores_NTC, lengths_N, graph, leak)[-1]
     return with_gradient(scores_NTC, *occupancies(scores_NTC, lengths_N, graph, leak))
 

@@ -14,6 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+def needs_gradient(scores_NTC: Tensor) -> bool:
+    """True if the occupancies will be asked for; without them a criterion needs its forward recursion alone."""
+    return torch.is_grad_enabled() and scores_NTC.requires_grad
+
+
 def with_gradient(scores_NTC: Tensor, log_total_N: Tensor, gamma_NTC: Tensor) -> Tensor:
     """Return ln Z (N,) as a function of the scores, with gamma as its gradient."""
     found: Tensor = _LogTotal.apply(scores_NTC, log_total_N, gamma_NTC)

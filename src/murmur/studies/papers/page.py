@@ -35,9 +35,9 @@ Intervals of a ratio of held-out losses are paired t intervals of logarithms ove
 a paired bootstrap over utterances, each with all its seeds. A claim of `asgd` or `rings` on a ratio of losses that is
 undecided with three seeds is judged once more with six, on a 97.5 % interval. Only the third claim of `frequency` rests
 on real processes, measured before its rule was written; its gradients are pauses. "As good as" and "no loss" mean that
-the whole interval of the ratio is below 1.03, so that a system may be a little worse, and known to be. A few percent of
-loss are not tied to a number of words; differences of word error rates stand beside most ratios. The test set of
-LibriSpeech has 81 utterances of two speakers, that of AN4 130 utterances of ten, so that intervals of word errors do
+the whole interval of the ratio is below 1.03. A system can agree although its interval shows that it is a little worse.
+A few percent of loss need not change the words; differences of word error rates stand beside most ratios. The test set
+of LibriSpeech has 81 utterances of two speakers, that of AN4 130 utterances of ten, so that intervals of word errors do
 not cover other speakers. Rules for speed-ups differ: at least the paper's number for `schedules` and `asgd`, within a
 factor of 1.5 of it for `hierarchy`. With the latter rule the speed-up of `asgd` would differ; with the former that of
 `hierarchy` would agree. The limits of one learner's word error rate were set before the runs, so that all systems are

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import isfinite
 
+from murmur.speech.sequence.numerators import check_tolerance
 from murmur.speech.sequence.phone_ngrams import PhoneNgrams
 
 
@@ -34,5 +35,5 @@ class ChainMmi:
                 f"leak {self.leak} must be positive, cross_entropy {self.cross_entropy} not negative, both of them"
                 f" finite, and draws {self.draws} at least 1"
             )
-        if self.tolerance_frames is not None and self.tolerance_frames < 0:
-            raise ValueError(f"a tolerance of {self.tolerance_frames} frames: give 0 or more")
+        if self.tolerance_frames is not None:
+            check_tolerance(self.tolerance_frames)

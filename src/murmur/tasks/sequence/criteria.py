@@ -15,7 +15,7 @@ from torch import Tensor
 from murmur.speech.features.chunks import ChunkBatch
 from murmur.speech.sequence import criteria
 from murmur.speech.sequence.denominator import Denominator
-from murmur.speech.sequence.numerators import NumeratorBuilder, Numerators
+from murmur.speech.sequence.numerators import NumeratorBuilder, Numerators, check_tolerance
 from murmur.speech.sequence.phone_ngrams import PhoneNgrams
 from murmur.speech.sequence.state_graph import StateGraph
 
@@ -66,11 +66,6 @@ class LatticeFree(ABC):
                 f" {self.cross_entropy} not negative, and all of them finite"
             )
 
-    @property
-    @abstractmethod
-    def tolerance(self) -> int | None:
-        """Frames by which limits of phones may move in numerators; None for a criterion without numerators."""
-
     @abstractmethod
     def builder(self, denominator: Denominator) -> NumeratorBuilder | None:
         """Builder of numerators; None if the criterion has none."""
@@ -92,13 +87,7 @@ class Mmi(LatticeFree):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tolerance_frames < 0:
-            raise ValueError(f"a tolerance of {self.tolerance_frames} frames: give 0 or more")
-
-    @property
-    def tolerance(self) -> int:
-        """The tolerance."""
-        return self.tolerance_frames
+        check_tolerance(self.tolerance_frames)
 
     def builder(self, denominator: Denominator) -> NumeratorBuilder:
         """Builder of numerators with the tolerance."""
@@ -114,10 +103,6 @@ class Mmi(LatticeFree):
 @dataclass(frozen=True, kw_only=True)
 class Smbr(LatticeFree):
     """Minimum Bayes risk of states: expected number of frames with the aligned pdf."""
-
-    @property
-    def tolerance(self) -> None:
-        """None: there are no numerators."""
 
     def builder(self, denominator: Denominator) -> None:
         """None: the aligned pdfs are the reference."""

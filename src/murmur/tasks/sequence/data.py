@@ -12,10 +12,10 @@ from murmur.speech.features.chunks import Frames, FramesInMemory, SomeUtterances
 from murmur.speech.hmm.hybrid import copy_name
 from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.sequence.denominator import Denominator
-from murmur.speech.sequence.numerators import Aligned
+from murmur.speech.sequence.numerators import Aligned, NumeratorBuilder
 from murmur.speech.sequence.phone_hmms import phone_hmms
-from murmur.speech.sequence.phone_ngrams import PhoneNgrams
 from murmur.tasks.hybrid.task import HybridTask
+from murmur.tasks.sequence.criteria import LatticeFree
 
 log = logging.getLogger(__name__)
 Phones = tuple[Sequence[int], Sequence[int]]  # labels; first frames, and the number of frames
@@ -43,32 +43,27 @@ class SequenceData:
     dev_phones: tuple[Aligned, ...]
 
     @staticmethod
-    def of(task: HybridTask, ngrams: PhoneNgrams, tolerance: int | None) -> SequenceData:
+    def of(task: HybridTask, criterion: LatticeFree) -> SequenceData:
         """The data of a hybrid task, whose last Gaussian system aligns.
-
-        Args:
-            task: hybrid task.
-            ngrams: phone model of the denominator.
-            tolerance: frames by which limits of phones may move in numerators; None without numerators.
 
         Raises:
             ValueError: no utterance of train has a numerator with a path, or none of dev; the message names the part.
         """
         stage, frames = task.hmms.trained[-1], task.data
         train, dev = (_phones(stage.model.transitions, task.aligned(stage, part)) for part in ("train", "dev"))
-        model = ngrams.train(phones for phones, _ in train.values())
+        model = criterion.ngrams.train(phones for phones, _ in train.values())
         denominator = Denominator.of(model, phone_hmms(stage.model.states), task.targets.pdfs)
-        graph = denominator.graph
+        graph, builder = denominator.graph, criterion.builder(denominator)
         log.info("denominator: %d n-grams, %d states, %d arcs", model.ngrams, graph.states, graph.arcs)
         own = {name: Aligned.of(denominator, *found) for name, found in train.items()}
         origin = {copy_name(name, speed): name for speed in task.front.stored.speeds for name in own}
         pairs = zip(frames.train.names, frames.train.lengths.tolist(), strict=True)
         stretched = {name: own[origin[name]].stretched(length) for name, length in pairs}
-        kept = _with_path("train", stretched, denominator, tolerance)
+        kept = _with_path("train", stretched, builder)
         chosen = np.array([i for i, name in enumerate(frames.train.names) if name in kept])
         found = _known(denominator, {name: dev[name] for name in frames.dev_feats})
         fitted = {name: each.fitted(len(frames.dev_feats[name])) for name, each in found.items()}
-        known = _with_path("dev", fitted, denominator, tolerance)
+        known = _with_path("dev", fitted, builder)
         held = FramesInMemory({n: frames.dev_feats[n] for n in known}, {n: frames.dev_targets[n] for n in known})
         return SequenceData(
             denominator,
@@ -89,24 +84,22 @@ def _phones(transitions: Transitions, tids: Mapping[str, np.ndarray]) -> dict[st
     return found
 
 
-def _with_path(
-    part: str, aligned: Mapping[str, Aligned], denominator: Denominator, tolerance: int | None
-) -> dict[str, Aligned]:
+def _with_path(part: str, aligned: Mapping[str, Aligned], builder: NumeratorBuilder | None) -> dict[str, Aligned]:
     """The utterances whose phones have room in their frames; a copy at a higher speed has fewer frames."""
-    if tolerance is None:
+    if builder is None:
         return dict(aligned)
-    kept = {name: each for name, each in aligned.items() if each.has_path(denominator, tolerance)}
+    kept = {name: each for name, each in aligned.items() if builder.has_path(each)}
     lost = [name for name in aligned if name not in kept]
     if lost:
         log.warning(
             "%s: %d of %d utterances are left out, such as %s: their phones have no room within %d frames of the"
             " alignment; a larger task.criterion.tolerance_frames may keep some",
-            *(part, len(lost), len(aligned), lost[0], tolerance),
+            *(part, len(lost), len(aligned), lost[0], builder.tolerance_frames),
         )
     if not kept:
         raise ValueError(
-            f"no utterance of {part} has room for its phones within {tolerance} frames of the alignment: give a larger"
-            " task.criterion.tolerance_frames"
+            f"no utterance of {part} has room for its phones within {builder.tolerance_frames} frames of the alignment:"
+            " give a larger task.criterion.tolerance_frames"
         )
     return kept
 

@@ -179,7 +179,7 @@ class SequenceTask:
     @cached_property
     def data(self) -> SequenceData:
         """Frames, denominator and aligned phones."""
-        return SequenceData.of(self._hybrid, self.criterion.ngrams, self.criterion.tolerance)
+        return SequenceData.of(self._hybrid, self.criterion)
 
     @cached_property
     def _table(self) -> ChunkTable:
