@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from murmur.engine.scaling import Auto
 from murmur.studies.comparison.rows import Row, Rows
-from murmur.studies.papers import asgd
-from murmur.studies.papers import hierarchy
+from murmur.studies.papers import asgd, hierarchy
 from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.base import LEARNERS
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
