@@ -3,6 +3,9 @@
     murmur train yesno --set task.corpus=FOLDER
 
 FOLDER holds data/{train,test} and lexicon.txt.
+
+Word errors of test, one seed: monophones none in 232 words, network one (0.43 %, 95 %: 0 to 1.29). A run from nothing
+takes half a minute on one core of an AMD EPYC.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_word_frames_rise_and_lie_inside():
     _, graph, _, _ = system(monophone_tree, 2)
     scores_TP = np.random.default_rng(9).normal(size=(60, graph.num_columns)).astype(np.float32) * 5
     decoder = Decoder(graph, WIDE)
-    found, word_frames = decoder.decode_timed(scores_TP)
+    found, word_frames = decoder.best_of(*decoder.lattice(scores_TP))
     assert found.words == decoder.decode(scores_TP).words
     assert len(word_frames) == len(found.words) > 3
     assert list(word_frames) == sorted(word_frames)

@@ -107,17 +107,6 @@ class Decoder:
             return Hypothesis((), np.zeros(0, dtype=np.int32), float("inf") if len(scores_TC) else 0.0, False)
         return _hypothesis(path, self.graph, complete)
 
-    def decode_timed(self, scores_TC: np.ndarray) -> tuple[Hypothesis, tuple[int, ...]]:
-        """`decode`, and for each word the frame at which the path emits it.
-
-        This frame lies between the word's start and its end, and close to the start for words with a unique beginning.
-        This costs more than the search of a small graph; `WordTimer` has exact times for HCLG graphs.
-        """
-        path, complete = self._best(scores_TC)
-        if path is None:
-            return self.decode(scores_TC), ()
-        return _hypothesis(path, self.graph, complete), _word_frames(path)
-
     def _best(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
         """The best path or None, and True if it ends in a final state."""
         scores_TL = self._by_label(scores_TC)
@@ -200,7 +189,11 @@ class Decoder:
         return (lattice, bool(np.isfinite(search.final_relative_cost()))) if found else (None, False)
 
     def best_of(self, lattice: kaldifst.Lattice, complete: bool) -> tuple[Hypothesis, tuple[int, ...]]:
-        """The best path of a lattice, and for each word the frame at which the path emits it."""
+        """The best path of a lattice, and for each word the frame at which the path emits it.
+
+        This frame lies between the word's start and its end, and close to the start for words with a unique beginning.
+        `WordTimer` has exact times for HCLG graphs.
+        """
         path = kaldifst.lattice_to_nbest(lattice, acoustic_scale=1.0, n=1)[0]
         return _hypothesis(path, self.graph, complete), _word_frames(path)
 
