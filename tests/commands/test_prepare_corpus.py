@@ -178,6 +178,18 @@ def test_recordings_of_ones_own(tmp_path: Path) -> None:
     assert "a.txt): there is no recording beside it" in run("own", "--from", root, "--out", tmp_path / "set")[1]
 
 
+def test_lost_recordings_count_for_the_split_of_their_speaker(tmp_path: Path) -> None:
+    root = tmp_path / "recordings"
+    for n in range(4):
+        for take in "ab":
+            corpus_layouts.noise(root / f"speaker {n:02}" / f"{take}.flac", 0.5)
+            (root / f"speaker {n:02}" / f"{take}.txt").write_text("Bob")
+    (root / "speaker 03/a.txt").unlink()
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 1
+    assert "test: 1 of 2 utterances cannot be used" in said
+
+
 def test_the_next_commands_make_what_the_recipe_needs(tmp_path: Path) -> None:
     for n in range(9):
         corpus_layouts.noise(tmp_path / f"recordings/speaker{n}/a.flac", 0.5)

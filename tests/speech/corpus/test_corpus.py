@@ -11,7 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
-from murmur.speech.corpus.kaldi_dir import read_alignments, read_data_dir, read_table, write_alignments, write_table
+from murmur.speech.corpus.kaldi_dir import (
+    read_alignments,
+    read_data_dir,
+    read_table,
+    write_alignments,
+    write_scp,
+    write_table,
+)
 
 CORPORA = Path(__file__).resolve().parents[3] / "../shared/corpora"
 
@@ -107,11 +114,51 @@ def test_malformed_tables_are_refused(tmp_path, content, message):
 
 def test_one_percent_may_be_lost_and_no_more(tmp_path):
     texts = {f"u{i}": "YES" for i in range(3)} | {f"v{i:03}": "NO" for i in range(200)}
-    wavs = {name: "wav/u0.flac" for name in texts}
-    corpus = read_data_dir(make_set(tmp_path, text=texts | {"u1": "", "v000": "NO"}, utt2spk={}, wav_scp=wavs))
+    wavs, speakers = {name: "wav/u0.flac" for name in texts}, dict.fromkeys(texts, "s")
+    corpus = read_data_dir(make_set(tmp_path, text=texts | {"u1": ""}, utt2spk=speakers, wav_scp=wavs))
     assert [(p.utterance, p.what) for p in corpus.problems] == [("u1", "its transcript is empty")]
     with pytest.raises(CorpusError, match=r"3 of 203 .*more than 1 %"):
-        read_data_dir(make_set(tmp_path, text=texts | {"u1": "", "u2": "", "v000": ""}, utt2spk={}, wav_scp=wavs))
+        read_data_dir(make_set(tmp_path, text=texts | {"u1": "", "u2": "", "v000": ""}, utt2spk=speakers, wav_scp=wavs))
+
+
+def test_recordings_without_a_transcript_are_named(tmp_path):
+    names = [f"u{i:03}" for i in range(200)]
+    wavs, speakers = dict.fromkeys(names, "wav/u0.flac"), dict.fromkeys(names, "s")
+    for missing in (1, 2):
+        folder = make_set(tmp_path, text=dict.fromkeys(names[missing:], "YES"), utt2spk=speakers, wav_scp=wavs)
+        found = read_data_dir(folder)
+        assert [(p.utterance, p.what) for p in found.problems] == [(n, "it has no transcript") for n in names[:missing]]
+    with pytest.raises(CorpusError, match=r"3 of 200 .*more than 1 %(?s:.)*u000 .*no transcript"):
+        read_data_dir(make_set(tmp_path, text=dict.fromkeys(names[3:], "YES"), utt2spk=speakers, wav_scp=wavs))
+
+
+def test_an_utterance_without_a_speaker_is_refused(tmp_path):
+    """As a speaker of its own it would change the normalisation and the splits."""
+    with pytest.raises(CorpusError, match=r"utt2spk has no speaker of 'u1' \(2 missing\)"):
+        read_data_dir(make_set(tmp_path, utt2spk={"u0": "s0"}))
+
+
+@pytest.mark.parametrize(
+    "name", [unicodedata.normalize("NFD", "josé"), unicodedata.normalize("NFC", "josé"), "My  Voice"]
+)
+def test_names_of_files_stay_as_they_are(tmp_path, name):
+    """As macOS writes them, or with two spaces; names that a copy has composed or decomposed are found too."""
+    soundfile.write(tmp_path / f"{name}.flac", np.zeros(1600), 16000)
+    folder = make_set(tmp_path)
+    write_scp(folder / "wav.scp", {f"u{i}": str(tmp_path / f"{name}.flac") for i in range(3)})
+    assert {str(u.audio.path) for u in read_data_dir(folder).utterances} == {str(tmp_path / f"{name}.flac")}
+    for form in ("NFC", "NFD"):
+        entry = unicodedata.normalize(form, str(tmp_path / f"{name}.flac"))
+        write_scp(folder / "wav.scp", {f"u{i}": entry for i in range(3)})
+        assert all(u.audio.path.is_file() for u in read_data_dir(folder).utterances)
+
+
+def test_files_that_a_command_reads_are_part_of_the_digest(tmp_path):
+    folder = make_set(tmp_path, wav_scp={f"u{i}": f"cat {tmp_path}/wav/u{i}.flac |" for i in range(3)})
+    before = read_data_dir(folder, commands_allowed=True).digest()
+    assert read_data_dir(folder, commands_allowed=True).digest() == before
+    soundfile.write(tmp_path / "wav/u1.flac", np.full(1700, 0.2), 16000)
+    assert read_data_dir(folder, commands_allowed=True).digest() != before
 
 
 @given(st.integers(0, 400), st.integers(0, 10))

@@ -49,3 +49,26 @@ def test_changed_cuts_and_missing_files_are_named(corpus, tmp_path):
         read_cuts(tmp_path / "cuts.jsonl.gz")
     with pytest.raises(CorpusError, match=r"nothing\.jsonl is missing"):
         read_cuts(tmp_path / "nothing.jsonl")
+
+
+def test_a_cut_that_holds_a_part_of_a_supervision_is_a_problem(corpus, tmp_path):
+    """Its words would have the audio of a part of them."""
+    write_cuts(corpus, tmp_path / "cuts.jsonl.gz")
+    cuts = lhotse.CutSet.from_file(tmp_path / "cuts.jsonl.gz")
+    for offset, duration, told in ((0.0, 0.1, "a part"), (0.12, None, "a part"), (0.0, 0.2, None)):
+        changed = [cut.truncate(offset=offset, duration=duration) if cut.id == "a" else cut for cut in cuts]
+        lhotse.CutSet.from_cuts(changed).to_file(tmp_path / "changed.jsonl.gz")
+        if told is None:  # less than a tenth of a second is lost
+            assert read_cuts(tmp_path / "changed.jsonl.gz").texts == corpus.texts
+        else:
+            with pytest.raises(CorpusError, match=f"1 of 3 .*(?s:.)*a .*{told} of it"):
+                read_cuts(tmp_path / "changed.jsonl.gz")
+
+
+def test_a_supervision_outside_its_cut_is_a_problem(corpus, tmp_path):
+    write_cuts(corpus, tmp_path / "cuts.jsonl.gz")
+    cuts = list(lhotse.CutSet.from_file(tmp_path / "cuts.jsonl.gz"))
+    cuts[0].supervisions[0].start = 0.6
+    lhotse.CutSet.from_cuts(cuts).to_file(tmp_path / "changed.jsonl.gz")
+    with pytest.raises(CorpusError, match="1 of 3"):
+        read_cuts(tmp_path / "changed.jsonl.gz")

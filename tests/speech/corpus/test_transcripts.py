@@ -18,6 +18,9 @@ from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED
         ("cafe\u0301 no. 7", "CAFÉ NO 7"),
         ("<s> ENTER  SIX </s>", "ENTER SIX"),
         ("...", ""),
+        ("मैं हिन्दी बोलता हूँ", "मैं हिन्दी बोलता हूँ"),  # vowel signs are marks of category Mc
+        ("\u0645\u06cc\u200c\u062e", "\u0645\u06cc\u200c\u062e"),  # Persian, with a joiner that is not spoken
+        ("a \u200d b", "A B"),
     ],
 )
 def test_english(text, words):
@@ -36,4 +39,4 @@ def test_words_are_upper_case_letters_digits_and_apostrophes(text):
     assert ENGLISH.apply(once) == once
     assert once == " ".join(once.split())
     assert unicodedata.is_normalized("NFC", once)
-    assert all(c.isalnum() or c in " '" or unicodedata.category(c) == "Mn" for c in once)
+    assert all(c.isalnum() or c in " '\u200c\u200d" or unicodedata.category(c)[0] == "M" for c in once)

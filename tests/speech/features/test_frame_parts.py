@@ -122,3 +122,24 @@ def test_classes_as_this_package_writes_them(tmp_path):
     shutil.copy(tmp_path / "ali.1.gz", tmp_path / "odd.npz")
     with pytest.raises(CorpusError, match="of classes"):
         read_targets(tmp_path / "odd.npz")
+
+
+@pytest.mark.parametrize("scope", ["speaker", "utterance", "none"])
+def test_an_utterance_that_cannot_be_read_is_a_problem(kaldi, scope):
+    """Statistics are those of the others."""
+    bad = NAMES[2]
+    feats = {name: FEATS[name] for name in NAMES}
+
+    class Broken(dict):
+        def __getitem__(self, name):
+            if name == bad:
+                raise CorpusError("frame 3 is not finite")
+            return super().__getitem__(name)
+
+    speakers = {name: name.partition("-")[0] for name in NAMES}
+    found = [each for part in aligned_parts(Broken(feats), speakers, CLASSES, scope) for each in part.utterances()]
+    assert [(p.utterance, p.what) for p in found if isinstance(p, Problem)] == [(bad, "frame 3 is not finite")]
+    others = {name: feats_TF for name, feats_TF in FEATS.items() if name != bad}
+    for each in found:
+        if not isinstance(each, Problem):
+            np.testing.assert_array_equal(each.feats, normalise_all(others, speakers, scope)[each.name])

@@ -187,3 +187,12 @@ def test_noise_on_stored_copies_is_refused_and_none_is_stored():
     front = FrontEnd(noise=Noise(0.5, recordings=Path("noise")), perturb="on_the_fly")
     assert front.draws
     assert front.stored == FrontEnd()
+
+
+@pytest.mark.parametrize(("rate", "channels", "told"), [(44100, 1, "44100 Hz"), (RATE, 2, "2 channels")])
+def test_a_recording_that_does_not_fit_is_refused_before_a_chunk_draws_it(tmp_path, rate, channels, told):
+    for n in range(9):
+        soundfile.write(tmp_path / f"{n}.wav", sound(800), RATE)
+    soundfile.write(tmp_path / "x.wav", np.zeros((800, channels)), rate)
+    with pytest.raises(CorpusError, match=rf"x\.wav .*{told}"):
+        _ = NoiseSource(Noise(1.0, recordings=tmp_path), RATE).files

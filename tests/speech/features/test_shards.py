@@ -10,7 +10,7 @@ from murmur.execution import processes
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Utterance
 from murmur.speech.features import shards
 from murmur.speech.features.analysis import LogMel, features_of
-from murmur.speech.features.shards import prepare, shard_is_whole
+from murmur.speech.features.shards import make_shard, prepare, shard_is_whole, store_folder
 
 FRONT = LogMel(bins=8)
 
@@ -90,3 +90,27 @@ def test_unusable_utterances_are_named_counted_and_left_out(tmp_path, monkeypatc
 def test_the_index_is_plain_json(corpus, tmp_path):
     folder = prepare(corpus, FRONT, tmp_path / "cache").folder
     assert json.loads((folder / "00002.json").read_text())["frames"] == [["u8", 18], ["u9", 19]]
+
+
+def test_an_utterance_is_tried_again(corpus, tmp_path, monkeypatch):
+    """A file that could not be read for a moment is not left out for good."""
+    reads, folder = [], store_folder(corpus, FRONT, tmp_path)
+    folder.mkdir()
+
+    def failing(utterance, front):
+        reads.append(utterance.id)
+        if utterance.id == "u5":
+            raise CorpusError("for a moment")
+        return features_of(utterance, front)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(shards, "features_of", failing)
+        make_shard(folder, 1, corpus.utterances[4:8], FRONT)
+    whole = prepare(corpus, FRONT, tmp_path)
+    assert list(whole) == [u.id for u in corpus.utterances]
+    assert not whole.corpus.problems
+    np.testing.assert_array_equal(whole["u5"], features_of(corpus.utterances[5], FRONT))
+    monkeypatch.setattr(shards, "features_of", failing)
+    reads.clear()
+    prepare(corpus, FRONT, tmp_path)
+    assert reads == []  # nothing is left out, so that nothing is read

@@ -167,6 +167,17 @@ def test_a_completed_lexicon_keeps_all_pronunciations_and_says_where_each_is_fro
     assert complete(["DOG"], BASE).refused == {"DOG": "not in the lexicon"}
 
 
+def test_all_words_of_another_case_give_their_pronunciations() -> None:
+    base = [("Polish", ("P", "OW")), ("polish", ("P", "AA")), ("polish", ("P", "OW")), ("Straße", ("SH", "T"))]
+    found = complete(["POLISH", "STRASSE"], base)
+    assert sorted((word, phones) for word, phones, _ in found.origins) == [
+        ("POLISH", ("P", "AA")),
+        ("POLISH", ("P", "OW")),
+        ("STRASSE", ("SH", "T")),
+    ]
+    assert {how for _, _, how in found.origins} == {"seen as Polish", "seen as polish", "seen as Straße"}
+
+
 def test_stress_is_that_of_the_base() -> None:
     stressed = [("CAT", ("K", "AE1", "T"))]
     assert has_stress(stressed)

@@ -199,3 +199,8 @@ def test_real_lexicons_are_read():
     assert ("A", ("EY",)) in an4
     assert not any("(" in word for word, _ in an4)
     assert make_lang(read_lexicon(corpora() / "librispeech_mini_s" / "lexicon.txt")).num_phones == 40
+
+
+def test_a_comment_begins_after_a_space_or_a_tab(tmp_path):
+    (tmp_path / "lexicon.txt").write_text("YES Y\t# of one phone\nNO N OW # of two\nC#\tS IY\n")
+    assert read_lexicon(tmp_path / "lexicon.txt") == [("YES", ("Y",)), ("NO", ("N", "OW")), ("C#", ("S", "IY"))]

@@ -131,6 +131,8 @@ class Corpus:
     def digest(self) -> str:
         """Digest of the exact content: identifiers, texts, sources and the sizes and dates of their files.
 
+        Files of a command are the words of the command that name files.
+
         Files count by their path below their common folder, so the digest is independent of the caller's folder and
         stays the same when all files are moved.
         """
@@ -140,8 +142,15 @@ class Corpus:
         root = os.path.commonpath([os.path.dirname(path) for path in whole.values()]) if whole else ""
         place = {str(path): os.path.relpath(name, root) for path, name in whole.items()}
         files = {place[str(path)]: _stamp(path) for path in paths}
+        files |= {path: _stamp(Path(path)) for path in _files_of_commands(sources)}
         rows = [_placed(asdict(u), place) for u in self.utterances]
         return hashlib.sha256(json.dumps([rows, files], default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _files_of_commands(sources: Iterable[Audio | StoredFeatures]) -> set[str]:
+    """Words of commands that name files."""
+    commands = {source.command for source in sources if isinstance(source, Audio) and source.command is not None}
+    return {word for command in commands for word in command.split() if Path(word.strip("'\"")).is_file()}
 
 
 def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:

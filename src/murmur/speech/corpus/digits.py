@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.corpus.kaldi_dir import write_scp, write_table
 from murmur.speech.corpus.render import ScriptLine, render
 from murmur.speech.corpus.synth import Voice
 
@@ -121,7 +121,7 @@ def _speak(scratch: Path, config: Digits, processes: int) -> None:
 def _write_split(root: Path, split: str, lines: Sequence[ScriptLine]) -> None:
     folder = root / "data" / split
     write_table(folder / "text", {line.id: " ".join(line.words) for line in lines})
-    write_table(folder / "wav.scp", {line.id: f"wav/{split}/{line.id}.flac" for line in lines})
+    write_scp(folder / "wav.scp", {line.id: f"wav/{split}/{line.id}.flac" for line in lines})
     write_table(folder / "utt2spk", {line.id: line.id.rpartition("-")[0] for line in lines})
     write_table(folder / "utt2accent", {line.id: line.voice.accent for line in lines})
 

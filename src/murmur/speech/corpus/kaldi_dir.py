@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import unicodedata
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,16 @@ import numpy as np
 import soundfile
 
 from murmur.speech.corpus.atomic_file import write_text_whole
-from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, StoredFeatures, Utterance, check_losses
+from murmur.speech.corpus.corpus import (
+    Audio,
+    Corpus,
+    CorpusError,
+    Problem,
+    StoredFeatures,
+    Utterance,
+    check_losses,
+    normal_text,
+)
 from murmur.speech.corpus.file_errors import making_sense_of
 
 CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
@@ -32,7 +41,7 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
     Needs `text`, and `wav.scp` (with `segments` if recordings hold several utterances) or `feats.scp`. A recording
     whose file has several channels needs a line in `reco2file_and_channel` (RECORDING FILE CHANNEL, the channel as A, B
     or 1, 2), which also names it in time-marked files; commands must write one channel. Without
-    `utt2spk` every utterance is its own speaker, as in Kaldi. Utterances with an empty transcript, without audio or
+    `utt2spk` every utterance is its own speaker, as in Kaldi. Utterances without a transcript, without audio or
     features, or with a missing file become problems.
 
     Args:
@@ -41,28 +50,45 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
                 directories that you wrote or read yourself.
 
     Raises:
-        CorpusError: a file is malformed or missing, an entry is a command, or more than 1 % of the utterances is lost.
+        CorpusError: a file is malformed or missing, utt2spk lacks an utterance, an entry is a command, or more than 1 %
+            of the utterances is lost.
     """
     folder = Path(folder)
     check_data_dir(folder)
     texts = read_table(folder / "text", values_required=False)
     if not texts:
         raise CorpusError(f"{folder / 'text'} holds no utterance: name a data directory with transcripts")
-    speakers = read_table(folder / "utt2spk") if (folder / "utt2spk").exists() else {u: u for u in texts}
+    speakers = _speakers(folder, texts)
     audio = _audio(folder, commands_allowed)
     features = _stored_features(folder)
     if not audio and not features:
         raise CorpusError(f"{folder}: wav.scp and feats.scp are empty: one must name audio or features")
     utterances, problems = [], []
     for name, text in texts.items():
-        utterance = Utterance(name, speakers.get(name, name), text, audio.get(name), features.get(name))
+        utterance = Utterance(name, speakers[name], text, audio.get(name), features.get(name))
         what = _trouble(utterance)
         if what is None:
             utterances.append(utterance)
         else:
             problems.append(Problem(name, str(folder / "text") if not text else str(folder), what))
+    without_text = sorted((audio.keys() | features.keys()) - texts.keys(), key=str.encode)
+    problems += [Problem(name, str(folder / "text"), "it has no transcript") for name in without_text]
     check_losses(len(utterances), problems)
     return Corpus(tuple(utterances), tuple(problems))
+
+
+def _speakers(folder: Path, utterances: Iterable[str]) -> dict[str, str]:
+    """Speakers by utterance; without utt2spk each utterance is its own."""
+    path = folder / "utt2spk"
+    if not path.exists():
+        return {name: name for name in utterances}
+    table = read_table(path)
+    missing = [name for name in utterances if name not in table]
+    if missing:
+        raise CorpusError(
+            f"{path} has no speaker of {missing[0]!r} ({len(missing)} missing): complete it, or remove it"
+        )
+    return table
 
 
 def check_data_dir(folder: Path) -> None:
@@ -78,43 +104,72 @@ def check_data_dir(folder: Path) -> None:
 
 
 def read_table(path: Path, *, values_required: bool = True) -> dict[str, str]:
-    """A file of lines `key value...`, in NFC; blank lines are skipped.
+    """A file of lines `key value...`, in NFC with single spaces; blank lines are skipped.
 
     Raises:
         CorpusError: not UTF-8, a duplicate key, or a key without a required value.
     """
+    table = _read_rows(path)
+    for key, value in table.items():
+        if values_required and not value:
+            raise CorpusError(f"{path}: {key!r} has no value: complete or remove the line")
+    return {key: normal_text(value) for key, value in table.items()}
+
+
+def read_scp(path: Path) -> dict[str, str]:
+    """A file of lines `key entry`, such as wav.scp. Entries stay as they are, since they hold names of files.
+
+    Raises:
+        CorpusError: not UTF-8, a duplicate key, or a key without an entry.
+    """
+    table = _read_rows(path)
+    for key, entry in table.items():
+        if not entry:
+            raise CorpusError(f"{path}: {key!r} has no value: complete or remove the line")
+    return table
+
+
+def _read_rows(path: Path) -> dict[str, str]:
+    """The rest of each line by its first field, which is NFC."""
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
     table: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
-        key, _, value = unicodedata.normalize("NFC", line).strip().replace("\t", " ").partition(" ")
-        if not key:
+        fields = line.split(maxsplit=1)
+        if not fields:
             continue
+        key = unicodedata.normalize("NFC", fields[0])
         if key in table:
             raise CorpusError(f"{path}:{number}: {key!r} appears twice: remove one line")
-        if values_required and not value.strip():
-            raise CorpusError(f"{path}:{number}: {key!r} has no value: complete or remove the line")
-        table[key] = value.strip() if "|" in value else " ".join(value.split())
+        table[key] = fields[1].strip() if len(fields) > 1 else ""
     return table
 
 
 def write_table(path: Path, table: Mapping[str, str]) -> None:
-    """Write lines `key value` in byte order of the keys, so that Kaldi's tools accept the file."""
-    rows = sorted(table.items(), key=lambda row: row[0].encode())
-    text = "".join(f"{unicodedata.normalize('NFC', f'{key} {value}').rstrip()}\n" for key, value in rows)
+    """Write lines `key value`, in NFC, in byte order of the keys, so that Kaldi's tools accept the file."""
+    write_scp(path, {key: unicodedata.normalize("NFC", value) for key, value in table.items()})
+
+
+def write_scp(path: Path, table: Mapping[str, str]) -> None:
+    """Write lines `key entry` in byte order of the keys; the keys are NFC, and entries stay as they are."""
+    rows = sorted((unicodedata.normalize("NFC", key).encode(), value) for key, value in table.items())
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_whole(path, text)
+    write_text_whole(path, "".join(f"{key.decode()} {value}".rstrip() + "\n" for key, value in rows))
 
 
 def resolve(folder: Path, entry: str) -> Path:
-    """The file of an scp entry: absolute, or relative to the directory, its parent or its grandparent."""
-    path = Path(entry)
-    if path.is_absolute():
-        return path
+    """The file of an scp entry: absolute, or relative to the directory, its parent or its grandparent.
+
+    A name that does not exist is looked for in NFC and NFD too: copies between systems may change it.
+    """
     bases = (folder, *folder.absolute().parents[:2])
-    return next((base / path for base in bases if (base / path).exists()), folder / path)
+    for name in (entry, unicodedata.normalize("NFC", entry), unicodedata.normalize("NFD", entry)):
+        found = next((base / name for base in bases if (base / name).exists()), None)  # an absolute name has no base
+        if found is not None:
+            return found
+    return folder / entry
 
 
 def read_alignments(folder: Path) -> dict[str, np.ndarray]:
@@ -165,7 +220,7 @@ def _audio(folder: Path, commands_allowed: bool) -> dict[str, Audio]:
     if not (folder / "wav.scp").exists():
         return {}
     recordings, sides = {}, _sides(folder)
-    for name, entry in read_table(folder / "wav.scp").items():
+    for name, entry in read_scp(folder / "wav.scp").items():
         side = sides.get(name)
         if not entry.endswith("|"):
             path = resolve(folder, entry)
@@ -227,7 +282,7 @@ def _stored_features(folder: Path) -> dict[str, StoredFeatures]:
     if not (folder / "feats.scp").exists():
         return {}
     found = {}
-    for name, entry in read_table(folder / "feats.scp").items():
+    for name, entry in read_scp(folder / "feats.scp").items():
         path, colon, key = entry.rpartition(":")
         if not colon or entry.endswith("|") or not (key.isdecimal() or path.endswith(".npz")):
             raise CorpusError(

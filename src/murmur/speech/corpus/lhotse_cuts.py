@@ -10,6 +10,7 @@ from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utt
 from murmur.speech.corpus.file_errors import making_sense_of
 
 SIDES = "AB"
+ROUNDING_SECONDS = 0.1  # by which a supervision may pass the ends of its cut
 
 
 def read_cuts(manifest: Path) -> Corpus:
@@ -17,8 +18,8 @@ def read_cuts(manifest: Path) -> Corpus:
 
     Audio must be a file; relative paths count from the manifest's folder, then from the working directory. The channel
     is that of the supervision; a supervision of several channels is a problem. Cuts changed by lhotse (mixed, padded,
-    speed perturbed) are problems, because they are not a stretch of a file; supervisions without text are problems
-    too.
+    speed perturbed) are problems, because they are not a stretch of a file. So are supervisions of which a cut holds
+    only a part, and supervisions without text.
 
     Raises:
         CorpusError: the manifest is missing, or more than 1 % of the supervisions cannot be used.
@@ -105,8 +106,16 @@ def _stretch(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.Supervis
         path = folder / path
     if not path.exists():
         raise CorpusError(f"its file {path} is missing")
+    if supervision.start < -ROUNDING_SECONDS or supervision.end > cut.duration + ROUNDING_SECONDS:
+        raise CorpusError(
+            f"its cut holds only a part of it ({max(supervision.start, 0.0):.2f} to"
+            f" {min(supervision.end, cut.duration):.2f} s of {supervision.start:.2f} to {supervision.end:.2f} s): its"
+            " transcript does not fit, use a cut that holds it"
+        )
     start = cut.start + max(supervision.start, 0.0)
     end = min(cut.start + supervision.end, cut.end)
+    if end <= start:
+        raise CorpusError(f"it goes from {start:.3f} to {end:.3f} s: correct the times")
     whole = start == 0.0 and end >= cut.recording.duration
     # Names of channels are those of the recording; a file of its own for each side begins again with its first one.
     index = None if len(source.channels) == 1 else source.channels.index(name)

@@ -15,7 +15,8 @@ import soundfile
 import soxr
 
 from murmur.speech.corpus.corpus import CorpusError
-from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_cut_short, is_shortened
+from murmur.speech.corpus.cut_short import is_cut_short, lacks
+from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_shortened
 
 HEADERS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"caff", b".snd", MAGIC)
 PAUSE_SECONDS = 0.3  # length of the quietest stretch, in which a long recording is cut
@@ -107,10 +108,11 @@ def _read(source: str | io.BytesIO, name: str, rate_hz: int, channels: Channels)
     try:
         with soundfile.SoundFile(source) as file:
             # The header of a WAV written to a pipe declares no end, so only files can be found cut short.
-            if isinstance(source, str) and is_cut_short(Path(source), file):
+            samples_SC, native_hz = file.read(dtype="float32", always_2d=True), file.samplerate
+            if isinstance(source, str) and (
+                is_cut_short(Path(source), file) or lacks(file.frames, len(samples_SC), native_hz)
+            ):
                 raise CorpusError(f"{name} is shorter than its header says: it is cut short, copy it again")
-            samples_SC = file.read(dtype="float32", always_2d=True)
-            native_hz = file.samplerate
     except (soundfile.SoundFileError, OSError) as error:
         if isinstance(source, str) and is_shortened(Path(source)):
             raise CorpusError(f"{name} cannot be read: {REMEDY}, and convert it") from error

@@ -12,8 +12,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import soundfile
-
 from murmur.speech.corpus.corpus import CorpusError
 
 MAGIC = b"NIST_1A"
@@ -58,14 +56,6 @@ def is_shortened(path: Path) -> bool:
     with path.open("rb") as file:
         sphere = file.read(len(MAGIC)) == MAGIC
     return sphere and read_header(path).is_shortened
-
-
-def is_cut_short(path: Path, file: soundfile.SoundFile) -> bool:
-    """True if an open audio file is shorter than its header says."""
-    # libsndfile rejects a truncated FLAC, but accepts truncated WAV and SPHERE files.
-    if file.format == "NIST":
-        return read_header(path).samples > int(file.frames)
-    return file.format == "WAV" and "(should be" in file.extra_info
 
 
 def read_header(path: Path) -> SphereHeader:

@@ -50,13 +50,23 @@ def statistics_of_all(
     Raises:
         ValueError: an unknown scope, or "none", which has no statistics.
     """
+    groups = normalised_together(feats, speakers, scope)
+    pairs = [(names, statistics((feats[n] for n in names), variance=variance)) for names in groups]
+    return {name: pair for names, pair in pairs for name in names}
+
+
+def normalised_together(names: Iterable[str], speakers: Mapping[str, str], scope: Scope) -> list[list[str]]:
+    """Groups of utterances that share their statistics.
+
+    Raises:
+        ValueError: an unknown scope, or "none", which has no statistics.
+    """
     if scope not in ("speaker", "utterance"):
         raise ValueError(f"unknown CMVN scope {scope!r}: use speaker, utterance or none")
     groups: dict[str, list[str]] = {}
-    for name in feats:
+    for name in names:
         groups.setdefault(speakers[name] if scope == "speaker" else name, []).append(name)
-    pairs = {group: statistics((feats[n] for n in names), variance=variance) for group, names in groups.items()}
-    return {name: pairs[group] for group, names in groups.items() for name in names}
+    return list(groups.values())
 
 
 def normalise_all(

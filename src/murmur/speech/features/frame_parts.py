@@ -5,9 +5,10 @@ Existing features are read and packed again, not extracted again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.file_errors import read_arrays
 from murmur.speech.corpus.kaldi_dir import read_alignments
 from murmur.speech.features.analysis import Front, features_of
-from murmur.speech.features.cmvn import Pair, Scope, normalise, statistics, statistics_of_all
+from murmur.speech.features.cmvn import Pair, Scope, normalise, normalised_together, statistics
 from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, AlignedFrames
 from murmur.speech.hmm.hybrid import fit_targets
 
@@ -76,16 +77,41 @@ class AlignedPart:
 def aligned_parts(
     feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], targets: Mapping[str, np.ndarray], scope: Scope
 ) -> list[AlignedPart]:
-    """Cut a corpus into shards; with a scope, all features are read once for their statistics."""
+    """Cut a corpus into shards; with a scope, all features are read once for their statistics.
+
+    Statistics are those of the utterances that can be read. The others become problems of their shards.
+    """
     names = list(feats)
-    pairs = {} if scope == "none" else statistics_of_all(feats, speakers, scope)
+    pairs = {} if scope == "none" else _statistics(feats, speakers, scope)
     parts = []
     for first in range(0, len(names), UTTERANCES_PER_SHARD):
         own = tuple(names[first : first + UTTERANCES_PER_SHARD])
         here = OnDemand({n: feats.utterances[n] for n in own}, feats.front) if isinstance(feats, OnDemand) else feats
         chosen = {n: targets[n] for n in own if n in targets}
-        parts.append(AlignedPart(here, own, {n: pairs[n] for n in own} if pairs else {}, chosen))
+        parts.append(AlignedPart(here, own, {n: pairs[n] for n in own if n in pairs}, chosen))
     return parts
+
+
+def _statistics(feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope) -> dict[str, Pair]:
+    """Mean and deviation of each utterance, without those of whose group none can be read."""
+    pairs = {}
+    for names in normalised_together(feats, speakers, scope):
+        arrays = _readable(feats, names)
+        first_TF = next(arrays, None)
+        if first_TF is not None:
+            pairs.update(dict.fromkeys(names, statistics(chain([first_TF], arrays))))
+    return pairs
+
+
+def _readable(feats: Mapping[str, np.ndarray], names: Iterable[str]) -> Iterator[np.ndarray]:
+    """Features that can be read and have frames."""
+    for name in names:
+        try:
+            feats_TF = feats[name]
+        except CorpusError:
+            continue  # its part reads it again, and names the problem
+        if len(feats_TF):
+            yield feats_TF
 
 
 def on_demand(corpus: Corpus, front: Front) -> OnDemand:

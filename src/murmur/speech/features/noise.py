@@ -107,13 +107,16 @@ class NoiseSource:
         """The recordings, in the order of their names, which is the same on every machine.
 
         Raises:
-            CorpusError: there are none.
+            CorpusError: there are none, or one is not mono at the rate of the speech.
         """
         folder = self.noise.recordings
         assert folder is not None
         found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
         if not found:
             raise CorpusError(f"task.front.noise.recordings: there is no {', '.join(SUFFIXES)} file in {folder}")
+        for path in found:
+            with opened(Audio(path), self.rate_hz):  # an error before training, not at the chunk that draws it
+                pass
         return tuple(found)
 
 

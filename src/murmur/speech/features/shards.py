@@ -146,7 +146,8 @@ def read_index(path: Path) -> Index:
 def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progress: bool = False) -> FeatureStore:
     """The features of a corpus, computed or found in `cache`/<digest of corpus and front>.
 
-    Utterances whose audio cannot be used are left out and named in `store.corpus.problems`.
+    Utterances whose audio cannot be used are left out and named in `store.corpus.problems`. They are tried again in
+    every call, since the reason may have passed, such as a program that was not installed.
 
     Args:
         corpus: corpus to analyse.
@@ -162,7 +163,7 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     folder = store_folder(corpus, front, cache)
     folder.mkdir(parents=True, exist_ok=True)
     parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
-    missing = [n for n in range(len(parts)) if not shard_is_whole(folder, n)]
+    missing = [n for n, part in enumerate(parts) if not shard_is_whole(folder, n) or _is_mended(folder, n, part, front)]
     jobs = [partial(make_shard, folder, n, parts[n], front) for n in missing]
     for _ in with_bar(in_processes(jobs, processes), "features", len(jobs), progress):
         pass
@@ -213,6 +214,20 @@ def _is_of(index: Index, array: Path) -> bool:
     with making_sense_of(array, "prepare again"):
         rows = np.load(array, mmap_mode="r", allow_pickle=False).shape[0]
         return bool(rows == sum(count for _, count in index.frames))
+
+
+def _is_mended(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> bool:
+    """True if an utterance that was left out of a shard has features now."""
+    left_out = {problem.utterance for problem in read_index(folder / f"{number:05}.json").problems}
+    for utterance in utterances:
+        if utterance.id in left_out:
+            try:
+                features_of(utterance, front)
+            except CorpusError:
+                continue
+            log.info("%s can be used now; its shard of features is made again", utterance.id)
+            return True
+    return False
 
 
 def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> None:

@@ -26,6 +26,7 @@ SILENCE_ID = 1
 
 Entry = tuple[str, tuple[str, ...]]
 Topology = Literal["three-state", "chain"]
+_COMMENT = re.compile(r"\s#")
 _VARIANT = re.compile(r"(?<=.)\(\d+\)$")
 STRESSED = re.compile(r"^([A-Z]{2})[012]$")  # a vowel of CMUdict
 _RESERVED = re.compile(r"<eps>|<s>|</s>|#\d+")
@@ -199,8 +200,8 @@ def is_reserved(name: str) -> bool:
 def read_lexicon(path: Path) -> list[Entry]:
     """Read `word phone phone ...` lines: a Kaldi lexicon.txt or a dictionary in the form of CMUdict.
 
-    `WORD(2)` is another pronunciation of WORD; lines that begin with `;;;` and text after ` # ` are comments. Words
-    are converted to Unicode form NFC. Repeated pronunciations are kept once.
+    `WORD(2)` is another pronunciation of WORD. Comments are lines that begin with `;;;`, and text after white space and
+    `#`. Words are converted to Unicode form NFC. Repeated pronunciations are kept once.
 
     Raises:
         ValueError: a line has no phones, a word is a reserved symbol, or the file is empty; the message names the line.
@@ -211,7 +212,7 @@ def read_lexicon(path: Path) -> list[Entry]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
     for number, line in enumerate(lines, 1):
-        fields = line.split(" #", 1)[0].split()
+        fields = _COMMENT.split(line, maxsplit=1)[0].split()
         if not fields or line.startswith(";;;"):
             continue
         word = unicodedata.normalize("NFC", _VARIANT.sub("", fields[0]))
@@ -232,7 +233,7 @@ def listed_words(lines: Iterable[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for line in lines:
-        fields = line.split(" #", 1)[0].split()
+        fields = _COMMENT.split(line, maxsplit=1)[0].split()
         comment = not fields or line.startswith(";;;") or fields[0] == "#"
         if not comment and not _RESERVED.fullmatch(fields[0]):
             found[unicodedata.normalize("NFC", _VARIANT.sub("", fields[0]))] = None

@@ -96,18 +96,19 @@ def complete(words: Iterable[str], base: Sequence[Entry] = (), guess: Guesser | 
         PhoneError: guesses need phones that the phone set lacks; the message names each with a word.
     """
     prons = pronunciations_of(base)
-    alike: dict[str, str] = {}
+    alike: dict[str, list[str]] = {}
     for word in prons:
-        alike.setdefault(folded(word), word)
+        alike.setdefault(folded(word), []).append(word)
     origins: list[Origin] = []
     refused: dict[str, str] = {}
     lacking: dict[str, PhoneError] = {}
     for word in sorted({unicodedata.normalize("NFC", word) for word in words}, key=str.encode):
-        other = alike.get(folded(word))
+        others = alike.get(folded(word))
         if word in prons:
             origins += [Origin(word, phones, SEEN) for phones in prons[word]]
-        elif other is not None:
-            origins += [Origin(word, phones, f"seen as {other}") for phones in prons[other]]
+        elif others is not None:
+            ways = {phones: other for other in reversed(others) for phones in prons[other]}  # each with its first word
+            origins += [Origin(word, phones, f"seen as {other}") for phones, other in ways.items()]
         elif guess is None:
             refused[word] = "not in the lexicon"
         else:

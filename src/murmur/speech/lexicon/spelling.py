@@ -28,7 +28,7 @@ def graphemes(text: str) -> list[str]:
     """Split a text into its graphemes; marks before any letter stand alone."""
     found: list[str] = []
     for character in unicodedata.normalize("NFC", text):
-        if found and _is_mark(character):
+        if found and is_mark(character):
             found[-1] += character
         else:
             found.append(character)
@@ -36,8 +36,11 @@ def graphemes(text: str) -> list[str]:
 
 
 def folded(word: str) -> str:
-    """A key shared by words with the same pronunciation: without case, with plain apostrophes and hyphens."""
-    return word.lower().translate(_PLAIN)
+    """A key shared by words with the same pronunciation: without case, with plain apostrophes and hyphens.
+
+    Case folding is that of Unicode, so that Straße and STRASSE have the same key.
+    """
+    return word.casefold().translate(_PLAIN)
 
 
 def check_word(word: str, digits: Digits = "refuse") -> None:
@@ -73,5 +76,6 @@ def spell(word: str, digits: Digits = "refuse") -> tuple[str, ...]:
     return tuple(g for g in graphemes(word.lower()) if g[0] not in SILENT)
 
 
-def _is_mark(character: str) -> bool:
+def is_mark(character: str) -> bool:
+    """True for a combining mark or a joiner, which belong to the letter before them."""
     return unicodedata.category(character)[0] == "M" or character in JOINERS

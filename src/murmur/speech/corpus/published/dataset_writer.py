@@ -20,7 +20,7 @@ import lhotse
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
 from murmur.speech.corpus.file_errors import read_object
-from murmur.speech.corpus.kaldi_dir import write_table
+from murmur.speech.corpus.kaldi_dir import write_scp, write_table
 from murmur.speech.corpus.published.catalogue import Published
 from murmur.speech.corpus.published.reading import Read
 from murmur.speech.corpus.published.transcripts import TranscriptRule
@@ -116,10 +116,10 @@ def _write_audio(folder: Path, audio: Mapping[str, Audio]) -> None:
     """Write wav.scp; for stretches of recordings with named sides also segments and reco2file_and_channel."""
     sides = {name: each.side for name, each in audio.items() if each.side is not None}
     if not sides:
-        write_table(folder / "wav.scp", {name: str(each.path) for name, each in audio.items()})
+        write_scp(folder / "wav.scp", {name: str(each.path) for name, each in audio.items()})
         return
     recording = {name: "-".join(side) for name, side in sides.items()}
-    write_table(folder / "wav.scp", {recording[name]: str(each.path) for name, each in audio.items()})
+    write_scp(folder / "wav.scp", {recording[name]: str(each.path) for name, each in audio.items()})
     write_table(folder / "reco2file_and_channel", {recording[name]: " ".join(side) for name, side in sides.items()})
     spans = {name: f"{each.start_seconds:.6f} {each.end_seconds:.6f}" for name, each in audio.items()}
     write_table(folder / "segments", {name: f"{recording[name]} {span}" for name, span in spans.items()})

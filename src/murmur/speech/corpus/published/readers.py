@@ -32,7 +32,7 @@ YESNO_RECORDINGS = 60
 DEV_EVERY = 8  # speaker; a separate split keeps its words out of a language model of data/train
 WINDOW_SECONDS = LogMel().frame_length_seconds
 BLOCK_SAMPLES = 1 << 20
-SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "sph", "aif"}
+SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "opus", "sph", "aif", "aifc", "wave"}
 
 
 def read_librispeech(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
@@ -137,7 +137,7 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     order, at least one, is test, and every eighth of the others is dev.
 
     Raises:
-        CorpusError: no recording, only one of the folders train and test, or fewer than two speakers to split.
+        CorpusError: no recording, or fewer than two speakers to split.
     """
     named = [split for split in ("train", "dev", "test") if (folder / split).is_dir()]
     if named:
@@ -151,13 +151,20 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     first = len(speakers) - max(1, len(speakers) // 10)
     held_out = {"dev": set(speakers[:first][DEV_EVERY - 1 :: DEV_EVERY]), "test": set(speakers[first:])}
     parts = {part: _of_speakers(whole, theirs) for part, theirs in held_out.items() if theirs}
-    others = set(speakers).difference(*held_out.values())
-    train = Corpus(_of_speakers(whole, others).utterances, whole.problems)
+    elsewhere = held_out["dev"] | held_out["test"]
+    train = _of_speakers(whole, {_speaker(Path(p.where)) for p in whole.problems}.union(speakers) - elsewhere)
     return _measured({"train": train, **parts}, jobs, {})
 
 
 def _of_speakers(whole: Corpus, speakers: AbstractSet[str]) -> Corpus:
-    return whole.subset(lambda u: u.speaker in speakers)
+    """Utterances and problems of some speakers."""
+    problems = tuple(problem for problem in whole.problems if _speaker(Path(problem.where)) in speakers)
+    return Corpus(whole.subset(lambda u: u.speaker in speakers).utterances, problems)
+
+
+def _speaker(path: Path) -> str:
+    """The speaker of a recording or a transcript, by its folder."""
+    return path.parent.name.replace(" ", "_")
 
 
 def _own_split(folder: Path) -> Corpus:
@@ -167,7 +174,7 @@ def _own_split(folder: Path) -> Corpus:
         name, text = f"{path.parent.name}-{path.stem}".replace(" ", "_"), path.with_suffix(".txt")
         try:
             said = text.read_text(encoding="utf-8")
-            utterances.append(Utterance(name, path.parent.name.replace(" ", "_"), said, Audio(path.absolute())))
+            utterances.append(Utterance(name, _speaker(path), said, Audio(path.absolute())))
         except FileNotFoundError:
             problems.append(Problem(name, str(path), f"{text.name} is missing beside it"))
         except UnicodeDecodeError:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from murmur.speech.lexicon.spelling import is_mark
+
 _MARKS = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\{[^{}]*\}|\+\+[^+]*\+\+")
 APOSTROPHES = str.maketrans("’‘ʼ＇`", "'''''")  # noqa: RUF001 - those are what is replaced
 
@@ -23,8 +25,8 @@ class TranscriptRule:
 def _english(text: str) -> str:
     text = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).upper())  # some capitals are no longer NFC
     text = _MARKS.sub(" ", text.translate(APOSTROPHES))
-    kept = "".join(c if c.isalnum() or c == "'" or unicodedata.category(c) == "Mn" else " " for c in text)
-    return " ".join(word for word in kept.split() if word.strip("'"))
+    kept = "".join(c if c.isalnum() or c == "'" or is_mark(c) else " " for c in text)
+    return " ".join(word for word in kept.split() if any(c.isalnum() for c in word))
 
 
 def _unspaced(text: str) -> str:
@@ -33,7 +35,7 @@ def _unspaced(text: str) -> str:
 
 ENGLISH = TranscriptRule(
     "NFC; <..>, [..], {..} and ++..++ are marks of noise and left out; typographic apostrophes become '; capitals; "
-    "everything but letters, digits and apostrophes separates words",
+    "everything but letters with their marks, digits and apostrophes separates words",
     _english,
 )
 UNSPACED = TranscriptRule(
