@@ -190,6 +190,19 @@ def test_lost_recordings_count_for_the_split_of_their_speaker(tmp_path: Path) ->
     assert "test: 1 of 2 utterances cannot be used" in said
 
 
+def test_recordings_in_deeper_folders_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "recordings"
+    for n in range(4):
+        corpus_layouts.noise(root / f"speaker {n:02}" / "a.flac", 0.5)
+        (root / f"speaker {n:02}" / "a.txt").write_text("Bob")
+    corpus_layouts.noise(root / "speaker 01/monday/b.flac", 0.5)
+    (root / "speaker 01/monday/b.txt").write_text("Bob")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 1
+    assert "speaker_01-monday-b" in said
+    assert "below that of its speaker" in said
+
+
 def test_the_next_commands_make_what_the_recipe_needs(tmp_path: Path) -> None:
     for n in range(9):
         corpus_layouts.noise(tmp_path / f"recordings/speaker{n}/a.flac", 0.5)

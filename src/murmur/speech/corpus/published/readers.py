@@ -131,7 +131,7 @@ def read_fsdd(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
 
 
 def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
-    """The user's recordings: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each.
+    """The user's recordings: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each, and no deeper folders.
 
     Folders train, dev and test above the speakers are the splits. Without them the last tenth of the speakers in byte
     order, at least one, is test, and every eighth of the others is dev.
@@ -184,6 +184,10 @@ def _own_split(folder: Path) -> Corpus:
         if text.with_suffix("") not in stems:
             name = f"{text.parent.name}-{text.stem}".replace(" ", "_")
             problems.append(Problem(name, str(text), "there is no recording beside it"))
+    for path in sorted(folder.glob("*/*/**/*")):
+        if path.suffix.lower().lstrip(".") in SOUNDS:
+            name = "-".join(path.relative_to(folder).with_suffix("").parts).replace(" ", "_")
+            problems.append(Problem(name, str(path), "it is in a folder below that of its speaker: move it up"))
     return Corpus(tuple(utterances), tuple(problems))
 
 
