@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from torch import Tensor
 
 from murmur.user_loop.joined import Joined
 
@@ -15,7 +18,7 @@ Closure = Callable[[], Any]
 def routed(me: Joined, samples: float = 1.0) -> Iterator[None]:
     """Turn every `step()` of the joined optimizer inside the block into a `me.step(samples)`.
 
-    A closure is called first, once: frameworks compute the gradient in it.
+    A closure is called first, once: frameworks compute the gradient in it. The strategy gets the loss that it returns.
     """
     optimizer = me.optimizer
     plain = optimizer.step
@@ -28,7 +31,7 @@ def routed(me: Joined, samples: float = 1.0) -> Iterator[None]:
         loss = None if closure is None else closure()
         inside = True
         try:
-            me.step(samples)
+            me.step(samples, loss=_number(loss))
         finally:
             inside = False
         return loss
@@ -38,3 +41,10 @@ def routed(me: Joined, samples: float = 1.0) -> Iterator[None]:
         yield
     finally:
         optimizer.step = plain  # type: ignore[method-assign]
+
+
+def _number(loss: object) -> float:
+    """Return a loss as a number, nan if it is none: closures may return anything."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return float(loss.detach())
+    return float(loss) if isinstance(loss, int | float) else math.nan
