@@ -101,6 +101,7 @@ class Joined:
             seat = self._given or stack.enter_context(self._world().seated())
             self._sit(seat)
             drive(self._begin())
+            self._source.keep_buffers()
             guard = self.optimizer.register_step_pre_hook(self._refuse)
             stack.callback(guard.remove)
             self._stack = stack.pop_all()
@@ -164,7 +165,7 @@ class Joined:
         with self._source.behind.last(positive(samples), start):
             yield
 
-    def step(self, samples: float | None = None, loss: float = float("nan")) -> None:
+    def step(self, samples: float | None = None, loss: float | None = None) -> None:
         """Pass the gradients in the model's .grad fields to the strategy; the model then has its next weights.
 
         With a loss scaler: `scaler.unscale_(me)` before clipping, then `scaler.step(me)`; never with the optimizer, or
@@ -174,7 +175,10 @@ class Joined:
             samples: Samples of which they are the mean (default 1); learners with more samples count for more.
             loss: Mean loss of those samples, for strategies that adapt to it.
 
+        Gradients that are not finite, or have a loss that is not, are left out and have no weight in any mean.
+
         Raises:
+            FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
             PeerLost: A learner is gone.
             RuntimeError: A parameter has become trainable since the start, an activity beside the loop has failed, or
                 gradients were changed after `last_backward`.
@@ -188,12 +192,16 @@ class Joined:
         scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
         behind.check(scaled=hasattr(self, "found_inf"))
         self._loop.offer = Offer(
-            samples, float(loss), scale=1.0 if scale is None else float(scale), skipped=float(overflows) > 0
+            samples,
+            None if loss is None else float(loss),
+            scale=1.0 if scale is None else float(scale),
+            skipped=float(overflows) > 0,
         )
         self._advance()
         if self._ended and self._loop.take() is not None:
             behind.take()
         self._source.clear()
+        self._source.keep_buffers()
 
     def _advance(self) -> None:
         if self._ended:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,8 +42,8 @@ def routed(me: Joined, samples: float = 1.0) -> Iterator[None]:
         optimizer.step = plain  # type: ignore[method-assign]
 
 
-def _number(loss: object) -> float:
-    """Return a loss as a number, nan if it is none: closures may return anything."""
+def _number(loss: object) -> float | None:
+    """Return a loss as a number; None if it is not one, for closures may return anything."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return float(loss.detach())
-    return float(loss) if isinstance(loss, int | float) else math.nan
+    return float(loss) if isinstance(loss, int | float) else None
