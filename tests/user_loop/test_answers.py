@@ -36,7 +36,7 @@ def asked(model: nn.Module, messages: list[Message]) -> tuple[Weights, Any]:
     loop: Any = SimpleNamespace(weights=weights)
     source: Any = SimpleNamespace(layout=layout)
     group: Any = Scripted(messages)
-    return weights, Answers(group, loop, buffers).in_place(source, lambda: range(2), 0.05)
+    return weights, Answers(group, loop, lambda: buffers).in_place(source, lambda: range(2), 0.05)
 
 
 def test_answers_to_an_earlier_question_are_passed_over() -> None:

@@ -73,7 +73,6 @@ class TaskSource:
             seed_torch(seed_of(experiment.seed, "model"), seat.device)
             self.model = self.task.model().to(seat.device)
         self.layout = Layout.trainable(self.model)
-        self.buffers = Layout.buffers(self.model)
         self.optimizer = experiment.optimizer(self.model)
         self.moments = Moments(self.optimizer, self.layout)
         self._moved: Mapping[int, int] = {}
@@ -96,6 +95,11 @@ class TaskSource:
         self._minibatches = Prefetch(experiment.minibatch, ahead, lane_to(seat.device))
         self._computed_by_others = 0.0  # seconds of gradients that were heard of since the previous record
         self._foreseen: list[int] | None = None  # None: numbers are claimed, and unknown before
+
+    @property
+    def buffers(self) -> Layout:
+        """Floating-point buffers that the model has now; its `forward` may assign others to the same names."""
+        return Layout.buffers(self.model)
 
     def next_index(self, steps: int) -> int | None:
         self._turn, rank = steps, self.seat.group.rank
@@ -161,7 +165,7 @@ class TaskSource:
             return self.empty(n, before_backward)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
         self.model.train()
-        buffers = self.buffers.gather() if self.buffers.tensors else None
+        buffers = self.buffers.gather()
         with self._natural or nullcontext():
             loss = self.task.loss(self.model, minibatch)
             mean = loss.total / loss.samples
@@ -180,7 +184,7 @@ class TaskSource:
         self.optimizer.zero_grad(set_to_none=True)
         drawn = Gradient(self._g, present, samples, value)
         drawn = self.numbers.judge(n, drawn, before_backward is None)
-        if drawn.samples == SKIPPED_SAMPLES and buffers is not None:
+        if drawn.samples == SKIPPED_SAMPLES and len(buffers):
             self.buffers.scatter(buffers)  # undo the running statistics of this minibatch
         self._computed(n)
         return drawn
@@ -302,7 +306,7 @@ class TaskSource:
             if self._probe is None:
                 self._probe = deepcopy(self.model)  # with the frozen tensors of training
             Layout.trainable(self._probe).scatter(w)
-            if self.buffers.tensors:
+            if len(buffers):
                 Layout.buffers(self._probe).scatter(buffers)
             return self.task.evaluate(self._probe.eval())
 

@@ -120,7 +120,7 @@ class Joined:
         self._source = source
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
-        self._answers = Answers(seat.group, self._loop, source.buffers)
+        self._answers = Answers(seat.group, self._loop, lambda: source.buffers)
 
     async def _begin(self) -> None:
         """Check that all learners agree, and begin with learner 0's model."""

@@ -102,7 +102,7 @@ class LoopSource:
         group: JoinedGroup,
     ) -> None:
         self.model, self.optimizer, self.plan, self.loop, self.group = model, optimizer, plan, loop, group
-        self.layout, self.buffers, self.integers = layout, Layout.buffers(model), Layout.integers(model)
+        self.layout = layout
         self.assignment = Assignment(tuple(range(group.size)))
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.moments = Moments(optimizer, layout)
@@ -118,6 +118,16 @@ class LoopSource:
         self._kept_buffers = torch.empty(0)
         self._probe: Any = None
         self._together: dict[str, Group] = {}
+
+    @property
+    def buffers(self) -> Layout:
+        """Floating-point buffers that the model has now; its `forward` may assign others to the same names."""
+        return Layout.buffers(self.model)
+
+    @property
+    def integers(self) -> Layout:
+        """Integer and boolean buffers that the model has now."""
+        return Layout.integers(self.model)
 
     def check_trainable(self) -> None:
         """Check that only parameters that were trainable at the start have gradients.
@@ -205,13 +215,12 @@ class LoopSource:
 
     def keep_buffers(self) -> None:
         """Keep the floating-point buffers between two steps, to undo what a bad minibatch does to them."""
-        if self.buffers.tensors:
-            self._kept_buffers = self.buffers.gather()
+        self._kept_buffers = self.buffers.gather()
 
     def _restore_buffers(self) -> None:
         """Undo the running statistics of a bad minibatch, which would stay bad for ever."""
         buffers = self.buffers
-        if buffers.numel == self._kept_buffers.numel() and not is_finite(buffers.gather()):
+        if buffers.tensors and buffers.numel == self._kept_buffers.numel() and not is_finite(buffers.gather()):
             buffers.scatter(self._kept_buffers)
 
     def nothing(self) -> Gradient:
