@@ -60,16 +60,14 @@ class Answers:
         """
         weights = self.loop.weights
         with weights.held():
-            weights.add_(torch.zeros_like(source.layout.gather()))  # the live weights are now a copy beside the model
-            own = source.layout.gather(), self.buffers().gather()
-            mean = own if self.group.size == 1 else drive(self._mean(live, timeout_seconds))
-            try:
-                source.layout.scatter(mean[0])
-                self.buffers().scatter(mean[1])
-                yield
-            finally:
-                source.layout.scatter(own[0])
-                self.buffers().scatter(own[1])
+            own = self.buffers().gather()
+            mean = (source.layout.gather(), own) if self.group.size == 1 else drive(self._mean(live, timeout_seconds))
+            with weights.lent(mean[0]):
+                try:
+                    self.buffers().scatter(mean[1])
+                    yield
+                finally:
+                    self.buffers().scatter(own)
 
     async def _mean(self, live: Callable[[], Sequence[int]], timeout_seconds: float) -> tuple[Tensor, Tensor]:
         deadline = time.monotonic() + timeout_seconds
