@@ -81,6 +81,7 @@ class LoopSource:
         stepping: True while the strategy steps the optimizer.
         behind: State of the step's last backward pass.
         counters: Counters of this learner.
+        drawn: Number of gradients of the loop that were used.
         numbers: Checks of its gradients, steps and weights for numbers that are not finite.
 
     Args:
@@ -112,7 +113,7 @@ class LoopSource:
         self.recorded = True
         self.stepping = False
         self._g = self.layout.empty()
-        self._turn = self._claimed = 0
+        self._turn = self._claimed = self.drawn = 0
         self.counters = Counters(plan.most_skipped)
         self.numbers = BadNumbers(layout, self.counters, group.size)
         self._kept_buffers = torch.empty(0)
@@ -187,11 +188,14 @@ class LoopSource:
         offer, begun = self.loop.take(), self.behind.take()
         if offer is not None and begun and before_backward is not None:
             self.counters.loss = math.nan if offer.loss is None else offer.loss
+            self.drawn += 1
             return Gradient(self._g, self._present(), offer.samples, self.counters.loss)
         drawn = self._offered(n, offer)
         if drawn.samples == SKIPPED_SAMPLES:
             self.clear()
             self._restore_buffers()
+        else:
+            self.drawn += 1
         if before_backward is not None and not begun:
             if offer is not None and offer.scale != 1.0:
                 self.layout.hand_gradients(drawn.g, drawn.present)
