@@ -53,13 +53,16 @@ def join(
     Args:
         strategy: Strategy, such as `KAVG(K=8)`.
         model: Model on the device of its training, with frozen parameters already frozen.
-        optimizer: Optimizer of parameters of the model. Call `me.step()` in place of its `step()`.
+        optimizer: Optimizer of all trainable parameters of the model, which the strategy averages. Call `me.step()` in
+            place of its `step()`. A second optimizer for some of them is refused: the strategy would replace the
+            weights that it has changed. Make parameter groups of one optimizer, and freeze what is not trained.
         plan: Facts that a few strategies need; they ask for them.
         seat: Seat in an existing world, or place in a launch (`murmur.take_place`); None: the place that the launcher
             gave this process.
 
     Raises:
-        ValueError: The optimizer holds parameters that the model does not, or needs a closure.
+        ValueError: The optimizer holds parameters that the model does not, or not all trainable ones of the model, or
+            needs a closure.
     """
     return Joined(strategy, model, optimizer, plan or Plan(), seat)
 
