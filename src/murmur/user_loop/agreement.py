@@ -37,11 +37,17 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS calls the model by itself (a closure): it cannot be joined; use another optimizer")
     loose = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
+            raise ValueError(
+                f"{name or 'the model'} makes sparse gradients, but vectors of gradients are dense: make the embedding"
+                " with sparse=False"
+            )
     if loose:
         raise ValueError(
-            f"the optimizer does not hold {len(loose)} trainable parameters of the model, {loose[0]} for one. Give it those"
-            " that are to be trained as a further parameter group, and freeze the others with requires_grad_(False). A"
-            " second optimizer would change weights that the strategy replaces"
+            f"the optimizer does not hold {len(loose)} trainable parameters of the model, {loose[0]} for one. Give it"
+            " those to be trained as a further parameter group, and freeze the others with requires_grad_(False):"
+            " a second optimizer would change weights that the strategy replaces"
         )
 
 

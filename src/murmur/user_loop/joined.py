@@ -95,11 +95,13 @@ class Joined:
         at = self._place if self._given is None else self._given.group
         self.rank, self.size = at.rank, at.size
         self._layout = Layout.trainable(model)
-        self._ended = False
+        self._ended = self._entered = self._left = False
         self._running: Coroutine[Any, Any, None] | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Joined:
+        if self._entered:
+            raise RuntimeError("this loop has had its block: call murmur.join again for another one")
         with ExitStack() as stack:
             seat = self._given or stack.enter_context(self._world().seated())
             self._sit(seat)
@@ -108,7 +110,22 @@ class Joined:
             guard = self.optimizer.register_step_pre_hook(self._refuse)
             stack.callback(guard.remove)
             self._stack = stack.pop_all()
+        self._entered = True
         return self
+
+    def _check_inside(self, what: str) -> None:
+        """Check that the loop is in its block.
+
+        Raises:
+            RuntimeError: It is not; tells the remedy.
+        """
+        if not self._entered:
+            raise RuntimeError(f"{what} came before the block: write `with murmur.join(...) as me:` around the loop")
+        if self._left:
+            raise RuntimeError(
+                f"{what} came after the block of murmur.join, whose model is final: move it into the block, or train on"
+                " with the optimizer alone"
+            )
 
     def _world(self) -> ProcessWorld:
         alone = HashStore() if self._place.size == 1 else None
@@ -161,6 +178,7 @@ class Joined:
             PeerLost: A learner is gone.
             RuntimeError: This step has had one already.
         """
+        self._check_inside("last_backward()")
         if self._running is None:
             with self._loop.weights.held():  # the model has been through a forward pass: its weights must not change
                 self._advance()
@@ -183,15 +201,21 @@ class Joined:
         Raises:
             FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
             PeerLost: A learner is gone.
-            RuntimeError: A parameter has become trainable since the start, an activity beside the loop has failed, or
-                gradients were changed after `last_backward`.
+            RuntimeError: The loop is not in its block, a parameter has become trainable since the start, a gradient is
+                sparse, an activity beside the loop has failed, or gradients were changed after `last_backward`.
+            TypeError: `samples` is a closure.
+            ValueError: `samples` is not positive, or not what `last_backward` was given.
         """
+        self._check_inside("step()")
         behind = self._source.behind
         told = behind.samples if samples is None else positive(samples)
         if behind.samples not in (None, told):
-            raise ValueError(f"last_backward got {behind.samples:g} samples, step {samples:g}: pass them to one only")
+            raise ValueError(
+                f"the gradients were sent with the {behind.samples:g} samples of last_backward, and step() gives"
+                f" {told:g}: call last_backward(samples={told:g}), and step() without samples"
+            )
         samples = 1.0 if told is None else told
-        self._source.check_trainable()
+        self._source.check_gradients()
         scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
         behind.check(scaled=hasattr(self, "found_inf"))
         self._loop.offer = Offer(
@@ -231,6 +255,8 @@ class Joined:
     @property
     def progress(self) -> Progress:
         """Progress of the run, in steps of all learners together."""
+        if not self._entered:
+            self._check_inside("progress")
         return self._me.progress
 
     @contextmanager
@@ -239,6 +265,7 @@ class Joined:
 
         Any learner may call it at any time, alone or not; the others do not wait.
         """
+        self._check_inside("consensus()")
         with self._answers.in_place(self._source, self._live, self.plan.timeout_seconds):
             yield self.model
 
@@ -268,6 +295,7 @@ class Joined:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left = True
         if error is None:
             with self._stack:
                 self._finish()

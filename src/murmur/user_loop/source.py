@@ -67,8 +67,14 @@ def positive(samples: float) -> float:
     """Check that a number of samples is positive and finite, and return it.
 
     Raises:
-        ValueError: It is not.
+        TypeError: It is a closure.
+        ValueError: It is not positive and finite.
     """
+    if callable(samples):
+        raise TypeError(
+            "step() takes the number of samples, not a closure: compute the gradients first (loss.backward()), then"
+            " call me.step(samples)"
+        )
     if not 0 < samples < math.inf:
         raise ValueError(f"samples must be positive and finite, got {samples}")
     return float(samples)
@@ -106,6 +112,7 @@ class LoopSource:
         self.layout = layout
         self.assignment = Assignment(tuple(range(group.size)))
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.moments = Moments(optimizer, layout)
         self.behind = Behind(self.layout)
         self.times = self.decay_times = 1.0
@@ -130,12 +137,18 @@ class LoopSource:
         """Integer and boolean buffers that the model has now."""
         return Layout.integers(self.model)
 
-    def check_trainable(self) -> None:
-        """Check that only parameters that were trainable at the start have gradients.
+    def check_gradients(self) -> None:
+        """Check that only parameters that were trainable at the start have gradients, and that those are dense.
 
         Raises:
-            RuntimeError: Another one has a gradient; names it.
+            RuntimeError: Another one has a gradient, or a sparse one; names it.
         """
+        for name, p in self._trainable:
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"the gradient of {name} is sparse, but vectors of gradients are dense: make the embedding with"
+                    " sparse=False"
+                )
         for name, p in self._frozen:
             if p.grad is not None:
                 raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: unfreeze it before")
