@@ -192,11 +192,11 @@ class Joined:
         With a loss scaler: `scaler.unscale_(me)` before clipping, then `scaler.step(me)`; never with the optimizer, or
         gradients are unscaled twice.
 
+        Gradients that are not finite, or have a loss that is not, are left out and have no weight in any mean.
+
         Args:
             samples: Samples of which they are the mean (default 1); learners with more samples count for more.
             loss: Mean loss of those samples, for strategies that adapt to it.
-
-        Gradients that are not finite, or have a loss that is not, are left out and have no weight in any mean.
 
         Raises:
             FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
@@ -208,13 +208,7 @@ class Joined:
         """
         self._check_inside("step()")
         behind = self._source.behind
-        told = behind.samples if samples is None else positive(samples)
-        if behind.samples not in (None, told):
-            raise ValueError(
-                f"the gradients were sent with the {behind.samples:g} samples of last_backward, and step() gives"
-                f" {told:g}: call last_backward(samples={told:g}), and step() without samples"
-            )
-        samples = 1.0 if told is None else told
+        samples = behind.told(None if samples is None else positive(samples))
         self._source.check_gradients()
         scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
         behind.check(scaled=hasattr(self, "found_inf"))
