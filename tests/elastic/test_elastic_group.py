@@ -33,7 +33,7 @@ def test_a_result_is_broadcast_and_not_computed_twice(ended: set[int]) -> None:
         me = SimpleNamespace(
             steps=0, weights=None, outer={}, source=SimpleNamespace(assignment=Assignment((0, 1, 2, LOST)))
         )
-        left = ElasticGroup(seat.group, me, Layout([]))
+        left = ElasticGroup(seat.group, me, lambda: Layout([]))
         tried = {"first": 0, "second": 0}
 
         async def held(name: str, whole: bool, group: Group) -> Tensor:
@@ -68,7 +68,7 @@ def test_a_result_is_broadcast_and_not_computed_twice(ended: set[int]) -> None:
 def test_the_last_learner_goes_on_alone_unless_others_do(others: dict[int, int]) -> None:
     async def program(seat: Seat) -> tuple[int, tuple[int, ...], list[float]]:
         me = SimpleNamespace(steps=0, weights=None, outer={}, source=SimpleNamespace(assignment=Assignment((0, 1))))
-        group = ElasticGroup(seat.group, me, Layout([]))
+        group = ElasticGroup(seat.group, me, lambda: Layout([]))
         if seat.group.rank == 1:
             return 0, (), []
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import murmur
 from murmur.core.flat import Layout
 from murmur.core.group import Message, PeerLost
+from murmur.core.learner import Strategy
 from murmur.core.weights import Weights
+from murmur.core.world import Seat
+from murmur.strategies import BMUF, KAVG, SyncSGD
 from murmur.user_loop.answers import Answers
+from murmur.worlds.threads import ThreadWorld
+from named import named
+from user_loops import Words, loss_of, net, optimizer_of, state
 
 
 class Scripted:
@@ -36,7 +44,7 @@ def asked(model: nn.Module, messages: list[Message]) -> tuple[Weights, Any]:
     loop: Any = SimpleNamespace(weights=weights)
     source: Any = SimpleNamespace(layout=layout)
     group: Any = Scripted(messages)
-    return weights, Answers(group, loop, buffers).in_place(source, lambda: range(2), 0.05)
+    return weights, Answers(group, loop, lambda: buffers).in_place(source, lambda: range(2), 0.05)
 
 
 def test_answers_to_an_earlier_question_are_passed_over() -> None:
@@ -60,3 +68,26 @@ def test_a_learner_that_does_not_answer_is_named() -> None:
     kept = [Message(torch.full((4,), 3.0), 1, (1.0, 0.0))]  # weights, but no buffers
     with pytest.raises(PeerLost, match=r"learners \[1\] did not send their weights within 0.05 s"):
         asked(nn.BatchNorm1d(2), kept)[1].__enter__()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(3), BMUF(2)], ids=named)
+def test_changes_of_the_weights_after_a_consensus_stay(strategy: Strategy, size: int) -> None:
+    """A loop that bounds its weights after each step ends equal, whether it looks at the consensus or not."""
+
+    def end(looks: bool) -> list[Tensor]:
+        def body(seat: Seat) -> Tensor:
+            model = net(0)
+            with murmur.join(strategy, model, optimizer_of(model), seat=seat) as me:
+                for n in range(7):
+                    loss_of(model, size * n + me.rank).backward()
+                    me.step()
+                    with me.consensus() if looks else nullcontext(), torch.no_grad():
+                        model.inner.bias.add_(looks)  # of the consensus alone
+                    with torch.no_grad():
+                        model.inner.weight.clamp_(-0.1, 0.1)
+            return state(model)
+
+        return ThreadWorld(size, 20.0).run(Words(body))  # type: ignore[arg-type, return-value]
+
+    assert all(torch.equal(a, b) for a, b in zip(end(looks=True), end(looks=False), strict=True))

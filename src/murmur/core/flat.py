@@ -48,8 +48,14 @@ class Layout:
         """Layout of the trainable parameters: the vector w of the strategies.
 
         Raises:
-            ValueError: The model has no trainable parameter.
+            ValueError: The model has no trainable parameter, or a complex one.
         """
+        for name, p in model.named_parameters():
+            if p.requires_grad and p.is_complex():
+                raise ValueError(
+                    f"{name} is complex, but vectors of weights are real: keep a real parameter of it"
+                    " (torch.view_as_real) and use torch.view_as_complex in forward"
+                )
         layout = cls(p for p in model.parameters() if p.requires_grad)
         if not layout.tensors:
             raise ValueError("the model has no trainable parameter: set requires_grad on at least one")

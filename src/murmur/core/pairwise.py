@@ -327,12 +327,18 @@ class PairwiseAverager:
 
         return await self._agree(x, barrier, lambda: self.held_by, joined)
 
-    async def mean_of_trained(self, x: Tensor, barrier: str) -> Tensor:
+    async def mean_of_trained(self, x: Tensor, barrier: str, weight: float = 1.0) -> Tensor:
         """Return the mean of the vectors x of the live learners that take gradients, the same bits for all.
 
         If only a few learners hold the model, and train too, it is the mean of theirs. Raises as `consensus` does.
+
+        Args:
+            x: Vector of this learner.
+            barrier: Name of the mean.
+            weight: Weight of this learner's vector. If those of all are 0, all count equally.
         """
-        return await self._agree(x, barrier, self._trained, _mean_of_finite)
+        weighted = torch.cat([x, x.new_tensor([weight])])
+        return (await self._agree(weighted, barrier, self._trained, _weighted_mean_of_finite))[:-1]
 
     def _trained(self) -> tuple[int, ...]:
         holders = () if self.holders is None else self.holders
@@ -381,9 +387,21 @@ class PairwiseAverager:
 
 
 def _mean_of_finite(parts: Sequence[Tensor], barrier: str) -> Tensor:
+    finite = _finite(parts, barrier)
+    return weighted_mean(finite, [1.0] * len(finite))
+
+
+def _weighted_mean_of_finite(parts: Sequence[Tensor], barrier: str) -> Tensor:
+    """Return the mean of the finite vectors; the last element of each is its weight."""
+    finite = _finite(parts, barrier)
+    weights = [float(part[-1]) for part in finite]
+    return weighted_mean(finite, weights if any(weights) else [1.0] * len(finite))
+
+
+def _finite(parts: Sequence[Tensor], barrier: str) -> list[Tensor]:
     finite = [part for part in parts if is_finite(part)]
     if not finite:
         raise FloatingPointError(
             f"{barrier}: no learner has finite values: training has diverged. Lower the learning rate"
         )
-    return weighted_mean(finite, [1.0] * len(finite))
+    return finite

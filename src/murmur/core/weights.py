@@ -106,6 +106,27 @@ class Weights:
             with self.section():
                 self._held -= 1
 
+    @contextmanager
+    def lent(self, w: Tensor) -> Iterator[None]:
+        """Set the model to weights w (P,) inside the block; the live ones stand beside it, open to other changes."""
+        with self.held() as version:
+            beside, own = self._lend(w)
+            try:
+                yield
+            finally:
+                with self.section():
+                    self.layout.scatter(own)
+                    if self.version == version and not beside:
+                        self._ahead = None  # else it would undo what the loop does to the model's weights from now on
+
+    def _lend(self, w: Tensor) -> tuple[bool, Tensor]:
+        """Set the model to w; return whether live weights stood beside it before, and the model's own weights."""
+        with self.section():
+            beside, own = self._ahead is not None, self.layout.gather()
+            self._writable()
+            self.layout.scatter(w)
+        return beside, own
+
     def step(self, change: Callable[[], None]) -> None:
         """Let `change` (an optimizer) update the live weights inside the model.
 

@@ -62,10 +62,10 @@ class ElasticGroup(GroupAround):
     Args:
         world: Group of all learners; must tolerate loss.
         me: This learner.
-        buffers: Tensors of its model that are not weights.
+        buffers: Returns the tensors that its model has now beside the weights.
     """
 
-    def __init__(self, world: Group, me: Member, buffers: Layout) -> None:
+    def __init__(self, world: Group, me: Member, buffers: Callable[[], Layout]) -> None:
         super().__init__(world)
         self.name = f"elastic {world.name}"
         self.me, self.buffers = me, buffers
@@ -267,7 +267,7 @@ class ElasticGroup(GroupAround):
         """Transfer a learner's state between two rounds to new members, or take it over as one of them."""
         me = self.me
         seen = (me.steps, self._completed, self.size)
-        state = LearnerState(*seen, me.source.assignment, me.weights.snapshot(), me.outer, self.buffers)
+        state = LearnerState(*seen, me.source.assignment, me.weights.snapshot(), me.outer, self.buffers())
         given = await transfer_state(self._now, state, root, entering)
         if entering:
             me.weights.set_(given.weights)

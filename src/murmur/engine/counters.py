@@ -56,11 +56,12 @@ class Counters:
     bad_steps: int = 0
 
     def good(self, loss: float) -> None:
-        """Count a minibatch with finite loss and gradient."""
+        """Count a minibatch with finite loss and gradient; a loss that is not known is nan."""
         self.loss = loss
         if math.isnan(self.first_loss):
             self.first_loss = self.recent_loss = loss
-        self.recent_loss += NEWEST * (loss - self.recent_loss)
+        if not math.isnan(loss):
+            self.recent_loss += NEWEST * (loss - self.recent_loss)
         self.skipped_in_a_row = 0
         self.good_since += 1
 

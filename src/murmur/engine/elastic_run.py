@@ -36,7 +36,7 @@ async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, ente
     if not (regroups(strategy) and me.group.tolerates_loss and me.group.size > 1):
         await strategy(me)
         return
-    me.group = left = ElasticGroup(me.group, me, source.buffers)
+    me.group = left = ElasticGroup(me.group, me, lambda: source.buffers)
     outside, named = me.seat.late, None
     while True:
         try:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from murmur.core.assignment import Assignment
 from murmur.core.facts import training_learners
-from murmur.core.flat import Layout, is_finite
+from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import Preparation
 from murmur.core.moments import Moments
@@ -23,6 +23,7 @@ from murmur.core.source import SKIPPED_SAMPLES, WHOLE
 from murmur.core.torch_private import foreach_copy_
 from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, WAITING
 from murmur.core.world import Seat
+from murmur.engine.bad_numbers import BadNumbers
 from murmur.engine.checkpoints.position import Log, Position
 from murmur.engine.clock import TrainingClock
 from murmur.engine.counters import Counters
@@ -51,7 +52,7 @@ class TaskSource:
         heldout: Held-out losses of the consensus at the evaluation points so far, if the schedule needs them.
         counters: Counters of this learner.
         alive: Number of live learners, where they do not go in step; None before the first boundary.
-        broken: True if its weights were not finite at the last check.
+        numbers: Checks of its gradients, steps and weights for numbers that are not finite.
         log: Minibatches that it has claimed.
     """
 
@@ -72,7 +73,6 @@ class TaskSource:
             seed_torch(seed_of(experiment.seed, "model"), seat.device)
             self.model = self.task.model().to(seat.device)
         self.layout = Layout.trainable(self.model)
-        self.buffers = Layout.buffers(self.model)
         self.optimizer = experiment.optimizer(self.model)
         self.moments = Moments(self.optimizer, self.layout)
         self._moved: Mapping[int, int] = {}
@@ -83,7 +83,7 @@ class TaskSource:
         self._claimed = 0  # minibatches claimed by all learners, as far as this one's claims show
         self.counters = Counters(experiment.most_skipped)
         self.log = Log()
-        self.broken = False
+        self.numbers = BadNumbers(self.layout, self.counters, size)
         self.alive: int | None = None
         self.heldout: tuple[float, ...] = ()
         self._natural = getattr(self.optimizer, "preconditioning", None)
@@ -95,6 +95,11 @@ class TaskSource:
         self._minibatches = Prefetch(experiment.minibatch, ahead, lane_to(seat.device))
         self._computed_by_others = 0.0  # seconds of gradients that were heard of since the previous record
         self._foreseen: list[int] | None = None  # None: numbers are claimed, and unknown before
+
+    @property
+    def buffers(self) -> Layout:
+        """Floating-point buffers that the model has now; its `forward` may assign others to the same names."""
+        return Layout.buffers(self.model)
 
     def next_index(self, steps: int) -> int | None:
         self._turn, rank = steps, self.seat.group.rank
@@ -121,9 +126,7 @@ class TaskSource:
 
     def restart(self) -> None:
         self.optimizer.state.clear()
-        if self.broken and is_finite(self.layout.gather()):
-            self.broken = False
-            self.counters.replace()
+        self.numbers.restarted()
 
     @property
     def span(self) -> tuple[int, int]:
@@ -162,7 +165,7 @@ class TaskSource:
             return self.empty(n, before_backward)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
         self.model.train()
-        buffers = self.buffers.gather() if self.buffers.tensors else None
+        buffers = self.buffers.gather()
         with self._natural or nullcontext():
             loss = self.task.loss(self.model, minibatch)
             mean = loss.total / loss.samples
@@ -180,8 +183,8 @@ class TaskSource:
             self.layout.gather_gradients(self._g)
         self.optimizer.zero_grad(set_to_none=True)
         drawn = Gradient(self._g, present, samples, value)
-        drawn = self._checked(n, drawn, before_backward is None)
-        if drawn.samples == SKIPPED_SAMPLES and buffers is not None:
+        drawn = self.numbers.judge(n, drawn, before_backward is None)
+        if drawn.samples == SKIPPED_SAMPLES and len(buffers):
             self.buffers.scatter(buffers)  # undo the running statistics of this minibatch
         self._computed(n)
         return drawn
@@ -200,22 +203,6 @@ class TaskSource:
             return
         self.drawn += 1
         self.cover.add(n)
-
-    def _checked(self, n: int, drawn: Gradient, whole: bool) -> Gradient:
-        """Return a gradient; one without weight if the loss or, for a `whole` gradient, an element is not finite."""
-        if not math.isfinite(drawn.loss):
-            self.broken = not is_finite(self.layout.gather())
-            if self.broken and self.seat.group.size > 1:
-                self.counters.wait(n)
-            else:
-                self.counters.skip(n, f"the loss is {drawn.loss}")
-        elif whole and not is_finite(drawn.g):
-            self.counters.skip(n, f"the gradient is not finite, at a loss of {drawn.loss:.4g}")
-            drawn.g.zero_()
-        else:
-            self.counters.good(drawn.loss)
-            return drawn
-        return Gradient(drawn.g, [False] * len(drawn.present), SKIPPED_SAMPLES, self.counters.loss, self.broken)
 
     def minibatch(self, n: int) -> Any:
         """Return minibatch n, or the piece of it that is due; None if that has no samples.
@@ -260,7 +247,7 @@ class TaskSource:
         if there:
             foreach_copy_([view for view, _ in there], [part for _, part in there])
         drawn = Gradient(self._g, [part is not None for part in kept], samples, loss)
-        return self._checked(n, drawn, total is None or not math.isfinite(total))
+        return self.numbers.judge(n, drawn, total is None or not math.isfinite(total))
 
     def close(self) -> None:
         """End the preparation of minibatches."""
@@ -281,10 +268,8 @@ class TaskSource:
             if decay:
                 group["weight_decay"] = decay * self.decay_times
         self.counters.rate = self.optimizer.param_groups[0]["lr"]
-        if not is_finite(g):  # a mean over all learners, with the same bits on each
-            self.counters.skip_step()
+        if not self.numbers.allow_step(g):
             return
-        self.counters.bad_steps = 0
         self.layout.hand_gradients(g, present)
         if self.experiment.max_gradient_norm is not None:
             nn.utils.clip_grad_norm_(self.layout.tensors, self.experiment.max_gradient_norm)
@@ -321,15 +306,12 @@ class TaskSource:
             if self._probe is None:
                 self._probe = deepcopy(self.model)  # with the frozen tensors of training
             Layout.trainable(self._probe).scatter(w)
-            if self.buffers.tensors:
+            if len(buffers):
                 Layout.buffers(self._probe).scatter(buffers)
             return self.task.evaluate(self._probe.eval())
 
     async def boundary(self, me: Learner) -> None:
-        if self.broken and is_finite(self.layout.gather()):
-            self.restart()  # the optimizer's state that led to these weights must not be kept
-        elif self.broken:
-            self.counters.still_broken()
+        self.numbers.end_round(self.restart)
         if not me.lock_step:
             training = [rank for rank in me.view if rank >= self._servers]
             self.alive = max(1, sum(len(me.members(rank)) for rank in training))

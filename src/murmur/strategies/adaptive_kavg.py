@@ -57,17 +57,25 @@ class AdaptiveKAVG:
             me.source.times = self.rate(now)
             loss = await self.steps(me, max(1, round(self.K(now))), max(1, round(self.minibatches(now))))
             rate = 0.0 if math.isnan(me.progress.rate) else me.progress.rate  # nan before the first step, at weight 0
-            mean = await moments.mean(F.new_tensor([loss, rate]))
-            me.weights.set_(mean[:-2])
-            F.copy_(torch.cat([mean[-2:] if math.isnan(first_loss) else F[:2], mean[-2:]]))
+            unknown = math.isnan(loss)  # sent as a number: a vector with nan has no weight in the mean
+            mean = await moments.mean(F.new_tensor([float(unknown), 0.0 if unknown else loss, rate]))
+            me.weights.set_(mean[:-3])
+            latest = mean[-2:].clone()
+            if mean[-3] > 0:
+                latest[0] = math.nan
+            F.copy_(torch.cat([latest if math.isnan(first_rate) else F[:2], latest]))
 
     async def steps(self, me: Learner, K: int, B: int) -> float:
-        """Take K steps of B minibatches each; return the mean loss per sample."""
+        """Take K steps of B minibatches each; return the mean loss per sample, nan if a loss is not given.
+
+        Raises:
+            ValueError: A rule needs the losses, and the loop does not give them.
+        """
         loss = counted = taken = samples = 0.0
         total = None
         async for g in me.gradients(at_most=K * B):
             n, taken = me.fresh_samples - counted, taken + 1
-            loss += n * me.progress.loss if n > SKIPPED_SAMPLES else 0.0
+            loss += n * self._loss(me) if n > SKIPPED_SAMPLES else 0.0
             counted, samples = me.fresh_samples, samples + n
             total = g if B == 1 else g * n if total is None else total.add_(g, alpha=n)
             if taken % B == 0:
@@ -76,6 +84,14 @@ class AdaptiveKAVG:
         if total is not None:  # the budget ended in the middle of a step
             me.descend(total.div_(samples))
         return loss / counted if counted > 0 else 0.0
+
+    def _loss(self, me: Learner) -> float:
+        loss = me.progress.loss
+        if math.isnan(loss):
+            for rule in (self.K, self.minibatches, self.rate):
+                if getattr(rule, "needs_losses", False):
+                    raise ValueError(f"{rule} follows the training loss: give it to every step, me.step(loss=...)")
+        return loss
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         start = Standing(Progress(0, 0.0, 0.0, 0.0, math.nan, math.nan))

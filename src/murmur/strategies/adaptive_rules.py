@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from murmur.core.learner import Progress
 
@@ -26,6 +27,8 @@ from murmur.core.learner import Progress
 @dataclass(frozen=True)
 class Standing:
     """Input of a rule, the same on every learner. Losses and rates are nan before the first round.
+
+    Losses stay nan in a loop that does not give them.
 
     Attributes:
         at: Progress of the run; its loss is that of the latest round over all learners.
@@ -45,6 +48,7 @@ Rule = Callable[[Standing], float]
 class AdaComm:
     """K, starting at `K`, falls with the loss and grows as the rate falls; between 1 and `most`."""
 
+    needs_losses: ClassVar[bool] = True
     K: int = 16
     rate_power: float = 1.0
     most: int = 64

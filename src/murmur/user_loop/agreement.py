@@ -17,17 +17,18 @@ from murmur.user_loop.source import Plan
 
 
 def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check that the strategy leaves minibatches to the loop, and that the optimizer steps only the model.
+    """Check that the strategy leaves minibatches to the loop, and that the optimizer steps the model and no more.
 
     Raises:
-        ValueError: The strategy assigns minibatches, or the optimizer holds other parameters too, or it calls the model
-            by itself.
+        ValueError: The strategy assigns minibatches, or the optimizer holds other parameters too, or not all that are
+            trainable, or it calls the model by itself.
     """
     if Facts.of(strategy).assigns_minibatches:
         inner = f": join {strategy.inner}" if isinstance(strategy, FactsOfInner) else ""
         raise ValueError(f"{strategy} assigns minibatches, but here every loop has its own loader{inner}")
     own = {id(p) for p in model.parameters()}
-    strange = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    strange = sum(p not in own for p in held)
     if strange:
         raise ValueError(
             f"the optimizer holds {strange} tensors that are not parameters of the model, and would not be averaged:"
@@ -35,6 +36,19 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS calls the model by itself (a closure): it cannot be joined; use another optimizer")
+    loose = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
+            raise ValueError(
+                f"{name or 'the model'} makes sparse gradients, but vectors of gradients are dense: make the embedding"
+                " with sparse=False"
+            )
+    if loose:
+        raise ValueError(
+            f"the optimizer does not hold {len(loose)} trainable parameters of the model, {loose[0]} for one. Give it"
+            " those to be trained as a further parameter group, and freeze the others with requires_grad_(False):"
+            " a second optimizer would change weights that the strategy replaces"
+        )
 
 
 def terms(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> dict[str, str]:

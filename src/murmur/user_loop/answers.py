@@ -26,9 +26,15 @@ POLL_SECONDS = 0.25
 
 
 class Answers:
-    """One learner's side of requests for the mean model."""
+    """One learner's side of requests for the mean model.
 
-    def __init__(self, group: Group, loop: Loop, buffers: Layout) -> None:
+    Args:
+        group: Group of all learners.
+        loop: State of the loop.
+        buffers: Returns the floating-point buffers that the model has now.
+    """
+
+    def __init__(self, group: Group, loop: Loop, buffers: Callable[[], Layout]) -> None:
         self.group, self.loop, self.buffers = group, loop, buffers
         self._asked = 0
 
@@ -43,7 +49,7 @@ class Answers:
         self.group.post(torch.empty(0), self.group.rank, ASK, (STOP,))
 
     def _own(self) -> tuple[Tensor, Tensor]:
-        return self.loop.weights.snapshot(), self.buffers.gather()
+        return self.loop.weights.snapshot(), self.buffers().gather()
 
     @contextmanager
     def in_place(self, source: LoopSource, live: Callable[[], Sequence[int]], timeout_seconds: float) -> Iterator[None]:
@@ -54,16 +60,14 @@ class Answers:
         """
         weights = self.loop.weights
         with weights.held():
-            weights.add_(torch.zeros_like(source.layout.gather()))  # the live weights are now a copy beside the model
-            own = source.layout.gather(), self.buffers.gather()
-            mean = own if self.group.size == 1 else drive(self._mean(live, timeout_seconds))
-            try:
-                source.layout.scatter(mean[0])
-                self.buffers.scatter(mean[1])
-                yield
-            finally:
-                source.layout.scatter(own[0])
-                self.buffers.scatter(own[1])
+            own = self.buffers().gather()
+            mean = (source.layout.gather(), own) if self.group.size == 1 else drive(self._mean(live, timeout_seconds))
+            with weights.lent(mean[0]):
+                try:
+                    self.buffers().scatter(mean[1])
+                    yield
+                finally:
+                    self.buffers().scatter(own)
 
     async def _mean(self, live: Callable[[], Sequence[int]], timeout_seconds: float) -> tuple[Tensor, Tensor]:
         deadline = time.monotonic() + timeout_seconds

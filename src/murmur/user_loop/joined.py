@@ -53,13 +53,16 @@ def join(
     Args:
         strategy: Strategy, such as `KAVG(K=8)`.
         model: Model on the device of its training, with frozen parameters already frozen.
-        optimizer: Optimizer of parameters of the model. Call `me.step()` in place of its `step()`.
+        optimizer: Optimizer of all trainable parameters of the model, which the strategy averages. Call `me.step()` in
+            place of its `step()`. A second optimizer for some of them is refused: the strategy would replace the
+            weights that it has changed. Make parameter groups of one optimizer, and freeze what is not trained.
         plan: Facts that a few strategies need; they ask for them.
         seat: Seat in an existing world, or place in a launch (`murmur.take_place`); None: the place that the launcher
             gave this process.
 
     Raises:
-        ValueError: The optimizer holds parameters that the model does not, or needs a closure.
+        ValueError: The optimizer holds parameters that the model does not, or not all trainable ones of the model, or
+            needs a closure.
     """
     return Joined(strategy, model, optimizer, plan or Plan(), seat)
 
@@ -92,19 +95,37 @@ class Joined:
         at = self._place if self._given is None else self._given.group
         self.rank, self.size = at.rank, at.size
         self._layout = Layout.trainable(model)
-        self._ended = False
+        self._ended = self._entered = self._left = False
         self._running: Coroutine[Any, Any, None] | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Joined:
+        if self._entered:
+            raise RuntimeError("this loop has had its block: call murmur.join again for another one")
         with ExitStack() as stack:
             seat = self._given or stack.enter_context(self._world().seated())
             self._sit(seat)
             drive(self._begin())
+            self._source.keep_buffers()
             guard = self.optimizer.register_step_pre_hook(self._refuse)
             stack.callback(guard.remove)
             self._stack = stack.pop_all()
+        self._entered = True
         return self
+
+    def _check_inside(self, what: str) -> None:
+        """Check that the loop is in its block.
+
+        Raises:
+            RuntimeError: It is not; tells the remedy.
+        """
+        if not self._entered:
+            raise RuntimeError(f"{what} came before the block: write `with murmur.join(...) as me:` around the loop")
+        if self._left:
+            raise RuntimeError(
+                f"{what} came after the block of murmur.join, whose model is final: move it into the block, or train on"
+                " with the optimizer alone"
+            )
 
     def _world(self) -> ProcessWorld:
         alone = HashStore() if self._place.size == 1 else None
@@ -119,7 +140,7 @@ class Joined:
         self._source = source
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
-        self._answers = Answers(seat.group, self._loop, source.buffers)
+        self._answers = Answers(seat.group, self._loop, lambda: source.buffers)
 
     async def _begin(self) -> None:
         """Check that all learners agree, and begin with learner 0's model."""
@@ -157,6 +178,7 @@ class Joined:
             PeerLost: A learner is gone.
             RuntimeError: This step has had one already.
         """
+        self._check_inside("last_backward()")
         if self._running is None:
             with self._loop.weights.held():  # the model has been through a forward pass: its weights must not change
                 self._advance()
@@ -164,36 +186,43 @@ class Joined:
         with self._source.behind.last(positive(samples), start):
             yield
 
-    def step(self, samples: float | None = None, loss: float = float("nan")) -> None:
+    def step(self, samples: float | None = None, loss: float | None = None) -> None:
         """Pass the gradients in the model's .grad fields to the strategy; the model then has its next weights.
 
         With a loss scaler: `scaler.unscale_(me)` before clipping, then `scaler.step(me)`; never with the optimizer, or
         gradients are unscaled twice.
+
+        Gradients that are not finite, or have a loss that is not, are left out and have no weight in any mean.
 
         Args:
             samples: Samples of which they are the mean (default 1); learners with more samples count for more.
             loss: Mean loss of those samples, for strategies that adapt to it.
 
         Raises:
+            FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
             PeerLost: A learner is gone.
-            RuntimeError: A parameter has become trainable since the start, an activity beside the loop has failed, or
-                gradients were changed after `last_backward`.
+            RuntimeError: The loop is not in its block, a parameter has become trainable since the start, a gradient is
+                sparse, an activity beside the loop has failed, or gradients were changed after `last_backward`.
+            TypeError: `samples` is a closure.
+            ValueError: `samples` is not positive, or not what `last_backward` was given.
         """
+        self._check_inside("step()")
         behind = self._source.behind
-        told = behind.samples if samples is None else positive(samples)
-        if behind.samples not in (None, told):
-            raise ValueError(f"last_backward got {behind.samples:g} samples, step {samples:g}: pass them to one only")
-        samples = 1.0 if told is None else told
-        self._source.check_trainable()
+        samples = behind.told(None if samples is None else positive(samples))
+        self._source.check_gradients()
         scale, overflows = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
         behind.check(scaled=hasattr(self, "found_inf"))
         self._loop.offer = Offer(
-            samples, float(loss), scale=1.0 if scale is None else float(scale), skipped=float(overflows) > 0
+            samples,
+            None if loss is None else float(loss),
+            scale=1.0 if scale is None else float(scale),
+            skipped=float(overflows) > 0,
         )
         self._advance()
         if self._ended and self._loop.take() is not None:
             behind.take()
         self._source.clear()
+        self._source.keep_buffers()
 
     def _advance(self) -> None:
         if self._ended:
@@ -220,6 +249,8 @@ class Joined:
     @property
     def progress(self) -> Progress:
         """Progress of the run, in steps of all learners together."""
+        if not self._entered:
+            self._check_inside("progress")
         return self._me.progress
 
     @contextmanager
@@ -228,6 +259,7 @@ class Joined:
 
         Any learner may call it at any time, alone or not; the others do not wait.
         """
+        self._check_inside("consensus()")
         with self._answers.in_place(self._source, self._live, self.plan.timeout_seconds):
             yield self.model
 
@@ -257,6 +289,7 @@ class Joined:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left = True
         if error is None:
             with self._stack:
                 self._finish()

@@ -45,6 +45,19 @@ class Behind:
         if start is not None:
             self._left = [(t, t.grad, version_of(t.grad)) for t in self.layout.tensors if t.grad is not None]
 
+    def told(self, samples: float | None) -> float:
+        """Return the samples of the step, of which `step()` gives none or `samples`.
+
+        Raises:
+            ValueError: The last backward pass had others.
+        """
+        if self.samples is not None and samples not in (None, self.samples):
+            raise ValueError(
+                f"last_backward got {self.samples:g} samples, step {samples:g}, after the gradients had been sent with"
+                f" the former: call last_backward(samples={samples:g}), and step() without samples"
+            )
+        return next((told for told in (self.samples, samples) if told is not None), 1.0)
+
     def check(self, scaled: bool) -> None:
         """Check that the gradients have not changed since they were sent.
 

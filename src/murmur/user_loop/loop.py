@@ -25,13 +25,13 @@ class Offer:
 
     Attributes:
         samples: Samples of which the gradients are the mean.
-        loss: Loss per sample; nan if not given.
+        loss: Loss per sample; None if not given.
         scale: Factor of a loss scaler, by which the gradients have to be divided.
         skipped: True if the gradients are not finite and do not count.
     """
 
     samples: float
-    loss: float
+    loss: float | None
     scale: float = 1.0
     skipped: bool = False
 

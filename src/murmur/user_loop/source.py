@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.assignment import Assignment
-from murmur.core.flat import Layout
+from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import NOTHING, Preparation
 from murmur.core.moments import Moments
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE
 from murmur.core.world import drive
+from murmur.engine.bad_numbers import BadNumbers
+from murmur.engine.counters import Counters
 from murmur.engine.scaling import Scaled
 from murmur.user_loop.group import JoinedGroup
 from murmur.user_loop.last_backward import Behind
@@ -40,6 +42,7 @@ class Plan:
         scaling: Rule by which rate and betas follow the number of learners (`murmur.scaling(strategy)`); the optimizer
             has the settings of one learner. Needs `total_steps`.
         timeout_seconds: Time that learners wait for a busy one (in an evaluation of its own) before they give up.
+        most_skipped: Number of consecutive steps left out for a non-finite loss or gradient that ends the run.
     """
 
     total_steps: int | None = None
@@ -47,6 +50,7 @@ class Plan:
     evaluate: Evaluate | None = None
     scaling: Scaled | None = None
     timeout_seconds: float = 1800.0
+    most_skipped: int = 10
 
     def __post_init__(self) -> None:
         if self.total_steps is not None and self.total_steps < 1:
@@ -55,14 +59,22 @@ class Plan:
             raise ValueError("Plan(scaling=...) warms rates up over a share of the run: give total_steps too")
         if not (self.samples_per_step > 0 and 0 < self.timeout_seconds < math.inf):
             raise ValueError(f"samples_per_step and timeout_seconds must be positive and finite, got {self}")
+        if self.most_skipped < 1:
+            raise ValueError(f"most_skipped must be at least 1, got {self.most_skipped}")
 
 
 def positive(samples: float) -> float:
     """Check that a number of samples is positive and finite, and return it.
 
     Raises:
-        ValueError: It is not.
+        TypeError: It is a closure.
+        ValueError: It is not positive and finite.
     """
+    if callable(samples):
+        raise TypeError(
+            "step() takes the number of samples, not a closure: compute the gradients first (loss.backward()), then"
+            " call me.step(samples)"
+        )
     if not 0 < samples < math.inf:
         raise ValueError(f"samples must be positive and finite, got {samples}")
     return float(samples)
@@ -74,6 +86,9 @@ class LoopSource:
     Attributes:
         stepping: True while the strategy steps the optimizer.
         behind: State of the step's last backward pass.
+        counters: Counters of this learner.
+        drawn: Number of gradients of the loop that were used.
+        numbers: Checks of its gradients, steps and weights for numbers that are not finite.
 
     Args:
         layout: Trainable tensors of the model.
@@ -94,9 +109,10 @@ class LoopSource:
         group: JoinedGroup,
     ) -> None:
         self.model, self.optimizer, self.plan, self.loop, self.group = model, optimizer, plan, loop, group
-        self.layout, self.buffers, self.integers = layout, Layout.buffers(model), Layout.integers(model)
+        self.layout = layout
         self.assignment = Assignment(tuple(range(group.size)))
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.moments = Moments(optimizer, layout)
         self.behind = Behind(self.layout)
         self.times = self.decay_times = 1.0
@@ -104,17 +120,35 @@ class LoopSource:
         self.recorded = True
         self.stepping = False
         self._g = self.layout.empty()
-        self._turn = self._claimed = 0
-        self._loss = self._rate = math.nan
+        self._turn = self._claimed = self.drawn = 0
+        self.counters = Counters(plan.most_skipped)
+        self.numbers = BadNumbers(layout, self.counters, group.size)
+        self._kept_buffers = torch.empty(0)
         self._probe: Any = None
         self._together: dict[str, Group] = {}
 
-    def check_trainable(self) -> None:
-        """Check that only parameters that were trainable at the start have gradients.
+    @property
+    def buffers(self) -> Layout:
+        """Floating-point buffers that the model has now; its `forward` may assign others to the same names."""
+        return Layout.buffers(self.model)
+
+    @property
+    def integers(self) -> Layout:
+        """Integer and boolean buffers that the model has now."""
+        return Layout.integers(self.model)
+
+    def check_gradients(self) -> None:
+        """Check that only parameters that were trainable at the start have gradients, and that those are dense.
 
         Raises:
-            RuntimeError: Another one has a gradient; names it.
+            RuntimeError: Another one has a gradient, or a sparse one; names it.
         """
+        for name, p in self._trainable:
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"the gradient of {name} is sparse, but vectors of gradients are dense: make the embedding with"
+                    " sparse=False"
+                )
         for name, p in self._frozen:
             if p.grad is not None:
                 raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: unfreeze it before")
@@ -151,43 +185,73 @@ class LoopSource:
         return NOTHING  # the loop brings its own data
 
     def heard(self, loss: float, compute_seconds: float) -> None:  # noqa: ARG002 - there are no records
-        self._loss = loss
+        self.counters.loss = loss
 
-    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:  # noqa: ARG002
+    def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
         """Return the gradient that the loop offers; an empty one if the loop is over or skipped the step.
 
-        With `before_backward` it stays in the .grad fields, where the sums read it or have read it already.
+        With `before_backward` it stays in the .grad fields, where the sums read it or have read it already. What they
+        have read is checked in the mean.
+
+        Raises:
+            FloatingPointError: Too many gradients in a row were not finite.
         """
         if self.piece.of > 1:
             raise ValueError("the strategy wants minibatches in pieces, but a loop offers the gradients of whole ones")
-        offer = self.loop.take()
+        offer, begun = self.loop.take(), self.behind.take()
+        if offer is not None and begun and before_backward is not None:
+            self.counters.loss = math.nan if offer.loss is None else offer.loss
+            self.drawn += 1
+            return Gradient(self._g, self._present(), offer.samples, self.counters.loss)
+        drawn = self._offered(n, offer)
+        if drawn.samples == SKIPPED_SAMPLES:
+            self.clear()
+            self._restore_buffers()
+        else:
+            self.drawn += 1
+        if before_backward is not None and not begun:
+            if offer is not None and offer.scale != 1.0:
+                self.layout.hand_gradients(drawn.g, drawn.present)
+            before_backward(drawn.samples)
+        return drawn
+
+    def _offered(self, n: int, offer: Offer | None) -> Gradient:
+        """Return the gradient of an offer, unscaled; one without weight if there is none or it is not finite."""
         if offer is None or offer.skipped:
-            self.optimizer.zero_grad(set_to_none=True)
-            offer = Offer(SKIPPED_SAMPLES, self._loss)
-        self._loss = offer.loss
-        begun = self.behind.take()
-        present = [t.grad is not None for t in self.layout.tensors]
-        if before_backward is None:
-            self.layout.gather_gradients(self._g)
-            if offer.scale != 1.0:
-                self._g.div_(offer.scale)
-        elif not begun:
-            if offer.scale != 1.0:
-                for tensor in self.layout.tensors:
-                    if tensor.grad is not None:
-                        tensor.grad.div_(offer.scale)
-            before_backward(offer.samples)
-        return Gradient(self._g, present, offer.samples, offer.loss)
+            self._g.zero_()
+            return Gradient(self._g, [False] * len(self.layout.tensors), SKIPPED_SAMPLES, self.counters.loss)
+        _, present = self.layout.gather_gradients(self._g)
+        if offer.scale != 1.0:
+            self._g.div_(offer.scale)
+        if offer.loss is None:
+            return self.numbers.judge_without_loss(n, Gradient(self._g, present, offer.samples, math.nan))
+        return self.numbers.judge(n, Gradient(self._g, present, offer.samples, offer.loss), whole=True)
+
+    def _present(self) -> list[bool]:
+        return [t.grad is not None for t in self.layout.tensors]
+
+    def keep_buffers(self) -> None:
+        """Keep the floating-point buffers between two steps, to undo what a bad minibatch does to them."""
+        self._kept_buffers = self.buffers.gather()
+
+    def _restore_buffers(self) -> None:
+        """Undo the running statistics of a bad minibatch, which would stay bad for ever."""
+        buffers = self.buffers
+        if buffers.tensors and buffers.numel == self._kept_buffers.numel() and not is_finite(buffers.gather()):
+            buffers.scatter(self._kept_buffers)
 
     def nothing(self) -> Gradient:
         return Gradient(torch.zeros_like(self._g), [False] * len(self.layout.tensors), 0.0, math.nan)
 
     def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:  # noqa: ARG002 - nothing is recorded
+        if not self.numbers.allow_step(g):
+            self.clear()
+            return
         self.layout.hand_gradients(g, present)
         self.stepping = True
         try:
             with self._settings():
-                self._rate = float(self.optimizer.param_groups[0]["lr"])
+                self.counters.rate = float(self.optimizer.param_groups[0]["lr"])
                 self.optimizer.step()
         finally:
             self.stepping = False
@@ -226,6 +290,7 @@ class LoopSource:
 
     def restart(self) -> None:
         self.optimizer.state.clear()
+        self.numbers.restarted()
 
     def progress(self) -> Progress:
         return self._progress(self._claimed or self.reached(self._turn))
@@ -250,8 +315,8 @@ class LoopSource:
             steps * self.plan.samples_per_step,
             fraction,
             fraction,
-            self._loss,
-            self._rate,
+            self.counters.loss,
+            self.counters.rate,
             growth=float(self.group.size) if self.plan.scaling is None else self.plan.scaling.growth(self.group.size),
         )
 
@@ -269,5 +334,6 @@ class LoopSource:
             Layout.buffers(self._probe).scatter(self.buffers.gather())
             return self.plan.evaluate(self._probe.eval())
 
-    async def boundary(self, me: Learner) -> None:
-        """Do nothing: the loop evaluates and saves checkpoints itself."""
+    async def boundary(self, me: Learner) -> None:  # noqa: ARG002 - a loop has no records
+        """Check the weights after a round. The loop evaluates and saves checkpoints itself."""
+        self.numbers.end_round(self.restart)

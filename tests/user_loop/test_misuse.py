@@ -1,0 +1,137 @@
+"""Uses of a joined loop that cannot work: each is refused, with its remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import murmur
+from murmur.core.flat import Layout
+from murmur.strategies import KAVG, SyncSGD
+from murmur.worlds.threads import ThreadSeat
+from user_loops import loss_of, net, optimizer_of, state
+
+
+def joined(model: Any = None) -> murmur.Joined:
+    model = net(0) if model is None else model
+    return murmur.join(SyncSGD(), model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda me: me.step(),
+        lambda me: me.last_backward().__enter__(),
+        lambda me: me.consensus().__enter__(),
+        lambda me: me.progress,
+    ],
+    ids=["step", "last_backward", "consensus", "progress"],
+)
+def test_a_use_before_the_block_names_the_block(use: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"came before the block: write `with murmur.join\(...\) as me:`"):
+        use(joined())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda me: me.step(), lambda me: me.last_backward().__enter__(), lambda me: me.consensus().__enter__()],
+    ids=["step", "last_backward", "consensus"],
+)
+def test_a_use_after_the_block_is_refused(use: Any) -> None:
+    model = net(0)
+    with joined(model) as me:
+        loss_of(model, 0).backward()
+        me.step()
+    loss_of(model, 1).backward()
+    with pytest.raises(RuntimeError, match=r"came after the block of .*, whose model is final"):
+        use(me)
+    assert model.inner.weight.grad is not None
+    assert me.progress.minibatches == 1
+    with pytest.raises(RuntimeError, match=r"call murmur.join again"), me:
+        pass
+
+
+def test_a_closure_is_refused() -> None:
+    model = net(0)
+    with joined(model) as me, pytest.raises(TypeError, match=r"not a closure: compute the gradients first"):
+        me.step(lambda: loss_of(model, 0).backward())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_samples_belong_to_the_last_backward_pass(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ThreadSeat, "overlaps", beside)
+    model = net(0)
+    with joined(model) as me:
+        with me.last_backward():
+            loss_of(model, 0).backward()
+        with pytest.raises(ValueError, match=r"call last_backward\(samples=64\), and step\(\) without samples"):
+            me.step(samples=64)
+        me.step()
+        with me.last_backward(samples=64):
+            loss_of(model, 1).backward()
+        me.step(samples=64)
+
+
+def test_complex_parameters_are_refused_unless_frozen() -> None:
+    model = nn.ParameterDict({"re": nn.Parameter(torch.ones(2)), "phase": nn.Parameter(torch.ones(2) * 1j)})
+    with pytest.raises(ValueError, match=r"phase is complex.*view_as_real.*view_as_complex"):
+        joined(model)
+    with pytest.raises(ValueError, match="phase is complex"):
+        Layout.trainable(model)
+    model["phase"].requires_grad_(False)
+    joined(model)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"0 makes sparse gradients.*sparse=False"):
+        joined(nn.Sequential(nn.Embedding(4, 3, sparse=True)))
+    table = nn.Embedding(4, 3)
+    with joined(table) as me:
+        nn.functional.embedding(torch.tensor([1]), table.weight, sparse=True).sum().backward()
+        with pytest.raises(RuntimeError, match=r"the gradient of weight is sparse.*sparse=False"):
+            me.step()
+        table.weight.grad = None
+
+
+@pytest.mark.filterwarnings("error:Seems like `optimizer.step:UserWarning")
+@pytest.mark.parametrize("others", [0, 1], ids=["none before", "one before"])
+def test_a_scheduler_may_be_made_where_steps_are_routed(others: int) -> None:
+    """The run is that of the plain loop, and so is what the optimizer does after the block."""
+
+    def run(routes: bool) -> tuple[Tensor, float]:
+        model = net(0)
+        optimizer = optimizer_of(model)
+        schedulers: list[Any] = [torch.optim.lr_scheduler.StepLR(optimizer, 3) for _ in range(others)]
+
+        def steps(numbers: range) -> None:
+            for n in numbers:
+                optimizer.zero_grad()
+
+                def closure(n: int = n) -> Tensor:
+                    loss = loss_of(model, n)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)  # type: ignore[arg-type]
+                for scheduler in schedulers:
+                    scheduler.step()
+
+        def make_and_step() -> None:
+            schedulers.append(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
+            steps(range(5))
+
+        if routes:
+            with murmur.join(KAVG(2), model, optimizer) as me, murmur.routed(me):
+                make_and_step()
+                assert me.progress.minibatches > 0  # the strategy took the steps
+        else:
+            make_and_step()
+        steps(range(5, 8))
+        return state(model), float(optimizer.param_groups[0]["lr"])
+
+    (end, rate), (wanted, same) = run(routes=True), run(routes=False)
+    assert torch.equal(end, wanted)
+    assert rate == same
