@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from murmur.engine.scaling import Auto
 from murmur.studies.comparison.rows import Row, Rows
-from murmur.studies.papers import asgd, hierarchy
+from murmur.studies.papers import asgd
 from murmur.studies.papers.all import STUDIES
 from murmur.studies.papers.base import LEARNERS
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
@@ -46,15 +46,12 @@ def test_every_cell_can_be_run(each: object) -> None:
     assert cell.setup.training[cell.optimizer].rates
 
 
-def test_systems_of_a_study_have_as_many_trials_of_which_one_is_that_of_the_rule() -> None:
-    """The flat ring of `hierarchy`, of which only the speed is judged, has two; the others have three."""
-    systems = [
-        (study.name, name, group) for study in ALL for name, group in study.groups.items() if isinstance(group, System)
-    ]
+def test_every_system_has_two_trials_of_which_one_is_that_of_the_rule() -> None:
+    systems = [group for study in ALL for group in study.groups.values() if isinstance(group, System)]
     assert len(systems) > 25
-    for study, name, system in systems:
+    for system in systems:
         shares = {factor * system.alone.cell.minibatch / system.cell.minibatch for factor in system.trials}
-        assert len(set(system.trials)) == (3 if study == "hierarchy" and name != hierarchy.FLAT else 2)
+        assert len(set(system.trials)) == 2
         assert 1.0 in (shares if system.cell.grows else system.trials)
     assert {len(alone.rates) for alone in LEARNERS.values()} == {3}
 

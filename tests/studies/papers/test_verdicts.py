@@ -106,12 +106,13 @@ def test_the_hierarchy_must_be_faster_than_each_reading_of_the_flat_ring() -> No
     assert verdict("hierarchy", 3, by_time(SuperLearners=0.018, ADPSGD=0.03, SyncSGD=0.012)) == "differs"
 
 
-def test_systems_with_the_large_minibatch_can_have_a_rate_between_the_linear_rule_and_its_root() -> None:
-    rates = [hierarchy.SMALL.rates[0] * factor for factor in (hierarchy.LINEAR, hierarchy.BETWEEN, hierarchy.ROOT)]
-    for best in rates:
-        go = changed(lambda cell, best=best: 0.9 if cell.learners == 1 or cell.rate == best else 1.0)
-        rows = found(STUDIES["hierarchy"], go, (hierarchy.NODES, hierarchy.SYNC))
-        assert all(row["cell"]["rate"] == best for group in rows.values() for row in group)
+def test_a_better_rate_between_the_trials_of_the_hierarchy_is_told() -> None:
+    study = STUDIES["hierarchy"]
+    claim = study.claims[0]
+    for factor, told in ((0.9, True), (1.1, False)):
+        go = changed(lambda cell, factor=factor: factor if cell.rate == hierarchy.BETWEEN_RATE else 1.0)
+        outcome = claim.judge(found(study, go, (*claim.needs, *claim.beside)))
+        assert ("a later trial with the rate 0.000841" in outcome.why) == told
 
 
 def test_short_runs_tell_what_slows_many_learners_down() -> None:

@@ -55,18 +55,17 @@ after a review. The third claim of `hierarchy` is undecided while readings of th
 agreed. A word error rate that does not differ from that of the best range no longer agrees in the second claim of
 `frequency`, which was not judged yet. One learner's rate in the search for the largest minibatch comes from trials with
 all frames; that claim of `rings` was not judged yet. The words "at large minibatches" were taken out of the first claim
-of `rings`. On the same day the systems of `hierarchy` were given a third trial, between the first two: its first claim
-had been undecided (1.037), and a trial at a rate between both was better (1.7128 against 1.7504).
+of `rings`.
 
 **Rates.** The rate of a system is one learner's rate times a factor, to which `murmur.engine.scaling.Auto` is applied.
-Trials choose the factor: the first trials have the factor 1, which is the rule of `Auto`, and one other factor, two in
-`hierarchy`. One learner begins with two or three rates. Trials have seed 0; the trial with the lowest held-out loss is
-the best. Trials of the BLSTM and of one LSTM with CTC have a quarter of the frames. Trials of the sigmoid network, of
-`frequency` and of the largest minibatch have all frames, and are the runs with seed 0. While the best value is the
-lowest or the highest one tried, the next value by about the same factor is tried, up to four values with a system and
-six with one learner. If the best value is still at an end after that, the system is judged with it. The runs at the
-best value have all frames and all seeds. Runs that show a speed alone, such as those of other averages in `schedules`,
-have a part of the frames and one seed; their losses are judged nowhere.
+Trials choose the factor: the first trials have the factor 1, which is the rule of `Auto`, and one other factor. One
+learner begins with two or three rates. Trials have seed 0; the trial with the lowest held-out loss is the best. Trials
+of the BLSTM and of one LSTM with CTC have a quarter of the frames. Trials of the sigmoid network, of `frequency` and of
+the largest minibatch have all frames, and are the runs with seed 0. While the best value is the lowest or the highest
+one tried, the next value by about the same factor is tried, up to four values with a system and six with one learner.
+If the best value is still at an end after that, the system is judged with it. The runs at the best value have all
+frames and all seeds. Runs that show a speed alone, such as those of other averages in `schedules`, have a part of the
+frames and one seed; their losses are judged nowhere.
 
 **Data.** AN4 for the LSTM with CTC, 4.1 h of LibriSpeech with its trigrams for the others. Frames are those of all
 learners together; systems of a study have equal numbers of frames, without those of pre-training. In most studies one

@@ -123,7 +123,7 @@ class System:
 
     alone: Alone
     change: Mapping[str, object]
-    trials: tuple[float, ...] = AUTO_FIRST
+    trials: tuple[float, float] = AUTO_FIRST
     part: int | None = None
     seeds: tuple[int, ...] = SEEDS
     decoded: tuple[int, ...] = ONE_SEED
