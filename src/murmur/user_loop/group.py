@@ -132,3 +132,15 @@ class JoinedGroup(GroupAround):
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         return self.loops.leaves(self.inner.start_sum(x))
+
+
+def group_of_next_block(world: Group) -> Group:
+    """Return the group of a learner's next block in a world: the world's own at first, then groups like it.
+
+    Each block begins with unused counters, messages and claims. All learners have equally many blocks.
+    """
+    if world.count(f"blocks of {world.rank}", 1) == 1:
+        return world
+    twin = world.split([range(world.size)])
+    assert twin is not None
+    return twin

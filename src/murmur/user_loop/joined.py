@@ -6,7 +6,8 @@
             me.step()                                    # replaces optimizer.step() and zero_grad()
 
 A process started by torchrun, srun or mpirun is one of several learners; one started plainly is the only learner. At
-the end of the block the model holds the mean of all learners' weights, and of their BatchNorm statistics.
+the end of the block the model holds the mean of all learners' weights, and of their BatchNorm statistics. A program may
+have several blocks, one after the other; all learners have equally many.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from torch import Tensor, nn
 
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
+from murmur.core.group import Group
 from murmur.core.learner import Learner, Progress, Strategy
 from murmur.core.membership import ENDED
-from murmur.core.torch_private import HashStore
+from murmur.core.torch_private import HashStore, Store
 from murmur.core.weights import Weights
 from murmur.core.world import Seat, drive
 from murmur.user_loop.agreement import agree, check_joinable, terms
 from murmur.user_loop.answers import Answers
 from murmur.user_loop.ending import take_over
-from murmur.user_loop.group import JoinedGroup, Loops
+from murmur.user_loop.group import JoinedGroup, Loops, group_of_next_block
 from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance
 from murmur.user_loop.source import LoopSource, Plan, positive
 from murmur.worlds.process.launch.environment import Place, place_of
-from murmur.worlds.process.world import ProcessWorld
+from murmur.worlds.process.store.blocks import store_of_next_block
+from murmur.worlds.process.world import START_SECONDS, ProcessWorld
 
 __all__ = ["Joined", "Plan", "join"]
 log = logging.getLogger(__name__)
@@ -98,32 +101,39 @@ class Joined:
 
     def __enter__(self) -> Joined:
         with ExitStack() as stack:
-            seat = self._given or stack.enter_context(self._world().seated())
-            self._sit(seat)
+            seat = self._given or self._own_seat(stack)
+            self._sit(seat, group_of_next_block(seat.group))
             drive(self._begin())
             guard = self.optimizer.register_step_pre_hook(self._refuse)
             stack.callback(guard.remove)
             self._stack = stack.pop_all()
         return self
 
-    def _world(self) -> ProcessWorld:
-        alone = HashStore() if self._place.size == 1 else None
-        device = str(self._layout.device)
-        return ProcessWorld(self._place, device, self.plan.timeout_seconds, store=alone)
+    def _own_seat(self, stack: ExitStack) -> Seat:
+        """Enter the next block of this process's launch; leave it at the end of the stack."""
+        device, seconds, start_seconds = str(self._layout.device), self.plan.timeout_seconds, START_SECONDS
+        store: Store = HashStore()
+        if self._place.size > 1:
+            store, number = stack.enter_context(store_of_next_block(self._place, START_SECONDS))
+            if number > 0:  # the others may be busy between two blocks, as in one
+                start_seconds = seconds
+        world = ProcessWorld(self._place, device, seconds, store=store, start_seconds=start_seconds)
+        return stack.enter_context(world.seated())
 
-    def _sit(self, seat: Seat) -> None:
-        self._all = JoinedGroup(seat.group, Loops(seat.group), range(seat.group.size))
+    def _sit(self, seat: Seat, group: Group) -> None:
+        self._world = group
+        self._all = JoinedGroup(group, Loops(group), range(group.size))
         weights = Weights(self._layout)
         self._loop = Loop(weights, self._all)
         source = LoopSource(self._layout, self.model, self.optimizer, self.plan, self._loop, self._all)
         self._source = source
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
-        self._answers = Answers(seat.group, self._loop, source.buffers)
+        self._answers = Answers(group, self._loop, source.buffers)
 
     async def _begin(self) -> None:
         """Check that all learners agree, and begin with learner 0's model."""
-        group = self._seat.inner.group
+        group = self._world
         if group.size == 1:
             return
         if not self._seat.late:
@@ -290,7 +300,7 @@ class Joined:
 
     async def _settle(self) -> None:
         me = self._me
-        await take_over(me, self._seat.inner.group, self._source)
+        await take_over(me, self._world, self._source)
         if me.follows:
             self._seat.inner.waits = False
         elif not me.lock_step:
