@@ -13,6 +13,7 @@ from torch import Tensor
 
 from murmur.core.group import Group, GroupAround, PeerLost
 from murmur.core.membership import Membership, View
+from murmur.core.world import Seat
 
 
 class Leaving:
@@ -134,12 +135,14 @@ class JoinedGroup(GroupAround):
         return self.loops.leaves(self.inner.start_sum(x))
 
 
-def group_of_next_block(world: Group) -> Group:
-    """Return the group of a learner's next block in a world: the world's own at first, then groups like it.
+def group_of_next_block(seat: Seat) -> Group:
+    """Return the group of a learner's next block at a seat: the seat's own at first, then groups like it.
 
-    Each block begins with unused counters, messages and claims. All learners have equally many blocks.
+    Each block begins with unused counters, messages and claims. All learners have equally many blocks. A late learner
+    enters the first one.
     """
-    if world.count(f"blocks of {world.rank}", 1) == 1:
+    world = seat.group
+    if seat.late or world.count(f"blocks of {world.rank}", 1) == 1:
         return world
     twin = world.split([range(world.size)])
     assert twin is not None

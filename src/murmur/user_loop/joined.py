@@ -101,8 +101,11 @@ class Joined:
 
     def __enter__(self) -> Joined:
         with ExitStack() as stack:
-            seat = self._given or self._own_seat(stack)
-            self._sit(seat, group_of_next_block(seat.group))
+            if self._given is None:
+                seat = self._own_seat(stack)
+                self._sit(seat, seat.group)
+            else:
+                self._sit(self._given, group_of_next_block(self._given))
             drive(self._begin())
             guard = self.optimizer.register_step_pre_hook(self._refuse)
             stack.callback(guard.remove)
