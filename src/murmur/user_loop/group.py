@@ -31,10 +31,16 @@ class Leaving:
 
 
 class Loops:
-    """State shared by the groups of a loop: loops that are over, announced through counters, and sums under way."""
+    """State shared by the groups of a loop: loops that are over, announced through counters, and sums under way.
+
+    Attributes:
+        claims: Minibatches that this learner has claimed, for all that its claims stand for.
+        claims_before: Those of them in earlier launches that are not counted in this one yet.
+    """
 
     def __init__(self, world: Group) -> None:
         self.world = world
+        self.claims_before = self.claims = 0
         self._over: set[int] = set()
         self._leaving: list[Leaving] = []
 
@@ -78,7 +84,9 @@ class LoopMembership(Membership):
     def claim(self, first: int, total: int, size: int = 1) -> range | None:  # noqa: ARG002 - loops end by themselves
         if self.group.over_for(self.group.rank):
             return None
-        end = first + self.group.count("claims", size)
+        loops = self.group.loops
+        end = first + self.group.count("claims", size + loops.claims_before)
+        loops.claims, loops.claims_before = loops.claims + size, 0
         return range(end - size, end)
 
     @property

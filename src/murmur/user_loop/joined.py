@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from types import TracebackType
 from typing import Any
 
@@ -33,8 +34,10 @@ from murmur.user_loop.agreement import agree, check_joinable, terms
 from murmur.user_loop.answers import Answers
 from murmur.user_loop.ending import take_over
 from murmur.user_loop.group import JoinedGroup, Loops, group_of_next_block
+from murmur.user_loop.keeper import Keeper
 from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance
-from murmur.user_loop.source import LoopSource, Plan, positive
+from murmur.user_loop.rounds import RoundSource
+from murmur.user_loop.source import Plan, positive
 from murmur.worlds.process.launch.environment import Place, place_of
 from murmur.worlds.process.store.blocks import store_of_next_block
 from murmur.worlds.process.world import START_SECONDS, ProcessWorld
@@ -128,10 +131,13 @@ class Joined:
         self._all = JoinedGroup(group, Loops(group), range(group.size))
         weights = Weights(self._layout)
         self._loop = Loop(weights, self._all)
-        source = LoopSource(self._layout, self.model, self.optimizer, self.plan, self._loop, self._all)
+        source = RoundSource(self._layout, self.model, self.optimizer, self.plan, self._loop, self._all)
         self._source = source
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
+        source.follow(self._me, self.strategy)
+        self._keeper = Keeper(self._me, self._loop, source, self._all)
+        self._steps_before = 0
         self._answers = Answers(group, self._loop, source.buffers)
 
     async def _begin(self) -> None:
@@ -248,24 +254,32 @@ class Joined:
         return range(self.size) if self._me.lock_step else self._me.view
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state beyond the model's own that a resumed run needs: optimizer, strategy's vectors, steps."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "strategy": {name: vector.clone() for name, vector in self._me.outer.items()},
-            "steps": self._me.steps,
-        }
+        """Return the state of this learner that a resumed run needs; each learner saves its own.
+
+        It holds optimizer, weights, buffers, vectors of the strategy, steps, and the place in the strategy's round.
+        Parameters that are frozen are in the model's own state.
+        """
+        return {"optimizer": deepcopy(self.optimizer.state_dict()), "steps": self._steps, **self._keeper.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. Call it before the first step; load the model's state before the block.
+        """Resume from the `state_dict` of the learner of this rank, on all learners and before the first step.
+
+        In lock-step the bits are those of an uninterrupted run. With another number of learners the run goes on with
+        the state of any of the former ones, from its share of the steps.
 
         Raises:
             RuntimeError: Steps have been taken already.
         """
         if self._running is not None:
             raise RuntimeError("load_state_dict comes too late: call it before the first step")
-        self.optimizer.load_state_dict(dict(state["optimizer"]))
-        self._me.outer.update({name: vector.clone() for name, vector in state["strategy"].items()})
-        self._me.steps = int(state["steps"])
+        self.optimizer.load_state_dict(deepcopy(dict(state["optimizer"])))
+        if self._keeper.load(state, self._advance):
+            self.optimizer.load_state_dict(deepcopy(dict(state["optimizer"])))  # its moments belong to the saved moment
+        self._steps_before = int(state["steps"]) - self._source.learner.steps
+
+    @property
+    def _steps(self) -> int:
+        return self._steps_before + self._source.learner.steps
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
