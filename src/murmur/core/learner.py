@@ -38,6 +38,7 @@ class Learner:
         fresh_samples: Samples of the gradients drawn since the latest `gradients()` or `gradient()` began.
         outer: Vectors of the strategy that a checkpoint must hold (block momentum); empty at a first start.
         outer_then: Those vectors before an exchange that is under way; a resumed run begins the exchange anew.
+        apart: True if learners begin with weights or optimizers of different steps (those of saved loops).
         unit: Minibatches in one gradient (for a super-learner, the number of its members).
         keepers: For each rank of `group`, the position in the world of the learner that keeps its checkpoints.
         follows: True if it has ended as a member of a super-learner, represented by the leader.
@@ -63,7 +64,7 @@ class Learner:
         self.fresh_samples = 0.0
         self.outer: dict[str, Tensor] = {} if outer is None else outer
         self.outer_then: dict[str, Tensor] | None = None
-        self.unit, self.follows = 1, False
+        self.unit, self.follows, self.apart = 1, False, False
         self.keepers: Sequence[int] = range(sys.maxsize)  # learners may be added
         self.saved: int | None = None
         self.told: int | None = None
@@ -128,6 +129,11 @@ class Learner:
     def moments(self) -> Moments:
         """Moments of this learner's optimizer, which a strategy may average."""
         return self.source.moments
+
+    @property
+    def outer_to_keep(self) -> dict[str, Tensor]:
+        """Vectors of the strategy to save: with the present weights, a resumed run begins from them."""
+        return self.outer if self.outer_then is None else self.outer_then
 
     async def gradient(self) -> Tensor:
         """Return one gradient g_i(w_i), shape (P,); zeros with `fresh_samples == 0` when the budget is spent.

@@ -20,6 +20,9 @@ ENDED = "ended"  # barrier at which all learners end their run
 class RunOver(Exception):
     """A learner came after the other learners had finished the run."""
 
+    def __init__(self) -> None:
+        super().__init__("this learner came after the others had finished the run, or its block of a user's program")
+
 
 class StoppedGracefully(Exception):
     """A run has stopped on request and saved all that it needs to go on, after `minibatches` were handed out."""

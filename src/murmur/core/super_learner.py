@@ -128,7 +128,8 @@ class Leader(Learner):
         self._live: LeaderWeights = self.weights  # type: ignore[assignment]
         self._own_gradient: Tensor | None = None
         self._stepped = self._restarted = False
-        self._apart = False  # True after a step of its optimizer that those of the members have not taken
+        self._apart = me.apart  # True after a step of its optimizer that those of the members have not taken
+        self._live.strayed = me.apart
         self._averaged_moments: Moments | None = None  # members, which keep moments of their own, cannot follow
         self._assigned: tuple[float, ...] = ()
         self._sending: list[Awaitable[Tensor]] = []

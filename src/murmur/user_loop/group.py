@@ -13,6 +13,7 @@ from torch import Tensor
 
 from murmur.core.group import Group, GroupAround, PeerLost
 from murmur.core.membership import Membership, View
+from murmur.core.world import Seat
 
 
 class Leaving:
@@ -30,10 +31,16 @@ class Leaving:
 
 
 class Loops:
-    """State shared by the groups of a loop: loops that are over, announced through counters, and sums under way."""
+    """State shared by the groups of a loop: loops that are over, announced through counters, and sums under way.
+
+    Attributes:
+        claims: Minibatches that this learner has claimed, for all that its claims stand for.
+        claims_before: Those of them in earlier launches that are not counted in this one yet.
+    """
 
     def __init__(self, world: Group) -> None:
         self.world = world
+        self.claims_before = self.claims = 0
         self._over: set[int] = set()
         self._leaving: list[Leaving] = []
 
@@ -77,7 +84,9 @@ class LoopMembership(Membership):
     def claim(self, first: int, total: int, size: int = 1) -> range | None:  # noqa: ARG002 - loops end by themselves
         if self.group.over_for(self.group.rank):
             return None
-        end = first + self.group.count("claims", size)
+        loops = self.group.loops
+        end = first + self.group.count("claims", size + loops.claims_before)
+        loops.claims, loops.claims_before = loops.claims + size, 0
         return range(end - size, end)
 
     @property
@@ -132,3 +141,17 @@ class JoinedGroup(GroupAround):
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         return self.loops.leaves(self.inner.start_sum(x))
+
+
+def group_of_next_block(seat: Seat) -> Group:
+    """Return the group of a learner's next block at a seat: the seat's own at first, then groups like it.
+
+    Each block begins with unused counters, messages and claims. All learners have equally many blocks. A late learner
+    enters the first one.
+    """
+    world = seat.group
+    if seat.late or world.count(f"blocks of {world.rank}", 1) == 1:
+        return world
+    twin = world.split([range(world.size)])
+    assert twin is not None
+    return twin

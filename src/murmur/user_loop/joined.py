@@ -6,7 +6,8 @@
             me.step()                                    # replaces optimizer.step() and zero_grad()
 
 A process started by torchrun, srun or mpirun is one of several learners; one started plainly is the only learner. At
-the end of the block the model holds the mean of all learners' weights, and of their BatchNorm statistics.
+the end of the block the model holds the mean of all learners' weights, and of their BatchNorm statistics. A program may
+have several blocks, one after the other; all learners have equally many.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from types import TracebackType
 from typing import Any
 
@@ -22,19 +24,23 @@ from torch import Tensor, nn
 
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
+from murmur.core.group import Group
 from murmur.core.learner import Learner, Progress, Strategy
 from murmur.core.membership import ENDED
-from murmur.core.torch_private import HashStore
+from murmur.core.torch_private import HashStore, Store
 from murmur.core.weights import Weights
 from murmur.core.world import Seat, drive
 from murmur.user_loop.agreement import agree, check_joinable, terms
 from murmur.user_loop.answers import Answers
 from murmur.user_loop.ending import take_over
-from murmur.user_loop.group import JoinedGroup, Loops
+from murmur.user_loop.group import JoinedGroup, Loops, group_of_next_block
+from murmur.user_loop.keeper import Keeper
 from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance
-from murmur.user_loop.source import LoopSource, Plan, positive
+from murmur.user_loop.rounds import RoundSource
+from murmur.user_loop.source import Plan, positive
 from murmur.worlds.process.launch.environment import Place, place_of
-from murmur.worlds.process.world import ProcessWorld
+from murmur.worlds.process.store.blocks import store_of_next_block
+from murmur.worlds.process.world import START_SECONDS, ProcessWorld
 
 __all__ = ["Joined", "Plan", "join"]
 log = logging.getLogger(__name__)
@@ -103,8 +109,11 @@ class Joined:
         if self._entered:
             raise RuntimeError("this loop has had its block: call murmur.join again for another one")
         with ExitStack() as stack:
-            seat = self._given or stack.enter_context(self._world().seated())
-            self._sit(seat)
+            if self._given is None:
+                seat = self._own_seat(stack)
+                self._sit(seat, seat.group)
+            else:
+                self._sit(self._given, group_of_next_block(self._given))
             drive(self._begin())
             self._source.keep_buffers()
             guard = self.optimizer.register_step_pre_hook(self._refuse)
@@ -127,24 +136,34 @@ class Joined:
                 " with the optimizer alone"
             )
 
-    def _world(self) -> ProcessWorld:
-        alone = HashStore() if self._place.size == 1 else None
-        device = str(self._layout.device)
-        return ProcessWorld(self._place, device, self.plan.timeout_seconds, store=alone)
+    def _own_seat(self, stack: ExitStack) -> Seat:
+        """Enter the next block of this process's launch; leave it at the end of the stack."""
+        device, seconds, start_seconds = str(self._layout.device), self.plan.timeout_seconds, START_SECONDS
+        store: Store = HashStore()
+        if self._place.size > 1:
+            store, number = stack.enter_context(store_of_next_block(self._place, START_SECONDS))
+            if number > 0:  # the others may be busy between two blocks, as in one
+                start_seconds = seconds
+        world = ProcessWorld(self._place, device, seconds, store=store, start_seconds=start_seconds)
+        return stack.enter_context(world.seated())
 
-    def _sit(self, seat: Seat) -> None:
-        self._all = JoinedGroup(seat.group, Loops(seat.group), range(seat.group.size))
+    def _sit(self, seat: Seat, group: Group) -> None:
+        self._world = group
+        self._all = JoinedGroup(group, Loops(group), range(group.size))
         weights = Weights(self._layout)
         self._loop = Loop(weights, self._all)
-        source = LoopSource(self._layout, self.model, self.optimizer, self.plan, self._loop, self._all)
+        source = RoundSource(self._layout, self.model, self.optimizer, self.plan, self._loop, self._all)
         self._source = source
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
-        self._answers = Answers(seat.group, self._loop, lambda: source.buffers)
+        source.follow(self._me, self.strategy)
+        self._keeper = Keeper(self._me, self._loop, source, self._all)
+        self._steps_before = 0
+        self._answers = Answers(group, self._loop, lambda: source.buffers)
 
     async def _begin(self) -> None:
         """Check that all learners agree, and begin with learner 0's model."""
-        group = self._seat.inner.group
+        group = self._world
         if group.size == 1:
             return
         if not self._seat.late:
@@ -267,24 +286,32 @@ class Joined:
         return range(self.size) if self._me.lock_step else self._me.view
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state beyond the model's own that a resumed run needs: optimizer, strategy's vectors, steps."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "strategy": {name: vector.clone() for name, vector in self._me.outer.items()},
-            "steps": self._me.steps,
-        }
+        """Return the state of this learner that a resumed run needs; each learner saves its own.
+
+        It holds optimizer, weights, buffers, vectors of the strategy, steps, and the place in the strategy's round.
+        Parameters that are frozen are in the model's own state.
+        """
+        return {"optimizer": deepcopy(self.optimizer.state_dict()), "steps": self._steps, **self._keeper.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. Call it before the first step; load the model's state before the block.
+        """Resume from the `state_dict` of the learner of this rank, on all learners and before the first step.
+
+        In lock-step the bits are those of an uninterrupted run. With another number of learners the run goes on with
+        the state of any of the former ones, from its share of the steps.
 
         Raises:
             RuntimeError: Steps have been taken already.
         """
         if self._running is not None:
             raise RuntimeError("load_state_dict comes too late: call it before the first step")
-        self.optimizer.load_state_dict(dict(state["optimizer"]))
-        self._me.outer.update({name: vector.clone() for name, vector in state["strategy"].items()})
-        self._me.steps = int(state["steps"])
+        self.optimizer.load_state_dict(deepcopy(dict(state["optimizer"])))
+        if self._keeper.load(state, self._advance):
+            self.optimizer.load_state_dict(deepcopy(dict(state["optimizer"])))  # its moments belong to the saved moment
+        self._steps_before = int(state["steps"]) - self._source.learner.steps
+
+    @property
+    def _steps(self) -> int:
+        return self._steps_before + self._source.learner.steps
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -323,7 +350,7 @@ class Joined:
 
     async def _settle(self) -> None:
         me = self._me
-        await take_over(me, self._seat.inner.group, self._source)
+        await take_over(me, self._world, self._source)
         if me.follows:
             self._seat.inner.waits = False
         elif not me.lock_step:

@@ -28,8 +28,7 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
         tensors["buffers"] = source.buffers.gather()
     with me.steady:
         tensors["weights"] = me.weights.snapshot()
-        outer = me.outer if me.outer_then is None else me.outer_then
-        tensors.update({OUTER + name: vector for name, vector in outer.items()})
+        tensors.update({OUTER + name: vector for name, vector in me.outer_to_keep.items()})
     facts = {
         "learners": savers(me),
         "world": me.seat.group.size,

@@ -27,7 +27,6 @@ from murmur.worlds.process.launch.environment import (
     READY_KEY,
     Place,
     address_towards,
-    check_meeting_point,
 )
 from murmur.worlds.process.membership.client import WORLD, StoreMembership
 from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS, FailureDetector
@@ -155,7 +154,6 @@ class ProcessWorld:
         """
         store = self.store
         if store is None:
-            check_meeting_point(self.place)
             store = connect(self.place, self.start_seconds)
         store.set_timeout(timedelta(seconds=self.timeout_seconds))
         address = address_towards(self.place.host)

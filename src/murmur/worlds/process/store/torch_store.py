@@ -7,9 +7,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 
 from murmur.core.torch_private import PrefixStore, Store, TCPStore
-from murmur.worlds.process.launch.environment import PORT_ERRORS, Place, resolve
+from murmur.worlds.process.launch.environment import PORT_ERRORS, Place, check_meeting_point, resolve
 from murmur.worlds.process.launch.secret import draw
 from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.transport.listener import listen
@@ -31,6 +32,10 @@ class NetStore(Store):
     def clone(self) -> NetStore:
         """Return the same keys over a separate connection."""
         return NetStore(self.line(), self._prefix)
+
+    def under(self, prefix: str) -> NetStore:
+        """Return a store of the keys that begin with `prefix` here, over the same connection."""
+        return NetStore(self._client, self._prefix + prefix)
 
     def line(self) -> StoreClient:
         """Open a new connection to the server, for requests other than keys."""
@@ -95,16 +100,12 @@ def connect(place: Place, timeout_seconds: float) -> Store:
 
     Raises:
         ConnectionError: No store answers there in time.
-        ValueError: This learner has to open the store and cannot.
+        ValueError: This learner has to open the store and cannot, or the host of the store has no address.
     """
     if place.store == "learner 0" and place.rank == 0:
-        StoreServer(_listen_at(place), place.secret)
-        if not place.secret and not place.host.startswith("127."):
-            log.warning(
-                "any process that can reach %s:%d can take part in this run: give every learner the same --secret-file",
-                place.host,
-                place.port,
-            )
+        _open(place)
+    else:
+        check_meeting_point(place)
     if place.store != "torchrun":
         return NetStore(StoreClient(place.host, place.port, timeout_seconds, place.secret), place.prefix)
     try:
@@ -116,6 +117,19 @@ def connect(place: Place, timeout_seconds: float) -> Store:
             f"learner {place.rank} found no store at {where}: is torchrun alive? ({error})"
         ) from error
     return PrefixStore(place.prefix, theirs)
+
+
+@cache  # a process opens the store of its launch once, for all that it does there
+def _open(place: Place) -> StoreServer:
+    """Open the store of a launch; it ends with this process."""
+    check_meeting_point(place)
+    if not place.secret and not place.host.startswith("127."):
+        log.warning(
+            "any process that can reach %s:%d can take part in this run: give every learner the same --secret-file",
+            place.host,
+            place.port,
+        )
+    return StoreServer(_listen_at(place), place.secret)
 
 
 def _listen_at(place: Place) -> socket.socket:
