@@ -277,8 +277,8 @@ async def agree(group: Group, digest: str, cut: int = 1, outputs: str = "") -> N
 def _forget_after(path: Path, mark: int, source: TaskSource) -> None:
     """Delete records of steps and evaluations beyond a checkpoint at a mark: they will be made again.
 
-    A step counts the minibatches before it, and without lock-step its own too. The last one before the mark is then open
-    when its learner saves, but for the end of a run. The evaluation at the end of the budget is always made again.
+    A step counts the minibatches before it, and without lock-step its own too. The last one before the mark is then
+    open when its learner saves, but for the end of a run. The evaluation at the end of the budget is always made again.
     """
     closed = not Facts.of(source.experiment.strategy).lock_step and source.first >= mark
     ends = {"step": mark + closed, "evaluation": mark + (0 < mark < source.total)}
