@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import pytest
@@ -67,8 +67,50 @@ def test_the_rate_of_a_large_batch() -> None:
     half = 2**-0.5
     assert found == pytest.approx([1, 5.5, 9.991, 10, 10, 10 * half, 10 * half, 5, 2.5])
     assert LargeBatch()(at(3)) == 1.0
-    with pytest.raises(ValueError, match="positive batch"):
+    with pytest.raises(ValueError, match="LargeBatch needs batch finite and positive"):
         LargeBatch(batch=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Budget(minibatches=2.5), "budget.minibatches must be a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: Constant(-1.0), "Constant needs times finite and not negative"),
+        (lambda: Exponential(-0.1), "Exponential needs ratio finite and positive"),
+        (lambda: Exponential(0.1, times=math.nan), "Exponential needs times finite and not negative"),
+        (lambda: Cosine(-1.0), "Cosine needs warm finite and not negative"),
+        (lambda: Cosine(2.0), "Cosine needs warm <= 1"),
+        (lambda: Cosine(floor=-0.1), "Cosine needs floor finite and not negative"),
+        (lambda: WarmUpAnneal(-2.0), "WarmUpAnneal needs peak finite and not negative"),
+        (lambda: WarmUpAnneal(2.0, -3.0), "WarmUpAnneal needs warm_epochs finite and not negative"),
+        (lambda: WarmUpAnneal(2.0, decay=math.inf), "WarmUpAnneal needs decay finite and positive"),
+        (lambda: LargeBatch(512, warm_epochs=-1.0), "LargeBatch needs warm_epochs finite and not negative"),
+        (lambda: NewBob(ratio=3.0), "NewBob needs ratio <= 1"),
+        (lambda: NewBob(ratio=-0.5), "NewBob needs ratio finite and positive"),
+        (lambda: NewBob(math.nan), "NewBob needs ratio <= 1 and a finite improvement"),
+    ],
+)
+def test_nonsense_is_refused_at_once(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+@given(
+    st.sampled_from([Cosine, WarmUpAnneal, LargeBatch, Exponential, NewBob, Constant]),
+    st.lists(st.floats(-2, 2), min_size=1, max_size=3),
+    st.floats(0, 1),
+    st.floats(0, 30),
+)
+def test_factors_are_never_negative(kind: type, settings: list[float], fraction: float, epoch: float) -> None:
+    """Whatever settings are taken at all."""
+    known = [f.name for f in fields(kind)][: len(settings)]
+    try:
+        schedule = kind(**dict(zip(known, settings, strict=False)))
+    except ValueError:
+        return
+    factor = schedule(replace(at(epoch, fraction), heldout=(2.0, 1.0, 1.0)))
+    assert math.isfinite(factor)
+    assert factor >= 0
 
 
 def test_newbob_waits_for_the_first_small_improvement_then_halves_at_every_mark() -> None:

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn, optim
 
+from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import ring
 from murmur.core.moments import Moments
 from murmur.engine.budget import Budget
-from murmur.engine.optim.optimizer import Adam, PlainAdamW
-from murmur.strategies import ADPSGD, BMUF, KAVG, AdaptiveKAVG, DelayByOne, DiLoCo, GossipPGA, SlowMo, SuperLearners
+from murmur.engine.optim.optimizer import Adam, OptimizerFactory, PlainAdamW
+from murmur.engine.schedule import Exponential
+from murmur.engine.trainer import Trainer
+from murmur.recipes.toy import ToyTask
+from murmur.strategies import (
+    ADPSGD,
+    ALL,
+    BMUF,
+    KAVG,
+    AdaptiveKAVG,
+    DelayByOne,
+    DiLoCo,
+    GossipPGA,
+    SlowMo,
+    SuperLearners,
+)
 from murmur.strategies.adaptive_rules import Stages
 from murmur.strategies.block_moments import check
+from murmur.testing.strategies import plain_loop
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Point, Quadratic, fit
+from tasks import OddToy, Point, Quadratic, fit
 from unscaled import Experiment
 
 RATE, L, BETAS = 0.05, 3, (0.9, 0.999)
@@ -186,3 +204,93 @@ def test_names() -> None:
         KAVG(moments="at_outer")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="moments must be one of local, averaged, at_outer, got 'all'"):
         check("all")
+
+
+def matrices(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad and p.dim() == 2]
+
+
+def in_two_groups(model: nn.Module) -> optim.Optimizer:
+    first, *rest = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": rest, "momentum": 0.9, "dampening": 0.5}]
+    return optim.SGD(groups, lr=0.1)
+
+
+OPTIMIZERS: dict[str, OptimizerFactory] = {
+    "SGD": lambda model: optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    "SGD, dampening": lambda model: optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5),
+    "SGD, two groups": in_two_groups,
+    "Adam": lambda model: optim.Adam(model.parameters(), lr=0.01),
+    "Adam, amsgrad": lambda model: optim.Adam(model.parameters(), lr=0.01, amsgrad=True),
+    "Adam, weights outside": lambda model: optim.Adam(matrices(model), lr=0.01),
+    "NAdam": lambda model: optim.NAdam(model.parameters(), lr=0.01),
+    "RAdam": lambda model: optim.RAdam(model.parameters(), lr=0.01),
+    "RMSprop": lambda model: optim.RMSprop(model.parameters(), lr=0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda model: optim.Adagrad(model.parameters(), lr=0.01, initial_accumulator_value=0.1),
+    "Adadelta": lambda model: optim.Adadelta(model.parameters(), lr=0.5),
+    "Adamax": lambda model: optim.Adamax(model.parameters(), lr=0.01),
+    "Adafactor": lambda model: optim.Adafactor(model.parameters(), lr=0.01),
+    "ASGD": lambda model: optim.ASGD(model.parameters(), lr=0.01),
+    "Rprop": lambda model: optim.Rprop(model.parameters(), lr=0.01),
+}
+if hasattr(optim, "Muon"):
+    OPTIMIZERS["Muon"] = lambda model: optim.Muon(matrices(model), lr=0.01)
+AVERAGED = [make(moments="averaged") for make in ALL.values() if hasattr(make, "moments")]
+EXACT_ALONE = [strategy for strategy in AVERAGED if Facts.of(strategy).bitwise_alone]
+ODD = OddToy(samples=4, hidden=8)
+OF_TORCH = [pytest.param(make, id=name) for name, make in OPTIMIZERS.items()]
+
+
+@pytest.mark.parametrize("optimizer", OF_TORCH)
+@pytest.mark.parametrize("strategy", EXACT_ALONE, ids=lambda strategy: type(strategy).__name__)
+def test_one_learner_with_any_optimizer_is_the_plain_loop(strategy: Strategy, optimizer: OptimizerFactory) -> None:
+    """Also with a schedule whose first factor is not 1, and tensors without gradients."""
+    experiment = Experiment(ODD, strategy, Budget(minibatches=20), optimizer)
+    assert torch.equal(fit(experiment, VirtualWorld(1)), plain_loop(experiment))
+    scheduled = replace(experiment, schedule=Exponential(0.3, times=0.5))
+    local = replace(scheduled, strategy=replace(strategy, moments="local"))  # type: ignore[type-var]
+    assert torch.equal(fit(scheduled, VirtualWorld(1)), fit(local, VirtualWorld(1)))
+
+
+@pytest.mark.parametrize("optimizer", OF_TORCH)
+def test_all_state_is_averaged_with_any_optimizer(optimizer: OptimizerFactory) -> None:
+    """After an average the moments of two learners are equal, and not what they were at the start."""
+    found: list[dict[str, Tensor]] = []
+
+    async def watched(me: Learner) -> None:
+        await KAVG(5, moments="averaged")(me)
+        states = me.moments.optimizer.state.values()
+        found.append({f"{n} {k}": v for n, state in enumerate(states) for k, v in state.items() if v.dim() > 0})
+
+    task = ToyTask(samples=4, hidden=8)
+    fit(Experiment(task, watched, Budget(minibatches=20), optimizer), VirtualWorld(2))
+    first, second = found
+    averaged = [name for name in first if not name.endswith(" ax")]  # ASGD's mean of weights stays local
+    assert all(torch.equal(first[name], second[name]) for name in averaged)
+    assert all(first[name].any() for name in averaged if not name.endswith(" prev"))
+
+
+@pytest.mark.parametrize("optimizer", OF_TORCH)
+@pytest.mark.parametrize("strategy", [BMUF(4, eta=0.5, moments="at_outer"), ADPSGD(moments="averaged")])
+def test_moments_of_any_optimizer_stay_usable(strategy: Strategy, optimizer: OptimizerFactory) -> None:
+    """No outer step and no late addition makes the loss worse than at the start."""
+    losses = [
+        Trainer(Experiment(ODD, strategy, Budget(minibatches=count), optimizer), world()).fit().figures["loss"]
+        for count in (0, 60)
+    ]
+    assert losses[1] < 1.5 * losses[0]
+
+
+class Unknown(optim.SGD):
+    """Adam-like in that a step of it divides by state that nobody knows."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["exp_avg"] = self.state[p]["belief"] = torch.ones_like(p)
+
+
+@pytest.mark.parametrize("strategy", AVERAGED, ids=lambda strategy: type(strategy).__name__)
+def test_an_optimizer_with_unknown_state_is_refused(strategy: Strategy) -> None:
+    experiment = Experiment(TASK, strategy, Budget(minibatches=20), lambda model: Unknown(model.parameters()))
+    with pytest.raises(ValueError, match=r"moments of Unknown cannot be averaged \(its state belief is not known"):
+        fit(experiment, world())

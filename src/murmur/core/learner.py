@@ -378,10 +378,11 @@ class Learner:
         return await self._means.over(group, draw)
 
     def continue_as(self, other: Learner) -> None:
-        """Go on with the group, weights and pairwise averager of the learner that a strategy made of this one."""
-        self.group, self.weights, self._averager, self.keepers = (
+        """Go on with group, weights, averager and steps of the learner that a strategy made of this one."""
+        self.group, self.weights, self.steps, self._averager, self.keepers = (
             other.group,
             other.weights,
+            other.steps,
             other.averager_in_use,
             other.keepers,
         )

@@ -100,6 +100,7 @@ class PairwiseAverager:
 
     def carry(self, moments: Moments) -> None:
         """Exchange moments with the weights from now on, and give them to late learners too; all learners do."""
+        moments.check()
         self.exchanged = WeightsAndMoments(self.weights, moments)
         self.shown = self.exchanged.snapshot
 

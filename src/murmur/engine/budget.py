@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 from murmur.engine.task import Task
 
@@ -26,6 +27,8 @@ class Budget:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if len(given) > 1:
             raise ValueError(f"a budget is given in one unit, got {' and '.join(f'{n}={v}' for n, v in given.items())}")
+        if not isinstance(self.minibatches, Integral | None):
+            raise ValueError(f"budget.minibatches must be a whole number, got {self.minibatches}")
         for name, value in given.items():
             if not 0 <= value < float("inf"):
                 raise ValueError(f"budget.{name} must be finite and not negative, got {value}")

@@ -139,7 +139,7 @@ class EvaluationPoints:
     def take_over(self, me: Learner) -> Mapping[str, float]:
         """Evaluate and write the model at the end if the leader is lost; return its held-out figures."""
         start, total = self._source.clock.moment(), self._source.total
-        consensus = Consensus(me.weights.snapshot(), self._source.buffers.gather())
+        consensus = self._evaluator.consensus(me.weights.snapshot(), self._source.buffers.gather())
         evaluation = self._evaluate(consensus, total)
         self._conclude(me, start, total, evaluation)
         return self._write_model(consensus, evaluation)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from murmur.core.flat import is_finite
+from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group
 from murmur.core.learner import Learner
 from murmur.engine.counters import ADVICE
@@ -32,16 +32,19 @@ class Consensus:
         weights: Vector of the trainable tensors.
         buffers: Vector of the floating-point buffers.
         distance: Consensus distance of the learners at that moment; None if it is not measured.
+        integers: Vector of the integer buffers of the learner that leads, which have no mean; None: there are none.
     """
 
     weights: Tensor
     buffers: Tensor
     distance: float | None = None
+    integers: Tensor | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a saved consensus model."""
-        return {"weights": self.weights, "buffers": self.buffers}
+        found = {"weights": self.weights, "buffers": self.buffers}
+        return found if self.integers is None else {**found, "integers": self.integers}
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,17 @@ class Evaluator:
             self._groups[group.name] = twin
         return self._groups[group.name]
 
+    def consensus(self, weights: Tensor, buffers: Tensor, distance: float | None = None) -> Consensus:
+        """Return a consensus with these weights and buffers, and the integer buffers of this learner."""
+        integers = Layout.integers(self._source.model)
+        return Consensus(weights, buffers, distance, integers.gather() if integers.tensors else None)
+
     async def together(self, me: Learner) -> Consensus:
         """Return the consensus of learners in lock-step, on each of them: the means of their weights and buffers."""
         beside, buffers = self.beside(me.group), self._source.buffers
         weights = await beside.mean(me.weights.snapshot())
         averaged = await beside.mean(buffers.gather()) if buffers.tensors else buffers.gather()
-        return Consensus(weights, averaged)
+        return self.consensus(weights, averaged)
 
     async def alone(self, me: Learner) -> Consensus:
         """Return the consensus without lock-step: the mean of the present weights, with this learner's buffers."""
@@ -103,7 +111,7 @@ class Evaluator:
         vectors = torch.stack([w for w in found if is_finite(w)] or found)
         mean = vectors.mean(0)
         distance = float((vectors - mean).square().sum(1).mean().sqrt())
-        return Consensus(mean, self._source.buffers.gather(), distance)
+        return self.consensus(mean, self._source.buffers.gather(), distance)
 
     async def last_together(self, me: Learner) -> Consensus:
         """Return the consensus at the end of a run in lock-step, and set weights and buffers of all learners to it.
@@ -119,7 +127,7 @@ class Evaluator:
             buffers = await me.group.mean(buffers)
             self._source.buffers.scatter(buffers)
         me.weights.set_(weights)
-        return Consensus(weights, buffers)
+        return self.consensus(weights, buffers)
 
     async def last_alone(self, me: Learner) -> Consensus:
         """Return the consensus at the end of a run without lock-step, which the strategy has left on every learner."""
@@ -127,7 +135,7 @@ class Evaluator:
         if self._source.buffers.tensors:
             buffers = await me.averager.mean_of_trained(buffers, "buffers")
             self._source.buffers.scatter(buffers)
-        return Consensus(weights, buffers, 0.0)
+        return self.consensus(weights, buffers, 0.0)
 
     def evaluate(self, consensus: Consensus, minibatches: int) -> Evaluation:
         """Return the held-out figures of a consensus after a number of minibatches."""

@@ -8,7 +8,7 @@ minibatch instead of decreasing the rate, as in Smith et al. 2018.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -34,6 +34,19 @@ def listens(schedule: Schedule) -> bool:
     return bool(getattr(schedule, "listens", False))
 
 
+def _check(schedule: object, positive: Sequence[str] = (), not_negative: Sequence[str] = ()) -> None:
+    """Check settings of a schedule.
+
+    Raises:
+        ValueError: One is not finite, or out of its range; names it.
+    """
+    for name in (*positive, *not_negative):
+        value = getattr(schedule, name)
+        if not (math.isfinite(value) and (value > 0 if name in positive else value >= 0)):
+            wanted = "positive" if name in positive else "not negative"
+            raise ValueError(f"{type(schedule).__name__} needs {name} finite and {wanted}, got {schedule}")
+
+
 @dataclass(frozen=True)
 class Constant:
     """factor = times (such as the number of learners, to scale the rate with the global minibatch).
@@ -43,6 +56,9 @@ class Constant:
     """
 
     times: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self, not_negative=("times",))
 
     def __call__(self, at: Progress) -> float:  # noqa: ARG002 - the same everywhere
         return self.times
@@ -60,6 +76,9 @@ class Exponential:
     ratio: float = 0.1
     times: float = 1.0
 
+    def __post_init__(self) -> None:
+        _check(self, positive=("ratio",), not_negative=("times",))
+
     def __call__(self, at: Progress) -> float:
         return float(self.times * self.ratio**at.fraction)
 
@@ -71,6 +90,9 @@ class WarmUpAnneal:
     peak: float = 1.0
     warm_epochs: float = 10.0
     decay: float = 2**-0.5
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("decay",), not_negative=("peak", "warm_epochs"))
 
     def __call__(self, at: Progress) -> float:
         if at.epoch < self.warm_epochs:
@@ -91,6 +113,11 @@ class Cosine:
     warm: float = 0.1
     floor: float = 0.0
     times: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self, not_negative=("warm", "floor", "times"))
+        if self.warm > 1:
+            raise ValueError(f"Cosine needs warm <= 1, a share of the budget, got {self}")
 
     def __call__(self, at: Progress) -> float:
         if at.fraction < self.warm:
@@ -139,8 +166,7 @@ class LargeBatch:
     decay: float = 2**-0.5
 
     def __post_init__(self) -> None:
-        if not (self.batch > 0 and self.reference > 0):
-            raise ValueError(f"LargeBatch needs a positive batch and reference, got {self}")
+        _check(self, positive=("batch", "reference", "decay"), not_negative=("warm_epochs",))
 
     def __call__(self, at: Progress) -> float:
         after = max(0, math.floor(at.epoch - self.warm_epochs))
@@ -161,6 +187,11 @@ class NewBob:
     ratio: float = 0.5
     times: float = 1.0
     listens = True
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("ratio",), not_negative=("times",))
+        if self.ratio > 1 or not math.isfinite(self.improvement):
+            raise ValueError(f"NewBob needs ratio <= 1 and a finite improvement, got {self}")
 
     def __call__(self, at: Progress) -> float:
         """Return the factor.

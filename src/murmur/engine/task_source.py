@@ -305,6 +305,7 @@ class TaskSource:
         with self.seat.exclusive(), torch.no_grad():
             if self._probe is None:
                 self._probe = deepcopy(self.model)  # with the frozen tensors of training
+            Layout.integers(self._probe).scatter(Layout.integers(self.model).gather())
             Layout.trainable(self._probe).scatter(w)
             if len(buffers):
                 Layout.buffers(self._probe).scatter(buffers)

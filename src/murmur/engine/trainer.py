@@ -144,7 +144,7 @@ class Trainer:
             everything = Layout.everything(source.model)
             everything.scatter(await seat.group.broadcast(everything.gather()))
         if self.out is not None:
-            await self._open(self.out, seat, source, resumed is not None)
+            await self._open(self.out, seat, source, None if resumed is None else resumed.mark)
         if source.observers and seat.works_beside and seat.group.size > 1:
             self._watch_pace(source)
         lock_step = Facts.of(self.experiment.strategy).lock_step
@@ -169,16 +169,16 @@ class Trainer:
             points.go_on(resumed)
         return resumed
 
-    async def _open(self, out: Path, seat: Seat, source: TaskSource, resumed: bool) -> None:
-        """Open the files of this run; learner 0 prepares them before the others write."""
+    async def _open(self, out: Path, seat: Seat, source: TaskSource, mark: int | None) -> None:
+        """Open the files of this run, resumed at a mark; learner 0 prepares them before the others write."""
         records, trace = out / "records.jsonl", out / "trace.json"
         if seat.group.rank == 0 and not seat.late:
-            if not resumed:
+            if mark is None:
                 Checkpoints(out / "checkpoints").clear()
                 forget_position(out)
                 write_cut(out, source.experiment.cut)
             write_outputs(out, outputs_of(source.experiment.task))
-            _forget_after(records, source.first)
+            _forget_after(records, mark or 0, source)
             if trace.exists():
                 trace.replace(out / f"trace-until-{source.first}.json")
             begin_trace(trace)
@@ -274,8 +274,14 @@ async def agree(group: Group, digest: str, cut: int = 1, outputs: str = "") -> N
         )
 
 
-def _forget_after(path: Path, minibatches: int) -> None:
-    """Delete records of steps beyond a checkpoint: they will be made again."""
+def _forget_after(path: Path, mark: int, source: TaskSource) -> None:
+    """Delete records of steps and evaluations beyond a checkpoint at a mark: they will be made again.
+
+    A step counts the minibatches before it, and without lock-step its own too. The last one before the mark is then
+    open when its learner saves, but for the end of a run. The evaluation at the end of the budget is always made again.
+    """
+    closed = not Facts.of(source.experiment.strategy).lock_step and source.first >= mark
+    ends = {"step": mark + closed, "evaluation": mark + (0 < mark < source.total)}
     if not path.exists():
         return
     kept = []
@@ -284,7 +290,6 @@ def _forget_after(path: Path, minibatches: int) -> None:
             record = json.loads(line)
         except ValueError:
             continue  # a line cut off when the process was killed
-        # A step counts the minibatches before it, an evaluation those completed when it was made.
-        if record["minibatches"] < minibatches + (record["kind"] == "evaluation"):
+        if record["minibatches"] < ends[record["kind"]]:
             kept.append(line + "\n")
     write_whole(path, "".join(kept).encode())

@@ -148,15 +148,15 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
         return {}
     vectors, facts = read_pair(stem)
     mine = layout_of(model)
-    for part in ("weights", "buffers"):
-        wanted = Layout.trainable(model) if part == "weights" else Layout.buffers(model)
-        if part not in vectors or vectors[part].ndim != 1 or not vectors[part].is_floating_point():
-            raise DamagedCheckpoint(f"{stem}.safetensors holds no vector {part!r} of floating-point numbers")
-        vector = vectors[part]
+    parts = {"weights": Layout.trainable(model), "buffers": Layout.buffers(model)}
+    if "integers" in vectors:  # files of older versions hold none
+        parts["integers"] = Layout.integers(model)
+    for part, wanted in parts.items():
+        vector = _vector(vectors, part, stem)
         if "tensors" in facts:
             pieces, shapes = _cut(vector, facts["tensors"], part, stem)
             given = {n: s for n, s in shapes.items() if not _left_out(n, model)}
-            _compare(given, {n: s for n, s in mine[part]}, stem)
+            _compare(given, {n: s for n, s in mine.get(part, [])}, stem)
             vector = torch.cat([pieces[n] for n in given]) if given else vector
         if vector.numel() != wanted.numel:
             raise SettingError(
@@ -165,6 +165,13 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
             )
         wanted.scatter(vector.to(wanted.device))
     return facts
+
+
+def _vector(vectors: Mapping[str, Tensor], part: str, stem: Path) -> Tensor:
+    """Return a vector of a file."""
+    if part not in vectors or vectors[part].ndim != 1 or not vectors[part].is_floating_point():
+        raise DamagedCheckpoint(f"{stem}.safetensors holds no vector {part!r} of floating-point numbers")
+    return vectors[part]
 
 
 def _cut(vector: Tensor, tensors: Any, part: str, stem: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:

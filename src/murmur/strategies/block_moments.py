@@ -58,8 +58,14 @@ class BlockMoments:
             me.moments.set_(self.before)
 
     async def mean(self, *further: Tensor) -> Tensor:
-        """Return the mean of [w_i; further] over all learners, weighted by samples; set the moments to their mean."""
+        """Return the mean of [w_i; further] over all learners, weighted by samples; set the moments to their mean.
+
+        `further` are a few numbers. They are averaged in full precision where the weights are compressed.
+        """
         me = self.me
+        if further and me.group.plain is not me.group:
+            numbers = await me.group.plain.mean(torch.cat(further), weight=me.fresh_samples)
+            return torch.cat([await self.mean(), numbers])
         own = torch.cat([me.weights.snapshot(), *further])
         if self.way == "local":
             return await me.group.mean(own, weight=me.fresh_samples)

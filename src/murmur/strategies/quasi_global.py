@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from murmur.core.facts import Planner, mixing_vectors
 from murmur.core.flat import is_finite
 from murmur.core.learner import Learner
@@ -48,8 +50,9 @@ class QuasiGlobal:
 
     async def __call__(self, me: Learner) -> None:
         averaging = me.spawn(ADPSGD(self.mixing).average(me), "averaging")
-        w = me.weights.snapshot()
-        m, rate = me.outer.get("m", w.new_zeros(w.shape)), 0.0
+        w = me.outer.get("w", me.weights.snapshot())
+        m = me.outer.get("m", w.new_zeros(w.shape))
+        rate = me.outer["rate"].item() if "rate" in me.outer else 0.0
         async for g in me.claimed_gradients():
             before, w = w, me.weights.snapshot()
             if rate > 0 and is_finite(change := (before - w) / rate):  # m would keep a number that is none for ever
@@ -57,6 +60,7 @@ class QuasiGlobal:
             # Weights that are not finite wait for the neighbours': a step would spoil the optimizer's state too.
             me.descend(g.add(m, alpha=self.beta) if is_finite(w) else g)
             rate = me.progress.rate
+            me.outer["w"], me.outer["rate"] = w, torch.tensor([rate], dtype=torch.float64)
         await averaging
         me.weights.set_(await me.consensus())
 

@@ -4,13 +4,14 @@
     u(t+1)  = beta u(t) + (x(t) - W(t)) / r(t)
     x(t+1)  = x(t) - alpha r(t) u(t+1)
 
-r(t) is the learning rate of the last local step, so that the momentum keeps its length in gradients when the rate
-falls. Wang et al. 2020 (arXiv 1910.00643). beta = 0, alpha = 1 is plain averaging; at a constant rate it is BMUF in its
-classical form with eta = beta, zeta = alpha.
+r(t) is the learning rate of the last local steps, averaged as the weights are, so that the momentum keeps its length
+in gradients when the rate falls. Wang et al. 2020 (arXiv 1910.00643). beta = 0, alpha = 1 is plain averaging; at a
+constant rate it is BMUF in its classical form with eta = beta, zeta = alpha.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,10 +53,11 @@ class SlowMo:
         while me.training:
             async for g in me.gradients(at_most=self.K):
                 me.descend(g)
-            mean = await moments.mean()
+            own = 0.0 if math.isnan(me.progress.rate) else me.progress.rate  # nan before the first step, at weight 0
+            found = await moments.mean(x.new_tensor([own]))
+            mean, rate = found[:-1], found[-1].item()
             if me.training:
-                rate = me.progress.rate
-                if rate > 0:  # nan before the first step
+                if rate > 0:
                     u.mul_(self.beta).add_(x - mean, alpha=1 / rate)
                     x = x - self.alpha * rate * u
                     blocks.mul_(self.beta).add_(1)

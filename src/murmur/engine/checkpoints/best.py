@@ -58,6 +58,8 @@ class BestCheckpoints:
     def mean(self) -> tuple[dict[str, Tensor], list[int]]:
         """Return the mean of the kept models, summed in float64, and the minibatches after which they were saved.
 
+        Integer buffers have no mean: those of the last model are taken.
+
         A damaged file is left out with a warning, so that a finished run can still end.
 
         Raises:
@@ -78,11 +80,13 @@ class BestCheckpoints:
 
 
 def _mean_of(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    first = models[0]
-    return {
+    *_, last = models
+    means = {
         name: torch.stack([model[name].double() for model in models]).mean(0).to(tensor.dtype)
-        for name, tensor in first.items()
+        for name, tensor in last.items()
+        if name != "integers"
     }
+    return {**last, **means}
 
 
 def _loss(stem: Path) -> float:

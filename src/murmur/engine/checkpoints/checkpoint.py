@@ -6,7 +6,8 @@ checkpoints/marks/0000001200.safetensors        the consensus at the best evalua
 model.safetensors, model.json                   the last consensus model
 best.*, averaged.*                              the one of lowest held-out loss; the mean of the best ones
 
-A consensus model is two vectors, `weights` and `buffers`; the JSON beside it names the tensors they are made of.
+A consensus model is two vectors, `weights` and `buffers`, and a third, `integers`, if it has integer buffers; the JSON
+beside it names the tensors they are made of.
 """
 
 from __future__ import annotations
@@ -147,9 +148,12 @@ Shapes = list[tuple[str, list[int]]]
 
 
 def layout_of(model: nn.Module) -> dict[str, Shapes]:
-    """Return names and shapes of the tensors in the vectors `weights` and `buffers` of a model, in order."""
+    """Return names and shapes of the tensors in the vectors of a saved model, in order."""
     names = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
     parts = {"weights": Layout.trainable(model), "buffers": Layout.buffers(model)}
+    integers = Layout.integers(model)
+    if integers.tensors:
+        parts["integers"] = integers
     return {part: [(names[id(t)], list(t.shape)) for t in layout.tensors] for part, layout in parts.items()}
 
 

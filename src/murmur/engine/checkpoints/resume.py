@@ -45,7 +45,7 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
     All learners call this together. Learner 0 logs the result, and deletes newer checkpoints that were not used.
 
     Raises:
-        ValueError: The checkpoint belongs to another model.
+        ValueError: The checkpoint belongs to another model, or lies beyond the budget.
     """
     group, checkpoints = source.seat.group, Checkpoints(out / "checkpoints")
     part, passed_over = await newest_of_all(checkpoints, group, source)
@@ -58,9 +58,10 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
         return None
     outer = unpack(source, part)
     position, facts = position_of(part), part.facts
+    check_budget(facts["minibatches"], source.total)
     source.begin_at(position)
     if group.rank == 0:
-        _say(source, checkpoints, part, position, steps_after(out / "records.jsonl", position.done))
+        _say(source, checkpoints, part, position, steps_after(out / "records.jsonl", facts["minibatches"]))
         checkpoints.forget_after(facts["minibatches"])
     write_position(out, position, group.rank)
     return Resume(facts["minibatches"], math.inf if facts["best"] is None else facts["best"], outer)
@@ -110,6 +111,19 @@ def _say(source: TaskSource, checkpoints: Checkpoints, part: CheckpointPart, pos
 
 def _changed(name: str, then: Any, now: Any) -> str:
     return f"{name} was {then} and is {now} now"
+
+
+def check_budget(mark: int, total: int) -> None:
+    """Check that a checkpoint does not lie beyond the budget.
+
+    Raises:
+        ValueError: It does.
+    """
+    if mark > total:
+        raise ValueError(
+            f"the checkpoint is that after {mark} minibatches, beyond the budget of {total}: give a budget of at least"
+            f" {mark} minibatches, use the models that the run has saved, or choose another --out"
+        )
 
 
 def steps_after(records: Path, done: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from murmur.core.flat import Layout
 from murmur.core.learner import Learner
 from murmur.engine.checkpoints.checkpoint import CheckpointPart, pack_optimizer, unpack_optimizer
 from murmur.engine.checkpoints.position import Claims, Position, go_on
@@ -26,6 +27,9 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
     tensors, plain = pack_optimizer(source.optimizer)
     if source.buffers.tensors:
         tensors["buffers"] = source.buffers.gather()
+    integers = Layout.integers(source.model)
+    if integers.tensors:
+        tensors["integers"] = integers.gather()
     with me.steady:
         tensors["weights"] = me.weights.snapshot()
         tensors.update({OUTER + name: vector for name, vector in me.outer_to_keep.items()})
@@ -39,10 +43,15 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
         "settings": describe(source.experiment),
         "optimizer": plain,
         "heldout": source.heldout,
-        "counters": source.counters.described(me.steps),
+        "counters": source.counters.described(steps_taken(me, source)),
         "claims": claims_of(me, source, mark).described(),
     }
     return tensors, facts
+
+
+def steps_taken(me: Learner, source: TaskSource) -> int:
+    """Return the steps of a learner in this launch, without that of a claim in progress, which is done again."""
+    return me.steps - bool(source.log.doing and not me.lock_step)
 
 
 def savers(me: Learner) -> list[int]:
@@ -77,6 +86,9 @@ def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:
     source.layout.scatter(tensors["weights"].to(device))
     if source.buffers.tensors:
         source.buffers.scatter(tensors["buffers"].to(source.buffers.device))
+    if "integers" in tensors:  # checkpoints of older versions hold none
+        integers = Layout.integers(source.model)
+        integers.scatter(tensors["integers"].to(integers.device))
     unpack_optimizer(source.optimizer, tensors, facts["optimizer"])
     source.clock.before = facts["seconds"]
     source.heldout = tuple(facts["heldout"])
