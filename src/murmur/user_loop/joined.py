@@ -300,8 +300,12 @@ class Joined:
         the state of any of the former ones, from its share of the steps.
 
         Raises:
-            RuntimeError: Steps have been taken already.
+            RuntimeError: Steps have been taken already, or the loop is not in its block.
+            ValueError: An earlier version of murmur has saved the state.
         """
+        self._check_inside("load_state_dict")
+        if "weights" not in state:
+            raise ValueError(f"the state has no weights, but {', '.join(sorted(state))}: an earlier version saved it")
         if self._running is not None:
             raise RuntimeError("load_state_dict comes too late: call it before the first step")
         self.optimizer.load_state_dict(deepcopy(dict(state["optimizer"])))

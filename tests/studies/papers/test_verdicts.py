@@ -109,10 +109,16 @@ def test_the_hierarchy_must_be_faster_than_each_reading_of_the_flat_ring() -> No
 def test_a_better_rate_between_the_trials_of_the_hierarchy_is_told() -> None:
     study = STUDIES["hierarchy"]
     claim = study.claims[0]
-    for factor, told in ((0.9, True), (1.1, False)):
-        go = changed(lambda cell, factor=factor: factor if cell.rate == hierarchy.BETWEEN_RATE else 1.0)
-        outcome = claim.judge(found(study, go, (*claim.needs, *claim.beside)))
-        assert ("a later trial with the rate 0.000841" in outcome.why) == told
+    for short, whole, told in ((0.9, 0.9, True), (0.9, 1.1, False), (1.1, 1.1, False)):
+
+        def factor(cell: StudyCell, short: float = short, whole: float = whole) -> float:
+            if cell.rate != hierarchy.BETWEEN_RATE:
+                return 1.0
+            return whole if cell.budget == hierarchy.GROUPS[hierarchy.NODES].cell.budget else short
+
+        outcome = claim.judge(found(study, changed(factor), (*claim.needs, *claim.beside)))
+        assert "a rate between the trials, 0.000841" in outcome.why
+        assert ("to be judged again" in outcome.why) == told
 
 
 def test_short_runs_tell_what_slows_many_learners_down() -> None:
