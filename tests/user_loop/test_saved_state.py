@@ -168,7 +168,7 @@ def test_other_numbers_of_learners_go_on_with_a_warning(
     assert not caplog.messages
     second = ThreadWorld(now, 20.0).run(Words(partial(body, [kept for kept, *_ in first])))  # type: ignore[misc]
     assert any("not the bits of an uninterrupted run" in message for message in caplog.messages)
-    before = max(kept["minibatches"] for kept, *_ in first)  # type: ignore[misc]
+    before = max(kept["minibatches"] for kept, *_ in first[:now])  # type: ignore[misc]
     after = max(kept["minibatches"] for kept, *_ in second)  # type: ignore[misc]
     # Without lock-step each learner knows the steps of the others up to its own latest one.
     assert after == pytest.approx(before + now * FIRST, abs=0 if Facts.of(strategy).lock_step else now)

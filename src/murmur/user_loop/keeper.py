@@ -42,7 +42,7 @@ class Keeper:
             "learners": self.group.size,
             "minibatches": self.source.minibatches,
             "claims": self.group.loops.claims,
-            "latest": self.source.described(),
+            "counters": self.source.counters.described(0),
         }
 
     def load(self, state: Mapping[str, Any], step: Callable[[], None]) -> bool:
@@ -63,7 +63,8 @@ class Keeper:
         self.me.outer.update({name: vector.clone() for name, vector in outer.items()})
         # The steps of the round count once more as they are repeated, by the present number of learners.
         repeated = 0 if begun is None else len(begun.steps) * self.group.size
-        source.go_on(max(0, minibatches - repeated), state["latest"])
+        source.go_on(max(0, minibatches - repeated))
+        source.counters.read(state["counters"])
         self.me.apart = True
         self.me.weights.set_(weights if begun is None else begun.weights)
         if begun is None:

@@ -8,6 +8,7 @@ The strategy is then where it was, with its own variables; the weights of the sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from murmur.core.assignment import Assignment
 from murmur.core.facts import Facts
 from murmur.core.learner import Gradient, Learner
+from murmur.core.source import SKIPPED_SAMPLES
 from murmur.user_loop.loop import Offer
 from murmur.user_loop.source import LoopSource
 
@@ -118,41 +120,32 @@ class RoundSource(LoopSource):
         """Minibatches of all learners so far, as far as this learner knows."""
         return self._claimed or self.assignment.reached(self.learner.steps)
 
-    def described(self) -> dict[str, float]:
-        """Return loss and rate of the latest step."""
-        return {"loss": self._loss, "rate": self._rate}
-
-    def go_on(self, minibatches: int, latest: dict[str, float]) -> None:
-        """Go on after this number of minibatches of all learners.
-
-        Args:
-            minibatches: Minibatches done, in steps of all learners.
-            latest: The result of `described`.
-        """
-        self._loss, self._rate = latest["loss"], latest["rate"]
+    def go_on(self, minibatches: int) -> None:
+        """Go on after this number of minibatches of all learners."""
         if self._own.lock_step:
             self.assignment = Assignment(tuple(range(self.group.size)), done=minibatches)
         else:
             self._claimed = minibatches
 
     def repeat(self, begun: Round, step: Callable[[], None]) -> None:
-        """Let the strategy repeat the steps of a round, from its start, without a change of the weights.
+        """Let the strategy repeat the steps of a round, from its start, without a change of weights and counters.
 
         Args:
             begun: The round, up to the saved moment.
             step: Lets the strategy take the step that the loop offers.
         """
-        self._repeating = True
+        self._repeating, counted = True, self.counters.described(0)
         first_unused = len(begun.steps) - len(begun.unused)
         try:
             for number, (samples, loss) in enumerate(begun.steps):
                 self.clear()
                 if number >= first_unused:
                     self.layout.hand_gradients(*begun.unused[number - first_unused])
-                self.loop.offer = Offer(samples, loss)
+                self.loop.offer = Offer(samples, None if math.isnan(loss) else loss, skipped=samples == SKIPPED_SAMPLES)
                 step()
         finally:
             self._repeating = False
+            self.counters.read(counted)
             self.clear()
 
 
