@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,7 @@ EXACT = [
     SuperLearners(SyncSGD(), 2),
 ]
 Saved = Mapping[str, Any]
+Step = Callable[[Joined, Net, int], None]
 
 
 def through_a_file(saved: object) -> Any:
@@ -77,7 +79,13 @@ def one_step(me: Joined, model: Net, n: int) -> None:
     me.step(4.0 + me.rank, loss.item())
 
 
-def whole_run(strategy: Strategy, size: int) -> tuple[Tensor, list[list[Saved]]]:
+def step_without_loss(me: Joined, model: Net, n: int) -> None:
+    """Give no loss, and on one learner a gradient that is not finite in every fifth step."""
+    (loss_of(model, n * me.size + me.rank) * (math.nan if n % 5 == 2 and me.rank == 0 else 1.0)).backward()
+    me.step(4.0 + me.rank)
+
+
+def whole_run(strategy: Strategy, size: int, step: Step = one_step) -> tuple[Tensor, list[list[Saved]]]:
     """Return the final state, and what each learner had saved before each step."""
 
     def body(seat: Seat) -> object:
@@ -85,14 +93,14 @@ def whole_run(strategy: Strategy, size: int) -> tuple[Tensor, list[list[Saved]]]
         with murmur.join(strategy, model, adam(model), plan_of(size), seat) as me:
             for n in range(STEPS):
                 saved.append(through_a_file(me.state_dict()))
-                one_step(me, model, n)
+                step(me, model, n)
         return state(model), saved
 
     ends = ThreadWorld(size, 20.0).run(Words(body))
     return ends[0][0], [saved for _, saved in ends]  # type: ignore[index,misc]
 
 
-def resumed(strategy: Strategy, saved: list[Saved], begin: int) -> list[tuple[Tensor, Saved]]:
+def resumed(strategy: Strategy, saved: list[Saved], begin: int, step: Step = one_step) -> list[tuple[Tensor, Saved]]:
     """Return the final state of all learners of a run that resumes before a step, and what they save two steps on."""
 
     def body(seat: Seat) -> object:
@@ -102,7 +110,7 @@ def resumed(strategy: Strategy, saved: list[Saved], begin: int) -> list[tuple[Te
             for n in range(begin, STEPS):
                 if n == begin + 2:
                     later = through_a_file(me.state_dict())
-                one_step(me, model, n)
+                step(me, model, n)
         return state(model), later
 
     return ThreadWorld(len(saved), 20.0).run(Words(body))  # type: ignore[return-value]
@@ -117,6 +125,15 @@ def test_lock_step_resumes_after_any_step_to_the_bit(strategy: Strategy) -> None
         if begin == 2:  # a second interruption, of the resumed run
             twice = resumed(strategy, [later for _, later in again], 4)
             assert all(torch.equal(theirs, end) for theirs, _ in twice)
+
+
+@pytest.mark.parametrize("strategy", [KAVG(4), SyncSGD(), StreamingDiLoCo(8, 2, 2), SlowMo(3)], ids=named)
+def test_steps_without_losses_and_those_left_out_resume_to_the_bit(strategy: Strategy) -> None:
+    end, saved = whole_run(strategy, 2, step_without_loss)
+    assert saved[0][-1]["counters"]["skipped"] == 2
+    for begin in range(STEPS):
+        again = resumed(strategy, [learner[begin] for learner in saved], begin, step_without_loss)
+        assert all(torch.equal(theirs, end) for theirs, _ in again), begin
 
 
 FIRST = 6
