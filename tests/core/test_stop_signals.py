@@ -135,7 +135,6 @@ SLOW_TEST = """
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
