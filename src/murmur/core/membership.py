@@ -21,7 +21,9 @@ class RunOver(Exception):
     """A learner came after the other learners had finished the run."""
 
     def __init__(self) -> None:
-        super().__init__("this learner came after the others had finished the run, or its block of a user's program")
+        super().__init__(
+            "the other learners had finished the run, or this block of the program, before this learner came"
+        )
 
 
 class StoppedGracefully(Exception):

@@ -19,7 +19,7 @@ from murmur.core.facts import allreduce_vectors
 from murmur.core.learner import Learner, Progress
 from murmur.core.source import SKIPPED_SAMPLES
 from murmur.strategies.adaptive_rules import AdaComm, Rule, Stages, Standing
-from murmur.strategies.block_moments import BlockMoments, MeanMoments, check, vectors
+from murmur.strategies.block_moments import BlockMoments, MeanMoments, check, latest_rate, vectors
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,8 @@ class AdaptiveKAVG:
             now = Standing(replace(me.reached, loss=loss, rate=rate), first_loss, first_rate)
             me.source.times = self.rate(now)
             loss = await self.steps(me, max(1, round(self.K(now))), max(1, round(self.minibatches(now))))
-            rate = 0.0 if math.isnan(me.progress.rate) else me.progress.rate  # nan before the first step, at weight 0
             unknown = math.isnan(loss)  # sent as a number: a vector with nan has no weight in the mean
-            mean = await moments.mean(F.new_tensor([float(unknown), 0.0 if unknown else loss, rate]))
+            mean = await moments.mean(F.new_tensor([float(unknown), 0.0 if unknown else loss, latest_rate(me)]))
             me.weights.set_(mean[:-3])
             latest = mean[-2:].clone()
             if mean[-3] > 0:

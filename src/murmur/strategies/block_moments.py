@@ -11,6 +11,7 @@ triples the traffic.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -37,6 +38,11 @@ def check(moments: str, outer: tuple[str, ...] = ("local", "averaged", "at_outer
 def vectors(moments: str) -> int:
     """Return the vectors of the model's length in one exchange."""
     return 1 if moments == "local" else 1 + MOMENTS_OF_ADAM
+
+
+def latest_rate(me: Learner) -> float:
+    """Return the rate of a learner's latest step; 0 before the first, when it has no weight in a mean."""
+    return 0.0 if math.isnan(me.progress.rate) else me.progress.rate
 
 
 class BlockMoments:

@@ -11,13 +11,12 @@ constant rate it is BMUF in its classical form with eta = beta, zeta = alpha.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
-from murmur.strategies.block_moments import BlockMoments, OuterMoments, check, vectors
+from murmur.strategies.block_moments import BlockMoments, OuterMoments, check, latest_rate, vectors
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ class SlowMo:
         while me.training:
             async for g in me.gradients(at_most=self.K):
                 me.descend(g)
-            own = 0.0 if math.isnan(me.progress.rate) else me.progress.rate  # nan before the first step, at weight 0
-            found = await moments.mean(x.new_tensor([own]))
+            found = await moments.mean(x.new_tensor([latest_rate(me)]))
             mean, rate = found[:-1], found[-1].item()
             if me.training:
                 if rate > 0:

@@ -27,8 +27,8 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
         inner = f": join {strategy.inner}" if isinstance(strategy, FactsOfInner) else ""
         raise ValueError(f"{strategy} assigns minibatches, but here every loop has its own loader{inner}")
     own = {id(p) for p in model.parameters()}
-    held = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    strange = sum(p not in own for p in held)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    strange = len(held - own)
     if strange:
         raise ValueError(
             f"the optimizer holds {strange} tensors that are not parameters of the model, and would not be averaged:"
@@ -36,13 +36,13 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS calls the model by itself (a closure): it cannot be joined; use another optimizer")
-    loose = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
             raise ValueError(
                 f"{name or 'the model'} makes sparse gradients, but vectors of gradients are dense: make the embedding"
                 " with sparse=False"
             )
+    loose = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if loose:
         raise ValueError(
             f"the optimizer does not hold {len(loose)} trainable parameters of the model, {loose[0]} for one. Give it"

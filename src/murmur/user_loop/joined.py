@@ -122,14 +122,22 @@ class Joined:
         self._entered = True
         return self
 
+    def _check_entered(self, what: str) -> None:
+        """Check that the loop is in its block, or was.
+
+        Raises:
+            RuntimeError: It is before its block; tells the remedy.
+        """
+        if not self._entered:
+            raise RuntimeError(f"{what} came before the block: write `with murmur.join(...) as me:` around the loop")
+
     def _check_inside(self, what: str) -> None:
         """Check that the loop is in its block.
 
         Raises:
             RuntimeError: It is not; tells the remedy.
         """
-        if not self._entered:
-            raise RuntimeError(f"{what} came before the block: write `with murmur.join(...) as me:` around the loop")
+        self._check_entered(what)
         if self._left:
             raise RuntimeError(
                 f"{what} came after the block of murmur.join, whose model is final: move it into the block, or train on"
@@ -268,8 +276,7 @@ class Joined:
     @property
     def progress(self) -> Progress:
         """Progress of the run, in steps of all learners together."""
-        if not self._entered:
-            self._check_inside("progress")
+        self._check_entered("progress")
         return self._me.progress
 
     @contextmanager

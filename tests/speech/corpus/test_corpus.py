@@ -153,8 +153,9 @@ def test_names_of_files_stay_as_they_are(tmp_path, name):
         assert all(u.audio.path.is_file() for u in read_data_dir(folder).utterances)
 
 
-def test_files_that_a_command_reads_are_part_of_the_digest(tmp_path):
-    folder = make_set(tmp_path, wav_scp={f"u{i}": f"cat {tmp_path}/wav/u{i}.flac |" for i in range(3)})
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+def test_files_that_a_command_reads_are_part_of_the_digest(tmp_path, quote):
+    folder = make_set(tmp_path, wav_scp={f"u{i}": f"cat {quote}{tmp_path}/wav/u{i}.flac{quote} |" for i in range(3)})
     before = read_data_dir(folder, commands_allowed=True).digest()
     assert read_data_dir(folder, commands_allowed=True).digest() == before
     soundfile.write(tmp_path / "wav/u1.flac", np.full(1700, 0.2), 16000)

@@ -148,9 +148,10 @@ class Corpus:
 
 
 def _files_of_commands(sources: Iterable[Audio | StoredFeatures]) -> set[str]:
-    """Words of commands that name files."""
+    """Words of commands that name files, without quotes."""
     commands = {source.command for source in sources if isinstance(source, Audio) and source.command is not None}
-    return {word for command in commands for word in command.split() if Path(word.strip("'\"")).is_file()}
+    words = {word.strip("'\"") for command in commands for word in command.split()}
+    return {word for word in words if Path(word).is_file()}
 
 
 def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:

@@ -109,10 +109,7 @@ def read_table(path: Path, *, values_required: bool = True) -> dict[str, str]:
     Raises:
         CorpusError: not UTF-8, a duplicate key, or a key without a required value.
     """
-    table = _read_rows(path)
-    for key, value in table.items():
-        if values_required and not value:
-            raise CorpusError(f"{path}: {key!r} has no value: complete or remove the line")
+    table = read_scp(path) if values_required else _read_rows(path)
     return {key: normal_text(value) for key, value in table.items()}
 
 

@@ -148,7 +148,7 @@ class System:
 
 @dataclass(frozen=True)
 class Brief:
-    """A short run for its speed: a system at its best rate with other settings, a part of the frames and seed 0.
+    """A further run of a system, with seed 0: other settings at its best rate, a part of the frames or all.
 
     Attributes:
         system: the system.
