@@ -18,7 +18,7 @@ from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
-from running import Assigned, InPlace
+from running_means import Assigned, InPlace
 from unscaled import Experiment
 
 

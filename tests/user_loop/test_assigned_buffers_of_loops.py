@@ -13,7 +13,7 @@ from murmur.strategies import BMUF, KAVG, ParameterAveraging, SuperLearners, Syn
 from murmur.user_loop.joined import Plan
 from murmur.worlds.threads import ThreadWorld
 from named import named
-from running import Assigned, InPlace
+from running_means import Assigned, InPlace
 from user_loops import Words, batch, loss_of
 
 

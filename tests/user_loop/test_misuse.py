@@ -27,8 +27,10 @@ def joined(model: Any = None) -> murmur.Joined:
         lambda me: me.last_backward().__enter__(),
         lambda me: me.consensus().__enter__(),
         lambda me: me.progress,
+        lambda me: me.state_dict(),
+        lambda me: me.load_state_dict({}),
     ],
-    ids=["step", "last_backward", "consensus", "progress"],
+    ids=["step", "last_backward", "consensus", "progress", "state_dict", "load_state_dict"],
 )
 def test_a_use_before_the_block_names_the_block(use: Any) -> None:
     with pytest.raises(RuntimeError, match=r"came before the block: write `with murmur.join\(...\) as me:`"):
@@ -135,3 +137,9 @@ def test_a_scheduler_may_be_made_where_steps_are_routed(others: int) -> None:
     (end, rate), (wanted, same) = run(routes=True), run(routes=False)
     assert torch.equal(end, wanted)
     assert rate == same
+
+
+def test_a_state_of_an_earlier_version_is_refused() -> None:
+    model = net(0)
+    with joined(model) as me, pytest.raises(ValueError, match="the state has no weights.*an earlier version saved it"):
+        me.load_state_dict({"optimizer": me.optimizer.state_dict(), "strategy": {}, "steps": 3})

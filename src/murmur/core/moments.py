@@ -37,7 +37,7 @@ NAMES = (
 )
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", "sum", *FACTORS, "mu_product")
 STEPS = "step"
-ORDER = (*NAMES, STEPS)  # in the vector
+_ORDER = (*NAMES, STEPS)  # in the vector
 LEFT = frozenset({"ax", "eta", "mu"})  # ASGD's, which stay with each learner
 AT_FIRST = {STEPS: 0.0, "mu_product": 1.0, "exp_inf": 0.0}  # what a step on zeros changes
 SLACK = 1.01  # on C, so that rounding in the optimizer never counts as a breach
@@ -168,7 +168,7 @@ class Moments:
     def _layouts(self) -> dict[str, Layout]:
         """{name: tensors of the weights that have it}, in the order of the vector."""
         states = self._states()
-        found = {name: [state[name] for state in states if isinstance(state.get(name), Tensor)] for name in ORDER}
+        found = {name: [state[name] for state in states if isinstance(state.get(name), Tensor)] for name in _ORDER}
         found = {name: tensors for name, tensors in found.items() if tensors}
         made = {name: layout.tensors for name, layout in self._made.items()}
         if list(map(_identities, found.items())) != list(map(_identities, made.items())):
@@ -239,7 +239,7 @@ class Moments:
 
 def _known(state: Mapping[str, Any]) -> list[str]:
     """Return the names of the known moments in the state of a tensor."""
-    return [name for name in ORDER if isinstance(state.get(name), Tensor)]
+    return [name for name in _ORDER if isinstance(state.get(name), Tensor)]
 
 
 def _identities(named: tuple[str, list[Tensor]]) -> tuple[str, list[int]]:
@@ -259,7 +259,7 @@ def _step(kind: type[torch.optim.Optimizer], twin: torch.optim.Optimizer) -> Non
     except (TypeError, RuntimeError, KeyError) as error:
         raise ValueError(refused.format(f"it takes no step on zeros: {error}")) from error
     made = {name for state in twin.state.values() for name, value in state.items() if isinstance(value, Tensor)}
-    if unknown := sorted(made - {*ORDER, *LEFT}):
+    if unknown := sorted(made - {*_ORDER, *LEFT}):
         raise ValueError(refused.format(f"its state {', '.join(unknown)} is not known"))
 
 

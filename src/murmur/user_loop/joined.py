@@ -297,7 +297,11 @@ class Joined:
 
         It holds optimizer, weights, buffers, vectors of the strategy, steps, and the place in the strategy's round.
         Parameters that are frozen are in the model's own state.
+
+        Raises:
+            RuntimeError: The loop is before its block.
         """
+        self._check_entered("state_dict()")
         return {"optimizer": deepcopy(self.optimizer.state_dict()), "steps": self._steps, **self._keeper.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
