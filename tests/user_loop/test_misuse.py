@@ -141,5 +141,5 @@ def test_a_scheduler_may_be_made_where_steps_are_routed(others: int) -> None:
 
 def test_a_state_of_an_earlier_version_is_refused() -> None:
     model = net(0)
-    with joined(model) as me, pytest.raises(ValueError, match="the state has no weights.*an earlier version saved it"):
+    with joined(model) as me, pytest.raises(ValueError, match=r"the state has no weights.*an earlier version saved it"):
         me.load_state_dict({"optimizer": me.optimizer.state_dict(), "strategy": {}, "steps": 3})
