@@ -14,12 +14,13 @@ import kaldifst
 import numpy as np
 import pytest
 
+from graph_words import unread_words
 from murmur.speech.decoding import graph_build
 from murmur.speech.decoding.decoder import Decoder
-from murmur.speech.decoding.graph import GraphOptions, build_hclg, words_dropped_by_sherpa
+from murmur.speech.decoding.graph import GraphOptions, build_hclg
 from murmur.speech.decoding.graph_store import (
     DamagedGraphError,
-    cached_graph,
+    ensure_graph,
     graph_key,
     load_graph,
     outputs_key,
@@ -39,6 +40,11 @@ def small_system(words="YES NO"):
     transitions = make_transitions(lang, monophone_tree(lang))
     grammar = ngram_grammar(lang, KneserNey(2).train([words]).model)
     return lang, transitions, grammar
+
+
+def kept_graph(folder, key, build):
+    """The graph in a folder, built first where it is missing, damaged or of another key."""
+    return ensure_graph(folder, key, build) or load_graph(folder)
 
 
 def words_in(graph):
@@ -86,11 +92,11 @@ def test_facts_count_the_arcs():
 
 def test_words_that_sherpa_drops_are_counted():
     fst = kaldifst.compile("0 1 0 5\n0 1 1 5\n0 1 2 5\n0 1 1 0\n1\n", acceptor=False)
-    assert words_dropped_by_sherpa(fst) == 2
+    assert unread_words(fst) == 2
     lang, transitions, _ = small_system()
     graph = build_hclg(lang, transitions, loop_grammar(lang))
     # NO and KNOW sound alike: only the disambiguation symbol, now an epsilon, separates them
-    assert graph.facts.dropped_by_sherpa == words_dropped_by_sherpa(graph.fst) > 0
+    assert graph.facts.dropped_by_sherpa == unread_words(graph.fst) > 0
     distinct = make_lang([("YES", ("y",)), ("NO", ("n", "o"))])
     transitions = make_transitions(distinct, monophone_tree(distinct))
     assert build_hclg(distinct, transitions, loop_grammar(distinct)).facts.dropped_by_sherpa == 0
@@ -169,7 +175,7 @@ def test_damage_is_found_and_made_anew(tmp_path, name, damage):
         load_graph(folder)
     builds = []
     for _ in range(2):
-        found = cached_graph(folder, "key", lambda: builds.append(1) or graph)
+        found = kept_graph(folder, "key", lambda: builds.append(1) or graph)
         assert found.fst.to_str() == graph.fst.to_str()
     assert len(builds) == 1
 
@@ -185,7 +191,7 @@ def test_one_of_several_builds_a_graph_and_the_others_wait(tmp_path):
 
     def make(_):
         begun.wait()
-        return cached_graph(tmp_path / "graph", "key", build).fst.to_str()
+        return kept_graph(tmp_path / "graph", "key", build).fst.to_str()
 
     with ThreadPoolExecutor(3) as pool:
         found = set(pool.map(make, range(3)))
@@ -203,7 +209,7 @@ def test_another_key_is_built_again(tmp_path):
     graph = build_hclg(lang, transitions, grammar)
     builds = []
     for key in ("a", "a", "b", "b"):
-        cached_graph(tmp_path / "graph", key, lambda: builds.append(1) or graph)
+        kept_graph(tmp_path / "graph", key, lambda: builds.append(1) or graph)
     assert len(builds) == 2
 
 
@@ -255,14 +261,14 @@ def test_a_writer_killed_half_way_leaves_no_graph(tmp_path):
     program = (
         "import os, signal, sys\n"
         "import murmur.speech.decoding.graph_store as store\n"
-        "sys.path.insert(0, sys.argv[1])\n"
+        "sys.path[:0] = sys.argv[2:]\n"
         "from test_graph import build_hclg, small_system\n"
         "store._sha256 = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "store.save_graph(build_hclg(*small_system()), store.Path(sys.argv[2]), 'key')\n"
+        "store.save_graph(build_hclg(*small_system()), store.Path(sys.argv[1]), 'key')\n"
     )
-    folder = tmp_path / "graph"
+    folder, tests = tmp_path / "graph", Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, "-c", program, str(Path(__file__).parent), str(folder)],
+        [sys.executable, "-c", program, str(folder), *map(str, [tests, tests.parents[1] / "support"])],
         check=False,
         capture_output=True,
         timeout=60,
@@ -272,7 +278,7 @@ def test_a_writer_killed_half_way_leaves_no_graph(tmp_path):
     with pytest.raises(FileNotFoundError):
         load_graph(folder)
     graph = build_hclg(*small_system())
-    assert cached_graph(folder, "key", lambda: graph) is graph
+    assert ensure_graph(folder, "key", lambda: graph) is graph
     assert load_graph(folder).fst.to_str() == graph.fst.to_str()
 
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graph_words import unread_words
+
 pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 import kaldifst
 
 from murmur.speech.ctc.graph import build_ctc_graph
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
-from murmur.speech.decoding.graph import build_hclg, words_dropped_by_sherpa
+from murmur.speech.decoding.graph import build_hclg
 from murmur.speech.decoding.word_moving import move_words
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
@@ -141,7 +143,7 @@ def test_homophones_prefixes_and_back_off_are_read_by_sherpa(make):
     graph = make()
     moved = move_words(graph.fst)
     assert moved.unread == moved.forwards + moved.backwards >= graph.facts.dropped_by_sherpa > 0
-    assert words_dropped_by_sherpa(moved.fst) == 0
+    assert unread_words(moved.fst) == 0
     ours = Decoder(graph, DecodeOptions(acoustic_scale=1.0, beam=1000.0, max_active=100000))
     rng, said = np.random.default_rng(5), 0
     for frames in (8, 12, 30, 60) * 6:

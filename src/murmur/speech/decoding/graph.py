@@ -157,18 +157,6 @@ def with_insertion_penalty(graph: DecodingGraph, penalty: float) -> DecodingGrap
     return replace(graph, fst=fst)
 
 
-def words_dropped_by_sherpa(fst: kaldifst.StdVectorFst) -> int:
-    """The number of arcs with a word in places that sherpa-onnx ignores: on an epsilon or on input label 1.
-
-    A graph with a count above 0 loses words there; decode with `murmur.speech.decoding.decoder` instead.
-    """
-    return sum(
-        arc.olabel != 0 and arc.ilabel <= 1
-        for state in kaldifst.StateIterator(fst)
-        for arc in kaldifst.ArcIterator(fst, state)
-    )
-
-
 def _check_phones(lang: Lang, transitions: Transitions) -> None:
     modelled = set(np.unique(transitions.phone_of[1:]).tolist())
     spoken = set(range(1, lang.num_phones + 1))

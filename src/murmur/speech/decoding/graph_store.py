@@ -1,7 +1,7 @@
 """Decoding graphs on disk: `graph.fst` (OpenFst), `words.txt`, and `graph.json` with a checksum and the key.
 
 A graph is written into a folder of another name that is then renamed, so a killed writer leaves nothing that looks
-like a graph; `load_graph` refuses a graph that does not match its checksum, and `cached_graph` makes it again.
+like a graph; `load_graph` refuses a graph that does not match its checksum, and `ensure_graph` makes it again.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class StoredGraph:
         """
         path = folder / "graph.json"
         if not path.is_file():
-            raise FileNotFoundError(f"no decoding graph in {folder}: build it first (save_graph or cached_graph)")
+            raise FileNotFoundError(f"no decoding graph in {folder}: build it first (ensure_graph)")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             whole = found["format"] == _FORMAT and found["sha256"] == _sha256(folder / "graph.fst")
@@ -180,12 +180,6 @@ def _alone(folder: Path) -> Iterator[None]:
         except OSError as error:
             log.info("graph %s: no lock (%s)", folder.name, error)
         yield
-
-
-def cached_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> DecodingGraph:
-    """The graph in `folder` if it is complete and has the same key; otherwise build it and store it there."""
-    built = ensure_graph(Path(folder), key, build)
-    return load_graph(folder) if built is None else built
 
 
 def _sha256(path: Path) -> str:
