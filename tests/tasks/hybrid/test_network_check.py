@@ -39,8 +39,8 @@ def test_networks_that_do_not_fit_are_refused(network: Network, message: str) ->
 def test_chunks_with_too_little_context_are_told(caplog: pytest.LogCaptureFixture) -> None:
     check_network(TdnnF(front=Convolutions((8, 8))), 40, 40, CHUNKS)
     assert "12 frames of context on one side and the network takes 14" in caplog.text
-    assert "task.chunks.left_frames=14" in caplog.text
-    assert "task.chunks.right_frames=14" in caplog.text
+    assert "chunks with left_frames=14 have enough" in caplog.text
+    assert "chunks with right_frames=14 have enough" in caplog.text
 
 
 def test_a_task_checks_its_network_before_it_trains(tmp_path: Path) -> None:

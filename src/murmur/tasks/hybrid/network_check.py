@@ -39,6 +39,6 @@ def check_network(network: Network, inputs: int, bins: int | None, chunks: Chunk
         if needed > there:
             log.warning(
                 "chunks have %d frames of context on one side and the network takes %d: frames at their ends see"
-                " repeated frames, which decoding does not have; set task.chunks.%s=%d",
+                " repeated frames, which decoding does not have; chunks with %s=%d have enough",
                 *(there, needed, side, needed),
             )
