@@ -264,6 +264,20 @@ def test_too_few_speakers_for_training_are_told(tmp_path: Path) -> None:
         sets.splits(tmp_path / "set")
 
 
+def test_speakers_of_test_who_are_trained_on_are_told(tmp_path: Path) -> None:
+    root = tmp_path / "rec"
+    own_recordings(root / "train", 9)
+    own_recordings(root / "test", 2)
+    corpus_layouts.noise(root / "test/anna/0.wav", 0.5)
+    (root / "test/anna/0.txt").write_text("yes")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 0, said
+    assert "2 of 3 speakers of data/test are in data/train too, s00 for one: expect more errors with other" in said
+    code, said = run("own", "--from", own_recordings(tmp_path / "all", 12), "--out", tmp_path / "apart")
+    assert code == 0, said
+    assert "in data/train too" not in said
+
+
 def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:
     root = corpus_layouts.librispeech(tmp_path / "from", MINI, utterances=60)
     gone = root / "LibriSpeech/train-clean-5/100/2000/100-2000-0007.flac"

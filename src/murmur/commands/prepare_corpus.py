@@ -114,6 +114,11 @@ def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
     words = manifest["splits"]["test"]["words"]
     if words < FEW_WORDS:
         typer.echo(f"data/test holds {words} words: a single error is {100 / words:.1f} % of them; add recordings")
+    for split, trained in manifest["trained_speakers"].items():
+        typer.echo(
+            f"{len(trained)} of {manifest['splits'][split]['speakers']} speakers of data/{split} are in data/train too,"
+            f" {trained[0]} for one: expect more errors with other speakers"
+        )
     if manifest["rate_hz"] is not None:
         channels = "one channel" if corpus.address or not corpus.parts else "two channels, each utterance one of them"
         typer.echo(f"all recordings have {manifest['rate_hz']} Hz and {channels}; training uses them as they are")

@@ -63,6 +63,7 @@ def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, 
         "rate_hz": read.rate_hz,
         "lhotse": lhotse.__version__,
         "splits": {split: _facts(found, read, split) for split, found in worded.items()},
+        "trained_speakers": _trained_speakers(worded),
     }
     _write_manifest(out, manifest)
     return manifest
@@ -135,6 +136,13 @@ def _facts(corpus: Corpus, read: Read, split: str) -> dict[str, Any]:
         "wordless": read.wordless.get(split, 0),
         "skipped": [asdict(problem) for problem in corpus.problems],
     }
+
+
+def _trained_speakers(splits: Mapping[str, Corpus]) -> dict[str, list[str]]:
+    """Speakers of each other split who are in train too, without the splits that have none."""
+    trained = set(splits["train"].speakers.values()) if "train" in splits else set()
+    shared = {split: sorted(trained & set(found.speakers.values())) for split, found in splits.items()}
+    return {split: speakers for split, speakers in shared.items() if speakers and split != "train"}
 
 
 def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
