@@ -34,6 +34,20 @@ def test_the_ramp_is_kaldis(first: int, last: int) -> None:
     assert widths == sorted(widths)
 
 
+@pytest.mark.parametrize(("first", "last"), [(1, 8), (2, 8), (1, 32)])
+def test_full_width_after_half_of_the_iterations(first: int, last: int) -> None:
+    """The ramp of kaldi-mpi: J(i) = int(1/2 + J_0 + (J_1 - J_0) i / (iterations / 2)), in frames in place of i."""
+    reach = (first + last) / (first + 3 * last)
+    iterations, used, at = 4000, 0, []
+    widths = [min(last, int(0.5 + first + (last - first) * 2 * i / iterations)) for i in range(iterations)]
+    for width in widths:
+        at.append(used / sum(widths))
+        used += width
+    ours = [Jobs(first, last, reach)(f, last) for f in at]
+    for width in range(first + 1, last + 1):  # each width begins at the same part of the budget
+        assert at[ours.index(width)] == pytest.approx(at[widths.index(width)], abs=0.02)
+
+
 def test_width_follows_the_learners_there_are() -> None:
     assert [Jobs()(f, 4) for f in (0.0, 1.0)] == [1, 4]
     assert [Jobs(3, 8)(f, 2) for f in (0.0, 1.0)] == [2, 2]

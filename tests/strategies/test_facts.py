@@ -58,6 +58,7 @@ LOOSE = [  # strategies with unbounded staleness, or with that of an inner strat
     *(Downpour(), Downpour(4, 2, shards=3), EASGD(2), EASGD(4, shards=2), Downpour(2, 3, servers=2), EASGD(servers=1)),
     *(SuperLearners(ADPSGD(), 2), SuperLearners(SyncSGD(), 2), SuperLearners(ADPSGD(randomized_ring), 3)),
 ]
+PARTED = [(SuperLearners(ADPSGD(), 2), 3), (SuperLearners(SyncSGD(), 4), 5), (SuperLearners(KAVG(4), 2), 5)]
 TASK = ToyTask(samples=4, hidden=64)
 
 
@@ -80,7 +81,7 @@ def test_ledger_and_records_agree(strategy: Strategy, learners: int) -> None:
     assert max(record.staleness for record in seen if record.kind == "step") == facts.staleness
 
 
-@pytest.mark.parametrize(("strategy", "learners"), thinned(LOOSE, [6, 12]))
+@pytest.mark.parametrize(("strategy", "learners"), [*thinned(LOOSE, [6, 12]), *PARTED])
 def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> None:
     facts = Facts.of(strategy)
     sent = []

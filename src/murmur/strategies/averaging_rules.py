@@ -25,7 +25,10 @@ class Jobs:
 
         J(f) = int(1/2 + sqrt(J_0^2 + (J_1^2 - J_0^2) min(1, f / reach)))
 
-    kaldi-mpi is at full width after half of its iterations: reach = 1/2.
+    kaldi-mpi is at full width after half of its iterations. These are shorter at the beginning, so that half of them
+    are a smaller part of the budget:
+
+        reach = (J_0 + J_1) / (J_0 + 3 J_1)
 
     Attributes:
         initial: J_0, the number at the beginning.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from murmur.core.facts import Facts, FactsOfInner, Planner, allreduce_vectors, training_learners, vectors_of
+from murmur.core.facts import Facts, FactsOfInner, Planner, training_learners, vectors_of
 from murmur.core.learner import Learner, Strategy
 from murmur.core.membership import RunOver, StoppedGracefully
 from murmur.core.super_learner import Leader, follow
@@ -75,11 +75,15 @@ class SuperLearners(FactsOfInner):
         return learners - self.node_size * (leaders - training_learners(self.outer, leaders))
 
     def vectors_sent(self, learners: int, samples: float) -> float:
-        """Sums inside super-learners, messages among leaders, and copies from each leader to its members."""
-        size = self.node_size
-        outer = vectors_of(self.outer, learners // size, samples * size)
-        passed_on = 0.0 if outer == 0 else (size - 1) / size
-        return allreduce_vectors(size) + outer / size + passed_on
+        """Sums inside super-learners, messages among leaders, and copies from each leader to its members.
+
+        Members get a copy after each exchange among leaders; where exchanges only add to weights, one a gradient.
+        """
+        leaders = -(-learners // self.node_size)
+        members = (learners - leaders) / learners  # the last super-learner may be smaller
+        outer = vectors_of(self.outer, leaders, samples * self.node_size)
+        copies = 0.0 if outer == 0 else members / (Facts.of(self.outer).sets_weights_every or 1)
+        return 2 * members + outer * leaders / learners + copies
 
     @property
     def least_learners(self) -> int:

@@ -29,6 +29,7 @@ from murmur.worlds.virtual.cluster import LognormalSeconds
 from murmur.worlds.virtual.presets import preset
 
 LEARNERS = 8
+FULL_WIDTH = (1 + LEARNERS) / (1 + 3 * LEARNERS)  # part of the budget in the first half of the iterations
 FRAMES = 600_000  # of a learner between two averages
 PAPER = DeclaredTask(
     hours=100.0,
@@ -60,7 +61,7 @@ def experiment(scale: float = 1.0) -> Experiment:
     return Experiment(
         task,
         ParameterAveraging(
-            FRAMES * scale**2, Jobs(1, LEARNERS, reach=0.5), MaxChange(output=1.5), combine=WeightedMean()
+            FRAMES * scale**2, Jobs(1, LEARNERS, FULL_WIDTH), MaxChange(output=1.5), combine=WeightedMean()
         ),
         Budget(epochs=8),
         NaturalGradientSGD(RATE, momentum=0.5, keep_rate=True),
