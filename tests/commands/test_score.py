@@ -150,6 +150,10 @@ def test_characters(data: Path) -> None:
     code, said = run(data / "text", data / "second", "--unit", "char")
     assert code == 0
     assert said.startswith("%CER 6.35 [ 12 / 189, 12 ins, 0 del, 0 sub ]")
+    code, said = run(data / "text", data / "first", data / "second", "--unit", "char")
+    assert code == 0, said
+    rates = [score_utterances(REFERENCES, each, "char") for each in (FIRST, SECOND)]
+    assert f"second - first: {compare(*rates).difference.value:+.2f} % absolute" in said
 
 
 def test_mistakes(data: Path) -> None:

@@ -19,7 +19,7 @@ pytest.importorskip("jinja2", reason="the drawing libraries are not installed (p
 from murmur.report import recognised, write_report
 from murmur.report.read import read_run
 from murmur.report.recognised import RecognisedUtterance, align, embed, find_audio, read_recognised, worst
-from murmur.report.verdict import difference, headline, ranking
+from murmur.report.verdict import difference, headline, notes, ranking
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=7)
 
@@ -119,6 +119,32 @@ def test_commands_of_wav_scp_are_not_run(tmp_path: Path) -> None:
         find_audio([tmp_path / "none"], ["u000"])
 
 
+def test_relative_recordings_of_wav_scp_are_below_its_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy of a set has the recordings beside data/, wherever the report is made."""
+    for place in ("set/wav", "set/data/test", "elsewhere"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "set/wav/a.wav").write_bytes(b"x")
+    (tmp_path / "elsewhere/b.wav").write_bytes(b"y")
+    scp = tmp_path / "set/data/test/wav.scp"
+    scp.write_text("u000 wav/a.wav\nu001 b.wav\nu002 gone.wav\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = find_audio([scp], ["u000", "u001", "u002"])
+    assert {name: path.resolve() for name, path in found.items() if path.is_file()} == {
+        "u000": tmp_path / "set/wav/a.wav",
+        "u001": tmp_path / "elsewhere/b.wav",
+    }
+    run = write_run(tmp_path / "run", random_rows(0, 1, 20), 1)
+    told = vars(utterances([1])[0]) | {"utterance": "u000"}
+    (run / "recognised.jsonl").write_text(json.dumps(told) + "\n")
+    assert "data:audio/wav" in write_report([run], tmp_path / "r.html", [scp]).read_text()
+    assert not caplog.messages
+    (tmp_path / "set/wav/a.wav").unlink()
+    assert "data:audio/wav" not in write_report([run], tmp_path / "r.html", [scp]).read_text()
+    assert "no recording of the 1 test utterances is there" in caplog.text
+
+
 def test_the_page_shows_what_recognised_jsonl_tells(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", random_rows(0, 1, 20), 1)
     rows = [
@@ -158,3 +184,19 @@ def test_pairs_decide_where_there_are_any(more: list[int], verdict: str, tmp_pat
         (folder / "score.json").write_text(json.dumps(score))
         runs.append(read_run(folder))
     assert headline(ranking(runs)).startswith(verdict)
+
+
+def test_runs_with_different_tests_have_no_winner(tmp_path: Path) -> None:
+    runs = []
+    for name, percent, reference in (("one", 0.0, "yes no"), ("two", 13.0, "yes"), ("three", 13.0, "yes no")):
+        folder = write_run(tmp_path / name, [], 1)
+        row = {"utterance": "u1", "speaker": "s", "reference": reference, "hypothesis": "", "errors": 1, "words": 2}
+        (folder / "recognised.jsonl").write_text(json.dumps(row) + "\n")
+        score = {"test": {"test wer": percent, "test low": percent, "test high": percent + 1}}
+        (folder / "score.json").write_text(json.dumps(score))
+        runs.append(read_run(folder))
+    one, two, three = runs
+    told = "one 0.00 % (95 % interval 0.00 to 1.00 %), two 13.00 % (95 % interval 13.00 to 14.00 %)"
+    assert headline(ranking([two, one])) == f"Tested on different utterances: {told}"
+    assert headline(ranking([three, one])).startswith("No difference beyond chance")
+    assert not any("overlaps" in line for line in notes(ranking([two, three])))

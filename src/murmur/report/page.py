@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ except ImportError:  # the extra is optional; write_report reports it
 
 __all__ = ["ReportError", "check_installed", "headline", "names_of", "notes", "page", "ranking", "strategy_of",
            "write_curve", "write_report"]  # fmt: skip
+log = logging.getLogger(__name__)
 ASSETS = Path(__file__).parent / "assets"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 MOST_DRAWN = 14  # runs: more curves are indistinguishable
@@ -115,7 +117,10 @@ def write_report(runs: Sequence[Path], out: Path, audio: Sequence[Path] = ()) ->
     read = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
     shown = ranking(read)[:MOST_DRAWN] if len(read) > MOST_DRAWN else read
     wanted = {u.name for run in shown for u in run.utterances}
-    write_text(Path(out), page(read, sections(shown), grids, find_audio(audio, wanted)))
+    found = find_audio(audio, wanted)
+    if audio and not any(path.is_file() for path in found.values()):
+        log.warning("--audio: no recording of the %d test utterances is there", len(wanted))
+    write_text(Path(out), page(read, sections(shown), grids, found))
     return Path(out)
 
 

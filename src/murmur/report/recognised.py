@@ -115,7 +115,8 @@ def embed(path: Path | None, room: int) -> tuple[str, int]:
 def find_audio(places: Sequence[Path], wanted: Iterable[str]) -> dict[str, Path]:
     """Recordings of the utterances in folders (UTTERANCE.wav, .flac, ..., at any depth) and Kaldi's wav.scp files.
 
-    Lines of wav.scp that are commands are skipped: a report runs no commands.
+    Relative paths of a wav.scp are below its folder, or the next two above, as readers of corpora take them, else below
+    the working directory. Lines that are commands are skipped: a report runs no commands.
 
     Raises:
         FileNotFoundError: a given path does not exist.
@@ -129,7 +130,12 @@ def find_audio(places: Sequence[Path], wanted: Iterable[str]) -> dict[str, Path]
             for line in place.read_text(encoding="utf-8", errors="replace").splitlines():
                 name, _, path = line.strip().partition(" ")
                 if name in names and path and not path.rstrip().endswith("|"):
-                    found[name] = Path(path.strip())
+                    found[name] = _beside(place, path.strip())
         else:
             raise FileNotFoundError(f"--audio {place}: there is no such folder or wav.scp file")
     return found
+
+
+def _beside(scp: Path, entry: str) -> Path:
+    folders = scp.absolute().parents[:3]
+    return next((folder / entry for folder in folders if (folder / entry).is_file()), Path(entry))

@@ -54,15 +54,22 @@ def headline(ranked: Sequence[Run]) -> str:
         least = "nothing held-out yet" if found is None else f"held-out log-probability {found:.4f}"
         return f"{f'Best: {best.name},' if len(ranked) > 1 else f'{best.name}:'} {least}; no word error rate"
     rated = [run for run in ranked if run.headline is not None]
+    if any(other_test(best, run) for run in rated[1:]):
+        return f"Tested on different utterances: {_told(rated)}"
     alike = [run for run in rated[1:] if not differ(best, run)]
     if not alike:
         who = f"Winner: {best.name}," if len(rated) > 1 else f"{best.name}:"
         return f"{who} word error rate {written(best.headline)}"
     if all(run.headline is not None and run.headline.low is not None for run in (best, *alike)):
-        told = [f"{run.name} {written(run.headline)}" for run in (best, *alike) if run.headline is not None]
-        more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
-        return f"No difference beyond chance in word error rate: {', '.join(told[:MOST_NAMED])}{more}"
+        return f"No difference beyond chance in word error rate: {_told([best, *alike])}"
     return f"Lowest: {best.name}, word error rate {written(best.headline)}; without intervals chance is not excluded"
+
+
+def _told(rated: Sequence[Run]) -> str:
+    """The first few runs with their error rates."""
+    told = [f"{run.name} {written(run.headline)}" for run in rated if run.headline is not None]
+    more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
+    return f"{', '.join(told[:MOST_NAMED])}{more}"
 
 
 def written(rate: Headline) -> str:
@@ -81,6 +88,12 @@ def differ(best: Run, other: Run) -> bool:
         return paired.certain
     one, two = best.headline, other.headline
     return one is not None and two is not None and None not in (one.low, two.low) and not one.overlaps(two)
+
+
+def other_test(first: Run, second: Run) -> bool:
+    """True if both runs list their test utterances, and names or references differ."""
+    ours, theirs = ({u.name: u.reference for u in run.utterances} for run in (first, second))
+    return bool(ours and theirs) and ours != theirs
 
 
 def difference(first: Sequence[RecognisedUtterance], second: Sequence[RecognisedUtterance]) -> Difference | None:
@@ -127,7 +140,10 @@ def notes(ranked: Sequence[Run]) -> list[str]:
                 f" (95 % interval {paired.low:+.2f} to {paired.high:+.2f}, paired bootstrap on the same utterances)."
             )
     close = [
-        run.name for run in rated[1:] if run.headline and rated[0].headline and run.headline.overlaps(rated[0].headline)
+        run.name
+        for run in rated[1:]
+        if run.headline and rated[0].headline and run.headline.overlaps(rated[0].headline)
+        if not other_test(rated[0], run)
     ]
     if close:
         said.append(f"The interval overlaps with that of {', '.join(close)}.")

@@ -83,7 +83,8 @@ def compare(
     value = 100.0 * (other_S.sum() - errors_S.sum()) / tokens_S.sum()
     better = float(np.mean(second_B < first_B) + 0.5 * np.mean(second_B == first_B))
     difference = _percentiles(value, second_B - first_B, coverage)
-    return Comparison(total_of(first.values()), total_of(second.values()), difference, better)
+    unit = next(iter(first.values())).unit
+    return Comparison(total_of(first.values(), unit), total_of(second.values(), unit), difference, better)
 
 
 def _tokens(scores: Mapping[str, ErrorRate], name: str) -> int | None:
