@@ -64,7 +64,7 @@ class VirtualSeat(Seat):
         return {"sent_bytes": [self._network.sent_bytes[learner] for learner in range(self.cluster.learners)]}
 
     def holds(self, weights: Weights) -> None:
-        self._network.whole = weights.layout.numel
+        self._network.whole, self._network.element_bytes = weights.layout.numel, weights.layout.dtype.itemsize
 
     async def sleep(self, seconds: float) -> None:
         await self.clock.sleep(seconds, f"{seconds:.3g} s to pass")
