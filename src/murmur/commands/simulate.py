@@ -259,10 +259,10 @@ def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
 
 
 def show_budget(accounts: Sequence[Account], published: Published | None) -> None:
-    """Show the hours of the whole budget where a part of it was timed, beside published figures if there are any."""
+    """Show the hours of the whole budget where a part of it was done, beside published figures if there are any."""
     for account in accounts:
         if account.budget_minibatches not in (None, account.minibatches):
-            part = f"{account.minibatches} of {account.budget_minibatches} minibatches were timed"
+            part = f"{account.minibatches} of {account.budget_minibatches} minibatches were done"
             typer.echo(f"{account.strategy}: {part}; the whole budget takes {account.budget_hours:.4g} h at their pace")
     predictions = [Prediction(a.strategy, a.learners, a.budget_hours, a.speed_up) for a in accounts]
     for line in compared(published, predictions) if published is not None and accounts else ():

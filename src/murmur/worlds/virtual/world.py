@@ -119,7 +119,7 @@ class VirtualWorld:
         """Run the program at every seat; return the values of the learners that reached the end, in order of rank.
 
         Raises:
-            PeerLost: Learners wait for one that was killed.
+            PeerLost: Learners wait for one that was killed, or none reached the end.
             Deadlock: Learners wait for each other.
         """
         clock = self.clock = Clock()
@@ -141,8 +141,10 @@ class VirtualWorld:
             finally:
                 clock.close()
         ended = [rank for rank in range(self.size) if not run.is_lost(rank)]
-        if not ended and run.first_loss is not None:
-            raise PeerLost("\n".join([str(run.first_loss), *clock.notes]), run.first_loss.learner)
+        if not ended:
+            what = "all learners were lost before the end" if run.first_loss is None else str(run.first_loss)
+            first = self.killed[0] if run.first_loss is None else run.first_loss.learner
+            raise PeerLost("\n".join([what, *clock.notes]), first)
         return [run.mains[rank].result() for rank in ended]
 
 
