@@ -83,3 +83,73 @@ def test_a_plan_of_all_numbers(tmp_path: Path) -> None:
     code, said = run(*words, "--plot", str(tmp_path))
     assert code == 1
     assert "is a folder: give the name of a file" in said
+
+
+CUT = """
+from dataclasses import replace
+from murmur.engine.scaling import Auto
+from murmur.recipes import toy
+
+def experiment():
+    return replace(toy.experiment(), scaling=Auto("stays"))
+"""
+
+
+def hours(said: str) -> float:
+    """Return the hours in the only row of the table."""
+    return float(next(line for line in said.splitlines() if line.startswith("│ SyncSGD")).split("│")[2])
+
+
+def epoch_hours(*words: str) -> float:
+    code, said = run(*words, "--strategy", "SyncSGD", "--cluster", "ethernet-1g")
+    assert code == 0, said
+    assert "in place of the measured step" in said
+    return hours(said)
+
+
+def test_a_time_by_hand_takes_precedence_over_the_measured_step(tmp_path: Path) -> None:
+    """100 minibatches of 7 s by 4 learners take 175 s, also where each minibatch is cut in 4 pieces."""
+    file = tmp_path / "cut.py"
+    file.write_text(CUT)
+    for source in ("toy", str(file)):
+        for more in ([], ["--measure"]):
+            assert epoch_hours(source, *more, "--step-seconds", "7", "--learners", "4") * 3600 == pytest.approx(
+                175, rel=0.01
+            )
+    # 3,200 samples are 32 s of audio; with 800 in a minibatch there are 4 of these, one for a learner.
+    of_800 = [str(file), "--step-seconds", "7", "--learners", "4", "--frames-per-minibatch", "800"]
+    assert epoch_hours(*of_800) * 3600 == pytest.approx(7, rel=0.01)
+    by_flops = [
+        epoch_hours("toy", "--flops-per-frame", f, "--utilisation", "0.5", "--learners", "4") for f in ("1e15", "2e15")
+    ]
+    assert by_flops[1] / by_flops[0] == pytest.approx(2, rel=0.01)
+
+
+def test_jitter_stays_on_the_experiments_own_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    code, said = run(str(file), "--jitter", "0.3", "--strategy", "SyncSGD")
+    assert code == 0, said
+    assert "one epoch on 4 learners, the experiment's cluster" in said
+    assert "measured" not in said
+    assert 0.25 < hours(said) < 0.5  # the slowest of four takes longer than the median
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--step-seconds", "1", "--flops-per-frame", "1e9"], "both set the time of a gradient: leave out one of them"),
+        (["--step-seconds", "1", "--utilisation", "0.5"], "--utilisation changes nothing without --flops-per-frame"),
+        (["--step-seconds", "1", "--set", "seed=3"], "--set seed=3 changes nothing without an experiment: name one"),
+        (["--measure"], "--measure needs an experiment"),
+        (["own", "--measure"], "--measure: the experiment's own cluster says how long a gradient takes: name a"),
+        (["own", "--flops-per-frame", "1e9"], "--flops-per-frame: the experiment's own cluster says how long"),
+    ],
+)
+def test_an_option_without_effect_is_refused(tmp_path: Path, words: list[str], says: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    numbers = [word for option, value in ALL.items() if option != "--step-seconds" for word in (option, value)]
+    code, said = run(*(str(file) if word == "own" else word for word in words), *numbers)
+    assert code == 1
+    assert says in said

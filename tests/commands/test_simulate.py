@@ -67,7 +67,7 @@ def test_a_part_of_the_budget_gives_its_hours(tmp_path: Path) -> None:
     words = ["--learners", 4, "--step-seconds", 9, "--timing-only", "--set", "budget.minibatches=80000"]
     code, said = run("toy", *words, "--strategy", "KAVG(K=2)", "--timed-minibatches", 80, "--out", tmp_path)
     assert code == 0, said
-    assert "KAVG(K=2): 80 of 80000 minibatches were timed; the whole budget takes 50" in said
+    assert "KAVG(K=2): 80 of 80000 minibatches were done; the whole budget takes 50" in said
     found = json.loads((tmp_path / "simulated.json").read_text())
     assert (found["minibatches"], found["budget_minibatches"]) == (80, 80_000)
     code, said = run("toy", "--timed-minibatches", 80, "--step-seconds", 1, "--out", tmp_path / "other")

@@ -77,6 +77,44 @@ def test_idle_shares_by_hand(strategy: Strategy) -> None:
     assert idle == pytest.approx([0.9, 0.9, 0.0, 0.9])
 
 
+TOLERANT = ["KAVG(2)", "BMUF(2)", "DiLoCo(2)", "ParameterAveraging(64)", "ADPSGD", "OwnShares(ADPSGD())"]
+FAULTS = {
+    "killed": {"kills": ("1@0.45s",)},
+    "killed and restarted": {"kills": ("1@0.45s",), "rejoins": ("1@0.95s",)},
+    "killed in turn": {"kills": ("0@0.25s", "3@0.55s")},
+    "suspended": {"stops": ("1@0.45s+0.5s",)},
+}
+
+
+@pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("strategy", TOLERANT)
+def test_a_timed_run_goes_on_without_a_lost_learner_as_training_does(
+    strategy: str, faults: dict[str, tuple[str, ...]], tmp_path: Path
+) -> None:
+    """Both have the same losses and minibatches in about the same seconds; undone minibatches are not counted."""
+    asked = simulation(tmp_path, strategy, jitter=0.0, lease_seconds=0.2, **faults)
+    timed, trained = (simulate(replace(asked, timing_only=only, force=True)) for only in (True, False))
+    assert (timed.killed, timed.minibatches, timed.samples) == (trained.killed, trained.minibatches, trained.samples)
+    if strategy not in ("ADPSGD", "OwnShares(ADPSGD())"):  # their training lasts up to the end of the protocol
+        assert timed.seconds == pytest.approx(trained.seconds, rel=0.05)
+    assert timed.minibatches <= sum(timed.staleness.values())
+    undone = strategy.startswith("OwnShares") and "kills" in faults
+    assert (timed.minibatches < 24) == undone
+    assert timed.budget_minibatches == 24
+    assert trained.budget_minibatches == (24 if undone else None)
+    assert trained.samples == trained.minibatches * 32
+    assert trained.budget_hours >= trained.hours
+
+
+@pytest.mark.parametrize("timing_only", [True, False])
+@pytest.mark.parametrize("strategy", ["ADPSGD", "KAVG(2)", "OwnShares(ADPSGD())"])
+def test_a_run_in_which_all_learners_are_lost_has_failed(strategy: str, timing_only: bool, tmp_path: Path) -> None:
+    kills = tuple(f"{learner}@0.25s" for learner in range(4))
+    asked = replace(simulation(tmp_path, strategy, kills=kills), timing_only=timing_only)
+    with pytest.raises(PeerLost, match=r"all learners were lost before the end\n(.|\n)*learner 3 was killed"):
+        simulate(asked)
+
+
 def test_nobody_waits_for_a_straggler_without_lock_step(tmp_path: Path) -> None:
     """31 minibatches: ten of each of three fast learners, one of the slow one, in the same second."""
     asked = simulation(

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmur.core.errors import SettingError
+from murmur.engine.checkpoints.cut import write_cut
+from murmur.engine.scaling import Auto
 from murmur.recipes import toy
 from murmur.simulation.scenario import Scenario, Simulation, continued
 from murmur.worlds.virtual.cluster import (
@@ -73,6 +75,60 @@ def test_a_real_runs_trace_is_replayed(tmp_path: Path) -> None:
     facts = Simulation("toy", scenario=Scenario(2, trace=tmp_path)).facts(Scenario(2, trace=tmp_path).cluster(TOY), TOY)
     assert facts["compute"] == {"trace": str(tmp_path), "factors": {}}
     json.dumps(facts, allow_nan=False)
+
+
+CUT = replace(TOY, scaling=Auto("stays"))
+
+
+def traced(folder: Path, learners: int, seconds: float, cut: int | None) -> Path:
+    """Write the trace of a run whose gradients took so many seconds, and the number of pieces of a minibatch."""
+    spans = [{"ph": "X", "cat": "compute", "pid": i, "ts": 0, "dur": 1e6 * seconds} for i in range(learners)]
+    folder.mkdir(parents=True)
+    (folder / "trace.json").write_text(json.dumps(spans))
+    if cut is not None:
+        write_cut(folder, cut)
+    return folder
+
+
+@pytest.mark.parametrize("before", [1, 2, 8])
+@pytest.mark.parametrize("learners", [1, 2, 8])
+def test_a_trace_of_cut_minibatches_is_replayed_with_other_pieces(tmp_path: Path, before: int, learners: int) -> None:
+    """A whole minibatch takes 4 s in both runs, whatever the numbers of pieces."""
+    run = traced(tmp_path / "run", before, 4.0 / before, before)
+    for path in (run, run / "trace.json"):
+        scenario = Scenario(learners, trace=path, stragglers=("0=3x",))
+        compute = scenario.cluster(CUT).compute
+        factors = [3.0] + [1.0] * (learners - 1)
+        assert [compute(i, 0) for i in range(learners)] == pytest.approx([f * 4.0 / learners for f in factors])
+        facts = Simulation("toy", scenario=scenario).facts(scenario.cluster(CUT), CUT)
+        assert facts["compute"] == {"trace": str(path), "factors": {"0": 3.0}}
+
+
+def test_a_trace_of_unknown_pieces_is_not_replayed_with_others(tmp_path: Path) -> None:
+    run = traced(tmp_path / "run", 2, 1.0, None)
+    assert Scenario(1, trace=run).cluster(CUT).compute(0, 0) == 1.0
+    with pytest.raises(SettingError, match=r"cuts each minibatch in 8 pieces, and no checkpoints/cut.json"):
+        Scenario(8, trace=run).cluster(CUT)
+
+
+@given(st.floats(0.01, 2.0), st.integers(0, 5))
+def test_jitter_spreads_the_times_of_the_experiments_own_cluster(jitter: float, slow: int) -> None:
+    """Median, factors and seed stay; nothing has to be measured, and the cluster is the experiment's."""
+    for own in (ConstantSeconds(2.0, {slow: 3.0}), LognormalSeconds(2.0, 0.7, 5, {slow: 3.0})):
+        experiment = replace(OWN, cluster=replace(OWN.cluster, compute=own))
+        scenario = Scenario(jitter=jitter)
+        assert not scenario.unknown_step(experiment)
+        wanted = LognormalSeconds(2.0, jitter, getattr(own, "seed", 0), {slow: 3.0})
+        assert scenario.cluster(experiment) == replace(experiment.cluster, compute=wanted)
+        changed = replace(scenario, stragglers=("1=2x",)).cluster(experiment).compute
+        assert changed == replace(wanted, factors={1: 2.0})
+
+
+def test_jitter_of_times_that_take_none_is_refused() -> None:
+    own = replace(OWN, cluster=replace(OWN.cluster, compute=RecordedSeconds(((1.0,),))))
+    with pytest.raises(SettingError, match="take no other jitter; give --step-seconds too"):
+        Scenario(jitter=0.1).cluster(own)
+    assert Scenario(jitter=0.1, step_seconds=2.0).cluster(own).compute == LognormalSeconds(2.0, 0.1)
 
 
 @given(st.floats(0, 100), st.integers(0, 50))

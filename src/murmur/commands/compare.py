@@ -83,7 +83,8 @@ HELP = """Compare strategies at several numbers of learners: a grid of runs and 
 Example: murmur compare toy --strategies 'KAVG(8),ADPSGD()' --learners 1,2 --virtual 16 --seeds 0,1 --out runs/grid
 
 --learners trains with real processes; --virtual trains with real gradients on a virtual cluster with a virtual clock.
-A run of one learner is added to each: speed-up, efficiency and the difference of word error rates are relative to it.
+A run of one learner, never a straggler, is added to each: speed-up, efficiency and the difference of word error rates
+are relative to it. The options of the virtual cluster need --virtual.
 
 After an interruption the same command continues; with more strategies, numbers or seeds it adds to the table. A cell
 that fails is recorded with its error, the other cells go on, and the exit status is 1. docs/compare.md describes the

@@ -40,6 +40,7 @@ from murmur.worlds.virtual.presets import Preset
 app = typer.Typer(add_completion=False)
 USUAL = ("SyncSGD", "KAVG(K=8)", "BMUF(K=8)", "DelayByOne", "ADPSGD", "ASGD")
 
+UTILISATION = 0.3
 KIND, LEARNERS = "v100-ethernet", 16  # if neither the command line nor the experiment sets them
 
 Source = Annotated[
@@ -63,7 +64,10 @@ Flops = Annotated[
     typer.Option("--flops-per-frame", help="Floating-point operations of a gradient, in place of --step-seconds."),
 ]
 Utilisation = Annotated[
-    float, typer.Option(help="Share of the device's peak that a gradient reaches, with --flops-per-frame.")
+    float | None,
+    typer.Option(
+        help=f"Share of the device's peak that a gradient reaches, with --flops-per-frame; {UTILISATION} by default."
+    ),
 ]
 Hours = Annotated[float | None, typer.Option(help="Hours of audio in an epoch.")]
 Frames = Annotated[float | None, typer.Option("--frames-per-minibatch", help="Frames in a minibatch of one learner.")]
@@ -86,6 +90,9 @@ Example: murmur plan --step-seconds 0.07 --model-bytes 165e6 --corpus-hours 1975
 
 From an experiment, timed on this machine: murmur plan toy --measure --cluster ethernet-1g --learners 8
 
+--step-seconds, --flops-per-frame and numbers of the work take precedence over what is measured. The seconds are those
+of a whole minibatch of the experiment, which its scaling may cut among the learners, or of --frames-per-minibatch.
+
 An experiment that has a cluster, such as those of papers, is not timed; its strategy is planned beside the usual ones,
 and the whole training is compared with published figures: murmur plan cui2021
 """
@@ -101,7 +108,7 @@ def plan(
     kind: Kind = None,
     step: Step = None,
     flops: Flops = None,
-    utilisation: Utilisation = 0.3,
+    utilisation: Utilisation = None,
     model_bytes: ModelBytes = None,
     corpus_hours: Hours = None,
     frames: Frames = None,
@@ -115,14 +122,15 @@ def plan(
     hardware = hardware_of(kind or KIND, plot)
     scenario = Scenario(learners, kind, None, step, None, jitter, tuple(straggler or ()), model_bytes=model_bytes)
     given: Given = {"model_bytes": model_bytes, "corpus_hours": corpus_hours, "frames_per_minibatch": frames}
-    experiment = None if source is None else resolved(source, settings or ())
+    gradient = gradient_of(flops, utilisation, step)
+    experiment = experiment_of(source, settings or ())
     strategies = [strategy_of(text) for text in chosen or ()]
-    if experiment is not None and not measure and flops is None and has_cluster(experiment, scenario):
+    if experiment is not None and on_own_cluster(experiment, measure, scenario, gradient):
         site = own_site(experiment, scenario, given)
         strategies = strategies or [experiment.strategy]
         wanted = strategies if chosen else beside_usual(experiment.strategy)
     else:
-        site = described_site(experiment, measure, scenario, given, hardware, Gradient(flops, utilisation))
+        site = described_site(experiment, measure, scenario, given, hardware, gradient)
         wanted = strategies or [strategy_of(text) for text in USUAL]
     present(site, wanted, View(price, explain, plot))
     if experiment is not None and experiment.published is not None:
@@ -146,9 +154,49 @@ class View:
     plot: Path | None
 
 
-def has_cluster(experiment: Experiment, scenario: Scenario) -> bool:
-    """True if the experiment has a cluster and the seconds of a gradient on the machines of the scenario are known."""
-    return experiment.cluster is not None and not scenario.unknown_step(experiment)
+def gradient_of(flops: float | None, utilisation: float | None, step: float | None) -> Gradient:
+    """Return the operations of a gradient.
+
+    Raises:
+        SettingError: the seconds of a gradient are set twice, or a utilisation has no operations.
+    """
+    if flops is None and utilisation is not None:
+        raise SettingError("--utilisation changes nothing without --flops-per-frame: give both, or leave it out")
+    if flops is not None and step is not None:
+        raise SettingError(
+            "--step-seconds and --flops-per-frame both set the time of a gradient: leave out one of them"
+        )
+    return Gradient(flops, UTILISATION if utilisation is None else utilisation)
+
+
+def experiment_of(source: str | None, settings: Sequence[str]) -> Experiment | None:
+    """Return the experiment of that name with its settings; None without a name.
+
+    Raises:
+        SettingError: a name or value does not fit, or there are settings of no experiment.
+    """
+    if source is not None:
+        return resolved(source, settings)
+    if settings:
+        raise SettingError(f"--set {settings[0]} changes nothing without an experiment: name one, or leave it out")
+    return None
+
+
+def on_own_cluster(experiment: Experiment, measure: bool, scenario: Scenario, gradient: Gradient) -> bool:
+    """True if the experiment has a cluster and the seconds of a gradient on the machines of the scenario are known.
+
+    Raises:
+        SettingError: another time of a gradient is asked for, but no other machines.
+    """
+    if experiment.cluster is None:
+        return False
+    asked = "--measure" if measure else None if gradient.flops_per_frame is None else "--flops-per-frame"
+    if asked is not None and scenario.kind is None:
+        raise SettingError(
+            f"{asked}: the experiment's own cluster says how long a gradient takes: name a --cluster too, or give"
+            " --step-seconds in place of it"
+        )
+    return asked is None and not scenario.unknown_step(experiment)
 
 
 def beside_usual(strategy: Strategy) -> list[Strategy]:
@@ -165,12 +213,19 @@ def described_site(
         SettingError: numbers are missing, or there is no experiment to measure.
     """
     step, learners = scenario.step_seconds, scenario.learners or LEARNERS
-    if measure or experiment is not None:
-        given, step, hardware = measured(experiment, given, hardware, learners)
+    if experiment is not None:
+        pieces = experiment.scaled(learners).cut if given["frames_per_minibatch"] is None else 1
+        given, found, hardware = measured(experiment, given, hardware, learners)
+        if gradient.flops_per_frame is None:
+            step = found if step is None else step / pieces
+    elif measure:
+        raise SettingError("--measure needs an experiment: murmur plan FILE --measure")
     known = all_given({**given, "step_seconds": gradient.flops_per_frame if step is None else step})
     seconds, work = known.pop("step_seconds"), Work(**known)
     if step is None:
         seconds = step_seconds(seconds, work.frames_per_minibatch, hardware.device_flops, gradient.utilisation)
+    if experiment is not None and (scenario.step_seconds is not None or gradient.flops_per_frame is not None):
+        typer.echo(f"in place of the measured step: {seconds:.6f} s, as given")
     compute = compute_times(seconds, scenario.jitter, scenario.stragglers, learners)
     return preset_site(hardware, learners, compute, work, scenario.kind or KIND)
 
@@ -223,18 +278,11 @@ def strategy_of(text: str) -> Strategy:
     return configure(Experiment(ToyTask(), SyncSGD()), strategy=text).strategy
 
 
-def measured(
-    experiment: Experiment | None, given: Given, hardware: Preset, learners: int
-) -> tuple[Given, float, Preset]:
-    """Measure an experiment's first steps and this machine's sums; values given by hand take precedence.
+def measured(experiment: Experiment, given: Given, hardware: Preset, learners: int) -> tuple[Given, float, Preset]:
+    """Measure an experiment's first steps and this machine's sums; numbers of the work given by hand take precedence.
 
     The network link is the preset's, but no faster than this host's loopback.
-
-    Raises:
-        SettingError: there is no experiment.
     """
-    if experiment is None:
-        raise SettingError("--measure needs an experiment: murmur plan FILE --measure")
     with timed("first steps, sums and the loopback"):
         experiment.task.prepare()
         seed_torch(seed_of(experiment.seed, "model"), "cpu")

@@ -64,7 +64,10 @@ Nodes = Annotated[
 ]
 Trace = Annotated[
     Path | None,
-    typer.Option(help="Folder of a real run; replay the compute times of its learners.", rich_help_panel=CLUSTER),
+    typer.Option(
+        help="Folder of a real run; replay the compute times of its learners, scaled to this run's pieces.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 ModelBytes = Annotated[
     float | None,
@@ -142,8 +145,9 @@ HELP = """Train an experiment on a simulated cluster: real gradients, modelled s
 Example: murmur simulate ctc --learners 16 --cluster v100-ethernet --straggler 0=10x
 --strategy 'KAVG(K=8)' --strategy 'ADPSGD(mixing=randomized_ring)' --jobs 2 --out runs/sixteen
 
-The seconds of a gradient come from --step-seconds or from --trace RUN of a real run; otherwise they are measured on
-this machine. A simulation takes as long as the gradients of all learners one after another; --timing-only skips them.
+The seconds of a gradient come from --step-seconds, from --trace RUN of a real run, or from the experiment's own
+cluster; otherwise they are measured on this machine. A simulation takes as long as the gradients of all learners one
+after another; --timing-only skips them.
 
 A learner that is killed and restarted: murmur simulate toy --strategy ADPSGD --step-seconds 1 --lease-seconds 5
 --kill 5@10s --rejoin 5@30s
@@ -259,10 +263,10 @@ def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
 
 
 def show_budget(accounts: Sequence[Account], published: Published | None) -> None:
-    """Show the hours of the whole budget where a part of it was timed, beside published figures if there are any."""
+    """Show the hours of the whole budget where a part of it was done, beside published figures if there are any."""
     for account in accounts:
         if account.budget_minibatches not in (None, account.minibatches):
-            part = f"{account.minibatches} of {account.budget_minibatches} minibatches were timed"
+            part = f"{account.minibatches} of {account.budget_minibatches} minibatches were done"
             typer.echo(f"{account.strategy}: {part}; the whole budget takes {account.budget_hours:.4g} h at their pace")
     predictions = [Prediction(a.strategy, a.learners, a.budget_hours, a.speed_up) for a in accounts]
     for line in compared(published, predictions) if published is not None and accounts else ():

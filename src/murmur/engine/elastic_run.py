@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from murmur.core.facts import Facts
+from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
+from murmur.core.membership import ENDED, RunOver
 from murmur.elastic.elastic_group import ElasticGroup
 from murmur.elastic.rendezvous import LeftBehind
-from murmur.engine.task_source import TaskSource
 
 log = logging.getLogger(__name__)
+
+
+class Transferred(Protocol):
+    """The part of a source of gradients that a late learner takes over."""
+
+    @property
+    def buffers(self) -> Layout:
+        """Tensors that the model has now beside the weights."""
+
+    def reached(self, steps: int) -> int:
+        """Return the minibatches completed once every learner has taken `steps` gradients."""
 
 
 def regroups(strategy: Strategy) -> bool:
@@ -20,7 +33,7 @@ def regroups(strategy: Strategy) -> bool:
     return facts.lock_step and facts.tolerates_loss
 
 
-async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, entered: Callable[[int], None]) -> None:
+async def run_strategy(strategy: Strategy, me: Learner, source: Transferred, entered: Callable[[int], None]) -> None:
     """Run a strategy to its end, without learners that are lost, and with learners that join late.
 
     Args:
@@ -33,7 +46,7 @@ async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, ente
         RunOver: This learner joined late, and the others have finished the run.
         PeerLost: A learner is lost, and the others cannot go on without it.
     """
-    if not (regroups(strategy) and me.group.tolerates_loss and me.group.size > 1):
+    if not _elastic(strategy, me):
         await strategy(me)
         return
     me.group = left = ElasticGroup(me.group, me, lambda: source.buffers)
@@ -53,3 +66,20 @@ async def run_strategy(strategy: Strategy, me: Learner, source: TaskSource, ente
             outside, named = True, left_behind.named
         else:
             return
+
+
+async def end_run(strategy: Strategy, me: Learner) -> None:
+    """Wait at the end of a run for the others of an elastic group; a learner that comes late then finds no work left.
+
+    Raises:
+        RunOver: The others have ended without this learner.
+    """
+    if _elastic(strategy, me) and not me.follows:
+        try:
+            await me.group.meet(ENDED)
+        except LeftBehind as left_behind:
+            raise RunOver from left_behind
+
+
+def _elastic(strategy: Strategy, me: Learner) -> bool:
+    return regroups(strategy) and me.group.tolerates_loss and me.group.size > 1

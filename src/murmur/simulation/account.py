@@ -15,7 +15,7 @@ from murmur.engine.experiment import Experiment
 from murmur.report.read import read_run
 from murmur.simulation.planner.forms import COMPUTE, NETWORK, STRAGGLER
 from murmur.simulation.planner.table import shown
-from murmur.simulation.planner.timing import Timing
+from murmur.simulation.planner.timing import Timing, minibatches_done
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -44,7 +44,7 @@ class Account:
         real_seconds: Real seconds of the simulation.
         since_seconds: Virtual seconds of earlier launches of a continued run; seconds of computing, waiting and
             communicating, and bytes of cards, count this launch alone.
-        minibatches, samples: Totals of all learners.
+        minibatches, samples: Totals of all learners, without those that a lost learner left undone.
         compute_seconds: Seconds of computing of each learner.
         waiting_seconds, communicating_seconds: Seconds of each learner that it waited for others or for bytes,
             including those of averaging beside the gradient.
@@ -55,7 +55,8 @@ class Account:
             protocol.
         killed: Learners that were lost before the end.
         marks: Evaluation points.
-        budget_minibatches: Minibatches of the whole budget, of which a timed run may be a part; None: as many as ran.
+        budget_minibatches: Minibatches of the whole budget, if the run did a part of it: only a part was timed, or a
+            lost learner left its share undone. A timed run always has them; None: as many as ran.
     """
 
     strategy: str
@@ -85,7 +86,8 @@ class Account:
     @property
     def budget_hours(self) -> float:
         """Virtual hours of the whole budget, at the pace of this run."""
-        return self.hours * self.budget_minibatches / self.minibatches if self.budget_minibatches else self.hours
+        known = self.budget_minibatches is not None and self.minibatches > 0
+        return self.hours * (self.budget_minibatches or 0) / self.minibatches if known else self.hours
 
     @property
     def speed_up(self) -> float:
@@ -171,7 +173,8 @@ def of_run(
     """
     records, cluster, network = read_run(out).records, world.cluster, world.network
     experiment = experiment.scaled(cluster.learners)
-    total = experiment.total
+    staleness = sum(records.staleness.values(), Counter())
+    done = minibatches_done(experiment.total, cluster, staleness.total())
     totals = [[seat.trace.totals() for seat in lives] for lives in seats]
 
     def spent(kind: str) -> tuple[float, ...]:
@@ -183,12 +186,13 @@ def of_run(
         seconds=records.last_seconds,
         real_seconds=0.0,
         since_seconds=since_seconds,
-        minibatches=total,
-        samples=total / experiment.per_epoch * experiment.task.samples_per_epoch,
+        budget_minibatches=experiment.total if done < experiment.total else None,
+        minibatches=done,
+        samples=done / experiment.per_epoch * experiment.task.samples_per_epoch,
         compute_seconds=spent(trace.COMPUTE),
         waiting_seconds=spent(trace.WAITING),
         communicating_seconds=spent(trace.COMMUNICATING),
-        staleness=sum(records.staleness.values(), Counter()),
+        staleness=staleness,
         sent_bytes=tuple(network.sent_bytes[i] for i in range(cluster.learners)),
         card_bytes=tuple(network.card_bytes[n] for n in cluster.places(range(cluster.learners))),
         card_bytes_per_second=_speeds(cluster),

@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.errors import SettingError
+from murmur.engine.checkpoints.cut import cut_of
 from murmur.engine.experiment import Experiment, describe
 from murmur.run.configuration import resolved
 from murmur.run.folder.opened import LATEST
 from murmur.run.saved_model import Choice
 from murmur.simulation.parse import compute_times, factors_of, faults_of, kind_of
-from murmur.worlds.virtual.cluster import Cluster, ComputeTime, Kill, RecordedSeconds, Rejoin, Stop
+from murmur.worlds.virtual.cluster import (
+    Cluster,
+    ComputeTime,
+    ConstantSeconds,
+    Kill,
+    LognormalSeconds,
+    RecordedSeconds,
+    Rejoin,
+    Stop,
+)
 
 KIND, LEARNERS = "v100-ethernet", 8  # if neither the command line nor the experiment sets them
 
@@ -55,7 +65,7 @@ class Scenario:
 
     def unknown_step(self, experiment: Experiment) -> bool:
         """True if nothing states the seconds of a gradient, so that they must be measured."""
-        own = experiment.cluster is not None and self.kind is None and not self.jitter
+        own = experiment.cluster is not None and self.kind is None
         return self.step_seconds is None and self.trace is None and not own
 
     def cluster(self, experiment: Experiment) -> Cluster:
@@ -72,11 +82,13 @@ class Scenario:
         compute = self._compute(learners, None if own is None else own.compute)
         base = own or replace(kind_of(self.kind or KIND).cluster(learners, compute, 0.0), message_bytes=None)
         faults = faults_of(self.kills, self.stops, self.rejoins, learners)
-        cut = experiment.scaled(learners).cut
+        cut: float = experiment.scaled(learners).cut
+        if self.trace is not None:
+            cut /= cut_of_trace(self.trace, cut)
         return replace(
             base,
             learners=learners,
-            compute=compute if cut == 1 or self.trace is not None else PieceSeconds(compute, cut),
+            compute=compute if cut == 1 else PieceSeconds(compute, cut),
             nodes=self.nodes or base.nodes,
             faults=faults or base.faults,
             lease_seconds=base.lease_seconds if self.lease_seconds is None else self.lease_seconds,
@@ -90,23 +102,44 @@ class Scenario:
             return compute_times(self.step_seconds, self.jitter, self.stragglers, learners)
         if own is None:
             raise SettingError("the seconds of a gradient are unknown: give --step-seconds or --trace")
+        jittered = jittery(own, self.jitter) if self.jitter else own
         if not self.stragglers:
-            return own
-        if not hasattr(own, "factors"):
+            return jittered
+        if not hasattr(jittered, "factors"):
             raise SettingError(
                 f"--straggler {self.stragglers[0]!r}: the experiment's own compute times take no factors"
             )
         factors = factors_of(self.stragglers, learners)
-        changed: ComputeTime = replace(own, factors=factors)  # type: ignore[type-var]
+        changed: ComputeTime = replace(jittered, factors=factors)  # type: ignore[type-var]
         return changed
+
+
+def jittery(own: ComputeTime, jitter: float) -> ComputeTime:
+    """Return an experiment's own compute times with another spread.
+
+    Raises:
+        SettingError: they are neither constant nor lognormal.
+    """
+    if isinstance(own, ConstantSeconds):
+        return LognormalSeconds(own.seconds, jitter, factors=own.factors)
+    if isinstance(own, LognormalSeconds):
+        return replace(own, sigma=jitter)
+    raise SettingError(
+        f"--jitter {jitter:g}: the experiment's own compute times take no other jitter; give --step-seconds too"
+    )
 
 
 @dataclass(frozen=True)
 class PieceSeconds:
-    """Compute times of pieces of a minibatch: equal shares of those of the whole."""
+    """Compute times of pieces of a minibatch: equal shares of those of the whole.
+
+    Attributes:
+        whole: Compute times of a minibatch, or of the pieces of another run.
+        cut: Number of pieces of the former; below 1 if these pieces are larger than that run's.
+    """
 
     whole: ComputeTime
-    cut: int
+    cut: float
 
     def __call__(self, learner: int, step: int) -> float:
         return self.whole(learner, step) / self.cut
@@ -115,6 +148,26 @@ class PieceSeconds:
 def trace_of(path: Path) -> Path:
     """Return the trace of a run's folder, or the file itself."""
     return path / "trace.json" if path.is_dir() else path
+
+
+def cut_of_trace(path: Path, cut: float) -> int:
+    """Return the number of pieces into which a traced run has cut its minibatches.
+
+    Args:
+        path: Folder of the run, or its trace.
+        cut: Number of pieces in the run that replays it.
+
+    Raises:
+        SettingError: the number is unknown, and this run cuts minibatches.
+    """
+    recorded = cut_of(trace_of(path).parent)
+    if recorded is None and cut > 1:
+        raise SettingError(
+            f"--trace {path}: this run cuts each minibatch in {cut:g} pieces, and no checkpoints/cut.json beside the"
+            " trace says what its gradients were of: give --step-seconds (of a whole minibatch), or replay the trace"
+            " with scaling.minibatch=grows, in which nothing is cut"
+        )
+    return recorded or 1
 
 
 @dataclass(frozen=True)
@@ -202,8 +255,9 @@ class Simulation:
         """Entries about the simulation in run.json."""
         parts = {f.name: describe(getattr(cluster, f.name)) for f in fields(cluster) if f.name != "compute"}
         times: Any = describe(cluster.compute)
-        if isinstance(cluster.compute, RecordedSeconds):  # thousands of numbers that are in the trace
-            times = {"trace": str(self.scenario.trace), "factors": describe(cluster.compute.factors)}
+        replayed = cluster.compute.whole if isinstance(cluster.compute, PieceSeconds) else cluster.compute
+        if isinstance(replayed, RecordedSeconds):  # thousands of numbers that are in the trace
+            times = {"trace": str(self.scenario.trace), "factors": describe(replayed.factors)}
         return {
             "kind": self.scenario.kind or (KIND if experiment.cluster is None else "the experiment's own"),
             "cluster": {name: "infinity" if value == math.inf else value for name, value in parts.items()},

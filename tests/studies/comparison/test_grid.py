@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,8 @@ NAMES = ("KAVG(8)", "ADPSGD", "SuperLearners(ADPSGD(), 4)", "KAVG(K=[1, 2])", "f
 
 
 def grid(*strategies: str, **more: object) -> Grid:
-    return Grid("toy", (), strategies, scenario=SCENARIO, **{"learners": (1, 2), **more})  # type: ignore[arg-type]
+    scenario = SCENARIO if more.get("virtual") else Scenario()
+    return Grid("toy", (), strategies, **{"learners": (1, 2), "scenario": scenario, **more})  # type: ignore[arg-type]
 
 
 @given(st.lists(st.sampled_from(NAMES), min_size=1), st.sampled_from([",", ", ", " ,"]))
@@ -71,6 +73,54 @@ def test_digests_tell_apart_what_differs_and_nothing_else() -> None:
     assert len({each.digest(cell) for each in [plain, *changed]}) == 4
     slow = Cell("processes", "KAVG(8)", 2, 0)
     assert changed[1].digest(slow) == plain.digest(slow)  # real learners are as fast as they are
+
+
+OWN = """
+from murmur.recipes import toy
+from dataclasses import replace
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
+
+def experiment():
+    return replace(toy.experiment(), cluster=Cluster(4, ConstantSeconds(2.0, {0: 5.0, 1: 3.0})))
+"""
+
+
+@given(st.integers(1, 8), st.integers(0, 7), st.sampled_from(["SyncSGD()", "BMUF(2)"]))
+def test_the_baseline_of_one_learner_is_no_straggler(learners: int, slow: int, strategy: str) -> None:
+    """Its time is that of a learner without a factor, whichever learner is slow; the other cells keep the factor."""
+    made = grid(strategy, virtual=(1, 8), scenario=replace(SCENARIO, stragglers=(f"{slow}=10x",)))
+    cell = Cell("virtual", strategy, learners, 0)
+    compute = made.scenario_of(cell).cluster(made.base).compute
+    factors = [10.0 if learner == slow and learners > 1 else 1.0 for learner in range(learners)]
+    assert [compute(learner, 0) for learner in range(learners)] == pytest.approx([0.1 * f for f in factors])
+
+
+def test_a_baseline_on_a_cluster_of_the_experiments_own_is_no_straggler(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    made = Grid(str(file), (), ("SyncSGD()",), virtual=(2,))
+    alone, both = (
+        made.scenario_of(Cell("virtual", "SyncSGD()", learners, 0)).cluster(made.base).compute for learners in (1, 2)
+    )
+    assert [alone(0, 0), both(0, 0), both(1, 0)] == [2.0, 10.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "virtual", "says"),
+    [
+        (Scenario(stragglers=("7=10x",)), (2, 4), r"--straggler '7=10x': there are learners 0\.\.3"),
+        (Scenario(stragglers=("slow",)), (2,), "--straggler 'slow': write LEARNER=FACTORx"),
+        (Scenario(stragglers=("0=10x",)), (1,), "add a larger number to --virtual"),
+        (Scenario(kind="nope"), (), "--cluster would change nothing without virtual learners: add --virtual"),
+        (Scenario(step_seconds=3.0, jitter=0.1), (), "--step-seconds, --jitter would change nothing"),
+        (Scenario(stragglers=("0=10x",)), (), "--straggler would change nothing"),
+    ],
+)
+def test_an_option_of_the_cluster_without_effect_is_refused(
+    scenario: Scenario, virtual: tuple[int, ...], says: str
+) -> None:
+    with pytest.raises(SettingError, match=says):
+        grid("KAVG(8)", virtual=virtual, scenario=scenario)
 
 
 def test_a_seed_reaches_experiment_and_task() -> None:

@@ -27,6 +27,7 @@ from murmur.core.source import WHOLE, Gradient, Progress
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
+from murmur.engine.elastic_run import end_run, run_strategy
 from murmur.engine.optim.optimizer import PlainAdamW
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
@@ -92,6 +93,10 @@ class Idle:
     def span(self) -> tuple[int, int]:
         return 0, self.total
 
+    @property
+    def buffers(self) -> Layout:
+        return Layout([])
+
     def next_index(self, steps: int) -> int | None:
         return self.assignment.number(steps, self._group.rank)
 
@@ -154,8 +159,8 @@ class Timing:
 
     Attributes:
         seconds: Virtual seconds until the last gradient was taken, without the end of the protocol.
-        minibatches: Number of gradients of all learners.
-        gradients: Number of gradients of each learner.
+        minibatches: Minibatches that all learners have done, each counted once (`minibatches_done`).
+        gradients: Number of gradients that each learner began; a fault may have cut off or undone some.
         exchanges: Completed edge-wise exchanges of each learner; 0 in lock-step.
         staleness: Staleness of every step, by learner.
         sent_bytes: Bytes sent by each learner.
@@ -207,7 +212,8 @@ class Timed:
         self.lives[rank].append((source, seat))
         me = Learner(seat, NoWeights(), source, Facts.of(self.strategy).lock_step)
         try:
-            await self.strategy(me)
+            await run_strategy(self.strategy, me, source, lambda _: None)
+            await end_run(self.strategy, me)
         except RunOver:
             return
         self.exchanges[rank] += 0 if me.lock_step else me.averager.exchanges
@@ -221,12 +227,13 @@ class Timed:
         learners = range(world.size)
         sources = [[source for source, _ in lives] for lives in self.lives]
         last = tuple(max(source.last_seconds for source in lives) for lives in sources)
+        staleness = tuple(tuple(s for source in lives for s in source.staleness) for lives in sources)
         return Timing(
             seconds=max(last),
-            minibatches=self.minibatches,
+            minibatches=minibatches_done(self.minibatches, world.cluster, sum(map(len, staleness))),
             gradients=tuple(sum(source.taken for source in lives) for lives in sources),
             exchanges=tuple(self.exchanges),
-            staleness=tuple(tuple(s for source in lives for s in source.staleness) for lives in sources),
+            staleness=staleness,
             sent_bytes=tuple(world.network.sent_bytes[i] for i in learners),
             card_bytes=tuple(world.network.card_bytes[n] for n in world.cluster.places(learners)),
             compute_seconds=self.seconds_of(COMPUTE),
@@ -237,6 +244,15 @@ class Timed:
             killed=tuple(world.killed),
             events=world.clock.events,
         )
+
+
+def minibatches_done(due: int, cluster: Cluster, steps: int) -> int:
+    """Return the number of minibatches that a run has done, each counted once, from the steps of all learners.
+
+    Without faults all that were due are done. A fault may leave the share of a lost learner undone, so that there are
+    fewer steps; it may also undo steps, so that there are more.
+    """
+    return min(due, steps) if cluster.faults else due
 
 
 def time_strategy(strategy: Strategy, cluster: Cluster, minibatches: int, samples: float = 1.0) -> Timing:

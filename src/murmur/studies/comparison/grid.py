@@ -13,10 +13,17 @@ from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.engine.experiment import Experiment, describe
 from murmur.run.configuration import configure, resolved
+from murmur.simulation.parse import factors_of
 from murmur.simulation.scenario import Scenario
 from murmur.studies.comparison.rows import digest_of
 
 Kind = Literal["processes", "virtual"]
+CLUSTER_OPTIONS = {
+    "kind": "--cluster",
+    "step_seconds": "--step-seconds",
+    "jitter": "--jitter",
+    "stragglers": "--straggler",
+}  # of a virtual cluster, by field of the scenario
 ALONE = "SyncSGD()"  # with one learner, bit-identical to the plain training loop
 
 
@@ -74,7 +81,23 @@ class Grid:
             numbers: tuple[int, ...] = getattr(self, name)
             if len(set(numbers)) < len(numbers) or min(numbers, default=1) < (name != "seeds"):
                 raise SettingError(f"--{name} {','.join(map(str, numbers))}: give different numbers from 1 on")
+        self._check_scenario()
         _different(self.strategies, [self.strategy(text) for text in self.strategies])
+
+    def _check_scenario(self) -> None:
+        """Check that the options of the virtual cluster have an effect."""
+        if not self.virtual:
+            none = Scenario()
+            given = [o for name, o in CLUSTER_OPTIONS.items() if getattr(self.scenario, name) != getattr(none, name)]
+            if given:
+                raise SettingError(f"{', '.join(given)} would change nothing without virtual learners: add --virtual")
+            return
+        factors_of(self.scenario.stragglers, max(self.virtual))
+        if self.scenario.stragglers and max(self.virtual) == 1:
+            raise SettingError(
+                f"--straggler {self.scenario.stragglers[0]!r}: a run of one learner is the baseline and has none;"
+                " add a larger number to --virtual"
+            )
 
     @cached_property
     def base(self) -> Experiment:
@@ -136,14 +159,24 @@ class Grid:
         return digest_of({**content, "learners": cell.learners})
 
     def scenario_of(self, cell: Cell) -> Scenario:
-        """The virtual cluster of a cell, without a straggler whose number it lacks."""
+        """The virtual cluster of a cell, without a straggler whose number it lacks.
+
+        A cell of one learner is the baseline of the others, so its learner is none of the stragglers.
+        """
+        if cell.learners == 1:
+            return replace(self.scenario, learners=1, stragglers=("0=1x",) if self._own_straggler else ())
         here = tuple(word for word in self.scenario.stragglers if _learner(word) < cell.learners)
         return replace(self.scenario, learners=cell.learners, stragglers=here)
 
+    @property
+    def _own_straggler(self) -> bool:
+        """True if learner 0 is a straggler of the experiment's own cluster, on which the cells run."""
+        own = self.scenario.kind is None and self.scenario.step_seconds is None
+        return own and 0 in getattr(getattr(self.base.cluster, "compute", None), "factors", {})
+
 
 def _learner(straggler: str) -> int:
-    number = straggler.partition("=")[0].strip()
-    return int(number) if number.isdigit() else -1  # the cluster reports unreadable text
+    return int(straggler.partition("=")[0])
 
 
 def _different(texts: Sequence[str], made: Sequence[Strategy]) -> None:

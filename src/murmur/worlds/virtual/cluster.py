@@ -256,8 +256,8 @@ class Cluster:
 
     def last_bucket_bytes(self, size: float) -> float:
         """Return the bytes of a gradient of `size` bytes whose sum begins when the backward pass has ended."""
-        rest = max(0.0, size - FIRST_BUCKET_BYTES)
-        return rest % BUCKET_BYTES if rest >= BUCKET_BYTES else rest or size
+        rest = size - FIRST_BUCKET_BYTES
+        return size if rest <= 0 else rest % BUCKET_BYTES or BUCKET_BYTES
 
     def places(self, learners: Sequence[int]) -> dict[int, int]:
         """Return the number of these learners on each node."""

@@ -59,7 +59,7 @@ class Places:
 class Cost:
     """Cost of one allreduce: seconds, bytes sent by a learner, bytes that leave through a node's card.
 
-    For a tree these are the costs of the busiest learner and card.
+    In a tree members send unequally, and so do cards: these are the means over them.
     """
 
     seconds: float
@@ -82,8 +82,9 @@ def tree(size: float, places: Places) -> Cost:
     inside, between = _levels(places.widest), _levels(len(places.per_node))
     moving = inside * places.inside.seconds(size) + between * places.card.seconds(size)
     adding = (inside + between) * size / places.reduce_bytes_per_second
-    sent = (inside + between) * size  # by the root
-    return Cost(2 * moving + adding, sent, between * size)
+    count, nodes = places.learners, len(places.per_node)
+    # Each edge of the tree carries the vector up and down, and a tree of n members has n - 1 edges.
+    return Cost(2 * moving + adding, 2 * (count - 1) / count * size, 2 * (nodes - 1) / nodes * size)
 
 
 def hierarchical(size: float, places: Places) -> Cost:

@@ -338,7 +338,8 @@ class VirtualGroup(Group):
     async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
             check_alike(xs, self.name)
-            return xs[root], self.hub.network.allreduce_seconds(self.hub.members, x.numel() * x.element_size())
+            size, members = x.numel() * x.element_size(), self.hub.members
+            return xs[root], self.hub.network.broadcast_seconds(members, size, members[root])
 
         return (await self._meet("broadcast", x.clone(), finish)).clone()  # type: ignore[no-any-return]
 

@@ -186,11 +186,13 @@ class Network:
 
     Attributes:
         whole: Elements of the vector whose size is `Cluster.message_bytes`; None: every vector has that size.
+        element_bytes: Bytes of one of its elements; None: those of every vector.
     """
 
     def __init__(self, clock: Clock, cluster: Cluster) -> None:
         self.clock, self.cluster = clock, cluster
         self.whole: int | None = None
+        self.element_bytes: int | None = None
         self.sent_bytes: dict[int, float] = defaultdict(float)
         self.card_bytes: dict[int, float] = defaultdict(float)
         self.gradient_seconds: dict[int, float] = defaultdict(float)  # of each learner's latest gradient
@@ -206,16 +208,19 @@ class Network:
     def size_of(self, num_bytes: int, numel: int | None = None) -> float:
         """Return the bytes on the wire of a vector of `num_bytes`: none for an empty one (a request).
 
-        With `Cluster.message_bytes` they are b n / P for n elements: a part of the vector (P,) of the model costs its
-        share. A longer vector costs b for each P elements in full (the weights and their moments; a few numbers beside
-        the weights cost nothing), and one of unknown length b.
+        With `Cluster.message_bytes` they are b n / P for a vector of the size of n of the model's P elements: a part of
+        the vector (P,) costs its share, and a compressed vector as much less as its elements are shorter. A longer
+        vector of the model's type costs b for each P elements in full (the weights and their moments; a few numbers
+        beside the weights cost nothing), and one of unknown length b.
         """
         fixed = self.cluster.message_bytes
         if fixed is None or num_bytes == 0:
             return num_bytes
         if numel is None or self.whole is None:
             return fixed
-        return fixed * (numel // self.whole if numel >= self.whole else numel / self.whole)
+        elements = numel if self.element_bytes is None else num_bytes / self.element_bytes
+        share = elements / self.whole
+        return fixed * (share // 1 if elements == numel and share >= 1 else share)
 
     def send(self, source: int, to: int, num_bytes: int, deliver: Done, numel: int | None = None) -> None:
         """Call `deliver` when a message with a vector of `num_bytes` and `numel` elements has arrived in full."""

@@ -64,7 +64,7 @@ class VirtualSeat(Seat):
         return {"sent_bytes": [self._network.sent_bytes[learner] for learner in range(self.cluster.learners)]}
 
     def holds(self, weights: Weights) -> None:
-        self._network.whole = weights.layout.numel
+        self._network.whole, self._network.element_bytes = weights.layout.numel, weights.layout.dtype.itemsize
 
     async def sleep(self, seconds: float) -> None:
         await self.clock.sleep(seconds, f"{seconds:.3g} s to pass")
@@ -119,7 +119,7 @@ class VirtualWorld:
         """Run the program at every seat; return the values of the learners that reached the end, in order of rank.
 
         Raises:
-            PeerLost: Learners wait for one that was killed.
+            PeerLost: Learners wait for one that was killed, or none reached the end.
             Deadlock: Learners wait for each other.
         """
         clock = self.clock = Clock()
@@ -141,8 +141,10 @@ class VirtualWorld:
             finally:
                 clock.close()
         ended = [rank for rank in range(self.size) if not run.is_lost(rank)]
-        if not ended and run.first_loss is not None:
-            raise PeerLost("\n".join([str(run.first_loss), *clock.notes]), run.first_loss.learner)
+        if not ended:
+            what = "all learners were lost before the end" if run.first_loss is None else str(run.first_loss)
+            first = self.killed[0] if run.first_loss is None else run.first_loss.learner
+            raise PeerLost("\n".join([what, *clock.notes]), first)
         return [run.mains[rank].result() for rank in ended]
 
 
