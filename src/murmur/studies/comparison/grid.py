@@ -79,8 +79,9 @@ class Grid:
             raise SettingError("a comparison needs --seeds: at least one, such as 0")
         for name in ("learners", "virtual", "seeds"):
             numbers: tuple[int, ...] = getattr(self, name)
-            if len(set(numbers)) < len(numbers) or min(numbers, default=1) < (name != "seeds"):
-                raise SettingError(f"--{name} {','.join(map(str, numbers))}: give different numbers from 1 on")
+            least = 0 if name == "seeds" else 1
+            if len(set(numbers)) < len(numbers) or min(numbers, default=1) < least:
+                raise SettingError(f"--{name} {','.join(map(str, numbers))}: give different numbers from {least} on")
         self._check_scenario()
         _different(self.strategies, [self.strategy(text) for text in self.strategies])
 

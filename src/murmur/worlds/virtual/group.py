@@ -49,9 +49,9 @@ class Meeting:
             self.clock.after(seconds, lambda: self.done.fire(result))
 
     def lose(self, rank: int, learner: int) -> None:
-        """Record that a member was killed; if it has not joined, the collective fails."""
+        """Record that a member is lost; if it has not joined, the collective fails."""
         if rank not in self.given and not self.done.fired:
-            what = f"{self.done.what} waits for learner {learner}, which was killed"
+            what = f"{self.done.what} waits for learner {learner}, which is lost"
             self.done.fire(error=PeerLost(what, learner))
 
 
