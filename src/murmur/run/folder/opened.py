@@ -92,6 +92,8 @@ def opened(out: Path, name: str, resume: bool, force: bool, ways: str = WAYS) ->
         run.end(1, f"{type(error).__name__}: {error}".rstrip(": "))
         raise
     finally:
+        if not run.begun:
+            lock.restore()
         if made and not run.begun:
             remove_unused(folder, LOCK)
         lock.close()
