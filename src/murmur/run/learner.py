@@ -165,7 +165,7 @@ def learn(file: Path, resume: bool) -> int:
 
 
 def tell_launcher(folder: Path, why: str) -> None:
-    """Leave the reason of a failure in the run's folder, for the launcher; standard error has it even if the disk is full."""
+    """Leave the reason of a failure in the run's folder, for the launcher; standard error has it too."""
     try:
         write_reason(folder, why)
     except OSError as error:
