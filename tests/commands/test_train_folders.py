@@ -53,8 +53,12 @@ def wait_for_records(out: Path, process: subprocess.Popen[str]) -> None:
     assert process.poll() is None, process.communicate()[0]
 
 
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {path: data for path, data in everything(folder).items() if Path(path).name != ".lock"}
 
 
 @pytest.mark.timeout(240)
@@ -79,15 +83,22 @@ def test_a_finished_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_refused_resume_changes_nothing(tmp_path: Path) -> None:
-    """A checkpoint of another model is refused by a single learner, and before several are started."""
+    """A checkpoint that does not fit is refused by a single learner, and before several are started."""
     assert run("train", "toy", "--out", tmp_path, *SHORT)[0] == 0
-    before = contents(tmp_path)
-    for learners in (1, 2):
-        words = ("--set", "task.hidden=9", "--learners", learners)
-        code, said = run("train", "toy", "--out", tmp_path, "--resume", *SHORT, *words)
-        assert code == 1
-        assert "it is of another experiment" in said
-        assert contents(tmp_path) == before
+    refused = {
+        "task.hidden=9": "it is of another experiment",
+        "budget.minibatches=20": "that after 40 minibatches, beyond the budget of 20: give a budget of at least",
+        "optimizer.lr=-1": "Invalid learning rate",
+        "optimizer.lr=0.01": "optimizer.lr was 0.1 and is 0.01 now without effect: leave this setting as it was, or",
+    }
+    before = everything(tmp_path)
+    for setting, why in refused.items():
+        for learners in (1, 2):
+            words = ("--set", setting, "--learners", learners)
+            code, said = run("train", "toy", "--out", tmp_path, "--resume", *SHORT, *words)
+            assert code == 1
+            assert why in said
+            assert everything(tmp_path) == before
     code, said = run("watch", tmp_path, "--once")
     assert code == 0
     assert said.startswith("finished")
@@ -174,3 +185,18 @@ def test_learners_that_do_not_agree_write_nothing(tmp_path: Path) -> None:
     assert codes == [1, 1], said
     assert "not all are equal" in said
     assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.timeout(240)
+def test_a_failure_is_recorded_with_its_reason(tmp_path: Path) -> None:
+    """A single learner fails in this process; the first of two that fails ends the other one."""
+    diverges = ("--set", "optimizer.lr=1e38", "--set", "most_skipped=1")
+    for count in (1, 2):
+        out = tmp_path / f"{count}"
+        assert run("train", "toy", "--out", out, "--learners", count, *SHORT, *diverges)[0] == 1
+        why = json.loads((out / "ended.json").read_text())["why"]
+        assert "training has diverged" in why
+        assert ("learner " in why) == (count == 2)
+        assert not (out / "failed.json").exists()
+        assert run("watch", out, "--once")[1].startswith("failed")
+        assert why[:40] in run("watch", out, "--once")[1]

@@ -129,6 +129,58 @@ def test_mistakes_are_told_before_anything_is_made(
     assert not (hybrid.parent / "cache").exists()
 
 
+OVERWRITING = [
+    ["decode", *CTC, "--model", "MODEL", "--data", "DATA", "--out", "DATA"],
+    ["decode", *CTC, "--model", "MODEL", "--data", "test", "--out", "DATA"],
+    ["decode", *CTC, "--model", "MODEL", "--lm", "HERE/text", "--out", "HERE"],
+    ["decode", *CTC, "--model", "MODEL", "--words", "HERE/text", "--out", "HERE"],
+    ["decode", *CTC, "--model", "MODEL", "--grammar", "HERE/text", "--out", "HERE"],
+    ["decode", *CTC, "--model", "MODEL", "--words", "FILE", "--lexicon", "HERE/text", "--out", "HERE"],
+    ["transcribe", "MODEL", "HERE/a.flac", "--words", "HERE/a.txt", "--out", "HERE"],
+    ["transcribe", "MODEL", "HERE/a.flac", "--lm", "HERE/a.txt", "--out", "HERE"],
+    ["transcribe", "MODEL", "HERE/a.flac", "--grammar", "HERE/a.txt", "--out", "HERE"],
+    ["transcribe", "MODEL", "HERE/a.flac", "--words", "FILE", "--lexicon", "HERE/a.txt", "--out", "HERE"],
+    ["transcribe", "MODEL", "HERE/a.flac", "--adapt", "--utt2spk", "HERE/a.txt", "--out", "HERE"],
+    ["transcribe", "MODEL", "HERE/a.flac", "--channels", "each", "--words", "HERE/a-B.txt", "--out", "HERE"],
+    ["transcribe", "MODEL", "HERE/a.txt", "--out", "HERE"],
+    ["report", "HERE", "--out", "HERE/records.jsonl"],
+    ["report", "HERE", "--out", "HERE/checkpoints/cut.json"],
+    ["report", "HERE", "--audio", "DATA/wav.scp", "--out", "DATA/wav.scp"],
+    ["report", "HERE", "--audio", "DATA", "--out", "DATA/text"],
+    ["doctor", "HERE/experiment.py", "--json", "HERE/experiment.py"],
+]
+
+
+@pytest.mark.parametrize("words", OVERWRITING, ids=[" ".join(words) for words in OVERWRITING])
+def test_outputs_replace_no_input(words: list[str], model: Path, tmp_path: Path) -> None:
+    """The names of files are relative here, and in another form than those of the outputs."""
+    here, data = tmp_path / "here", tmp_path / "data"
+    for path in (*(here / name for name in ("text", "a.txt", "a-B.txt", "a.flac", "records.jsonl")), tmp_path / "file"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a speaker\n")
+    (here / "experiment.py").write_text("from murmur.recipes.toy import experiment\n")
+    (here / "checkpoints").mkdir()
+    (here / "checkpoints" / "cut.json").write_text("{}")
+    data.mkdir()
+    for name in ("text", "wav.scp"):
+        (data / name).write_text("u one\n")
+    places = {"HERE": f"{data}/../here", "DATA": data, "MODEL": model, "FILE": tmp_path / "file"}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    code, said = run(*(re.sub("[A-Z]{3,}", lambda m: str(places.get(m[0], m[0])), word) for word in words))
+    assert code == 1, said
+    assert "overwritten: choose another --" in said
+    assert len(said.splitlines()) == 1, said
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_page_replaces_an_older_page(tmp_path: Path) -> None:
+    assert run("train", "toy", "--out", tmp_path, "--set", "budget.minibatches=4", "--threads", 1)[0] == 0
+    for name in ("report.html", "other.html"):
+        (tmp_path / name).write_text("older")
+        assert run("report", tmp_path, "--out", tmp_path / name)[0] == 0
+        assert (tmp_path / name).read_text() != "older"
+
+
 @pytest.fixture
 def an_ordinary_user() -> Iterator[None]:
     if os.geteuid() != 0:

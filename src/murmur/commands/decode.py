@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ from murmur.commands.vocabulary_options import (
     WordsOption,
     chosen,
 )
-from murmur.core.path_checks import folder_to_write
+from murmur.core.path_checks import folder_to_write, not_a_folder_of_inputs, not_inputs
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.recognition.decoding import Decoding, decoded
 from murmur.recognition.rescoring import with_rescoring
@@ -34,6 +34,7 @@ from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.tasks.prepare_data import check_data
 
 app = typer.Typer(add_completion=False)
+RESULTS = ("text", "words.ctm", "recordings.ctm", "summary.json")
 PARTIAL = ".decoded"  # folder of the results so far
 
 Source = Annotated[
@@ -94,19 +95,25 @@ def decode(
     A finished run decodes other data without experiment, corpus and cache; train, dev and test need the corpus, --set
     both. Options replace the search settings of score.json. After a stop the same command decodes the rest.
     """
-    folder_to_write(out, "--out")
+    check_places(out, data, (source, grammar, lm, words, lexicon, dev))
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
-    check_named(data)
     rescoring = chosen_rescoring(rescore, lm_weight, nbest)
     search = with_rescoring(SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given), rescoring)
     run = open_run(Wanted(model, source, tuple(settings or ()), search, choice=weights, jobs=jobs, data=data))
     write_results(decoded(run, search, data, out / PARTIAL, opened(others, weights, search, jobs), rescoring), out)
 
 
-def check_named(data: str) -> None:
-    """Check that data other than a part of the corpus are there."""
+def check_places(out: Path, data: str, read: Sequence[str | Path | None]) -> None:
+    """Check that data other than a part of the corpus are there, and that the results replace no file that is read.
+
+    Raises:
+        SettingError, CorpusError: data are missing, or the folder cannot be written or holds inputs.
+    """
+    folder_to_write(out, "--out")
+    not_a_folder_of_inputs(out, "--out", ("wav.scp", "feats.scp", "segments", "utt2spk"), "text")
     if data not in PARTS:
         check_data(data)
+    not_inputs((out / name for name in RESULTS), "--out", (data, *read))
 
 
 def opened(

@@ -16,7 +16,7 @@ import typer
 
 from murmur.commands.options import Settings
 from murmur.core.group import PeerLost
-from murmur.core.path_checks import file_to_write
+from murmur.core.path_checks import file_to_write, not_inputs
 from murmur.core.world import Seat
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.run.configuration import resolved
@@ -60,6 +60,7 @@ def doctor(
     """
     if findings is not None:
         file_to_write(findings, "--json")
+        not_inputs([findings], "--json", [source])
     digest = resolved(source, settings or ()).digest() if source is not None else "none given"
     place = place_of()
     if place is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from murmur.core.errors import SettingError
-from murmur.core.path_checks import file_to_write, folder_to_write
+from murmur.core.path_checks import file_to_write, folder_to_write, not_an_input
 from murmur.report.events import write_events
 from murmur.report.page import write_report
 from murmur.run.timed import timed
@@ -67,6 +68,14 @@ def report(
         return
     page = out or runs[0] / "report.html"
     file_to_write(page, "--out")
+    not_an_input(page, "--out", inputs(page, runs, audio or ()))
     with timed("drawing figures"):
         write_report(runs, page, audio or ())
     typer.echo(f"{page}")
+
+
+def inputs(page: Path, runs: Sequence[Path], audio: Sequence[Path]) -> list[Path]:
+    """Return the files that a report may read and a page may be: older pages are none, and may be replaced."""
+    found = [path for run in runs for path in run.rglob("*") if path.suffix != ".html"]
+    recordings = [page for path in audio if page.resolve().is_relative_to(path.resolve()) and page.suffix != ".html"]
+    return [*found, *recordings]

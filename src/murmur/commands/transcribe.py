@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from murmur.commands.vocabulary_options import (
     chosen,
 )
 from murmur.core.errors import SettingError
-from murmur.core.path_checks import folder_to_write
+from murmur.core.path_checks import folder_to_write, not_inputs
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.recognition.adapted_transcriber import adapted_transcriber
 from murmur.recognition.exported_model import exported_transcriber, looks_exported
@@ -153,7 +153,7 @@ def transcribe(
 ) -> None:
     """Transcribe recordings, see HELP."""
     speakers = check_speakers(adapt, utt2spk, channels)
-    _check(model, weights, files, out, channels)
+    _check(model, weights, files, out, channels, SUFFIXES[form], (grammar, lm, words, lexicon, dev, utt2spk))
     beams = {"beam": beam, "lattice_beam": lattice_beam}
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, **beams}
     inputs = Inputs(files, partial(_read, rate=rate, channels=channels), partial(_write, form, out, len(files) > 1))
@@ -215,11 +215,25 @@ def _end(failed: int, count: int) -> None:
         raise typer.Exit(SOME_FAILED)
 
 
-def _check(model: Path, weights: Choice | None, files: list[str], out: Path | None, channels: Channels) -> None:
-    """Check that the model exists, then check the files."""
+def _check(
+    model: Path,
+    weights: Choice | None,
+    files: list[str],
+    out: Path | None,
+    channels: Channels,
+    suffix: str,
+    read: Sequence[str | Path | None],
+) -> None:
+    """Check that the model exists, that the files do, and that no transcript replaces a file that is read."""
     if not looks_exported(model):
         model_to_read(model, weights)
     _check_names(files, out, channels)
+    if out is not None:
+        inputs = [Path(each) for each in (*files, *read) if each is not None]
+        stems = [_stem(name) for name in files]
+        if channels == "each":
+            stems += [path.stem for path in inputs if _channel_of(stems).fullmatch(path.stem)]
+        not_inputs((out / f"{stem}{suffix}" for stem in stems), "--out", inputs)
 
 
 def _do_all(inputs: Inputs, work: Transcriber) -> int:
@@ -353,10 +367,14 @@ def _check_names(files: list[str], out: Path | None, channels: Channels) -> None
     names = Counter(files if out is None else [_stem(name) for name in files])
     twice = [name for name, count in names.items() if count > 1]
     if out is not None and channels == "each":  # channel A of call is call-A
-        channel = re.compile(f"({'|'.join(map(re.escape, names))})-([AB]|[0-9]+)")
-        twice += [name for name in names if channel.fullmatch(name)]
+        twice += [name for name in names if _channel_of(names).fullmatch(name)]
     if twice and (out is not None or STDIN in twice):
         raise SettingError(f"{readable(twice[0])!r} would be read or written twice: rename the files, or run twice")
+
+
+def _channel_of(stems: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of the names that transcripts of the channels of files have."""
+    return re.compile(f"({'|'.join(map(re.escape, stems))})-([AB]|[0-9]+)")
 
 
 def _stem(name: str) -> str:

@@ -57,8 +57,39 @@ def not_an_input(path: Path, option: str, inputs: Iterable[Path]) -> None:
     Raises:
         SettingError: It is; names the option.
     """
-    if path.resolve() in {each.resolve() for each in inputs}:
-        raise SettingError(f"{option} {path} is read too and would be overwritten: choose another {option}")
+    not_inputs([path], option, inputs)
+
+
+def not_inputs(paths: Iterable[Path], option: str, inputs: Iterable[str | Path | None]) -> None:
+    """Check that files to write are none of those that are read; None is an option that was not given.
+
+    Raises:
+        SettingError: One is; names the option.
+    """
+    read = {Path(each).resolve() for each in inputs if each is not None}
+    for path in paths:
+        if path.resolve() in read:
+            raise SettingError(f"{option} {path} is read too and would be overwritten: choose another {option}")
+
+
+def not_a_folder_of_inputs(folder: Path, option: str, marks: Iterable[str], written: str) -> None:
+    """Check that a folder to write is none of inputs, which hold a file of the same name as one that is written.
+
+    Args:
+        folder: Folder to write.
+        option: Option that names it.
+        marks: Files that only a folder of inputs holds.
+        written: File that would be overwritten.
+
+    Raises:
+        SettingError: It holds one of `marks` and `written`; names the option.
+    """
+    found = next((name for name in marks if (folder / name).is_file()), None)
+    if found is not None and (folder / written).is_file():
+        raise SettingError(
+            f"{option} {folder} is a data directory, since it holds {found}: its {written} would be overwritten:"
+            f" choose another {option}"
+        )
 
 
 def file_to_read(path: Path, option: str) -> None:

@@ -98,6 +98,16 @@ def append(file: int, path: Path, data: bytes) -> None:
         raise not_written(path, len(data), error) from error
 
 
+def read_line(line: str) -> dict[str, Any] | None:
+    """Return the record of a line; None for a damaged one, such as one cut off when the process was killed."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(found, dict) and isinstance(found.get("kind"), str)
+    return found if whole and isinstance(found.get("minibatches"), int) else None
+
+
 class JsonLines:
     """Appends records to a file. Learners of one host may share it: each line is one append."""
 

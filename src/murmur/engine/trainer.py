@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from murmur.engine.evaluation_points import EvaluationPoints
 from murmur.engine.experiment import Experiment
 from murmur.engine.graceful_stop import Asked
 from murmur.engine.pace import EVERY_SECONDS, Pace
-from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, finish_trace
+from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, finish_trace, read_line
 from murmur.engine.task import outputs_of
 from murmur.engine.task_source import TaskSource
 
@@ -285,11 +284,8 @@ def _forget_after(path: Path, mark: int, source: TaskSource) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a line cut off when the process was killed
-        if record["minibatches"] < ends[record["kind"]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        record = read_line(line)
+        if record is not None and record["minibatches"] < ends.get(record["kind"], mark):
             kept.append(line + "\n")
     write_whole(path, "".join(kept).encode())

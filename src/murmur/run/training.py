@@ -15,11 +15,10 @@ from typing import Any
 
 from murmur.core.errors import SettingError
 from murmur.core.facts import Facts, training_learners
-from murmur.core.flat import Layout
 from murmur.core.group import PeerLost
 from murmur.core.world import Seat
-from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
-from murmur.engine.checkpoints.state import check_weights
+from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.engine.checkpoints.resume import check_resumable
 from murmur.engine.experiment import Experiment, describe
 from murmur.engine.scaling import described
 from murmur.execution.cores import cores_here
@@ -68,7 +67,7 @@ def train(request: RunRequest, experiment: Experiment) -> int:
         run.begin()
         write_run(request, experiment)
         if request.learners == 1:
-            return run.end(run_learner(request, experiment, Place(0, 1, 0, "127.0.0.1", 0)))
+            return run.end(*run_learner(request, experiment, Place(0, 1, 0, "127.0.0.1", 0)))
         return run.end(launch(request, experiment, secret, run.lock.descriptor))
 
 
@@ -117,18 +116,21 @@ def missing_from(out: Path) -> Callable[[], str]:
 
 
 def check_model(request: RunRequest, experiment: Experiment) -> None:
-    """Check the number of learners and the initial weights once, before any learner begins.
+    """Check all that can end a run before its first step, once, before any learner begins and any file changes.
 
     Raises:
         SettingError, DamagedCheckpoint: the model of `init` does not fit; names the tensor.
-        ValueError: the checkpoint belongs to another model, or no learner would train.
+        ValueError: the checkpoint cannot be resumed, a setting of the optimizer is out of range, or no learner would
+            train.
     """
     training_learners(experiment.strategy, request.learners)
-    newest = Checkpoints(request.out / "checkpoints").newest(0)[0] if request.resume else None
-    if request.init is not None or newest is not None:
-        model = experiment.task.model()
-        if newest is not None:
-            check_weights(newest, Layout.trainable(model).numel)
+    if request.init is None and not request.resume and not request.force:
+        return  # there is no earlier work to lose, and each learner makes the same checks
+    scaled = scaled_for(request, experiment, request.learners)
+    model = experiment.task.model()
+    experiment.optimizer(model)
+    if request.resume:
+        check_resumable(request.out, scaled, model)
 
 
 def share_threads(request: RunRequest) -> int:
@@ -176,7 +178,7 @@ def run_beside_others(request: RunRequest, experiment: Experiment, place: Place,
     if place.rank > 0:
         member = FolderMember(out)
         request = replace(request, out=out, resume=resume)
-        return member.end(run_learner(request, experiment, place, learns, lambda _: member.begin()))
+        return member.end(*run_learner(request, experiment, place, learns, lambda _: member.begin()))
 
     def settled(run: OpenedRun) -> RunRequest:
         return replace(request, out=run.out, resume=run.resume, learners=place.size)
@@ -191,7 +193,7 @@ def run_beside_others(request: RunRequest, experiment: Experiment, place: Place,
                 settled(run).write()
                 channel.begin(run.out)
 
-        return run.end(run_learner(settled(run), experiment, place, learns, begins))
+        return run.end(*run_learner(settled(run), experiment, place, learns, begins))
 
 
 def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:

@@ -16,12 +16,14 @@ from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
-from murmur.engine.optim.optimizer import SGD, Adam
+from murmur.engine.checkpoints.state import MOMENTS
+from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD, PlainAdamW
 from murmur.engine.schedule import Exponential
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.run.saved_model import read_into
 from murmur.strategies import ADPSGD, ALL, EASGD, KAVG, ParameterAveraging, SuperLearners, SyncSGD
+from murmur.strategies.block_moments import KEPT
 from murmur.worlds.virtual.world import VirtualWorld
 from unscaled import Experiment
 
@@ -163,6 +165,96 @@ def test_a_checkpoint_beyond_the_budget_is_told(strategy: Strategy, tmp_path: Pa
         ValueError, match="that after 30 minibatches, beyond the budget of 20: give a budget of at least"
     ):
         run(experiment(strategy, 20), 2, tmp_path, resume=True)
+
+
+def amsgrad(model: nn.Module) -> torch.optim.Optimizer:
+    return PlainAdamW(model.parameters(), lr=0.01, amsgrad=True)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return PlainAdamW(model.parameters(), lr=0.01)
+
+
+OTHERS = {
+    "SGD to Adam": (SGD(0.05), Adam(0.01)),
+    "momentum to Adam": (SGD(0.05, momentum=0.9), Adam(0.01)),
+    "Adam to SGD": (Adam(0.01), SGD(0.05, momentum=0.9)),
+    "SGD to natural gradient": (SGD(0.05, momentum=0.9), NaturalGradientSGD(0.01)),
+    "natural gradient to Adam": (NaturalGradientSGD(0.01), Adam(0.01)),
+    "one of a user's own": (adam, amsgrad),
+}
+AGAIN = "the state of the optimizer (momentum, moments) starts again"
+
+
+@pytest.mark.parametrize(
+    ("which", "strategy"),
+    [*((which, KAVG(3, moments="averaged")) for which in OTHERS if "natural" not in which),
+     *((which, KAVG(3)) for which in OTHERS if "natural" in which), ("SGD to Adam", ADPSGD())],
+)  # fmt: skip
+def test_the_state_of_another_optimizer_starts_again(
+    which: str, strategy: Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = OTHERS[which]
+    run(replace(experiment(strategy, 6), optimizer=first), 2, tmp_path)
+    with caplog.at_level("WARNING"):
+        run(replace(experiment(strategy, 14), optimizer=second), 2, tmp_path, resume=True)
+    assert caplog.text.count(AGAIN) == 1
+    assert evaluations(tmp_path)[-1] == 14
+    caplog.clear()
+    with caplog.at_level("WARNING"):  # the state is the new one's from here on
+        run(replace(experiment(strategy, 20), optimizer=second), 2, tmp_path, resume=True)
+    assert AGAIN not in caplog.text
+
+
+@pytest.mark.parametrize("which", ["SGD to Adam", "one of a user's own"])
+def test_a_checkpoint_of_an_older_version_names_the_optimizer_by_its_setting(
+    which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = OTHERS[which]
+    run(replace(experiment(KAVG(3), 6), optimizer=first), 1, tmp_path)
+    for again, optimizer in ((False, first), (True, second)):
+        (part,) = (tmp_path / "checkpoints").glob("0*6/learner-0.json")
+        tensors, facts = read_pair(part.with_suffix(""))
+        facts.pop("optimizer_state", None)
+        write_pair(part.with_suffix(""), tensors, facts)
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            run(replace(experiment(KAVG(3), 6 + 4 * again), optimizer=optimizer), 1, tmp_path, resume=True)
+        assert (AGAIN in caplog.text) == again
+
+
+def test_settings_of_the_same_optimizer_keep_its_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(replace(experiment(KAVG(3)), optimizer=Adam(0.01)), 2, tmp_path)
+    with caplog.at_level("WARNING"):
+        changed = replace(experiment(KAVG(3), 40), optimizer=Adam(0.02, beta1=0.8))
+        run(changed, 2, tmp_path, resume=True)
+    assert "optimizer.lr was 0.01 and is 0.02 now" in caplog.text
+    assert AGAIN not in caplog.text
+    newest = max((tmp_path / "checkpoints").glob("0*/learner-0.json"))
+    assert read_pair(newest.with_suffix(""))[0]["optimizer.0.step"] == 20
+
+
+def test_the_name_of_averaged_moments_is_that_of_the_strategies() -> None:
+    assert MOMENTS == KEPT
+
+
+def test_damaged_records_are_left_out(tmp_path: Path) -> None:
+    run(experiment(SyncSGD()), 2, tmp_path)
+    whole = told(tmp_path)
+    damaged = ["null", "[1]", "3", '{"kind": "step"}', '{"kind": ["step"], "minibatches": 3}', "{"]
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write("\n".join(damaged) + "\n")
+    run(experiment(SyncSGD()), 2, tmp_path, resume=True)
+    assert told(tmp_path) == whole
+
+
+def test_a_run_with_a_straggler_goes_on(tmp_path: Path) -> None:
+    run(experiment(SyncSGD()), 2, tmp_path)
+    straggler = {**records(tmp_path)[0], "kind": "straggler"}
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write(json.dumps(straggler) + "\n")
+    run(experiment(SyncSGD(), 40), 2, tmp_path, resume=True)
+    assert straggler in records(tmp_path)
 
 
 @pytest.mark.parametrize("strategy", [KAVG(3), ADPSGD(), SuperLearners(KAVG(2))], ids=["KAVG", "ADPSGD", "nodes"])

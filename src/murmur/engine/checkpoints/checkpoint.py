@@ -32,6 +32,7 @@ from murmur.core.flat import Layout
 
 KEEP = 2  # complete checkpoints: the newest, and one before it in case a file is damaged
 OWN_DIGEST = "facts_digest"
+KEEPING = ("momentum", "amsgrad", "centered")  # options of torch's optimizers that add a vector to their state
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -169,6 +170,12 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor],
             else:
                 plain[key] = value
     return tensors, plain
+
+
+def kind_of_state(optimizer: torch.optim.Optimizer) -> str:
+    """Return a text that is equal for optimizers that can go on with each other's state: class and kept vectors."""
+    kept = [name for name in KEEPING if any(group.get(name) for group in optimizer.param_groups)]
+    return " with ".join([type(optimizer).__qualname__, *([", ".join(kept)] if kept else [])])
 
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:

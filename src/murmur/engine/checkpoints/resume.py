@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from murmur.core.flat import Layout
 from murmur.core.group import Group
-from murmur.engine.checkpoints.checkpoint import CheckpointPart, Checkpoints, write_whole
+from murmur.engine.checkpoints.checkpoint import CheckpointPart, Checkpoints, kind_of_state, write_whole
 from murmur.engine.checkpoints.position import Position
-from murmur.engine.checkpoints.state import position_of, unpack
-from murmur.engine.experiment import describe, differences
+from murmur.engine.checkpoints.state import check_outputs, check_weights, keeps_optimizer, position_of, unpack
+from murmur.engine.experiment import Experiment, describe, differences
+from murmur.engine.record import read_line
 from murmur.engine.task import outputs_of
 from murmur.engine.task_source import TaskSource
 
 log = logging.getLogger(__name__)
 NONE = -1.0
+OF_STEPS = ("strategy", "optimizer", "schedule", "scaling", "seed", "max_gradient_norm")  # settings of training alone
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,26 @@ class Resume:
     mark: int
     best: float
     outer: dict[str, Tensor]
+
+
+def check_resumable(out: Path, scaled: Experiment, model: nn.Module) -> None:
+    """Check that the newest checkpoint in `out`, if there is one, can be resumed; changes nothing there.
+
+    Args:
+        out: Folder of the run.
+        scaled: Experiment with the rule of the run.
+        model: Its model.
+
+    Raises:
+        ValueError: The checkpoint belongs to another model, to other outputs, lies beyond the budget, or is that of
+            its end and was made with other settings of training.
+    """
+    newest = Checkpoints(out / "checkpoints").newest(0)[0]
+    if newest is not None:
+        check_weights(newest, Layout.trainable(model).numel)
+        check_outputs(newest, outputs_of(scaled.task))
+        check_budget(newest.facts["minibatches"], scaled.total)
+        check_unchanged(newest.facts, scaled)
 
 
 async def resume(source: TaskSource, out: Path) -> Resume | None:
@@ -107,6 +131,11 @@ def _say(source: TaskSource, checkpoints: Checkpoints, part: CheckpointPart, pos
     if facts["experiment"] != source.experiment.digest():
         changed = list(differences(facts.get("settings"), describe(source.experiment)))
         log.warning("it was made with other settings: %s", "; ".join(starmap(_changed, changed)) or facts["experiment"])
+    if not keeps_optimizer(part, source):
+        log.warning(
+            "its optimizer keeps another state than %s: the state of the optimizer (momentum, moments) starts again",
+            kind_of_state(source.optimizer),
+        )
 
 
 def _changed(name: str, then: Any, now: Any) -> str:
@@ -126,18 +155,29 @@ def check_budget(mark: int, total: int) -> None:
         )
 
 
+def check_unchanged(facts: Mapping[str, Any], scaled: Experiment) -> None:
+    """Check that no setting of training has changed since a checkpoint after which nothing is left to train.
+
+    Raises:
+        ValueError: One has, and would be recorded as a setting of steps that were made with another one.
+    """
+    if facts["minibatches"] != scaled.total:
+        return
+    changed = differences(facts.get("settings"), describe(scaled))
+    found = [each for each in changed if each[0].partition(".")[0] in OF_STEPS]
+    if found:
+        raise ValueError(
+            f"all {scaled.total} minibatches of the budget are done, so that {'; '.join(starmap(_changed, found))}"
+            " without effect: leave this setting as it was, or give a larger budget"
+        )
+
+
 def steps_after(records: Path, done: int) -> int:
     """Return the number of recorded steps beyond the first `done` minibatches, which the ended launch has lost."""
     if not records.is_file():
         return 0
-    found = 0
-    for line in records.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a line cut off when the process was killed
-        found += record["kind"] == "step" and record["minibatches"] >= done
-    return found
+    read = [read_line(line) for line in records.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return sum(r["kind"] == "step" and r["minibatches"] >= done for r in read if r is not None)
 
 
 def write_position(out: Path, position: Position, rank: int) -> None:

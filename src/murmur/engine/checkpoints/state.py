@@ -7,19 +7,21 @@ minibatch, so no generator is saved.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner
-from murmur.engine.checkpoints.checkpoint import CheckpointPart, pack_optimizer, unpack_optimizer
+from murmur.engine.checkpoints.checkpoint import CheckpointPart, kind_of_state, pack_optimizer, unpack_optimizer
 from murmur.engine.checkpoints.position import Claims, Position, go_on
 from murmur.engine.experiment import describe
 from murmur.engine.task import outputs_of
 from murmur.engine.task_source import TaskSource
 
 OUTER = "outer."
+MOMENTS = "moments"  # vector of a strategy that averages the optimizers' moments (`strategies.block_moments`)
 
 
 def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -42,6 +44,7 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
         "outputs": outputs_of(source.experiment.task),
         "settings": describe(source.experiment),
         "optimizer": plain,
+        "optimizer_state": kind_of_state(source.optimizer),
         "heldout": source.heldout,
         "counters": source.counters.described(steps_taken(me, source)),
         "claims": claims_of(me, source, mark).described(),
@@ -89,11 +92,32 @@ def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:
     if "integers" in tensors:  # checkpoints of older versions hold none
         integers = Layout.integers(source.model)
         integers.scatter(tensors["integers"].to(integers.device))
-    unpack_optimizer(source.optimizer, tensors, facts["optimizer"])
+    same = keeps_optimizer(part, source)
+    if same:
+        unpack_optimizer(source.optimizer, tensors, facts["optimizer"])
     source.clock.before = facts["seconds"]
     source.heldout = tuple(facts["heldout"])
     source.counters.read(facts["counters"])
-    return {k.removeprefix(OUTER): t.to(device) for k, t in tensors.items() if k.startswith(OUTER)}
+    outer = {k.removeprefix(OUTER): t.to(device) for k, t in tensors.items() if k.startswith(OUTER)}
+    if not same:
+        outer.pop(MOMENTS, None)
+    return outer
+
+
+def keeps_optimizer(part: CheckpointPart, source: TaskSource) -> bool:
+    """Return True if the source's optimizer can go on with the state in a part; another one starts again."""
+    then = part.facts.get("optimizer_state")
+    if then is not None:
+        return bool(then == kind_of_state(source.optimizer))
+    settings = part.facts.get("settings", {})  # a checkpoint of an older version names the setting alone
+    return "optimizer" not in settings or _class_of(settings["optimizer"]) == _class_of(
+        describe(source.experiment.optimizer)
+    )
+
+
+def _class_of(described: Any) -> Any:
+    """Return the class of a described value; a function is described by its name."""
+    return described.get("type") if isinstance(described, Mapping) else described
 
 
 def check_weights(part: CheckpointPart, numel: int) -> None:

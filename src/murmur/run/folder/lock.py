@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 LOCK = ".lock"
 TRY_SECONDS = 1.0  # a reader that tests the lock holds it for a moment
 PAUSE_SECONDS = 0.02
+MOST_BYTES = 1 << 20  # of a lock file, which names one process
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
 Held = Literal["held", "free", "unknown"]
 
@@ -51,8 +52,8 @@ class Holder:
 class FolderLock:
     """Lock held by this process and every child that inherits `descriptor`, until each ends or closes it."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self.descriptor = path, descriptor
+    def __init__(self, path: Path, descriptor: int, before: bytes) -> None:
+        self.path, self.descriptor, self._before = path, descriptor, before
 
     @classmethod
     def take(cls, path: Path) -> Self:
@@ -62,7 +63,7 @@ class FolderLock:
             SettingError: another process holds the lock; names the process.
             OSError: the file cannot be made.
         """
-        return cls(path, _attempts(path, _take))
+        return cls(path, *_attempts(path, _take))
 
     @classmethod
     def join(cls, path: Path) -> Self:
@@ -72,7 +73,15 @@ class FolderLock:
             SettingError: another run is taking it.
             OSError: the file cannot be made.
         """
-        return cls(path, _attempts(path, _share))
+        return cls(path, *_attempts(path, _share))
+
+    def restore(self) -> None:
+        """Undo what `take` has written, since the run does not begin: the lock is still held."""
+        if self._before:
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, self._before, 0)
+        else:
+            self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Release the lock in this process; children that inherited it still hold it."""
@@ -129,15 +138,17 @@ def holder_of(path: Path) -> Holder | None:
         return None
 
 
-def _attempts(path: Path, lock: Callable[[int], None]) -> int:
+def _attempts(path: Path, lock: Callable[[int], None]) -> tuple[int, bytes]:
+    """Return the descriptor of the locked file, and the content that the file had before; empty for a new file."""
     deadline = time.monotonic() + TRY_SECONDS
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        before = os.pread(descriptor, MOST_BYTES, 0)
         try:
             lock(descriptor)
             if _is_at(descriptor, path):
-                return descriptor
+                return descriptor, before
         except BlockingIOError:
             if time.monotonic() > deadline:
                 os.close(descriptor)
@@ -152,7 +163,7 @@ def _attempts(path: Path, lock: Callable[[int], None]) -> int:
                 os.close(descriptor)
                 raise
             log.warning("%s cannot be locked (%s): make sure that no other run writes there", path.parent, error)
-            return descriptor
+            return descriptor, before
         os.close(descriptor)
         time.sleep(PAUSE_SECONDS)
 

@@ -1,0 +1,63 @@
+"""Checks of `train` before a run begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
+from murmur.recipes.toy import ToyTask
+from murmur.run.request import RunRequest
+from murmur.run.training import train
+from murmur.strategies import KAVG
+
+
+@dataclass(frozen=True)
+class Named(ToyTask):
+    """Task with outputs that stand for certain classes."""
+
+    hidden: int = 8
+    classes: str = "ab"
+
+    def outputs_digest(self) -> str:
+        return self.classes
+
+
+def go(out: Path, learners: int = 1, resume: bool = False, classes: str = "ab") -> int:
+    request = RunRequest(source="toy", learners=learners, out=out, resume=resume, threads=1)
+    return train(request, Experiment(Named(classes=classes), KAVG(K=2), Budget(minibatches=8)))
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_refused_resume_with_other_outputs_changes_nothing(learners: int, tmp_path: Path) -> None:
+    assert go(tmp_path) == 0
+    before = everything(tmp_path)
+    with pytest.raises(ValueError, match="stand for other classes"):
+        go(tmp_path, learners, resume=True, classes="ba")
+    assert everything(tmp_path) == before
+
+
+def test_a_refused_resume_of_a_folder_without_a_lock_leaves_none(tmp_path: Path) -> None:
+    """A copied run has no lock file."""
+    assert go(tmp_path) == 0
+    (tmp_path / ".lock").unlink()
+    before = everything(tmp_path)
+    with pytest.raises(ValueError, match="stand for other classes"):
+        go(tmp_path, resume=True, classes="ba")
+    assert everything(tmp_path) == before
+
+
+def test_a_damaged_number_of_pieces_changes_nothing(tmp_path: Path) -> None:
+    assert go(tmp_path) == 0
+    (tmp_path / "checkpoints" / "cut.json").write_text("{")
+    before = everything(tmp_path)
+    with pytest.raises(ValueError, match=r"cut\.json is damaged"):
+        go(tmp_path, resume=True)
+    assert everything(tmp_path) == before
