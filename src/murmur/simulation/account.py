@@ -13,7 +13,7 @@ from murmur.core import trace
 from murmur.core.world import Seat
 from murmur.engine.experiment import Experiment
 from murmur.report.read import read_run
-from murmur.simulation.planner.forms import COMPUTE, NETWORK, STRAGGLER
+from murmur.simulation.planner.setting import COMPUTE, NETWORK, STRAGGLER
 from murmur.simulation.planner.table import shown
 from murmur.simulation.planner.timing import Timing
 from murmur.worlds.virtual.cluster import Cluster
