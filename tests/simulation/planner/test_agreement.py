@@ -53,7 +53,7 @@ WITH_SUPER_LEARNERS: list[Strategy] = [
     for width in (2, 4)
     for outer in (SyncSGD(), KAVG(4), KAVG(4, moments="averaged"), DelayByOne(), GossipPGA(4), BMUF(4), QuasiGlobal())
 ]
-STEPS = 24
+STEPS = 32
 
 
 def pace(strategy: Strategy, cluster: Cluster) -> float:
@@ -107,7 +107,7 @@ def test_super_learners(strategy: Strategy, where: str) -> None:
     thinned([ring, randomized_ring, pairwise, exponential, random_pairs], ["slow first card", "latency", "jitter"]),
 )
 def test_gossip_with_exact_means(mixing: Any, where: str) -> None:
-    agrees(GossipPGA(6, mixing), CLUSTERS[where])
+    agrees(GossipPGA(8, mixing), CLUSTERS[where])
 
 
 @pytest.mark.parametrize(

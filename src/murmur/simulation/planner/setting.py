@@ -55,6 +55,12 @@ def seconds_alone(times: Times) -> float:
     return float(means[equal].mean())
 
 
+def slowness_of(cluster: Cluster) -> tuple[float, ...]:
+    """Return the mean seconds of a gradient of each learner, over those of the fastest one."""
+    times = drawn_times(cluster)
+    return tuple(float(mean) for mean in times.mean(0) / seconds_alone(times))
+
+
 @dataclass(frozen=True)
 class ClusterSetting:
     """A cluster with the table of its compute times.
