@@ -172,7 +172,7 @@ def described_site(
     if step is None:
         seconds = step_seconds(seconds, work.frames_per_minibatch, hardware.device_flops, gradient.utilisation)
     compute = compute_times(seconds, scenario.jitter, scenario.stragglers, learners)
-    return preset_site(hardware, learners, compute, work, scenario.kind or KIND)
+    return preset_site(hardware, learners, compute, work, scenario.kind or KIND, experiment)
 
 
 def present(site: Site, wanted: Sequence[Strategy], view: View) -> None:
@@ -288,7 +288,7 @@ def draw(path: Path, wanted: Sequence[Strategy], site: Site) -> None:
     """Draw the speed-up over the number of learners."""
     with timed("speed-up at 1 to 1024 learners"):
         curves: Mapping[str, Sequence[PlanRow]] = {
-            shown(strategy): scaled(strategy, site.cluster_of, site.work) for strategy in wanted
+            shown(strategy): scaled(strategy, site.cluster_of, site.work_of) for strategy in wanted
         }
         draw_scaling(curves, path, "speed-up of an epoch")
     typer.echo(f"{path}")

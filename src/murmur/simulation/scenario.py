@@ -106,7 +106,7 @@ class PieceSeconds:
     """Compute times of pieces of a minibatch: equal shares of those of the whole."""
 
     whole: ComputeTime
-    cut: int
+    cut: float
 
     def __call__(self, learner: int, step: int) -> float:
         return self.whole(learner, step) / self.cut

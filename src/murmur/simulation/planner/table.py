@@ -86,9 +86,9 @@ def ranked(strategies: Sequence[Any], cluster: Cluster, work: Work, price: float
 
 
 def scaled(
-    strategy: Any, cluster_of: Callable[[int], Cluster], work: Work, learners: Sequence[int] = SCALE
+    strategy: Any, cluster_of: Callable[[int], Cluster], work_of: Callable[[int], Work], learners: Sequence[int] = SCALE
 ) -> list[PlanRow]:
     """Return the rows of one strategy for several numbers of learners, without numbers that it does not support."""
     width, serving = getattr(strategy, "node_size", 1), learners_for(strategy, 2) - 2  # one learner needs no server
     counts = [count for count in learners if count % width == 0 and (count == 1 or count > serving)]
-    return [row_of(strategy, cluster_of(count), work) for count in counts]
+    return [row_of(strategy, cluster_of(count), work_of(count)) for count in counts]
