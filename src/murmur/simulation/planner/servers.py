@@ -7,10 +7,10 @@ x_i: seconds of an exchange of learner i, there and back; u_i: load of the card 
 cards of the holders' nodes and the copies of the holders carry so many exchanges a second and no more; a card with load
 u carries the exchanges that are wanted over (1 + u^9)^(1/9). Learners on a holder's own node do not wait for its card.
 
-Equal learners of one node begin together, and fair shares of their cards keep them together: x_i is then that of all
-of them. Random times take them apart. So do copies, which follow one another, if gradients wait for them: with constant
-times learners then come one after another, so that none waits, u_i = 0, and the limits are sharp. The exponents are
-fitted to the simulator.
+With constant times learners that have come apart stay so: none waits for another, u_i = 0, and the limits are sharp.
+Copies, which follow one another, take them apart; without copies the equal learners of a node may also keep together
+for ever, as their cards are shared fairly. Exchanges beside the gradients always begin together with constant times: x_i
+is that of all of them. The exponents are fitted to the simulator.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from murmur.simulation.planner.setting import COMPUTE, ClusterSetting, Form
 Numbers = NDArray[np.float64]
 CARD = "server's card"
 OWN_CARD, HOLDERS_CARD = 2.0, 9.0  # softness of the corners with random times
+LITTLE = 1.06  # ratio of paces from which chance has too large a part
 BINDS = 1.05  # slower by which the servers are what binds
 
 
@@ -34,17 +35,32 @@ def served(servers: int, setting: ClusterSetting) -> Form:
     if setting.learners == 1:
         return _alone(setting, 3.0)
     training = range(setting.learners - beside_servers(servers, setting.learners), setting.learners)
-    apart = setting.copies > 0 or _random(setting)
-    exchanges = _exchange_seconds(range(servers), training, range(0) if apart else training, setting)
-    free = 1 / (setting.times[:, training.start :].mean(0) + exchanges)
+    times = setting.times[:, training.start :].mean(0)
+    free = 1 / (times + _exchange_seconds(range(servers), training, range(0), setting))
     free = free / _soft(_loads_by_others(free, range(servers), training, setting), OWN_CARD, setting)
     carried = float(_carried(free, range(servers), training, setting).sum())
+    if setting.copies == 0 and not _random(setting):
+        together = 1 / (times + _exchange_seconds(range(servers), training, training, setting))
+        _check_chance(carried, float(_carried(together, range(servers), training, setting).sum()))
     seconds, unhindered = 1 / carried, 1 / float(free.sum())
     lines = (
         "seconds a minibatch = 1 / sum_i 1 / (t_i + 2 (a + b / B + 2 b / R_copy)), or what the servers carry",
         f"                    = {unhindered:.6g}, with their cards and copies {seconds:.6g}      (S = {servers})",
     )
     return Form(seconds / setting.unit, CARD if seconds > unhindered * BINDS else COMPUTE, 4.0, lines)
+
+
+def _check_chance(apart: float, together: float) -> None:
+    """Check that the pace hardly depends on whether equal learners of a node keep together.
+
+    Raises:
+        ValueError: it does.
+    """
+    if apart > together * LITTLE:
+        raise ValueError(
+            f"equal learners that share a card have {together:.4g} to {apart:.4g} minibatches a second with a parameter"
+            " server, as they happen to use it together or in turn: give their times jitter, or simulate them instead"
+        )
 
 
 def sharded(shards: int, exchanges: float, setting: ClusterSetting) -> Form:
