@@ -14,7 +14,8 @@ from typing import Any
 
 from measure import bar, close
 from murmur.core.mixing import randomized_ring, ring
-from murmur.simulation.planner.forms import ClusterSetting, form_of
+from murmur.simulation.planner.forms import form_of
+from murmur.simulation.planner.setting import ClusterSetting
 from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD, SuperLearners
 from murmur.worlds.virtual.cluster import Cluster, ComputeTime, ConstantSeconds, LognormalSeconds

@@ -20,7 +20,8 @@ import numpy as np
 
 from measure import bar, close
 from murmur.core.mixing import randomized_ring
-from murmur.simulation.planner.forms import ClusterSetting, form_of
+from murmur.simulation.planner.forms import form_of
+from murmur.simulation.planner.setting import ClusterSetting
 from murmur.strategies import ADPSGD, ASGD, KAVG, DelayByOne, SuperLearners
 from murmur.worlds.virtual.cluster import Cluster, Link
 

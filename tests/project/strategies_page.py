@@ -65,6 +65,7 @@ MEANINGS = {  # fact -> its meaning
     "assigns_minibatches": "it chooses the minibatches of each learner; a loop with its own loader cannot run it",
     "least_learners": "smallest sensible number of learners",
     "adds_steps": "the model moves by the sum of all learners' steps, not by their mean",
+    "repeatable_steps": "the members of a super-learner can repeat its leader's steps",
     "gradients_a_step": "learners whose gradients are summed for one step of an optimizer; `None`: all",
     "follows_growth": "it scales its steps with the number of learners itself ([scaling](scaling.md))",
 }

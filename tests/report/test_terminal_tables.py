@@ -22,7 +22,7 @@ from murmur.report.watched import Watched
 from murmur.run import dry_run
 from murmur.simulation import tables
 from murmur.simulation.account import Account, EvaluationPoint
-from murmur.simulation.planner.forms import Form
+from murmur.simulation.planner.setting import Form
 from murmur.simulation.planner.table import PlanRow
 from murmur.simulation.scenario import Scenario
 from murmur.studies.comparison import output

@@ -227,7 +227,7 @@ def described_site(
     if experiment is not None and (scenario.step_seconds is not None or gradient.flops_per_frame is not None):
         typer.echo(f"in place of the measured step: {seconds:.6f} s, as given")
     compute = compute_times(seconds, scenario.jitter, scenario.stragglers, learners)
-    return preset_site(hardware, learners, compute, work, scenario.kind or KIND)
+    return preset_site(hardware, learners, compute, work, scenario.kind or KIND, experiment)
 
 
 def present(site: Site, wanted: Sequence[Strategy], view: View) -> None:
@@ -336,7 +336,7 @@ def draw(path: Path, wanted: Sequence[Strategy], site: Site) -> None:
     """Draw the speed-up over the number of learners."""
     with timed("speed-up at 1 to 1024 learners"):
         curves: Mapping[str, Sequence[PlanRow]] = {
-            shown(strategy): scaled(strategy, site.cluster_of, site.work) for strategy in wanted
+            shown(strategy): scaled(strategy, site.cluster_of, site.work_of) for strategy in wanted
         }
         draw_scaling(curves, path, "speed-up of an epoch")
     typer.echo(f"{path}")

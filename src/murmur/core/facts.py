@@ -35,6 +35,8 @@ class Facts:
         least_learners: Smallest useful number of learners.
         follows_growth: It scales its steps with the number of learners itself, so that the rate is left alone.
         adds_steps: The model moves by the sum of all learners' steps, not by their mean.
+        repeatable_steps: The members of a super-learner can repeat its leader's steps: those of the optimizer with the
+            gradient itself, and with moments that the strategy leaves alone.
         gradients_a_step: Learners whose gradients are summed for one step of an optimizer; None: all.
     """
 
@@ -50,6 +52,7 @@ class Facts:
     least_learners: int = 1
     follows_growth: bool = False
     adds_steps: bool = False
+    repeatable_steps: bool = True
     gradients_a_step: int | None = 1
 
     @classmethod
@@ -91,6 +94,10 @@ class FactsOfInner(ABC):
         return Facts.of(self.inner).adds_steps
 
     @property
+    def repeatable_steps(self) -> bool:
+        return Facts.of(self.inner).repeatable_steps
+
+    @property
     def gradients_a_step(self) -> int | None:
         return Facts.of(self.inner).gradients_a_step
 
@@ -99,7 +106,7 @@ class FactsOfInner(ABC):
 
 
 class Planner(Protocol):
-    """Closed forms for a strategy's `planned` to choose from; each returns a `murmur.simulation.planner.forms.Form`."""
+    """Closed forms for a strategy's `planned` to choose from; each returns a `Form` of `simulation.planner.setting`."""
 
     @property
     def samples(self) -> float:
@@ -112,22 +119,29 @@ class Planner(Protocol):
     def synchronous(self, vectors: float) -> Any:
         """A mean of all gradients behind the backward pass, with `vectors` of the model's length in memory."""
 
-    def every(self, K: int, vectors: float, jobs: Callable[[float, int], int] | None = None) -> Any:
+    def every(self, K: int, vectors: float, jobs: Callable[[float, int], int] | None = None, sent: int = 1) -> Any:
         """A mean of all after K gradients, with `vectors` of the model's length in a learner's memory.
 
-        `jobs`: learners that train when a fraction of the budget is used, of L; None: all of them, always.
+        `jobs`: learners that train when a fraction of the budget is used, of L; None: all of them, always. `sent`:
+        vectors of the model's length in a mean (three with the moments of Adam).
         """
 
-    def delayed(self, mixing: Mixing) -> Any:
-        """A mean that overlaps the next gradient."""
+    def delayed(self, mixing: Mixing, sent: int = 1) -> Any:
+        """A mean of `sent` vectors that overlaps the next gradient."""
+
+    def in_step(self, mixing: Mixing, every: int, sent: int = 1, sent_by_all: int = 1) -> Any:
+        """An exchange with neighbours after each gradient, for which learners wait, each `every`-th time with all.
+
+        `sent`, `sent_by_all`: vectors of the model's length in an exchange with neighbours, and in a mean of all.
+        """
 
     def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Any:
         """Means of one fragment after the other, each once in K gradients, that overlap the next `tau` gradients."""
 
-    def pairwise(self, mixing: Mixing, more_vectors: float = 0) -> Any:
+    def pairwise(self, mixing: Mixing, more_vectors: float = 0, sent: int = 1) -> Any:
         """Gradients that wait for no exchange, with averaging between neighbours beside them.
 
-        `more_vectors`: of the model's length in a learner's memory, beside those of averaging.
+        `more_vectors`: of the model's length in a learner's memory, beside those of averaging; `sent`: in an exchange.
         """
 
     def served(self, servers: int) -> Any:

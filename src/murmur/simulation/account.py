@@ -13,7 +13,7 @@ from murmur.core import trace
 from murmur.core.world import Seat
 from murmur.engine.experiment import Experiment
 from murmur.report.read import read_run
-from murmur.simulation.planner.forms import COMPUTE, NETWORK, STRAGGLER
+from murmur.simulation.planner.setting import COMPUTE, NETWORK, STRAGGLER, slowness_of
 from murmur.simulation.planner.table import shown
 from murmur.simulation.planner.timing import Timing, minibatches_done
 from murmur.worlds.virtual.cluster import Cluster
@@ -57,6 +57,7 @@ class Account:
         marks: Evaluation points.
         budget_minibatches: Minibatches of the whole budget, if the run did a part of it: only a part was timed, or a
             lost learner left its share undone. A timed run always has them; None: as many as ran.
+        slowness: Mean seconds of a gradient of each learner over those of the fastest one; empty: all are equal.
     """
 
     strategy: str
@@ -77,6 +78,7 @@ class Account:
     killed: tuple[int, ...]
     marks: tuple[EvaluationPoint, ...] = ()
     budget_minibatches: int | None = None
+    slowness: tuple[float, ...] = ()
 
     @property
     def hours(self) -> float:
@@ -91,9 +93,10 @@ class Account:
 
     @property
     def speed_up(self) -> float:
-        """Minibatches per second relative to one learner with the mean compute time of all; 0 without any."""
+        """Minibatches per second relative to the fastest learner alone; 0 without any."""
         launch = self.seconds - self.since_seconds
-        return sum(self.compute_seconds) / launch if launch > 0 else 0.0
+        pairs = zip(self.compute_seconds, self.slowness or (1.0,) * self.learners, strict=True)
+        return sum(seconds / slowness for seconds, slowness in pairs) / launch if launch > 0 else 0.0
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -161,6 +164,7 @@ def of_timing(timing: Timing, experiment: Experiment, cluster: Cluster, real_sec
         card_bytes_per_second=_speeds(cluster),
         clock_seconds=timing.clock_seconds,
         killed=timing.killed,
+        slowness=slowness_of(cluster),
     )
 
 
@@ -202,6 +206,7 @@ def of_run(
             EvaluationPoint(e.seconds, e.samples, e.epoch, e.consensus_distance, dict(e.figures))
             for e in records.evaluations
         ),
+        slowness=slowness_of(cluster),
     )
 
 

@@ -19,11 +19,11 @@ from murmur.core.facts import allreduce_vectors
 from murmur.core.learner import Learner, Progress
 from murmur.core.source import SKIPPED_SAMPLES
 from murmur.strategies.adaptive_rules import AdaComm, Rule, Stages, Standing
-from murmur.strategies.block_moments import BlockMoments, MeanMoments, check, latest_rate, vectors
+from murmur.strategies.block_moments import BlockMoments, MeanMoments, WithMoments, check, latest_rate, vectors
 
 
 @dataclass(frozen=True)
-class AdaptiveKAVG:
+class AdaptiveKAVG(WithMoments):
     """Rules for K, for B (`minibatches` a step) and for r (`rate`, a factor on the schedule's rates).
 
     Attributes:

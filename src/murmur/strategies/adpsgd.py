@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 from murmur.core.facts import Planner, mixing_vectors
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, ring
-from murmur.strategies.block_moments import MeanMoments, check, vectors
+from murmur.strategies.block_moments import MeanMoments, WithMoments, check, vectors
 
 
 @dataclass(frozen=True)
-class ADPSGD:
+class ADPSGD(WithMoments):
     """Asynchronous averaging with neighbours.
 
     Attributes:
@@ -56,4 +56,4 @@ class ADPSGD:
         return vectors(self.moments) * mixing_vectors(self.mixing, learners)  # for equally fast learners
 
     def planned(self, planner: Planner) -> Any:
-        return planner.pairwise(self.mixing)
+        return planner.pairwise(self.mixing, sent=vectors(self.moments))

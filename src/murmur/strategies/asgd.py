@@ -108,6 +108,7 @@ class ASGD:
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
     adds_steps: ClassVar[bool] = True
+    sets_weights_every: ClassVar[float | None] = 1
     damping: Callable[[int], float] = undamped
     servers: int = 1
 

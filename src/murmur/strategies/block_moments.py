@@ -40,6 +40,21 @@ def vectors(moments: str) -> int:
     return 1 if moments == "local" else 1 + MOMENTS_OF_ADAM
 
 
+def memory(moments: str) -> int:
+    """Return the vectors in memory for moments: in what is given to a mean, in the mean, and as kept between blocks."""
+    return 3 * (vectors(moments) - 1)
+
+
+class WithMoments:
+    """A strategy with a field for the way of its moments."""
+
+    moments: str
+
+    @property
+    def repeatable_steps(self) -> bool:
+        return self.moments == "local"
+
+
 def latest_rate(me: Learner) -> float:
     """Return the rate of a learner's latest step; 0 before the first, when it has no weight in a mean."""
     return 0.0 if math.isnan(me.progress.rate) else me.progress.rate

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
-from murmur.strategies.block_moments import BlockMoments, OuterMoments, check, vectors
+from murmur.strategies.block_moments import BlockMoments, OuterMoments, WithMoments, check, memory, vectors
 
 
 @dataclass(frozen=True)
-class BMUF:
+class BMUF(WithMoments):
     """Block momentum and blocks of K steps per learner.
 
     Attributes:
@@ -77,4 +77,4 @@ class BMUF:
         return vectors(self.moments) * allreduce_vectors(learners) / self.K
 
     def planned(self, planner: Planner) -> Any:
-        return planner.every(self.K, vectors=6)
+        return planner.every(self.K, vectors=6 + memory(self.moments), sent=vectors(self.moments))

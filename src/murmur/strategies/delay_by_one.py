@@ -22,11 +22,11 @@ from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, uniform
 from murmur.core.moments import WeightsAndMoments
 from murmur.core.weights import Weights
-from murmur.strategies.block_moments import MeanMoments, check, vectors
+from murmur.strategies.block_moments import MeanMoments, WithMoments, check, vectors
 
 
 @dataclass(frozen=True)
-class DelayByOne:
+class DelayByOne(WithMoments):
     """Averaging behind every gradient.
 
     Attributes:
@@ -74,4 +74,4 @@ class DelayByOne:
         return vectors(self.moments) * mixing_vectors(self.mixing, learners)
 
     def planned(self, planner: Planner) -> Any:
-        return planner.delayed(self.mixing)
+        return planner.delayed(self.mixing, vectors(self.moments))

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
-from murmur.strategies.block_moments import BlockMoments, OuterMoments, check, vectors
+from murmur.strategies.block_moments import BlockMoments, OuterMoments, WithMoments, check, memory, vectors
 
 
 @dataclass(frozen=True)
-class DiLoCo:
+class DiLoCo(WithMoments):
     """Local steps and an outer step of Nesterov's momentum.
 
     Attributes:
@@ -68,4 +68,4 @@ class DiLoCo:
         return vectors(self.moments) * allreduce_vectors(learners) / self.K
 
     def planned(self, planner: Planner) -> Any:
-        return planner.every(self.K, vectors=5)
+        return planner.every(self.K, vectors=5 + memory(self.moments), sent=vectors(self.moments))

@@ -16,11 +16,11 @@ from murmur.core.facts import Planner, allreduce_vectors, mixing_vectors
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, ring
 from murmur.core.moments import WeightsAndMoments
-from murmur.strategies.block_moments import OuterMoments, check, vectors
+from murmur.strategies.block_moments import OuterMoments, WithMoments, check, vectors
 
 
 @dataclass(frozen=True)
-class GossipPGA:
+class GossipPGA(WithMoments):
     """Averaging with neighbours after every step, and an exact mean after every H-th.
 
     Attributes:
@@ -59,9 +59,13 @@ class GossipPGA:
 
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         share = 1 / self.H
-        between = vectors("averaged" if self.moments == "averaged" else "local")
         exact = vectors(self.moments) * allreduce_vectors(learners)
-        return share * exact + (1 - share) * between * mixing_vectors(self.mixing, learners)
+        return share * exact + (1 - share) * self.vectors_between * mixing_vectors(self.mixing, learners)
 
     def planned(self, planner: Planner) -> Any:
-        return planner.every(1, vectors=4)
+        return planner.in_step(self.mixing, self.H, self.vectors_between, vectors(self.moments))
+
+    @property
+    def vectors_between(self) -> int:
+        """Vectors of the model's length in an exchange between two exact means."""
+        return vectors("averaged" if self.moments == "averaged" else "local")

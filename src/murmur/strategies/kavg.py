@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
-from murmur.strategies.block_moments import BlockMoments, MeanMoments, check, vectors
+from murmur.strategies.block_moments import BlockMoments, MeanMoments, WithMoments, check, memory, vectors
 
 
 @dataclass(frozen=True)
-class KAVG:
+class KAVG(WithMoments):
     """Averaging of the models every K steps.
 
     Attributes:
@@ -55,4 +55,4 @@ class KAVG:
         return vectors(self.moments) * allreduce_vectors(learners) / self.K
 
     def planned(self, planner: Planner) -> Any:
-        return planner.every(self.K, vectors=4)
+        return planner.every(self.K, vectors=4 + memory(self.moments), sent=vectors(self.moments))

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
-from murmur.strategies.block_moments import BlockMoments, OuterMoments, check, latest_rate, vectors
+from murmur.strategies.block_moments import BlockMoments, OuterMoments, WithMoments, check, latest_rate, memory, vectors
 
 
 @dataclass(frozen=True)
-class SlowMo:
+class SlowMo(WithMoments):
     """K-step averaging with slow momentum.
 
     Attributes:
@@ -70,4 +70,4 @@ class SlowMo:
         return vectors(self.moments) * allreduce_vectors(learners) / self.K
 
     def planned(self, planner: Planner) -> Any:
-        return planner.every(self.K, vectors=5)
+        return planner.every(self.K, vectors=5 + memory(self.moments), sent=vectors(self.moments))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from murmur.core.mixing import Mixing, exponential, pairwise, random_pairs, randomized_ring, ring
-from murmur.simulation.planner.forms import ClusterSetting
 from murmur.simulation.planner.rounds import rounds_of
+from murmur.simulation.planner.setting import ClusterSetting
 from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD
 from murmur.worlds.virtual.cluster import Cluster, ComputeTime, ConstantSeconds, Link, LognormalSeconds

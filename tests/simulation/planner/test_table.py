@@ -3,19 +3,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from murmur.recipes import toy
+from murmur.simulation.account import of_timing
 from murmur.simulation.planner.figure import draw_scaling
 from murmur.simulation.planner.measure import measure_machine
 from murmur.simulation.planner.table import ranked, row_of, scaled, shown
 from murmur.simulation.planner.timing import time_strategy
 from murmur.simulation.planner.work import Work, step_seconds
 from murmur.strategies import ADPSGD, KAVG, SuperLearners, SyncSGD
-from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.presets import PRESETS, preset
+from named import named
 
 WORK = Work(corpus_hours=100, frames_per_minibatch=3600, model_bytes=1e6)
 CLUSTER = Cluster(4, ConstantSeconds(0.36), Link(0.0, 1e9), message_bytes=1e6)
@@ -40,8 +44,28 @@ def test_ranking_puts_the_fewest_hours_first() -> None:
     assert rows[0].speed_up == pytest.approx(3.1)
 
 
+@pytest.mark.parametrize("factors", [{}, {0: 10.0}, {0: 10.0, 1: 10.0}, {3: 0.5}], ids=str)
+@pytest.mark.parametrize("strategy", [SyncSGD(), ADPSGD(), KAVG(8)], ids=named)
+def test_no_speed_up_exceeds_that_of_the_gradients(factors: dict[int, float], strategy: Any) -> None:
+    """One learner is the fastest, whatever the others are. Planner and simulator count alike."""
+    cluster = replace(CLUSTER, compute=LognormalSeconds(0.36, 0.1, factors=factors))
+    rates = [1 / factors.get(i, 1.0) for i in range(4)]
+    row = row_of(strategy, cluster, WORK)
+    assert row.speed_up <= 1.02 * sum(rates) / max(rates)
+    experiment = replace(toy.experiment(), strategy=strategy)
+    account = of_timing(time_strategy(strategy, cluster, 4 * 400), experiment, cluster, 0.0)
+    assert account.speed_up == pytest.approx(row.speed_up, rel=0.06)
+
+
+@pytest.mark.parametrize("learners", [1, 2, 256])
+def test_equal_learners_are_as_fast_as_one_of_them(learners: int) -> None:
+    """The fastest of many equal learners is fast by chance, as its times are a sample."""
+    cluster = replace(CLUSTER, learners=learners, compute=LognormalSeconds(0.36, 0.3))
+    assert row_of(ADPSGD(), cluster, WORK).speed_up == pytest.approx(learners, rel=0.01)
+
+
 def test_scaling_skips_what_cannot_be_split_into_nodes(tmp_path: Path) -> None:
-    rows = scaled(SuperLearners(ADPSGD(), 4), lambda n: replace(CLUSTER, learners=n), WORK, [1, 2, 4, 8])
+    rows = scaled(SuperLearners(ADPSGD(), 4), lambda n: replace(CLUSTER, learners=n), lambda _: WORK, [1, 2, 4, 8])
     assert [row.learners for row in rows] == [4, 8]
     assert shown(SuperLearners(ADPSGD(), 4)) == "SuperLearners(outer=ADPSGD(mixing=ring), node_size=4)"
     pytest.importorskip("matplotlib", reason="drawing needs matplotlib (pip install murmur[viz])")

@@ -8,13 +8,14 @@ bandwidth and latency of a network card.
     ParameterAveraging  the same with J(f) learners in place of L, averaged over the fraction f of the budget
     DelayByOne       d_i <- max(d_i + t_i, max_j d_j + C), per round, / L
     StreamingDiLoCo  d_i <- max(d_i + tau t_i, max_j d_j + C_F) + (K / F - tau) t_i, per fragment, F / (K L)
+    GossipPGA        d_i <- max(d_i + t_i, max_j d_j + t_j + s_ji), j: neighbours; every H-th time max_j d_j + t_j + C
     ADPSGD           1 / sum_i 1 / E t_i                            gradients do not wait; rounds: `planner.rounds`
-    Downpour, EASGD  1 / sum_i 1 / E t_i                            gradients do not wait; see `_sharded`, `_apart`
-    ASGD             max(b / (S B), b / (S R_copy), (E t + 2 (a + b / B + 2 b / R_copy)) / (L - S)), S servers;
-                     with S > 1 the copies of some parts run beside the transfers of others: `_exchange_seconds`
-    SuperLearners    the outer strategy among nodes with t = max(SyncSGD's step inside the node, D) and n minibatches
-                     per gradient; a lock-step outer strategy also broadcasts its weights, D after every mean
+    Downpour, EASGD  1 / sum_i 1 / E t_i                            gradients do not wait; exchanges: `planner.servers`
+    ASGD             1 / sum_i 1 / (E t_i + 2 (a + b / B + 2 b / R_copy)), or what the servers carry: `planner.servers`
+    SuperLearners    the outer strategy among leaders with t = max(SyncSGD's step inside, D) and n minibatches per
+                     gradient; D, a broadcast, comes on top of every step whose weights members must wait for
 
+With moments of Adam that are averaged too, b is that of three vectors.
 l: bytes of the last bucket, whose sum begins when the backward pass has ended (for devices on several nodes l = b:
 their sums pass through host memory); beta: share of the backward pass; D: seconds of a broadcast inside the node.
 
@@ -24,104 +25,23 @@ therefore need no formula of their own.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from murmur.core.facts import Facts, Planned, beside_servers
-from murmur.core.mixing import Mixing, uniform
-from murmur.simulation.planner.rounds import rounds_of
-from murmur.worlds.virtual.clock import Clock
-from murmur.worlds.virtual.cluster import Cluster, Link
-from murmur.worlds.virtual.network import Network
+from murmur.core.facts import Facts, Planned
+from murmur.core.mixing import Mixing, Row, uniform
+from murmur.simulation.planner.rounds import changes, edges_of, lock_step_seconds, rounds_of
+from murmur.simulation.planner.servers import apart, served, sharded
+from murmur.simulation.planner.setting import COMPUTE, NETWORK, STRAGGLER, ClusterSetting, Form, Times
+from murmur.worlds.virtual.cluster import Cluster
 
-Times = NDArray[np.float64]  # (draws, learners), seconds
 JobsRamp = Callable[[float, int], int]  # (fraction of the budget, learners) -> learners that train
-DRAWS, CELLS = 512, 65_536  # rows of the table; fewer for very many learners
 FRACTIONS = 200  # of the budget at which a ramp of learners is sampled
-COMPUTE, NETWORK, STRAGGLER = "compute", "network", "slowest learner"
-
-
-@dataclass(frozen=True)
-class Form:
-    """A strategy on a cluster.
-
-    Attributes:
-        seconds: Seconds of the whole cluster for one minibatch of one learner.
-        binds: Bottleneck.
-        vectors: Vectors of the model's length in a learner's memory, beside the optimizer's state and activations.
-        lines: The formula, then the formula with numbers.
-        rounds: Averaging rounds per gradient that the network carries; None if averaging is part of the step.
-    """
-
-    seconds: float
-    binds: str
-    vectors: float
-    lines: tuple[str, ...]
-    rounds: float | None = None
-
-
-@dataclass(frozen=True)
-class ClusterSetting:
-    """A cluster with the table of its compute times.
-
-    Attributes:
-        unit: Minibatches in the gradient of one entry of the table (several for a node of learners).
-        samples: Samples of a minibatch, for strategies that count them; None: unknown.
-    """
-
-    cluster: Cluster
-    times: Times
-    unit: int = 1
-    samples: float | None = None
-    size: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        if self.cluster.message_bytes is None:
-            raise ValueError("planning needs Cluster.message_bytes, the size of the model in bytes")
-        object.__setattr__(self, "size", self.cluster.message_bytes)
-
-    @classmethod
-    def of(cls, cluster: Cluster, samples: float | None = None) -> ClusterSetting:
-        """Return the setting of a cluster, with compute times drawn from its description."""
-        draws = max(32, min(DRAWS, CELLS // cluster.learners))
-        rows = [[cluster.compute(i, k) for i in range(cluster.learners)] for k in range(draws)]
-        return cls(cluster, np.asarray(rows, dtype=np.float64), samples=samples)
-
-    @property
-    def learners(self) -> int:
-        """Number of columns of the table."""
-        return int(self.times.shape[1])
-
-    @property
-    def copies(self) -> float:
-        """Seconds of copying one vector between device and host."""
-        return self.size / self.cluster.copy_bytes_per_second
-
-    def synchronous(self) -> Times:
-        """Seconds of a step of synchronous SGD, (draws,): the slowest gradient, and what its sum takes after it."""
-        network, learners, size = Network(Clock(), self.cluster), range(self.cluster.learners), int(self.size) or 1
-        slowest = self.times.max(1)
-        exposed = [network.exposed_allreduce_seconds(learners, size, float(t)) for t in slowest]
-        steps: Times = slowest + np.asarray(exposed)
-        return steps
-
-    def broadcast(self) -> float:
-        """Seconds of a broadcast by the first learner of the cluster."""
-        return Network(Clock(), self.cluster).broadcast_seconds(range(self.cluster.learners), int(self.size) or 1, 0)
-
-    def allreduce(self, parts: int = 1) -> float:
-        """Seconds of a mean of all learners of the cluster, of one of some equal parts of the vector."""
-        if self.cluster.learners < 2:
-            return 0.0
-        network = Network(Clock(), self.cluster)
-        network.whole = parts
-        return network.allreduce_seconds(range(self.cluster.learners), int(self.size) or 1, 1)
+MATRICES, FEWEST = 256, 8  # rows that sample a mixing with other edges in every round; rounds at least
 
 
 def form_of(strategy: Any, setting: ClusterSetting) -> Form:
@@ -152,27 +72,31 @@ class ClosedForms:
     def synchronous(self, vectors: float) -> Form:
         return _synchronous(vectors, self.setting)
 
-    def every(self, K: int, vectors: float, jobs: JobsRamp | None = None) -> Form:
-        return _periodic(K, vectors, self.setting) if jobs is None else _ramped(K, vectors, jobs, self.setting)
+    def every(self, K: int, vectors: float, jobs: JobsRamp | None = None, sent: int = 1) -> Form:
+        cost = self.setting.allreduce(sent)
+        return _periodic(K, vectors, cost, self.setting) if jobs is None else _ramped(K, vectors, jobs, self.setting)
 
-    def delayed(self, mixing: Mixing) -> Form:
-        return _delayed(mixing, self.setting)
+    def delayed(self, mixing: Mixing, sent: int = 1) -> Form:
+        return _delayed(mixing, sent, self.setting)
+
+    def in_step(self, mixing: Mixing, every: int, sent: int = 1, sent_by_all: int = 1) -> Form:
+        return _in_step(mixing, every, (sent, sent_by_all), self.setting)
 
     def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Form:
         return _streamed(K, fragments, tau, vectors, self.setting)
 
-    def pairwise(self, mixing: Mixing, more_vectors: float = 0) -> Form:
-        form = _gossiping(mixing, self.setting)
+    def pairwise(self, mixing: Mixing, more_vectors: float = 0, sent: int = 1) -> Form:
+        form = _gossiping(mixing, sent, self.setting)
         return replace(form, vectors=form.vectors + more_vectors)
 
     def served(self, servers: int) -> Form:
-        return _served(servers, self.setting)
+        return served(servers, self.setting)
 
     def sharded(self, shards: int, exchanges: float) -> Form:
-        return _sharded(shards, exchanges, self.setting)
+        return sharded(shards, exchanges, self.setting)
 
     def apart(self, servers: int, exchanges: float) -> Form:
-        return _apart(servers, exchanges, self.setting)
+        return apart(servers, exchanges, self.setting)
 
     def nodes(self, outer: object, size: int) -> Form:
         return _nodes(outer, size, self.setting)
@@ -202,9 +126,9 @@ def _synchronous(vectors: float, setting: ClusterSetting) -> Form:
     return Form(step / count, _bound_by(slowest - own, step - slowest, own), vectors, lines)
 
 
-def _periodic(K: int, vectors: float, setting: ClusterSetting) -> Form:
+def _periodic(K: int, vectors: float, cost: float, setting: ClusterSetting) -> Form:
     """Form of K steps followed by a mean of all learners."""
-    slowest, cost, count = _slowest(setting.times, K), setting.allreduce(), setting.learners * setting.unit
+    slowest, count = _slowest(setting.times, K), setting.learners * setting.unit
     own = float(setting.times.mean(0).min())
     seconds = (slowest + cost / K) / count
     lines = (
@@ -228,10 +152,10 @@ def _ramped(K: int, vectors: float, jobs: JobsRamp, setting: ClusterSetting) -> 
     return Form(seconds, _bound_by(waiting, cost / K, own), vectors, lines)
 
 
-def _delayed(mixing: Mixing, setting: ClusterSetting) -> Form:
+def _delayed(mixing: Mixing, sent: int, setting: ClusterSetting) -> Form:
     if mixing is not uniform:
         raise ValueError(f"DelayByOne(mixing={mixing.__name__}) has no closed form: simulate it instead")
-    cost, count = setting.allreduce(), setting.learners * setting.unit
+    cost, count = setting.allreduce(sent), setting.learners * setting.unit
     done, steps = np.zeros(setting.learners), len(setting.times)
     for row in setting.times:
         done = np.maximum(done + row, done.max() + cost)
@@ -242,12 +166,12 @@ def _delayed(mixing: Mixing, setting: ClusterSetting) -> Form:
         f"                    = {step:.6g} / {count} = {step / count:.6g}      (mean t {own:.6g}, C {cost:.6g})",
     )
     binds = NETWORK if cost > step * 0.999 else _bound_by(step - own, 0.0, own)
-    return Form(step / count, binds, 5.0, lines)
+    return Form(step / count, binds, 3.0 + 2 * sent, lines)
 
 
 def _streamed(K: int, fragments: int, tau: int, vectors: float, setting: ClusterSetting) -> Form:
     """Form of means of fragments beside the next tau gradients; C_F: seconds of the mean of a fragment."""
-    cost, count = setting.allreduce(fragments), setting.learners * setting.unit
+    cost, count = setting.allreduce(parts=fragments), setting.learners * setting.unit
     begins = [K * p // fragments for p in range(fragments + 1)]
     rows = np.concatenate([setting.times] * -(-4 * K // len(setting.times)))
     rows = rows[: len(rows) // K * K]
@@ -266,144 +190,128 @@ def _streamed(K: int, fragments: int, tau: int, vectors: float, setting: Cluster
     return Form(step / count, _bound_by(step - own - exposed, exposed, own), vectors, lines)
 
 
-def _gossiping(mixing: Mixing, setting: ClusterSetting) -> Form:
+def _in_step(mixing: Mixing, every: int, sent: tuple[int, int], setting: ClusterSetting) -> Form:
+    """Form of steps after each of which learners wait for their neighbours', and for all after the last of `every`.
+
+    s_ji: seconds of an exchange of neighbours that begin together; sent: vectors to neighbours, and of a mean of all.
+    """
+    between, exact = sent
+    learners, cost = range(setting.learners), setting.allreduce(exact)
+    cluster = replace(setting.cluster, message_bytes=setting.size * between)
+    drawn = max(FEWEST, MATRICES // len(learners)) if changes(mixing, learners) else 1
+    rounds = [[mixing(k, learners, i) for i in learners] for k in range(drawn)]
+    if drawn > 1:
+        _check_cards(mixing, rounds, cluster)
+    edges, lags = [edges_of([rows]) for rows in rounds], [lock_step_seconds(cluster, rows) for rows in rounds]
+    steps = -(-max(len(setting.times), 4 * every) // every) * every
+    done, waited = np.zeros(len(learners)), 0.0
+    for k in range(steps):
+        begun = done + setting.times[k % len(setting.times)]
+        source, to = edges[k % drawn].T
+        done = begun.copy()
+        if (k + 1) % every == 0:
+            done[:] = begun.max() + cost
+            waited += cost
+        else:
+            np.maximum.at(done, to, begun[source] + lags[k % drawn])
+            waited += float(lags[k % drawn].max(initial=0.0))
+    step, own, count = float(done.max()) / steps, float(setting.times.mean(0).min()), len(learners) * setting.unit
+    neighbours, moving = sum(map(len, edges)) / drawn / len(learners), min(waited / steps, step - own)
+    lines = (
+        "seconds a minibatch = (round of d_i <- max(d_i + t_i, max_j d_j + t_j + s_ji over the neighbours j)) / L,",
+        f"                      every H-th time max_j d_j + t_j + C = {step:.6g} / {count} = {step / count:.6g}"
+        f"      (H {every}, C {cost:.6g}, s at most {max(lag.max(initial=0.0) for lag in lags):.6g})",
+    )
+    vectors = 2 + max(2 * exact, (2 + neighbours) * between)
+    return Form(step / count, _bound_by(step - own - moving, moving, own), vectors, lines)
+
+
+def _check_cards(mixing: Mixing, rounds: Sequence[Sequence[Row]], cluster: Cluster) -> None:
+    """Check that learners that share a card keep step, as they wait for other neighbours in every round.
+
+    Raises:
+        ValueError: they do not: some of them go ahead and find the card free.
+    """
+    nodes = [edges_of([rows]) // cluster.learners_per_node for rows in rounds]
+    sent = [np.bincount(ends[ends[:, 0] != ends[:, 1], 0], minlength=1).max() for ends in nodes]
+    if cluster.learners_per_node > 1 and max(sent) > 2:
+        raise ValueError(
+            f"steps that wait for the neighbours of mixing={mixing.__name__} have no closed form on nodes whose"
+            " learners share a card: simulate them instead"
+        )
+
+
+def _gossiping(mixing: Mixing, sent: int, setting: ClusterSetting) -> Form:
     rate = float((1 / setting.times.mean(0)).sum()) * setting.unit
-    rounds = rounds_of(mixing, setting.cluster, setting.times)
+    rounds = rounds_of(mixing, replace(setting.cluster, message_bytes=setting.size * sent), setting.times)
     lines = (
         "seconds a minibatch = 1 / sum_i 1 / E t_i;  rounds a gradient from s, the seconds of an exchange, and t",
         f"                    = 1 / {rate:.6g} = {1 / rate:.6g};  {rounds.neighbours:.3g} neighbours, s at most"
         f" {rounds.seconds:.6g} s, so {rounds.per_gradient:.3g} rounds a gradient",
     )
-    return Form(1 / rate, COMPUTE, 4.0 + 2 * rounds.neighbours, lines, rounds.per_gradient)
-
-
-def _alone(setting: ClusterSetting, vectors: float) -> Form:
-    """Form of a single learner of a strategy with servers."""
-    alone = float(setting.times.mean())
-    return Form(alone / setting.unit, COMPUTE, vectors, ("one learner is its own server", f"t = {alone:.6g}"))
-
-
-def _exchange_seconds(latency: float, transfer: float, copies: float, servers: int) -> float:
-    """Seconds of an exchange with S servers: a + v there and back, and copies c between device and host at both ends.
-
-    Parts of the vector follow each other: while one is transferred or copied by its server, the next is copied by the
-    learner. Either the transfers bind or the learner's copies: max(2 v + 4 c / S, 2 v / S + c + 3 c / S).
-    """
-    transfers, own = 2 * transfer + 4 * copies / servers, 2 * transfer / servers + copies * (1 + 3 / servers)
-    return 2 * latency + max(transfers, own)
-
-
-def _served(servers: int, setting: ClusterSetting) -> Form:
-    """Form of learners that wait for the parts of all servers. The busiest node with servers may bind."""
-    cluster, size, copies = setting.cluster, setting.size, setting.copies
-    if setting.learners == 1:
-        return _alone(setting, 3.0)
-    training = range(setting.learners - beside_servers(servers, setting.learners), setting.learners)
-    width, speed = cluster.learners_per_node, cluster.link.bytes_per_second
-    there = cluster.places(range(servers))  # servers on each node
-    far = np.asarray([1 - there.get(cluster.node_of(i), 0) / servers for i in training])  # share of parts over cards
-    # The learners of a node begin together, and fair shares of their card keep them together.
-    card = np.asarray([min(width, cluster.places(training)[cluster.node_of(i)]) for i in training]) * far * size / speed
-    inside = (1 - far) * size / cluster.inside.bytes_per_second
-    latency = np.where(far > 0, cluster.link.latency_seconds, cluster.inside.latency_seconds)
-    ways = zip(latency, np.maximum(card, inside), strict=True)
-    exchanges = [_exchange_seconds(float(a), float(v), copies, servers) for a, v in ways]
-    cycle = setting.times[:, training.start :].mean(0) + np.asarray(exchanges)
-    rates = 1 / cycle
-    loads = [
-        held
-        / servers
-        * size
-        / speed
-        * float(sum(r for i, r in zip(training, rates, strict=True) if cluster.node_of(i) != n))
-        for n, held in there.items()
-    ]
-    free = 1 / float(rates.sum())
-    carrying, serving = max(loads) * free, copies / servers
-    seconds = max(carrying, serving, free)
-    lines = (
-        "seconds a minibatch = max(b / (S B), b / (S R_copy), 1 / sum_i 1 / (t_i + 2 (a + b / B + 2 b / R_copy)))",
-        f"                    = max({carrying:.6g}, {serving:.6g}, {free:.6g}) = {seconds:.6g}      (S = {servers})",
-    )
-    binds = "server's card" if max(carrying, serving) >= free else COMPUTE
-    return Form(seconds / setting.unit, binds, 4.0, lines)
-
-
-def _sharded(shards: int, exchanges: float, setting: ClusterSetting) -> Form:
-    """Form of a server cut over S learners: an exchange that is due while one is under way is left out.
-
-    The cards of the holders carry S B / b exchanges a second of the other learners; copies to the host are left out.
-    """
-    cluster, learners = setting.cluster, setting.learners
-    rate = float((1 / setting.times.mean(0)).sum())
-    vector = (setting.size or 1) / cluster.link.bytes_per_second
-    own = float(setting.times.mean()) / (2 * (cluster.link.latency_seconds + vector + setting.copies))
-    held = min(shards, learners)
-    far = min(exchanges, own, held / vector / (rate * (learners - 1) / learners)) if learners > 1 else 0.0
-    near = exchanges if held == 1 else far  # a holder of everything exchanges with itself
-    carried = (near + (learners - 1) * far) / learners
-    lines = (
-        "seconds a minibatch = 1 / sum_i 1 / E t_i;  exchanges of others a second: at most S B / b",
-        f"                    = {1 / (rate * setting.unit):.6g};  {carried:.3g} of {exchanges:.3g} due a gradient",
-    )
-    return Form(1 / (rate * setting.unit), COMPUTE, 5.0, lines, carried)
-
-
-def _apart(servers: int, exchanges: float, setting: ClusterSetting) -> Form:
-    """Form of a server cut over S learners that take no gradients; exchanges are left out as in `_sharded`.
-
-    The cards of the servers carry S B / b exchanges a second, and their copies S R_copy / b. An exchange that takes x
-    gradients holds up those that are due within ceil(x) gradients, or about x + 1 / 2 if gradients take random times.
-    """
-    cluster = setting.cluster
-    if setting.learners == 1:
-        return _alone(setting, 5.0)
-    first = setting.learners - beside_servers(servers, setting.learners)
-    times = setting.times[:, first:]
-    rate = float((1 / times.mean(0)).sum())
-    vector = (setting.size or 1) / cluster.link.bytes_per_second
-    taken = _exchange_seconds(cluster.link.latency_seconds, vector, setting.copies, servers) / float(times.mean())
-    held = 1.0 if taken <= 1 else math.ceil(taken - 1e-9) if np.ptp(times) == 0 else taken + 0.5
-    carried = min(exchanges, 1 / held, servers / max(vector, setting.copies) / rate)
-    lines = (
-        "seconds a minibatch = 1 / sum_i 1 / E t_i over the learners that train;  exchanges a second: at most S B / b",
-        f"                    = {1 / (rate * setting.unit):.6g};  {carried:.3g} of {exchanges:.3g} due a gradient",
-    )
-    return Form(1 / (rate * setting.unit), COMPUTE, 5.0, lines, carried)
+    vectors = 2.0 + (2 + 2 * rounds.neighbours) * sent
+    return Form(1 / rate, COMPUTE, vectors, lines, rounds.per_gradient)
 
 
 def _nodes(outer_strategy: object, width: int, setting: ClusterSetting) -> Form:
     """Form of nodes as learners: a gradient takes the time of the slowest member and a mean inside the node."""
-    cluster = setting.cluster
-    learners = setting.learners
-    if learners % width:
-        raise ValueError(f"SuperLearners(node_size={width}) does not divide {learners} learners: plan full nodes")
-    within = replace(cluster, learners=width, links={}, faults=())
-    rows = setting.times.reshape(-1, width)
-    node, handed = ClusterSetting(within, rows).synchronous(), ClusterSetting(within, rows).broadcast()
-    every = Facts.of(outer_strategy).sets_weights_every
+    _check_nodes(width, setting)
+    rows = setting.times.reshape(len(setting.times), -1, width)
+    inner = [ClusterSetting(_within(setting.cluster, s, width), rows[:, s]) for s in range(rows.shape[1])]
+    own = np.stack([node.synchronous() for node in inner], axis=1)
+    handed = np.asarray([node.broadcast() for node in inner])
+    facts = Facts.of(outer_strategy)
+    every = facts.sets_weights_every if facts.repeatable_steps else 1
     sets = 0.0 if every is None else 1 / every
-    own = node.reshape(len(setting.times), -1)
-    inside = float((node - rows.max(1)).mean())
+    inside = float((own - rows.max(2)).mean())
     times = np.maximum(own, 0.0 if sets else handed) + sets * handed
-    a_card = max(1, cluster.learners_per_node // width)  # nodes of this strategy that share one card
-    card = Link(cluster.link.latency_seconds, cluster.link.bytes_per_second / a_card)
-    outer = replace(
-        cluster,
-        learners=learners // width,
-        link=card,
-        links={},
-        faults=(),
-        nodes=None,
-        learners_per_node=1,
-        backward_share=0.0,  # sums among nodes begin when those inside have ended
-    )
-    form = form_of(outer_strategy, ClusterSetting(outer, times, setting.unit * width, setting.samples))
+    among = ClusterSetting(_among(setting.cluster, width), times, setting.unit * width, setting.samples)
+    form = form_of(outer_strategy, among)
     lines = (
         "a node's gradient   = E max inside + exposed sum inside, and D beside it",
-        f"                    = {float(rows.max(1).mean()):.6g} + {inside:.6g}, {handed:.6g} s:"
+        f"                    = {float(rows.max(2).mean()):.6g} + {inside:.6g}, {float(handed.mean()):.6g} s:"
         f" {float(times.mean()):.6g} s for {width} minibatches",
         *form.lines,
     )
     binds = NETWORK + " inside nodes" if inside > float(times.mean()) / 2 else form.binds
     return replace(form, lines=lines, binds=binds, vectors=form.vectors + 1)
+
+
+def _check_nodes(width: int, setting: ClusterSetting) -> None:
+    """Check that every super-learner is full, and that all lie alike on the nodes of the cluster.
+
+    Raises:
+        ValueError: they do not.
+    """
+    learners, slots = setting.learners, setting.cluster.learners_per_node
+    if learners % width:
+        raise ValueError(f"SuperLearners(node_size={width}) does not divide {learners} learners: plan full nodes")
+    if slots % width and width % slots:
+        raise ValueError(
+            f"SuperLearners(node_size={width}) on nodes of {slots} learners has no closed form, as some super-learners"
+            " lie on two nodes and others on one: simulate it instead"
+        )
+
+
+def _within(cluster: Cluster, number: int, width: int) -> Cluster:
+    """Return the cluster of the members of one super-learner."""
+    first = cluster.node_of(number * width)
+    nodes = range(first, cluster.node_of(number * width + width - 1) + 1)
+    cards = {node - first: cluster.links[node] for node in nodes if node in cluster.links}
+    return replace(cluster, learners=width, links=cards, faults=(), nodes=None)
+
+
+def _among(cluster: Cluster, width: int) -> Cluster:
+    """Return the cluster of the leaders: several of a node share its card, and reach each other inside it."""
+    a_node = max(1, cluster.learners_per_node // width)
+    apart = max(1, width // cluster.learners_per_node)  # nodes of one super-learner; its leader is on the first
+    cards = {node // apart: card for node, card in cluster.links.items() if node % apart == 0}
+    return replace(
+        cluster,
+        learners=cluster.learners // width,
+        links=cards,
+        faults=(),
+        nodes=None,
+        learners_per_node=a_node,
+        backward_share=0.0,  # sums among nodes begin when those inside have ended
+    )

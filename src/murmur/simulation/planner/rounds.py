@@ -27,6 +27,7 @@ from murmur.core.mixing import Mixing, Row
 from murmur.worlds.virtual.cluster import Cluster
 
 Numbers = NDArray[np.float64]
+Edges = NDArray[np.int64]
 SAME_EDGES, NEW_EDGES, UNEVEN = 2.2, 5.0, 1.1
 SAMPLED = 256  # rows of mixing matrices that sample the load of a changing mixing; at least one round
 
@@ -49,7 +50,7 @@ class Rounds:
 def rounds_of(mixing: Mixing, cluster: Cluster, times: Numbers) -> Rounds:
     """Rounds of a mixing on a cluster with drawn compute times `times` (draws, learners), in seconds."""
     learners = range(cluster.learners)
-    fixed = all(mixing(0, learners, i) == mixing(k, learners, i) for k in (1, 2, 3) for i in learners[:4])
+    fixed = not changes(mixing, learners)
     drawn = range(1 if fixed else max(1, SAMPLED // len(learners)))
     matrices = [[mixing(k, learners, i) for i in learners] for k in drawn]
     neighbours = sum(len(row) - 1 for rows in matrices for row in rows) / len(drawn) / len(learners)
@@ -75,23 +76,77 @@ def _soft(x: Numbers, p: float) -> Numbers:
     return found
 
 
+def changes(mixing: Mixing, learners: Sequence[int]) -> bool:
+    """True if a mixing has other edges in other rounds."""
+    return any(mixing(0, learners, i) != mixing(k, learners, i) for k in (1, 2, 3) for i in learners[:4])
+
+
+def edges_of(matrices: Sequence[Sequence[Row]]) -> Edges:
+    """Return the directed edges of some rounds, (edges, 2): source and destination."""
+    edges = [(i, j) for rows in matrices for i, row in enumerate(rows) for j in row if j != i]
+    return np.asarray(edges, dtype=np.int64).reshape(-1, 2)
+
+
 def exchange_seconds(cluster: Cluster, matrices: Sequence[Sequence[Row]], fixed: bool) -> Numbers:
     """Seconds of an exchange for every directed edge of the rounds.
 
     They are the latency, the time of the busiest port on the way for an average round, and, if the next exchange of an
     edge waits for the present one, the copies between device and host.
     """
-    size, width = cluster.message_bytes or 0.0, cluster.learners_per_node
-    edges = np.asarray([(i, j) for rows in matrices for i, row in enumerate(rows) for j in row if j != i])
-    source, to = edges[:, 0], edges[:, 1]
-    here, there = source // width, to // width
-    crosses, rounds = here != there, len(matrices)
-    speeds = np.asarray([cluster.links.get(n, cluster.link).bytes_per_second for n in range(cluster.learners)])
-    cards = np.bincount(here[crosses], minlength=cluster.learners) * size / speeds / rounds
-    inside = np.bincount(source[~crosses], minlength=cluster.learners) * size / cluster.inside.bytes_per_second / rounds
+    edges, rounds = edges_of(matrices), len(matrices)
+    latency, port, _ = _ways(cluster, edges, rounds)
+    source, to = edges.T
     sent = np.bincount(source, minlength=cluster.learners) / rounds
-    copies = size / cluster.copy_bytes_per_second * (np.maximum(sent[source], sent[to]) + fixed)
-    port = np.where(crosses, np.maximum(cards[here], cards[there]), np.maximum(inside[source], inside[to]))
-    latency = np.where(crosses, cluster.link.latency_seconds, cluster.inside.latency_seconds)
+    copies = (
+        (cluster.message_bytes or 0.0) / cluster.copy_bytes_per_second * (np.maximum(sent[source], sent[to]) + fixed)
+    )
     found: Numbers = latency + (port + copies if fixed else np.maximum(port, copies))
     return found
+
+
+def lock_step_seconds(cluster: Cluster, rows: Sequence[Row]) -> Numbers:
+    """Seconds of an exchange for every directed edge of one round that all learners begin together.
+
+    A learner copies its n vectors to the host one after another, in the order of its neighbours: the k-th leaves after
+    k copies. So a port has served all after max_k (k c + p_k), c: seconds of a copy, p_k: of the port for the vectors
+    k to n of its learners. Another copy follows; with n + 1 copies and one vector that is the least.
+    """
+    edges = edges_of([rows])
+    source, to = edges.T
+    sent = np.bincount(source, minlength=cluster.learners)
+    order = np.arange(len(edges)) - (np.cumsum(sent) - sent)[source] + 1  # place of a vector among its learner's
+    copy = (cluster.message_bytes or 0.0) / cluster.copy_bytes_per_second
+    latency, _, alone = _ways(cluster, edges, 1)
+    served = np.zeros(len(edges))
+    for k in range(1, int(sent.max(initial=0)) + 1):
+        _, port, _ = _ways(cluster, edges, 1, order >= k)
+        served = np.maximum(served, np.where(port > 0, k * copy + port, 0.0))
+    copies = (np.maximum(sent[source], sent[to]) + 1) * copy
+    found: Numbers = latency + np.maximum(served + copy, alone + copies)
+    return found
+
+
+def _ways(
+    cluster: Cluster, edges: Edges, rounds: int, counted: NDArray[np.bool_] | None = None
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return latency, seconds of the busiest port on the way for an average round, and seconds of one vector alone.
+
+    `counted`: edges whose vectors count for the ports; None: all.
+    """
+    size, width, count = cluster.message_bytes or 0.0, cluster.learners_per_node, cluster.learners
+    source, to = edges.T
+    here, there = source // width, to // width
+    counted = np.ones(len(edges), dtype=np.bool_) if counted is None else counted
+    crosses, nodes = here != there, [cluster.links.get(n, cluster.link) for n in range(count)]
+    vector = size / np.asarray([card.bytes_per_second for card in nodes])
+    latencies = np.asarray([card.latency_seconds for card in nodes])
+    alone = size / cluster.inside.bytes_per_second
+
+    def busy(ends: Edges, over: NDArray[np.bool_]) -> Numbers:
+        return np.bincount(ends[over & counted], minlength=count)[ends] / rounds
+
+    cards = np.maximum(busy(here, crosses) * vector[here], busy(there, crosses) * vector[there])
+    inside = np.maximum(busy(source, ~crosses), busy(to, ~crosses)) * alone
+    latency = np.where(crosses, np.maximum(latencies[here], latencies[there]), cluster.inside.latency_seconds)
+    one = np.where(crosses, np.maximum(vector[here], vector[there]), alone)
+    return latency, np.where(crosses, cards, inside), one

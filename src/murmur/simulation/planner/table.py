@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-import numpy as np
-
 from murmur.core.facts import learners_for, training_learners
-from murmur.simulation.planner.forms import ClusterSetting, Form, form_of
+from murmur.simulation.planner.forms import form_of
+from murmur.simulation.planner.setting import ClusterSetting, Form, seconds_alone
 from murmur.simulation.planner.work import Work
 from murmur.worlds.virtual.cluster import Cluster
 
@@ -25,7 +24,7 @@ class PlanRow:
         strategy: Text of the strategy.
         learners: Number of learners.
         hours: Hours of one epoch.
-        speed_up: Speed-up over one learner of the cluster, counted with its mean time per minibatch.
+        speed_up: Speed-up over the fastest learner of the cluster alone, by its mean seconds of a minibatch.
         efficiency: Speed-up per learner.
         memory_bytes: Bytes of a learner's vectors and optimizer, without activations.
         cost: Cost of one epoch in the unit of the price; nan without a price.
@@ -54,9 +53,8 @@ def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan)
         raise ValueError(f"Cluster.message_bytes={cluster.message_bytes} is not Work.model_bytes={work.model_bytes}")
     setting = ClusterSetting.of(cluster, work.frames_per_minibatch)
     form = form_of(strategy, setting)
-    alone = float(np.median(setting.times.mean(0)))
     hours = form.seconds * work.minibatches / 3600
-    speed_up = alone / form.seconds
+    speed_up = seconds_alone(setting.times) / form.seconds
     return PlanRow(
         strategy=shown(strategy),
         learners=cluster.learners,
@@ -88,9 +86,9 @@ def ranked(strategies: Sequence[Any], cluster: Cluster, work: Work, price: float
 
 
 def scaled(
-    strategy: Any, cluster_of: Callable[[int], Cluster], work: Work, learners: Sequence[int] = SCALE
+    strategy: Any, cluster_of: Callable[[int], Cluster], work_of: Callable[[int], Work], learners: Sequence[int] = SCALE
 ) -> list[PlanRow]:
     """Return the rows of one strategy for several numbers of learners, without numbers that it does not support."""
     width, serving = getattr(strategy, "node_size", 1), learners_for(strategy, 2) - 2  # one learner needs no server
     counts = [count for count in learners if count % width == 0 and (count == 1 or count > serving)]
-    return [row_of(strategy, cluster_of(count), work) for count in counts]
+    return [row_of(strategy, cluster_of(count), work_of(count)) for count in counts]
