@@ -184,3 +184,18 @@ def test_learners_that_do_not_agree_write_nothing(tmp_path: Path) -> None:
     assert codes == [1, 1], said
     assert "not all are equal" in said
     assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.timeout(240)
+def test_a_failure_is_recorded_with_its_reason(tmp_path: Path) -> None:
+    """A single learner fails in this process; the first of two that fails ends the other one."""
+    diverges = ("--set", "optimizer.lr=1e38", "--set", "most_skipped=1")
+    for count in (1, 2):
+        out = tmp_path / f"{count}"
+        assert run("train", "toy", "--out", out, "--learners", count, *SHORT, *diverges)[0] == 1
+        why = json.loads((out / "ended.json").read_text())["why"]
+        assert "training has diverged" in why
+        assert ("learner " in why) == (count == 2)
+        assert not (out / "failed.json").exists()
+        assert run("watch", out, "--once")[1].startswith("failed")
+        assert why[:40] in run("watch", out, "--once")[1]

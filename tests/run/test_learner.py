@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 from murmur.recipes import toy
-from murmur.run import configuration
+from murmur.run import configuration, learner
+from murmur.run.folder.opened import opened
+from murmur.run.folder.state import state_of
 from murmur.run.request import RunRequest
 from murmur.worlds.process.launch.environment import Place, child_variables
 
@@ -107,3 +109,24 @@ def test_it_needs_a_launcher(tmp_path: Path) -> None:
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert "start a run with murmur train" in done.stderr
+
+
+def test_an_error_of_a_learners_own_reaches_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher sees the exit status of a process, and takes the reason from the folder."""
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("the task is broken")
+
+    monkeypatch.setattr(learner, "place_of", lambda: Place(1, 2, 1, "127.0.0.1", 0))
+    monkeypatch.setattr(learner, "run_learner", breaks)
+    with opened(tmp_path, "toy", resume=False, force=False) as run:
+        run.begin()
+        RunRequest(source="toy", learners=2, out=tmp_path).write()
+        with pytest.raises(RuntimeError):
+            learner.learn(tmp_path / "request.json", resume=False)
+        assert run.end(1) == 1
+    assert str(state_of(tmp_path)).startswith("failed (learner 1: RuntimeError: the task is broken, 20")
+    with opened(tmp_path, "toy", resume=True, force=False) as run:
+        run.begin()
+        assert run.end(1) == 1
+    assert "ended with status 1" in str(state_of(tmp_path))

@@ -80,7 +80,7 @@ def learn(place: Place, strategy: str, out: Path, resume: bool) -> None:
     request = RunRequest(
         source=source, settings=SETTINGS, strategy=strategy, learners=2, out=out, resume=resume, threads=1
     )
-    sys.exit(run_learner(request, request.experiment(), place))
+    sys.exit(run_learner(request, request.experiment(), place).status)
 
 
 def launch_forked(strategy: str, out: Path, resume: bool, pool: Pool) -> list[Any]:

@@ -40,5 +40,5 @@ def add(
     murmur train ctc --learners 2 --secret-file secret --out runs/two
     """
     added, member = one_more(run, secret_file, threads, trust), FolderMember(run)
-    status = run_learner(added.request, added.experiment, added.place, begins=lambda _: member.begin())
-    raise typer.Exit(member.end(status))
+    ended = run_learner(added.request, added.experiment, added.place, begins=lambda _: member.begin())
+    raise typer.Exit(member.end(*ended))

@@ -167,10 +167,10 @@ class FolderMember:
         """Join the lock; all learners have met, so learner 0 already holds it."""
         self._lock.append(FolderLock.join(self._out / LOCK))
 
-    def end(self, status: int) -> int:
+    def end(self, status: int, why: str = "") -> int:
         """Write the final record if there is none (for status 0, only if the run is complete); return the status."""
         if self._lock and read_ending(self._out) is None and (status != 0 or self._is_whole()):
-            write_ending(self._out, Ending.of(status))
+            write_ending(self._out, Ending.of(status, why))
         for lock in self._lock:
             lock.close()
         return status

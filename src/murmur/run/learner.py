@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +28,7 @@ from murmur.engine.scaling import described
 from murmur.engine.trainer import Trainer
 from murmur.execution.cores import cores_here
 from murmur.run.folder.contents import LAUNCH
+from murmur.run.folder.state import write_reason
 from murmur.run.request import RunRequest
 from murmur.run.score import report
 from murmur.worlds.process.launch.environment import Place, check_meeting_point, place_of, threads_per_learner
@@ -38,13 +40,20 @@ from murmur.worlds.process.world import START_SECONDS, ProcessWorld, device_of
 log = logging.getLogger(__name__)
 
 
+class LearnerEnd(NamedTuple):
+    """End of a learner: its exit status, and the reason of a failure."""
+
+    status: int
+    why: str = ""
+
+
 def run_learner(
     request: RunRequest,
     experiment: Experiment,
     place: Place,
     world: World | None = None,
     begins: Callable[[Seat], None] = lambda _: None,
-) -> int:
+) -> LearnerEnd:
     """Run one learner of a world (None: torch.distributed); learner 0 also tests the model and writes score.json.
 
     `begins` is called after all learners have met, before any file is written.
@@ -59,7 +68,7 @@ def run_learner(
         if place.size == 1:
             raise
         log.info("learner %d: stopped by %s before or after training", place.rank, stopped.name)
-        return STOPPED_STATUS
+        return LearnerEnd(STOPPED_STATUS)
 
 
 def _learn_and_test(
@@ -68,7 +77,7 @@ def _learn_and_test(
     place: Place,
     world: World | None,
     begins: Callable[[Seat], None],
-) -> int:
+) -> LearnerEnd:
     torch.set_num_threads(request.threads or threads_per_learner(cores_here(), place.local_size))
     scaled = scaled_for(request, experiment, place.size)
     if world is None:
@@ -90,17 +99,17 @@ def _learn_and_test(
             outcome = Trainer(experiment, world, request.out, observers, request.resume, asked).fit()
     except StoppedGracefully as stopped:
         log.info("learner %d: %s; go on with --resume --out %s", place.rank, stopped, request.out)
-        return STOPPED_STATUS
+        return LearnerEnd(STOPPED_STATUS)
     except (PeerLost, ConnectionError) as error:
         log.error("learner %d: %s", place.rank, error)
-        return PEER_LOST_STATUS
+        return LearnerEnd(PEER_LOST_STATUS)
     except (WorldMismatch, IncompleteRun, FloatingPointError, SettingError, ValueError, OSError) as error:
         log.error("learner %d: %s", place.rank, error)
-        return 1
+        return LearnerEnd(1, str(error) if place.size == 1 else f"learner {place.rank}: {error}")
     asked.stop()  # a request after the last boundary: only the test is left
     if outcome.leads:
         report(request, experiment, outcome.model)
-    return 0
+    return LearnerEnd(0)
 
 
 def scaled_for(request: RunRequest, experiment: Experiment, learners: int) -> Experiment:
@@ -145,7 +154,22 @@ def learn(file: Path, resume: bool) -> int:
     if place is None:
         raise ValueError("murmur.run.learner is one learner of a launch: start a run with murmur train")
     request = RunRequest.read(file)
-    return run_learner(replace(request, resume=resume or request.resume), request.experiment(), place)
+    try:
+        ended = run_learner(replace(request, resume=resume or request.resume), request.experiment(), place)
+    except Exception as error:
+        tell_launcher(file.parent, f"learner {place.rank}: {type(error).__name__}: {error}")
+        raise
+    if ended.why:
+        tell_launcher(file.parent, ended.why)
+    return ended.status
+
+
+def tell_launcher(folder: Path, why: str) -> None:
+    """Leave the reason of a failure in the run's folder, for the launcher; standard error has it too."""
+    try:
+        write_reason(folder, why)
+    except OSError as error:
+        log.warning("the reason of the failure is not kept: %s", error)
 
 
 def main() -> None:

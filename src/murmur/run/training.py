@@ -67,7 +67,7 @@ def train(request: RunRequest, experiment: Experiment) -> int:
         run.begin()
         write_run(request, experiment)
         if request.learners == 1:
-            return run.end(run_learner(request, experiment, Place(0, 1, 0, "127.0.0.1", 0)))
+            return run.end(*run_learner(request, experiment, Place(0, 1, 0, "127.0.0.1", 0)))
         return run.end(launch(request, experiment, secret, run.lock.descriptor))
 
 
@@ -178,7 +178,7 @@ def run_beside_others(request: RunRequest, experiment: Experiment, place: Place,
     if place.rank > 0:
         member = FolderMember(out)
         request = replace(request, out=out, resume=resume)
-        return member.end(run_learner(request, experiment, place, learns, lambda _: member.begin()))
+        return member.end(*run_learner(request, experiment, place, learns, lambda _: member.begin()))
 
     def settled(run: OpenedRun) -> RunRequest:
         return replace(request, out=run.out, resume=run.resume, learners=place.size)
@@ -193,7 +193,7 @@ def run_beside_others(request: RunRequest, experiment: Experiment, place: Place,
                 settled(run).write()
                 channel.begin(run.out)
 
-        return run.end(run_learner(settled(run), experiment, place, learns, begins))
+        return run.end(*run_learner(settled(run), experiment, place, learns, begins))
 
 
 def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.errors import SettingError
-from murmur.run.folder.state import ENDED, state_of
+from murmur.run.folder.state import ENDED, FAILED, state_of
 
 RUN, REQUEST, LAUNCH = "run.json", "request.json", "launch.json"
 RECOGNISER = "recogniser"  # everything besides the weights that recognition needs
@@ -17,7 +17,18 @@ RESCORING = "rescoring.json"  # weights of language models that rescore this run
 DESCRIPTION = "description"  # plain files that a model of another kind needs beside its weights
 MODELS = ("model", "best", "averaged")
 FILES = (
-    *(RUN, REQUEST, LAUNCH, ENDED, "records.jsonl", "trace.json", "score.json", "recognised.jsonl", "phases.json"),
+    *(
+        RUN,
+        REQUEST,
+        LAUNCH,
+        ENDED,
+        FAILED,
+        "records.jsonl",
+        "trace.json",
+        "score.json",
+        "recognised.jsonl",
+        "phases.json",
+    ),
     *("simulated.json", "simulated.png", "report.html", RESCORING),
     *(f"{name}.{kind}" for name in MODELS for kind in ("json", "safetensors")),
 )

@@ -14,7 +14,7 @@ from murmur.core.errors import SettingError
 from murmur.core.stop_signals import STOPPED_STATUS, Stopped
 from murmur.run.folder.contents import refuse_work, remove_run, remove_unused
 from murmur.run.folder.lock import LOCK, FolderLock
-from murmur.run.folder.state import ENDED, Ending, write_ending
+from murmur.run.folder.state import ENDED, FAILED, PEER_LOST_STATUS, Ending, take_reason, write_ending
 
 log = logging.getLogger(__name__)
 LATEST = Path("runs/latest")  # a link to the newest run that was started without --out
@@ -45,7 +45,8 @@ class OpenedRun:
     def begin(self) -> None:
         """Remove the files of the previous run, unless it is continued, and set the link; all checks have passed."""
         if self.resume:
-            (self.out / ENDED).unlink(missing_ok=True)
+            for name in (ENDED, FAILED):
+                (self.out / name).unlink(missing_ok=True)
         else:
             remove_run(self.out)
         self.begun = True
@@ -53,9 +54,14 @@ class OpenedRun:
             point(self.latest, self.out)
 
     def end(self, status: int, why: str = "") -> int:
-        """Write the final record, if the run has begun; return the status."""
+        """Write the final record, if the run has begun; return the status.
+
+        Without a reason, a failure has that of the learner of this launch which failed last.
+        """
         if self.begun:
-            write_ending(self.out, Ending.of(status, why))
+            told = take_reason(self.out)
+            failed = status not in (0, STOPPED_STATUS, PEER_LOST_STATUS)
+            write_ending(self.out, Ending.of(status, why or (told if failed else "")))
         return status
 
 

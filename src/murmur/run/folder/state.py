@@ -14,6 +14,7 @@ from murmur.core.stop_signals import STOPPED_STATUS
 from murmur.run.folder.lock import LOCK, held, holder_of
 
 ENDED = "ended.json"
+FAILED = "failed.json"  # reason of a learner's failure, until the launcher ends the run
 PEER_LOST_STATUS = 75  # as `murmur train --help` lists it
 How = Literal["finished", "stopped", "failed"]
 Name = Literal["running", "finished", "stopped", "failed", "killed", "unknown"]
@@ -88,6 +89,23 @@ def read_ending(folder: Path) -> Ending | None:
         return Ending(state, int(found["status"]), str(found["why"]), str(found["at"]))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
+
+
+def write_reason(folder: Path, why: str) -> None:
+    """Write why a learner of a launcher has failed; the launcher reads it when it ends the run."""
+    new = folder / f".{FAILED}.{os.getpid()}"
+    new.write_text(json.dumps({"why": why}), encoding="utf-8")
+    new.replace(folder / FAILED)
+
+
+def take_reason(folder: Path) -> str:
+    """Return the reason that a learner has written last, and delete it; "" if there is none or it cannot be read."""
+    try:
+        why = str(json.loads((folder / FAILED).read_bytes())["why"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        why = ""
+    (folder / FAILED).unlink(missing_ok=True)
+    return why
 
 
 def write_ending(folder: Path, ending: Ending) -> None:
