@@ -35,7 +35,7 @@ import murmur.commands.decode
 import murmur.commands.simulate
 import murmur.run.training  # noqa: F401
 from measure import bar, close
-from murmur.cli import main as program
+from murmur.__main__ import main as program
 from murmur.core.stop_signals import STOPPED_STATUS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))

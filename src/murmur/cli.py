@@ -9,9 +9,7 @@ within seconds, with status 79 and a line that says how to continue.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -19,10 +17,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from murmur.commands.stopped import say_stopped
+from murmur.__main__ import main  # noqa: F401 - the entry point of programs that an earlier version has installed
 from murmur.core.errors import nearest, user_message
-from murmur.core.native_thread import end_process
-from murmur.core.stop_signals import Stoppable
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Make a digits corpus, train one learner and two, report their word error rates.",
@@ -117,17 +113,3 @@ def root(
     Every strategy is one coroutine that runs in one process, on a real cluster and on a simulated one. Start with
     `murmur demo`; `murmur COMMAND --help` describes a command and shows an example.
     """
-
-
-def main() -> None:
-    """Entry point of the program `murmur`."""
-    logging.basicConfig(level=logging.INFO, format="murmur: %(message)s", stream=sys.stderr)
-    status = 0
-    with Stoppable(lambda stopped: say_stopped(stopped.name, sys.argv[1:])):
-        try:
-            app()
-        except SystemExit as ended:
-            if not isinstance(ended.code, int):
-                raise
-            status = ended.code
-    end_process(status)

@@ -54,7 +54,7 @@ class ClusterRun:
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
         program = self.folder / "murmur"
-        program.write_text(f"#!{sys.executable}\nfrom murmur.cli import main\nmain()\n")
+        program.write_text(f"#!{sys.executable}\nfrom murmur.__main__ import main\nmain()\n")
         program.chmod(0o755)
         self.pace(0.01)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -222,3 +223,23 @@ with Stoppable(lambda stopped: print("stopped by", stopped.name)):
 def test_an_import_that_a_signal_has_broken_ends_as_a_stop() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (STOPPED_STATUS, "stopped by SIGTERM", "")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "words", [["-m", "murmur"], ["-c", "from murmur.__main__ import main; main()"]], ids=["-m", "murmur"]
+)
+def test_a_signal_ends_the_imports_of_the_command_line(
+    words: list[str], number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first library that it imports takes a minute here."""
+    (tmp_path / "typer.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with program([*words, "score", "a", "b"]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=LONG_SECONDS)
+    assert process.returncode == STOPPED_STATUS
+    assert errors == f"murmur: stopped by {number.name}; {how_to_go_on(['score'])}\n"

@@ -51,7 +51,7 @@ def program(path: Path, text: str) -> None:
 
 def submit(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the script like Slurm, with stand-ins on PATH."""
-    program(folder / "bin/murmur", f"#!{sys.executable}\nfrom murmur.cli import main\nmain()\n")
+    program(folder / "bin/murmur", f"#!{sys.executable}\nfrom murmur.__main__ import main\nmain()\n")
     if not (folder / "bin/srun").exists():
         program(folder / "bin/srun", SRUN.format(python=sys.executable))
     program(folder / "bin/scontrol", SCONTROL.format(calls=folder / "calls"))
