@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,19 @@ def test_mistakes(data: Path) -> None:
     code, said = run(data / "text", data / "first", data / "first", data / "first")
     assert code == 1
     assert "one or two files of hypotheses can be scored, got 3" in said
+
+
+def test_compressed_files_are_called_that(data: Path) -> None:
+    packed = gzip.compress((data / "first").read_bytes())
+    for name in ("first.gz", "first.packed"):
+        (data / name).write_bytes(packed)
+        told = f"murmur: {data / name} is compressed (gzip): unpack it, e.g. with gunzip\n"
+        assert run(data / "text", data / name) == (1, told)
+        (data / "ref.stm").write_text("f A s1 0 5 yes\n")
+        assert run(data / "ref.stm", data / name) == (1, told)
+
+
+def test_a_negative_seed_is_named(data: Path) -> None:
+    code, said = run(data / "text", data / "first", "--seed", -1)
+    assert code == 2
+    assert "--seed" in said

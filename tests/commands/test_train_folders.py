@@ -89,6 +89,7 @@ def test_a_refused_resume_changes_nothing(tmp_path: Path) -> None:
         "task.hidden=9": "it is of another experiment",
         "budget.minibatches=20": "that after 40 minibatches, beyond the budget of 20: give a budget of at least",
         "optimizer.lr=-1": "Invalid learning rate",
+        "optimizer.lr=0.01": "optimizer.lr was 0.1 and is 0.01 now without effect: leave this setting as it was, or",
     }
     before = everything(tmp_path)
     for setting, why in refused.items():

@@ -50,7 +50,7 @@ Speakers = Annotated[
 Errors = Annotated[Path | None, typer.Option(help="Write all utterances, aligned, worst first, to this file.")]
 Replications = Annotated[int, typer.Option(min=1, help="Number of bootstrap draws.")]
 MappingFile = Annotated[Path | None, typer.Option(help="GLM file: rules for the spelling of an STM and of its CTM.")]
-Seed = Annotated[int, typer.Option(help="Seed of the bootstrap draws.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the bootstrap draws.")]
 
 
 @app.command()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from murmur.core.errors import SettingError
+from murmur.speech.corpus.file_errors import not_utf8
 from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.corpus.published.transcripts import WRITINGS, Writing
 
@@ -78,7 +79,7 @@ def text_lines(path: Path) -> list[str]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise SettingError(f"{path} is damaged: {error}") from error
     except UnicodeDecodeError as error:
-        raise SettingError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
+        raise SettingError(not_utf8(path, error)) from error
 
 
 def _files_in(folder: Path) -> list[Path]:

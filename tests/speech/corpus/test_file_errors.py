@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +15,14 @@ import pytest
 
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.file_errors import making_sense_of, read_arrays, read_object
+from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.hmm.mixtures import one_gaussian_each
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.storage import load_model, save_model
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
 from murmur.speech.language_model.arpa import read_arpa
+from murmur.speech.language_model.jsgf import read_jsgf
 from murmur.speech.lexicon.lexicon import make_lang, read_lexicon
 
 LANG = make_lang([("A", ("a", "b")), ("B", ("b",))])
@@ -66,6 +71,14 @@ def test_arpa_headers_take_no_memory_by_their_word(tmp_path: Path) -> None:
     for name in ("lm.arpa", "lm.arpa.gz"):
         with pytest.raises(ValueError, match=f"{name}.*counts 999999999999"):
             read_arpa(tmp_path / name)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_text_is_called_that(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    (tmp_path / "packed").write_bytes(pack(b"A a\nB b\n"))
+    for read in (read_lexicon, read_table, read_jsgf):
+        with pytest.raises(ValueError, match=r"packed is compressed \((gzip|bzip2|xz)\): unpack it, e.g. with "):
+            read(tmp_path / "packed")
 
 
 def test_reserved_phones_are_refused_with_their_line(tmp_path: Path) -> None:

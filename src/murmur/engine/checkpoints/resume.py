@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
@@ -24,6 +25,7 @@ from murmur.engine.task_source import TaskSource
 
 log = logging.getLogger(__name__)
 NONE = -1.0
+OF_STEPS = ("strategy", "optimizer", "schedule", "scaling", "seed", "max_gradient_norm")  # settings of training alone
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,15 @@ def check_resumable(out: Path, scaled: Experiment, model: nn.Module) -> None:
         model: Its model.
 
     Raises:
-        ValueError: The checkpoint belongs to another model, to other outputs, or lies beyond the budget.
+        ValueError: The checkpoint belongs to another model, to other outputs, lies beyond the budget, or is that of
+            its end and was made with other settings of training.
     """
     newest = Checkpoints(out / "checkpoints").newest(0)[0]
     if newest is not None:
         check_weights(newest, Layout.trainable(model).numel)
         check_outputs(newest, outputs_of(scaled.task))
         check_budget(newest.facts["minibatches"], scaled.total)
+        check_unchanged(newest.facts, scaled)
 
 
 async def resume(source: TaskSource, out: Path) -> Resume | None:
@@ -148,6 +152,23 @@ def check_budget(mark: int, total: int) -> None:
         raise ValueError(
             f"the checkpoint is that after {mark} minibatches, beyond the budget of {total}: give a budget of at least"
             f" {mark} minibatches, use the models that the run has saved, or choose another --out"
+        )
+
+
+def check_unchanged(facts: Mapping[str, Any], scaled: Experiment) -> None:
+    """Check that no setting of training has changed since a checkpoint after which nothing is left to train.
+
+    Raises:
+        ValueError: One has, and would be recorded as a setting of steps that were made with another one.
+    """
+    if facts["minibatches"] != scaled.total:
+        return
+    changed = differences(facts.get("settings"), describe(scaled))
+    found = [each for each in changed if each[0].partition(".")[0] in OF_STEPS]
+    if found:
+        raise ValueError(
+            f"all {scaled.total} minibatches of the budget are done, so that {'; '.join(starmap(_changed, found))}"
+            " without effect: leave this setting as it was, or give a larger budget"
         )
 
 

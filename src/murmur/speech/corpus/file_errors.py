@@ -36,6 +36,23 @@ NONSENSE = (
 )
 
 
+PACKED = {  # first bytes of packed files: name of the format and a program that unpacks it
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"\xfd7zXZ": ("xz", "unxz"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
+    b"PK\x03\x04": ("zip", "unzip"),
+}
+
+
+def not_utf8(path: Path | str, error: UnicodeDecodeError) -> str:
+    """Return the message for a text file that is not UTF-8; `error` is that of decoding its bytes from the first on."""
+    for first, (kind, program) in PACKED.items():
+        if error.object.startswith(first):
+            return f"{path} is compressed ({kind}): unpack it, e.g. with {program}"
+    return f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv"
+
+
 @contextmanager
 def making_sense_of(path: Path, remedy: str) -> Iterator[None]:
     """Turn a parser's errors about a file's content into an error that names the file.

@@ -30,7 +30,7 @@ from murmur.speech.corpus.corpus import (
     check_losses,
     normal_text,
 )
-from murmur.speech.corpus.file_errors import making_sense_of
+from murmur.speech.corpus.file_errors import making_sense_of, not_utf8
 
 CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
 
@@ -131,7 +131,7 @@ def _read_rows(path: Path) -> dict[str, str]:
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
+        raise CorpusError(not_utf8(path, error)) from error
     table: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         fields = line.split(maxsplit=1)

@@ -6,6 +6,7 @@ import math
 import unicodedata
 from pathlib import Path
 
+from murmur.speech.corpus.file_errors import not_utf8
 from murmur.speech.language_model.acceptor import Acceptor, Arc, acceptor_of_rules, deterministic
 from murmur.speech.language_model.jsgf import HEADER, read_jsgf
 from murmur.speech.lexicon.lexicon import EPSILON, is_reserved
@@ -97,7 +98,7 @@ def _fields_of(path: Path, kind: str) -> list[tuple[int, list[str]]]:
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
+        raise ValueError(not_utf8(path, error)) from error
     return [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip()]
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from murmur.speech.corpus.file_errors import not_utf8
 from murmur.speech.lexicon.lexicon import is_reserved
 
 DEEPEST = 50  # parentheses within parentheses
@@ -98,7 +99,7 @@ def read_jsgf(path: Path) -> dict[str, GrammarRule]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
+        raise ValueError(not_utf8(path, error)) from error
     header, _, _ = text.partition(";")
     fields = header.split()
     if "\n" in header or header == text or fields[:2] != [HEADER, "V1.0"] or len(fields) > 4:

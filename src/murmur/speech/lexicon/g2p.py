@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from murmur.speech.corpus.file_errors import not_utf8
 from murmur.speech.corpus.synth import SynthesisError, load_espeak
 from murmur.speech.lexicon.spelling import JOINERS, Digits, UnspeakableError, check_word, folded, graphemes, spell
 
@@ -111,7 +112,7 @@ class PhoneMap:
         try:
             return PhoneMap.parse(Path(path).read_text(encoding="utf-8-sig"), str(path))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
+            raise ValueError(not_utf8(path, error)) from error
 
     @staticmethod
     def parse(text: str, name: str, vowels: frozenset[str] = frozenset()) -> PhoneMap:

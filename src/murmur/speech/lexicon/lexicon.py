@@ -19,6 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from murmur.speech.corpus.file_errors import not_utf8
+
 EPSILON = "<eps>"
 BACKOFF, SENTENCE_START, SENTENCE_END = "#0", "<s>", "</s>"
 SILENCE, NOISE = "SIL", "SPN"
@@ -210,7 +212,7 @@ def read_lexicon(path: Path) -> list[Entry]:
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv") from error
+        raise ValueError(not_utf8(path, error)) from error
     for number, line in enumerate(lines, 1):
         fields = _COMMENT.split(line, maxsplit=1)[0].split()
         if not fields or line.startswith(";;;"):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.speech.corpus.file_errors import not_utf8
 from murmur.speech.scoring.word_network import TranscriptError, WordNetwork
 
 IGNORE = "ignore_time_segment_in_scoring"
@@ -122,7 +123,11 @@ def read_ctm(path: Path) -> dict[Recording, tuple[TimedWord, ...]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise TimeMarkError(not_utf8(path, error)) from error
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             yield f"{path}:{number}", line.strip()
 
