@@ -9,8 +9,8 @@ u carries the exchanges that are wanted over (1 + u^9)^(1/9). Learners on a hold
 
 With constant times learners that have come apart stay so: none waits for another, u_i = 0, and the limits are sharp.
 Copies, which follow one another, take them apart; without copies the equal learners of a node may also keep together
-for ever, as their cards are shared fairly. Exchanges beside the gradients always begin together with constant times: x_i
-is that of all of them. The exponents are fitted to the simulator.
+for ever, as their cards are shared fairly. Exchanges beside the gradients always begin together with constant times:
+x_i is that of all of them. The exponents are fitted to the simulator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the closed forms compute with: a cluster, a table of its compute times, and the form that comes out."""
+"""Inputs and result of the closed forms: a cluster with a table of its compute times, and a form."""
 
 from __future__ import annotations
 
