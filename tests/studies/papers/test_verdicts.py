@@ -186,6 +186,20 @@ def test_word_errors_must_be_fewest_in_the_best_range(fewest: int, expected: str
     assert verdict("frequency", 2, go) == expected
 
 
+def test_a_best_range_of_all_frequencies_decides_nothing_on_words() -> None:
+    """The fewest errors cannot lie outside of it."""
+    values = dict.fromkeys(frequency.FREQUENCIES, NEAR)
+    place = f"ParameterAveraging({frequency.FREQUENCIES[1] / frequency.LEARNERS}, "
+
+    def go(cell: StudyCell) -> Row:
+        row = at_frequency(values)(cell)
+        few = place in cell.strategy
+        return {**row, "errors": {f"u{n}": [n % 2 if few else n % 2 + 1, 10] for n in range(40)}}
+
+    assert len(frequency.best_range(found(STUDIES["frequency"], go, tuple(frequency.NAMES)))) == len(frequency.NAMES)
+    assert verdict("frequency", 2, go) == "undecided"
+
+
 def test_word_errors_are_compared_with_the_best_of_the_range() -> None:
     """The best frequency is not the first of its range, and the fewest errors are outside, close to the best."""
     losses = {25_000: NEAR, 100_000: (2.0, 2.2, 2.4), 400_000: (1.0, 1.1, 1.2), 1_600_000: (1.9, 2.1, 2.3)}

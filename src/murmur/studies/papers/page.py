@@ -57,7 +57,8 @@ agreed. A word error rate that does not differ from that of the best range no lo
 all frames; that claim of `rings` was not judged yet. The words "at large minibatches" were taken out of the first claim
 of `rings`. On the same day a third trial of `hierarchy`, between its two, was added before its runs with all frames,
 and taken back before these were read, because there was no time for all of them. By that trial the worse of the two
-rates would have been judged.
+rates would have been judged. On that day too, with all its rows there, the second claim of `frequency` was made
+stricter again: a best range that holds all frequencies decides nothing. The claim had agreed.
 
 **Rates.** The rate of a system is one learner's rate times a factor, to which `murmur.engine.scaling.Auto` is applied.
 Trials choose the factor: the first trials have the factor 1, which is the rule of `Auto`, and one other factor. One
