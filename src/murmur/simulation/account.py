@@ -88,8 +88,9 @@ class Account:
     @property
     def budget_hours(self) -> float:
         """Virtual hours of the whole budget, at the pace of this run."""
-        known = self.budget_minibatches is not None and self.minibatches > 0
-        return self.hours * (self.budget_minibatches or 0) / self.minibatches if known else self.hours
+        if self.budget_minibatches is None or self.minibatches == 0:
+            return self.hours
+        return self.hours * self.budget_minibatches / self.minibatches
 
     @property
     def speed_up(self) -> float:

@@ -46,7 +46,7 @@ def memory(moments: str) -> int:
 
 
 class WithMoments:
-    """A strategy with a field for the way of its moments."""
+    """A strategy whose field `moments` says what it does with the moments of the optimizers."""
 
     moments: str
 

@@ -17,18 +17,8 @@ RESCORING = "rescoring.json"  # weights of language models that rescore this run
 DESCRIPTION = "description"  # plain files that a model of another kind needs beside its weights
 MODELS = ("model", "best", "averaged")
 FILES = (
-    *(
-        RUN,
-        REQUEST,
-        LAUNCH,
-        ENDED,
-        FAILED,
-        "records.jsonl",
-        "trace.json",
-        "score.json",
-        "recognised.jsonl",
-        "phases.json",
-    ),
+    *(RUN, REQUEST, LAUNCH, ENDED, FAILED),
+    *("records.jsonl", "trace.json", "score.json", "recognised.jsonl", "phases.json"),
     *("simulated.json", "simulated.png", "report.html", RESCORING),
     *(f"{name}.{kind}" for name in MODELS for kind in ("json", "safetensors")),
 )

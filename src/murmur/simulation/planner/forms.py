@@ -34,14 +34,14 @@ import numpy as np
 
 from murmur.core.facts import Facts, Planned
 from murmur.core.mixing import Mixing, Row, uniform
-from murmur.simulation.planner.rounds import changes, edges_of, lock_step_seconds, rounds_of
+from murmur.simulation.planner.rounds import SAMPLED, changes, edges_of, lock_step_seconds, rounds_of
 from murmur.simulation.planner.servers import apart, served, sharded
 from murmur.simulation.planner.setting import COMPUTE, NETWORK, STRAGGLER, ClusterSetting, Form, Times
 from murmur.worlds.virtual.cluster import Cluster
 
 JobsRamp = Callable[[float, int], int]  # (fraction of the budget, learners) -> learners that train
 FRACTIONS = 200  # of the budget at which a ramp of learners is sampled
-MATRICES, FEWEST = 256, 8  # rows that sample a mixing with other edges in every round; rounds at least
+FEWEST = 8  # rounds at least that sample a mixing with other edges in every round
 
 
 def form_of(strategy: Any, setting: ClusterSetting) -> Form:
@@ -198,7 +198,7 @@ def _in_step(mixing: Mixing, every: int, sent: tuple[int, int], setting: Cluster
     between, exact = sent
     learners, cost = range(setting.learners), setting.allreduce(exact)
     cluster = replace(setting.cluster, message_bytes=setting.size * between)
-    drawn = max(FEWEST, MATRICES // len(learners)) if changes(mixing, learners) else 1
+    drawn = max(FEWEST, SAMPLED // len(learners)) if changes(mixing, learners) else 1
     rounds = [[mixing(k, learners, i) for i in learners] for k in range(drawn)]
     if drawn > 1:
         _check_cards(mixing, rounds, cluster)
@@ -304,8 +304,8 @@ def _within(cluster: Cluster, number: int, width: int) -> Cluster:
 def _among(cluster: Cluster, width: int) -> Cluster:
     """Return the cluster of the leaders: several of a node share its card, and reach each other inside it."""
     a_node = max(1, cluster.learners_per_node // width)
-    apart = max(1, width // cluster.learners_per_node)  # nodes of one super-learner; its leader is on the first
-    cards = {node // apart: card for node, card in cluster.links.items() if node % apart == 0}
+    wide = max(1, width // cluster.learners_per_node)  # nodes of one super-learner; its leader is on the first
+    cards = {node // wide: card for node, card in cluster.links.items() if node % wide == 0}
     return replace(
         cluster,
         learners=cluster.learners // width,

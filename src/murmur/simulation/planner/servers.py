@@ -37,7 +37,7 @@ def served(servers: int, setting: ClusterSetting) -> Form:
     training = range(setting.learners - beside_servers(servers, setting.learners), setting.learners)
     times = setting.times[:, training.start :].mean(0)
     free = 1 / (times + _exchange_seconds(range(servers), training, range(0), setting))
-    free = free / _soft(_loads_by_others(free, range(servers), training, setting), OWN_CARD, setting)
+    free = free / _slower(_loads_by_others(free, range(servers), training, setting), OWN_CARD, setting)
     carried = float(_carried(free, range(servers), training, setting).sum())
     if setting.copies == 0 and not _random(setting):
         together = 1 / (times + _exchange_seconds(range(servers), training, training, setting))
@@ -142,7 +142,7 @@ def _random(setting: ClusterSetting) -> bool:
     return bool((np.ptp(setting.times, axis=0) > 0).any())
 
 
-def _soft(load: Numbers, softness: float, setting: ClusterSetting) -> Numbers:
+def _slower(load: Numbers, softness: float, setting: ClusterSetting) -> Numbers:
     """Factor by which exchanges are slower than without a load, with random times; with constant times they fit in."""
     return (1 + load**softness) ** (1 / softness) if _random(setting) else np.ones_like(load)
 
@@ -167,7 +167,7 @@ def _carried(wanted: Numbers, holders: Sequence[int], training: Sequence[int], s
     for node, held in cluster.places(holders).items():
         card, outside = cluster.links.get(node, cluster.link), nodes != node
         load = wanted[outside].sum() * held * part / card.bytes_per_second
-        slower = np.maximum(_soft(load, HOLDERS_CARD, setting), load)
+        slower = np.maximum(_slower(load, HOLDERS_CARD, setting), load)
         carried[outside] = np.minimum(carried[outside], wanted[outside] / max(1.0, float(slower)))
     others = np.asarray([1 - (i in holders) / len(holders) for i in training])  # nothing of one's own is copied
     copying = float((carried * others).sum()) * setting.copies / len(holders)
