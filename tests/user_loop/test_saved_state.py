@@ -160,9 +160,11 @@ def test_without_lock_step_progress_goes_on(strategy: Strategy) -> None:
 
     first = ThreadWorld(size, 20.0).run(Words(partial(body, None)))
     second = ThreadWorld(size, 20.0).run(Words(partial(body, first)))  # type: ignore[arg-type]
-    # A member of a super-learner also knows the leader's claim that waits for its own next gradient.
+    # A member of a super-learner also knows the leader's claim that waits for its own next gradient. A leader whose
+    # loop is over claims once more, without a gradient, if it does not know yet that its members' loops are over too.
     apart = 2 if isinstance(strategy, SuperLearners) else 1
-    assert max(fraction for _, fraction in first[::apart]) == 0.5  # type: ignore[misc]
+    unused = apart / plan.total_steps if apart > 1 else 0.0
+    assert max(fraction for _, fraction in first[::apart]) in (0.5, 0.5 + unused)  # type: ignore[misc]
     assert max(fraction for _, fraction in second[::apart]) == 1.0  # type: ignore[misc]
 
 
