@@ -46,12 +46,12 @@ def equal_chance(groups: Sequence[Sequence[float]]) -> float:
         groups: values of each group, one a seed, in the same order of seeds.
 
     Raises:
-        ValueError: groups of unequal length, fewer than two, or an odd number (k - 1) (n - 1), such as two by two.
+        ValueError: groups of unequal length, fewer than two groups, or fewer than two values a group.
     """
     blocks, k = list(zip(*groups, strict=True)), len(groups)
     free = (k - 1) * (len(blocks) - 1)
-    if free < 1 or free % 2:
-        raise ValueError(f"{k} groups of {len(blocks)} values: (k - 1) (n - 1) must be even and positive")
+    if free < 1:
+        raise ValueError(f"{k} groups of {len(blocks)} values: an F test needs at least two of each")
     means, sides = [statistics.mean(group) for group in groups], [statistics.mean(block) for block in blocks]
     whole = statistics.mean(means)
     between = len(blocks) * sum((mean - whole) ** 2 for mean in means)
@@ -63,13 +63,30 @@ def equal_chance(groups: Sequence[Sequence[float]]) -> float:
     left = sum((value - both + whole) ** 2 for value, both in pairs)
     if not between + left:
         return 1.0
-    return _beta(left / (left + between), free // 2, (k - 1) / 2)
+    return _beta(left / (left + between), free / 2, (k - 1) / 2)
 
 
-def _beta(x: float, a: int, b: float) -> float:
-    """Regularised incomplete beta function I_x(a, b), a whole number a."""
-    terms = (math.gamma(b + j) / (math.gamma(b) * math.factorial(j)) * x**j for j in range(a))
-    return 1 - (1 - x) ** b * sum(terms)
+def _beta(x: float, a: float, b: float) -> float:
+    """Regularised incomplete beta function I_x(a, b); 2 a and 2 b are whole numbers.
+
+    I_x(p, q + 1) = I_x(p, q) + x^p (1 - x)^q / (q B(p, q)),    I_x(p + 1, q) = I_x(p, q) - x^p (1 - x)^q / (p B(p, q))
+    """
+    p, q = 1 - a % 1, 1 - b % 1
+    value = {
+        (0.5, 0.5): 2 / math.pi * math.asin(math.sqrt(x)),
+        (0.5, 1.0): math.sqrt(x),
+        (1.0, 0.5): 1 - math.sqrt(1 - x),
+        (1.0, 1.0): x,
+    }[p, q]
+    while q < b:
+        value, q = value + x**p * (1 - x) ** q / (q * _whole_beta(p, q)), q + 1
+    while p < a:
+        value, p = value - x**p * (1 - x) ** q / (p * _whole_beta(p, q)), p + 1
+    return value
+
+
+def _whole_beta(a: float, b: float) -> float:
+    return math.gamma(a) * math.gamma(b) / math.gamma(a + b)
 
 
 def difference(

@@ -17,7 +17,18 @@ from pathlib import Path
 
 from murmur.studies.papers.base import CTC, CTC_ADAM
 from murmur.studies.papers.run import MissingRun
-from murmur.studies.papers.study import BEYOND, SEEDS, Claim, Group, Groups, Outcome, Study, System, beyond
+from murmur.studies.papers.study import (
+    BEYOND,
+    SEEDS,
+    Claim,
+    Group,
+    Groups,
+    Outcome,
+    Study,
+    System,
+    beyond,
+    further_seeds,
+)
 from murmur.studies.papers.verdicts import (
     holds,
     mean_loss,
@@ -37,7 +48,7 @@ PAPER_FRAMES, PUBLISHED, NEAR = 600_000, 54.9, 1.5
 TRIALS = (1.0, 0.25)  # each of eight jobs takes eight times the rate of its share, as Kaldi does, or twice
 
 
-def _averaging(frames: int) -> Group:
+def _averaging(frames: int) -> System:
     strategy = f"ParameterAveraging({frames / LEARNERS}, Jobs({LEARNERS}))"
     change = {"strategy": strategy, "learners": LEARNERS, "machines": MACHINES}
     return System(CTC, change, trials=TRIALS, part=1, decoded=SEEDS)
@@ -112,9 +123,11 @@ def parts(rows: Groups, record: Path = RECORD) -> str:  # noqa: ARG001 - from th
     )
 
 
+AVERAGING = {name: _averaging(frames) for name, frames in NAMES.items()}
 GROUPS: dict[str, Group] = {
     ALONE: CTC,
-    **{name: _averaging(frames) for name, frames in NAMES.items()},
+    **AVERAGING,
+    **further_seeds(AVERAGING, decoded=True),
     "one learner, Adam": CTC_ADAM,
     **beyond(CTC_ADAM, seeds=SEEDS[:1], learners=LEARNERS, machines=MACHINES),
 }
@@ -135,6 +148,7 @@ STUDY = Study(
             " log-probability is not all of them; else undecided",
             (ALONE, *NAMES),
             quality,
+            further=tuple(NAMES),
         ),
         Claim(
             "word errors show the same range",
@@ -143,6 +157,7 @@ STUDY = Study(
             " it is not in the range, but does not differ from its best (95 %)",
             tuple(NAMES),
             words,
+            further=tuple(NAMES),
         ),
         Claim(
             "learners that stay alive save time, the more the more often they average",
