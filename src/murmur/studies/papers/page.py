@@ -87,6 +87,13 @@ systems, so that a claim is judged on rows of one build; `murmur papers` makes r
 `--device` a GPU computes the gradients of the BLSTM and of the sigmoid network; the seconds of the virtual clock do not
 depend on it.
 
+The states of these rows come from processors with AVX2. An AMD EPYC with AVX-512 makes the same ones, if its libraries
+keep to AVX2. So these variables were set when the data of later rows were made, and not for the runs:
+
+    ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen \\
+    NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL" \\
+    GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD
+
 **Clock.** A speed-up is the virtual time that one learner on the same machines needs for the frames of the run (with
 minibatches counted as full), divided by the virtual time of the run. Averages of models, and sums of gradients over
 several nodes, take their full time; the latter include copies to host memory. Sums inside a node, as in super-learners,
