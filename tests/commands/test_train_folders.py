@@ -105,6 +105,17 @@ def test_a_refused_resume_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_a_finished_run_keeps_the_number_of_its_learners(tmp_path: Path) -> None:
+    """A resumed run without a minibatch left is only tested; one with a larger budget trains with the new learners."""
+    assert run("train", "toy", "--out", tmp_path, "--learners", 2, *SHORT)[0] == 0
+    for words, learners in (((), 2), (("--set", "budget.minibatches=48"), 1)):
+        code, said = run("train", "toy", "--out", tmp_path, "--resume", *SHORT, *words)
+        assert code == 0, said
+        facts = json.loads((tmp_path / "run.json").read_text())
+        assert (facts["learners"], facts["scaling"]["learners"]) == (learners, learners)
+
+
+@pytest.mark.timeout(240)
 def test_a_second_run_into_the_folder_of_a_running_one_is_refused(tmp_path: Path) -> None:
     first = start("train", "toy", "--out", tmp_path, "--learners", 2, *LONG)
     try:

@@ -17,14 +17,14 @@ from murmur.core.errors import SettingError
 from murmur.core.facts import Facts, training_learners
 from murmur.core.group import PeerLost
 from murmur.core.world import Seat
-from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
 from murmur.engine.checkpoints.resume import check_resumable
 from murmur.engine.experiment import Experiment, describe
 from murmur.engine.scaling import described
 from murmur.execution.cores import cores_here
 from murmur.run.agreed_folder import FolderMember, MpiChannel, StoreChannel, folder_of_first, opened_for_all
 from murmur.run.commit import commit
-from murmur.run.folder.contents import REQUEST
+from murmur.run.folder.contents import REQUEST, read_facts
 from murmur.run.folder.opened import OpenedRun, opened
 from murmur.run.learner import run_learner, scaled_for, torch_world
 from murmur.run.origin import described_origin
@@ -201,6 +201,7 @@ def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[st
 
     `simulated` describes the virtual cluster of a simulated run.
     """
+    request = replace(request, learners=learners_of_steps(request, experiment))
     facts = {
         "command": ["murmur", *sys.argv[1:]],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -219,6 +220,15 @@ def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[st
         **({} if simulated is None else {"simulated": simulated}),
     }
     write_whole(request.out / "run.json", json.dumps(facts, indent=1).encode())
+
+
+def learners_of_steps(request: RunRequest, experiment: Experiment) -> int:
+    """Return the number of learners to record: the former one if all minibatches of a resumed run are done."""
+    former = read_facts(request.out).get("learners") if request.resume else None
+    if not isinstance(former, int):
+        return request.learners
+    done = max(Checkpoints(request.out / "checkpoints").marks(), default=0)
+    return former if done == scaled_for(request, experiment, request.learners).total else request.learners
 
 
 def scaling_facts(request: RunRequest, experiment: Experiment) -> dict[str, Any]:
