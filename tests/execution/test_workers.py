@@ -9,7 +9,8 @@ from functools import partial
 
 import pytest
 
-from murmur.execution.processes import run_following, run_in_workers
+from murmur.execution import processes
+from murmur.execution.processes import in_processes, run_following, run_in_workers
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -42,7 +43,7 @@ def test_results_have_their_places_and_errors_are_raised() -> None:
 
 def test_jobs_that_results_call_for_are_run_by_idle_processes() -> None:
     """One job at first, three after its result: two at a time, by two processes in all."""
-    wanted, under_way, most, processes = [0], set(), 0, set()
+    wanted, under_way, most, used = [0], set(), 0, set()
 
     def following() -> int | None:
         if not wanted:
@@ -53,10 +54,20 @@ def test_jobs_that_results_call_for_are_run_by_idle_processes() -> None:
     for name, process in run_following(following, lambda _: os.getpid, 2):
         most = max(most, len(under_way))
         under_way.remove(name)
-        processes.add(process)
+        used.add(process)
         if name == 0:
             wanted += [1, 2, 3]
     assert not under_way
     assert most == 2
-    assert len(processes) == 2
-    assert os.getpid() not in processes
+    assert len(used) == 2
+    assert os.getpid() not in used
+
+
+def slow_jobs() -> list[int]:
+    """Jobs for which a process that may start others does so."""
+    processes.START_SECONDS = 0.0
+    return list(in_processes([partial(give, value) for value in range(4)], 2))
+
+
+def test_a_worker_runs_its_own_jobs_itself() -> None:
+    assert list(run_in_workers([slow_jobs], 1)) == [(0, [0, 1, 2, 3])]

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from murmur.execution.workers import Worker, end_workers, start_worker, wait_for_reason
+from murmur.execution.workers import Worker, end_workers, in_worker, start_worker, wait_for_reason
 
 START_SECONDS = 5.0  # startup of a process, which imports PyTorch
 Done = TypeVar("Done")
@@ -22,7 +22,8 @@ Named = TypeVar("Named")
 def in_processes(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator[Done]:
     """Yield the results of picklable jobs, in any order; up to `processes` processes run them; one runs them here.
 
-    The first jobs run in this process. Others are started once the rest would take longer than starting them.
+    The first jobs run in this process. Others are started once the rest would take longer than starting them; in a
+    worker, which may start none, all jobs run here.
 
     Raises:
         Exception: a job raised it; jobs that had not begun are not run.
@@ -32,7 +33,7 @@ def in_processes(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator
     for number, job in enumerate(jobs):
         left = len(jobs) - number
         elapsed = time.monotonic() - began
-        if processes > 1 and left > 1 and number and elapsed / number * left > START_SECONDS:
+        if processes > 1 and left > 1 and number and elapsed / number * left > START_SECONDS and not in_worker():
             yield from (done for _, done in run_in_workers(jobs[number:], processes))
             return
         yield job()

@@ -50,6 +50,11 @@ def start_worker(started: list[Worker], body: Callable[..., None], *arguments: A
     return started[-1]
 
 
+def in_worker() -> bool:
+    """True in a process that `start_worker` has started, which may not start others."""
+    return multiprocessing.current_process().daemon
+
+
 def end_workers(started: Sequence[Worker], patience_seconds: float = 0.0) -> None:
     """End processes: kill those that have not ended by themselves within `patience_seconds`."""
     for worker in started:

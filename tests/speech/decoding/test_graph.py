@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from graph_words import unread_words
+from murmur.execution.processes import run_in_workers
 from murmur.speech.decoding import graph_build
 from murmur.speech.decoding.decoder import Decoder
 from murmur.speech.decoding.graph import GraphOptions, build_hclg
@@ -302,3 +303,18 @@ def test_a_large_graph_is_built_in_a_process_of_its_own(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no such graph"):
         graph_build.build_graph(partial(fails, grammar), grammar, scratch)
     assert not list(scratch.iterdir())
+
+
+def large_graph_of_a_worker(folder):
+    graph_build.LARGE_STATES = 0
+    lang, transitions, grammar = small_system()
+    save_graph(graph_build.build_graph(partial(build_hclg, lang, transitions, grammar), grammar, folder), folder, "key")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_a_worker_builds_a_large_graph_itself(tmp_path):
+    list(run_in_workers([partial(large_graph_of_a_worker, tmp_path / "made")], 1))
+    save_graph(build_hclg(*small_system()), tmp_path / "here", "key")
+    for file in (tmp_path / "here").iterdir():
+        assert (tmp_path / "made" / file.name).read_bytes() == file.read_bytes()

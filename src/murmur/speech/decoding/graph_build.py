@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from murmur.execution.workers import Worker, end_workers, start_worker, wait_for_reason
+from murmur.execution.workers import Worker, end_workers, in_worker, start_worker, wait_for_reason
 from murmur.speech.decoding.graph import DecodingGraph
 from murmur.speech.decoding.graph_store import load_graph, write_graph
 from murmur.speech.language_model.grammar import Grammar
@@ -23,11 +23,13 @@ LARGE_STATES = 20_000  # of a grammar; the steps of smaller ones take less than 
 def build_graph(build: Callable[[], DecodingGraph], grammar: Grammar, scratch: Path) -> DecodingGraph:
     """Build the graph of a grammar by `build`, which must pickle; for large grammars in another process, via `scratch`.
 
+    A worker process builds all graphs itself: a stop signal ends it anyway.
+
     Raises:
         Exception: `build` raised it.
         RuntimeError: the other process died.
     """
-    if grammar.fst.num_states < LARGE_STATES:
+    if grammar.fst.num_states < LARGE_STATES or in_worker():
         return build()
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".graph-", dir=scratch) as folder:
