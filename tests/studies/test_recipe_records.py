@@ -44,6 +44,15 @@ def test_one_row_for_each_error_rate(run):
     assert "cores of" in first["hardware"]
 
 
+def test_a_ctc_recipe_has_one_rate_of_test(run):
+    figures = {"wer": 12.5, "cer": 4.0, "greedy wer": 20.0, "greedy cer": 5.0, "low": 10.0, "high": 15.0}
+    (run / "score.json").write_text(json.dumps({"test": figures}))
+    (run / "recognised.jsonl").write_text('{"errors": 1, "words": 5}\n{"errors": 0, "words": 3}\n')
+    [row] = rows("an4_ctc", run)
+    assert (row["system"], row["split"], row["wer"], row["interval"]) == ("network", "test", 12.5, [10.0, 15.0])
+    assert (row["errors"], row["words"], row["seed"]) == (1, 8, 3)
+
+
 def test_lines_of_json(run, capsys):
     main(["yesno", str(run)])
     assert [json.loads(line)["set"] for line in capsys.readouterr().out.splitlines()] == ["yesno", "yesno"]

@@ -6,6 +6,9 @@
 
 FOLDER holds feats.npz, data/{train,test}, an4.dic (for phones) and an4.ug.lm (for the graph). The training settings
 were chosen with characters, on ten speakers held out of train.
+
+Word error rates of test, one learner, one seed: 8.0 % (95 %: 5.0 to 11.7) with the graph, 11.8 % greedy. A run from
+nothing takes four minutes of one core of an AMD EPYC with AVX-512.
 """
 
 from __future__ import annotations

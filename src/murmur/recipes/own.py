@@ -6,6 +6,9 @@
     murmur train own --set task.corpus=corpora/mine
 
 The set holds data/{train,test}, perhaps data/dev, lexicon.txt and lm.arpa.gz.
+
+Six minutes of synthetic commands of 13 words, twelve voices: no error in the 71 words of the voice held out, after a
+minute of one core of an AMD EPYC (docs/tutorial.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One JSON line for every error rate of a finished run of a hybrid recipe, from its run.json and score.json.
+"""One JSON line for every word error rate of a finished run of a recipe, from the files in its folder.
+
+A hybrid recipe has rates of several systems; a CTC recipe has that of its network on test.
 
 python -m murmur.studies.recipe_records yesno runs/yesno >> results/speech.jsonl
 """
@@ -31,6 +33,8 @@ def rows(name: str, out: Path) -> list[dict[str, Any]]:
         "date": run["started"],
         "hardware": hardware(),
     }
+    if "wer" in figures:
+        return [{**_network(name, figures, out), **about}]
     systems = [key.removesuffix(ENDING) for key in figures if key.endswith(ENDING)]
     return [{**_row(name, system, figures), **about} for system in systems]
 
@@ -48,6 +52,19 @@ def _row(name: str, system: str, figures: dict[str, float]) -> dict[str, Any]:
         "acoustic_scale": figures[f"{system} acoustic scale"],
         "insertion_penalty": figures.get(f"{system} insertion penalty", 0.0),
         "real_time_factor": round(figures[f"{system} real-time factor"], 4),
+    }
+
+
+def _network(name: str, figures: dict[str, float], out: Path) -> dict[str, Any]:
+    recognised = [json.loads(line) for line in (out / "recognised.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {
+        "set": name,
+        "system": "network",
+        "split": "test",
+        "wer": round(figures["wer"], 3),
+        "errors": sum(each["errors"] for each in recognised),
+        "words": sum(each["words"] for each in recognised),
+        "interval": [round(figures[end], 3) for end in ("low", "high")],
     }
 
 
