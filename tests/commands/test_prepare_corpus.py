@@ -203,6 +203,21 @@ def test_recordings_in_deeper_folders_are_named(tmp_path: Path) -> None:
     assert "below that of its speaker" in said
 
 
+def test_splits_may_hold_recordings_of_the_same_name(tmp_path: Path) -> None:
+    root = tmp_path / "recordings"
+    for split, seconds in (("train", 0.5), ("test", 1.0)):
+        corpus_layouts.noise(root / split / "anna/1.flac", seconds)
+        (root / split / "anna/1.txt").write_text("yes")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 0, said
+    lengths = {split: read_table(tmp_path / f"set/data/{split}/utt2dur") for split in ("train", "test")}
+    assert lengths == {"train": {"anna-1": "0.500"}, "test": {"anna-1": "1.000"}}
+    (root / "train/anna/1.flac").write_bytes(b"no sound")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 1
+    assert f"train: 1 of 1 utterances cannot be used, more than 1 % (mend or remove them):\n  anna-1 ({root}" in said
+
+
 def test_the_next_commands_make_what_the_recipe_needs(tmp_path: Path) -> None:
     for n in range(9):
         corpus_layouts.noise(tmp_path / f"recordings/speaker{n}/a.flac", 0.5)
