@@ -8,6 +8,7 @@ threads.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -165,14 +166,19 @@ def _of_speakers(whole: Corpus, speakers: AbstractSet[str]) -> Corpus:
 
 def _speaker(path: Path) -> str:
     """The speaker of a recording or a transcript, by its folder."""
-    return path.parent.name.replace(" ", "_")
+    return _identifier(path.parent.name)
+
+
+def _identifier(name: str) -> str:
+    """A name of files as an identifier of Kaldi's tables: NFC, without white space."""
+    return re.sub(r"\s", "_", unicodedata.normalize("NFC", name))
 
 
 def _own_split(folder: Path) -> Corpus:
     sounds = {p for p in sorted(folder.glob("*/*")) if p.suffix.lower().lstrip(".") in SOUNDS}
     utterances, problems = [], []
     for path in sorted(sounds):
-        name, text = f"{path.parent.name}-{path.stem}".replace(" ", "_"), path.with_suffix(".txt")
+        name, text = _identifier(f"{path.parent.name}-{path.stem}"), path.with_suffix(".txt")
         try:
             said = text.read_text(encoding="utf-8")
             utterances.append(Utterance(name, _speaker(path), said, Audio(path.absolute())))
@@ -183,11 +189,11 @@ def _own_split(folder: Path) -> Corpus:
     stems = {path.with_suffix("") for path in sounds}
     for text in sorted(folder.glob("*/*.txt")):
         if text.with_suffix("") not in stems:
-            name = f"{text.parent.name}-{text.stem}".replace(" ", "_")
+            name = _identifier(f"{text.parent.name}-{text.stem}")
             problems.append(Problem(name, str(text), "there is no recording beside it"))
     for path in sorted(folder.glob("*/*/**/*")):
         if path.suffix.lower().lstrip(".") in SOUNDS:
-            name = "-".join(path.relative_to(folder).with_suffix("").parts).replace(" ", "_")
+            name = _identifier("-".join(path.relative_to(folder).with_suffix("").parts))
             problems.append(Problem(name, str(path), "it is in a folder below that of its speaker: move it up"))
     return Corpus(tuple(utterances), tuple(problems))
 
