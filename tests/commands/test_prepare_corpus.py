@@ -203,6 +203,16 @@ def test_recordings_in_deeper_folders_are_named(tmp_path: Path) -> None:
     assert "below that of its speaker" in said
 
 
+def test_recordings_beside_the_speakers_are_named(tmp_path: Path) -> None:
+    root = own_recordings(tmp_path / "recordings", 4)
+    corpus_layouts.noise(root / "loose.wav", 0.5)
+    (root / "loose.txt").write_text("yes")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 1
+    assert "train: 1 of 7 utterances cannot be used" in said
+    assert f"loose ({root}/loose.wav): it is in no folder of a speaker: move it down" in said
+
+
 def test_splits_may_hold_recordings_of_the_same_name(tmp_path: Path) -> None:
     root = tmp_path / "recordings"
     for split, seconds in (("train", 0.5), ("test", 1.0)):

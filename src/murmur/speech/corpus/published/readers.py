@@ -195,6 +195,9 @@ def _own_split(folder: Path) -> Corpus:
         if path.suffix.lower().lstrip(".") in SOUNDS:
             name = _identifier("-".join(path.relative_to(folder).with_suffix("").parts))
             problems.append(Problem(name, str(path), "it is in a folder below that of its speaker: move it up"))
+    for path in sorted(folder.glob("*")):
+        if path.suffix.lower().lstrip(".") in SOUNDS and path.is_file():
+            problems.append(Problem(_identifier(path.stem), str(path), "it is in no folder of a speaker: move it down"))
     return Corpus(tuple(utterances), tuple(problems))
 
 
