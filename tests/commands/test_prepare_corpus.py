@@ -203,6 +203,57 @@ def test_recordings_in_deeper_folders_are_named(tmp_path: Path) -> None:
     assert "below that of its speaker" in said
 
 
+def test_recordings_beside_the_speakers_are_named(tmp_path: Path) -> None:
+    root = own_recordings(tmp_path / "recordings", 4)
+    corpus_layouts.noise(root / "loose.wav", 0.5)
+    (root / "loose.txt").write_text("yes")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 1
+    assert "train: 1 of 7 utterances cannot be used" in said
+    assert f"loose ({root}/loose.wav): it is in no folder of a speaker: move it down" in said
+
+
+def test_splits_may_hold_recordings_of_the_same_name(tmp_path: Path) -> None:
+    root = tmp_path / "recordings"
+    for split, seconds in (("train", 0.5), ("test", 1.0)):
+        corpus_layouts.noise(root / split / "anna/1.flac", seconds)
+        (root / split / "anna/1.txt").write_text("yes")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 0, said
+    lengths = {split: read_table(tmp_path / f"set/data/{split}/utt2dur") for split in ("train", "test")}
+    assert lengths == {"train": {"anna-1": "0.500"}, "test": {"anna-1": "1.000"}}
+    (root / "train/anna/1.flac").write_bytes(b"no sound")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 1
+    assert f"train: 1 of 1 utterances cannot be used, more than 1 % (mend or remove them):\n  anna-1 ({root}" in said
+
+
+@pytest.mark.parametrize("name", ["at 3.45\u202fPM", "two\u00a0words", "a\tb", "Zoe\u0308"])
+def test_identifiers_have_no_white_space_and_are_nfc(name: str, tmp_path: Path) -> None:
+    root = tmp_path / "recordings"
+    for folder in ("anna", f"{name} speaker"):
+        for take in ("1", name):
+            corpus_layouts.noise(root / "test" / folder / f"{take}.flac", 0.5)
+            (root / "test" / folder / f"{take}.txt").write_text("yes")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 0, said
+    read = read_data_dir(tmp_path / "set/data/test")
+    assert len(read) == 4
+    assert not read.problems
+    assert set(read.texts.values()) == {"YES"}
+    assert len(set(read.speakers.values())) == 2
+
+
+def test_equal_names_of_other_bytes_are_refused(tmp_path: Path) -> None:
+    root = tmp_path / "recordings"
+    for take in ("Zoe\u0308", "Zo\u00eb"):
+        corpus_layouts.noise(root / "train/anna" / f"{take}.flac", 0.5)
+        (root / "train/anna" / f"{take}.txt").write_text("yes")
+    code, said = run("own", "--from", root, "--out", tmp_path / "set")
+    assert code == 1
+    assert "utterance 'anna-Zo\u00eb' appears twice" in said
+
+
 def test_the_next_commands_make_what_the_recipe_needs(tmp_path: Path) -> None:
     for n in range(9):
         corpus_layouts.noise(tmp_path / f"recordings/speaker{n}/a.flac", 0.5)

@@ -6,6 +6,7 @@ import pytest
 
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.digits import Digits
+from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.lexicon.lexicon import read_lexicon
 from murmur.tasks import corpora
 
@@ -78,3 +79,17 @@ def test_digits(tmp_path):
 def test_a_folder_without_lexicon_or_splits_is_named(tmp_path):
     with pytest.raises(CorpusError, match="no file 'text'"):
         corpora.folder(tmp_path)
+
+
+def test_utterances_that_are_left_out_are_told(tmp_path, caplog):
+    parts = {"train": [f"s{n // 25}-{n % 25:02}" for n in range(200)], "test": ["s9-00"]}
+    for part, names in parts.items():
+        write_table(tmp_path / "data" / part / "text", {name: "YES" for name in names if name != "s0-07"})
+        write_table(tmp_path / "data" / part / "utt2spk", {name: name[:2] for name in names})
+        write_table(tmp_path / "data" / part / "wav.scp", dict.fromkeys(names, __file__))
+    (tmp_path / "lexicon.txt").write_text("YES Y\n")
+    found = corpora.folder(tmp_path)
+    assert len(found.train) + len(found.dev) == 199
+    (told,) = caplog.messages
+    assert told.startswith("data/train: 1 of 200 utterances are left out, such as s0-07")
+    assert told.endswith("it has no transcript")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from murmur.speech.corpus.corpus import Corpus, CorpusError
+from murmur.speech.corpus.corpus import Corpus, CorpusError, tell_losses
 from murmur.speech.corpus.digits import Digits, digits_folder, make_digits
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.corpus.synth import check_installed
@@ -135,7 +135,7 @@ def folder(root: Path) -> SpeechSet:
 
 def yesno(root: Path) -> SpeechSet:
     """Hebrew yes/no strings of one speaker; dev is every eighth training utterance."""
-    train, test = (read_data_dir(root / "data" / part) for part in ("train", "test"))
+    train, test = (_part(root, part) for part in ("train", "test"))
     held_out = {u.id for u in train.utterances[HELD_OUT - 1 :: HELD_OUT]}
     parts = train.subset(lambda u: u.id not in held_out), train.subset(lambda u: u.id in held_out)
     return SpeechSet(*parts, test, _there(root / "lexicon.txt", root))
@@ -143,7 +143,7 @@ def yesno(root: Path) -> SpeechSet:
 
 def fsdd_official(root: Path) -> SpeechSet:
     """Isolated digits, upstream's split (all six speakers on both sides); dev is repetitions 5 and 6 of training."""
-    train, test = (read_data_dir(root / "data" / part) for part in ("train_official", "test_official"))
+    train, test = (_part(root, part) for part in ("train_official", "test_official"))
     dev = train.subset(lambda u: u.id.endswith(("-05", "-06")))
     rest = train.subset(lambda u: not u.id.endswith(("-05", "-06")))
     return SpeechSet(rest, dev, test, _there(root / "lexicon.txt", root))
@@ -207,7 +207,7 @@ def an4_all(root: Path) -> SpeechSet:
 
     Dev is that of `an4`. Its speakers are now trained on: its figures are not held-out figures. Tune nothing on them.
     """
-    return replace(an4(root), train=read_data_dir(root / "data" / "train"))
+    return replace(an4(root), train=_part(root, "train"))
 
 
 LOADERS: Mapping[str, Callable[[Path], SpeechSet]] = {
@@ -230,14 +230,21 @@ def splits(root: Path) -> tuple[Corpus, Corpus, Corpus]:
     Raises:
         CorpusError: no data/train or data/test, or too few speakers to set some aside.
     """
-    train, test = (read_data_dir(root / "data" / part) for part in ("train", "test"))
+    train, test = (_part(root, part) for part in ("train", "test"))
     if (root / "data" / "dev").is_dir():
-        return train, read_data_dir(root / "data" / "dev"), test
+        return train, _part(root, "dev"), test
     speakers = sorted(set(train.speakers.values()), key=str.encode)
     held_out = set(speakers[HELD_OUT - 1 :: HELD_OUT])
     if not held_out:
         raise CorpusError(f"{root} has no data/dev and only {len(speakers)} training speakers: add a dev set")
     return train.subset(lambda u: u.speaker not in held_out), train.subset(lambda u: u.speaker in held_out), test
+
+
+def _part(root: Path, part: str) -> Corpus:
+    """A data directory of a set; utterances that cannot be used are left out, and told in the log."""
+    corpus = read_data_dir(root / "data" / part)
+    tell_losses(f"data/{part}", len(corpus), corpus.problems)
+    return corpus
 
 
 def _there(path: Path, root: Path) -> Path:

@@ -66,7 +66,9 @@ def test_segments_cut_recordings_and_minus_one_means_the_end(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("row", ["u0 0.5 0.1", "u0 -1 2", "nowhere 0 1", "u0 zero 1", "u0 0"])
+@pytest.mark.parametrize(
+    "row", ["u0 0.5 0.1", "u0 -1 2", "nowhere 0 1", "u0 zero 1", "u0 0", "u0 nan 0.5", "u0 0 nan", "u0 0 inf"]
+)
 def test_bad_segments_are_refused_with_their_name(tmp_path, row):
     folder = make_set(tmp_path, text={"a": "YES"}, utt2spk={"a": "s"})
     write_table(folder / "segments", {"a": row})

@@ -73,12 +73,14 @@ def test_another_analysis_or_corpus_gets_another_store(corpus, tmp_path):
     assert len({store.folder for store in stores}) == 3
 
 
-def test_unusable_utterances_are_named_counted_and_left_out(tmp_path, monkeypatch):
+def test_unusable_utterances_are_named_counted_and_left_out(tmp_path, caplog):
     soundfile.write(tmp_path / "good.flac", np.random.default_rng(0).uniform(-0.5, 0.5, 4000), 16000)
     soundfile.write(tmp_path / "slow.flac", np.zeros(4000), 8000)
     good = [Utterance(f"u{i:03}", "s", "YES", Audio(tmp_path / "good.flac")) for i in range(120)]
     bad = Utterance("bad", "s", "YES", Audio(tmp_path / "slow.flac"))
     store = prepare(Corpus((*good, bad)), FRONT, tmp_path / "cache")
+    (told,) = caplog.messages
+    assert ": 1 of 121 utterances are left out, such as bad" in told
     assert "bad" not in store
     assert "skipped bad" in store.summary()
     assert "8000 Hz" in store.summary()

@@ -96,6 +96,13 @@ def test_malformed_files_are_refused_with_their_line(tmp_path, old, new, message
         read_arpa(write(tmp_path, before + new + after))
 
 
+def test_a_byte_order_mark_and_ends_of_lines_of_windows(tmp_path):
+    model = read_arpa(write(tmp_path, GOOD))
+    path = tmp_path / "other.arpa"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD[GOOD.index("\\data") :].replace("\n", "\r\n").encode())
+    assert same(read_arpa(path), model)
+
+
 def test_an_ngram_without_its_prefix_is_refused(tmp_path):
     text = GOOD.replace("ngram 2=2\n", "ngram 2=2\nngram 3=1\n").replace("\\end\\", "\\3-grams:\n-0.1 b a a\n\n\\end\\")
     with pytest.raises(ValueError, match=r"1 3-gram\(s\) such as 'b a a' lack their first 2 words"):

@@ -88,6 +88,12 @@ def test_by_hand(tmp_path: Path) -> None:
     assert applied == "bye bye it is {gonna / going to} (%hesitation) uhh newyork city new york"
 
 
+@pytest.mark.parametrize("first", [";; rules\n", "* name\n", ""])
+def test_a_byte_order_mark_is_skipped(first: str, tmp_path: Path) -> None:
+    (tmp_path / "rules.glm").write_text(f"\ufeff{first}[hello] => [hi]\n", encoding="utf-8")
+    assert read_glm(tmp_path / "rules.glm").applied("hello you") == "hi you"
+
+
 def test_words_of_hypotheses_share_their_time(tmp_path: Path) -> None:
     words = [TimedWord(1.0, 0.4, "bye-bye"), TimedWord(2.0, 0.2, "gonna"), TimedWord(3.0, 0.2, "uh")]
     found = rules(tmp_path).of_hypothesis(words)

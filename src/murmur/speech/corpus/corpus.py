@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
 LOST_AT_MOST = 0.01
 
 
@@ -181,6 +183,13 @@ def check_losses(kept: int, problems: Iterable[Problem], lost_at_most: float = L
         f"{lost} of {kept + lost} utterances cannot be used, more than {100 * lost_at_most:g} % "
         f"(mend or remove them):{listing}"
     )
+
+
+def tell_losses(name: str, kept: int, problems: Sequence[Problem]) -> None:
+    """Log how many utterances are left out of data, with the first reason."""
+    lost = len({p.utterance for p in problems})
+    if lost:
+        log.warning("%s: %d of %d utterances are left out, such as %s", name, lost, kept + lost, problems[0])
 
 
 def normal_text(text: str) -> str:

@@ -7,6 +7,7 @@ own files first, then in its parent and its grandparent (a set with `data/<split
 from __future__ import annotations
 
 import gzip
+import math
 import shutil
 import tempfile
 import unicodedata
@@ -263,6 +264,8 @@ def _segment(folder: Path, name: str, row: str, recordings: Mapping[str, Audio])
     try:
         recording, start, end = row.split()[:3]
         begin, stop = float(start), float(end)
+        if not (math.isfinite(begin) and math.isfinite(stop)):
+            raise ValueError("a time is not finite")
     except ValueError as error:
         raise CorpusError(
             f"{folder / 'segments'}: {name!r} has {row!r}; it takes RECORDING START END in seconds"

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from murmur.execution.processes import in_processes, with_bar
-from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance
+from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, tell_losses
 from murmur.speech.corpus.file_errors import making_sense_of, read_object
 from murmur.speech.features.analysis import Front, digest, features_of
 
@@ -168,7 +168,10 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     for _ in with_bar(in_processes(jobs, processes), "features", len(jobs), progress):
         pass
     problems = [p for path in sorted(folder.glob("[0-9]*.json")) for p in read_index(path).problems]
-    return FeatureStore(folder, corpus.without(problems), front)
+    kept = corpus.without(problems)
+    if missing:
+        tell_losses(f"features in {folder.name}", len(kept), problems)
+    return FeatureStore(folder, kept, front)
 
 
 def is_prepared(corpus: Corpus, front: Front, cache: Path) -> bool:

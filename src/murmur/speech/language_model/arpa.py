@@ -10,6 +10,7 @@ import gzip
 import re
 import unicodedata
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ class _Lines:
     def next(self, wanted: str) -> bytes:
         for line in self._lines:
             self.number += 1
-            text = line.strip()
+            text = (line.removeprefix(BOM_UTF8) if self.number == 1 else line).strip()
             if text:
                 return text
         raise ValueError(f"{self.path} ends before {wanted}: the ARPA file is cut short")

@@ -99,7 +99,7 @@ def read_glm(path: Path) -> MappingRules:
         OSError: The file cannot be read.
     """
     rules = list[Rule]()
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
         text = line.split(";;", 1)[0].strip()
         if not text or text.startswith("*"):
             continue

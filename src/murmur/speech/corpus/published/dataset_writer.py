@@ -45,7 +45,7 @@ def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, 
             raise CorpusError(f"{split}: {error}") from error
     _write_manifest(out, {"corpus": name, "finished": False, "splits": {split: {} for split in (*before, *worded)}})
     for split, found in worded.items():
-        _write_split(out / "data" / split, found, read.seconds)
+        _write_split(out / "data" / split, found, read.seconds[split])
     for split in before:
         if split not in worded:
             shutil.rmtree(out / "data" / split, ignore_errors=True)
@@ -131,7 +131,7 @@ def _facts(corpus: Corpus, read: Read, split: str) -> dict[str, Any]:
         "utterances": len(corpus),
         "speakers": len(set(corpus.speakers.values())),
         "words": sum(len(u.words) for u in corpus.utterances),
-        "hours": sum(read.seconds[u.id] for u in corpus.utterances) / 3600,
+        "hours": sum(read.seconds[split][u.id] for u in corpus.utterances) / 3600,
         "characters": "".join(sorted({c for text in corpus.texts.values() for c in text})),
         "wordless": read.wordless.get(split, 0),
         "skipped": [asdict(problem) for problem in corpus.problems],

@@ -8,6 +8,7 @@ threads.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -52,7 +53,8 @@ def read_librispeech(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
         lost = tuple(_without_audio(root / part, set(corpus.texts)))
         found.setdefault(_librispeech_split(part), []).append(Corpus(corpus.utterances, lost))
     absent = tuple(part for part in parts if part not in here)
-    return Read({split: joined(corpora) for split, corpora in found.items()}, seconds, absent=absent)
+    splits = {split: joined(corpora) for split, corpora in found.items()}
+    return Read(splits, dict.fromkeys(splits, seconds), absent=absent)
 
 
 def read_yesno(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
@@ -73,7 +75,7 @@ def read_yesno(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
         for split, first in (("train", "0"), ("test", "1"))
     }
     seconds = {f"global-{name}": length for _, lengths in read for name, length in lengths.items()}
-    return Read(splits, seconds, {"lexicon.txt": "NO N\nYES Y\n"})
+    return Read(splits, dict.fromkeys(splits, seconds), {"lexicon.txt": "NO N\nYES Y\n"})
 
 
 def read_aishell(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
@@ -86,7 +88,7 @@ def read_aishell(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
     root = _holding(folder, "aishell", lambda at: (at / transcripts).is_file(), transcripts)
     manifests = by_lhotse(root, lambda: prepare_aishell(root))
     read = {split: _of_manifests(manifests[split]) for split in ("train", "dev", "test") if manifests.get(split)}
-    seconds = {name: length for _, lengths in read.values() for name, length in lengths.items()}
+    seconds = {split: lengths for split, (_, lengths) in read.items()}
     return Read({split: corpus for split, (corpus, _) in read.items()}, seconds)
 
 
@@ -164,14 +166,19 @@ def _of_speakers(whole: Corpus, speakers: AbstractSet[str]) -> Corpus:
 
 def _speaker(path: Path) -> str:
     """The speaker of a recording or a transcript, by its folder."""
-    return path.parent.name.replace(" ", "_")
+    return _identifier(path.parent.name)
+
+
+def _identifier(name: str) -> str:
+    """A name of files as an identifier of Kaldi's tables: NFC, without white space."""
+    return re.sub(r"\s", "_", unicodedata.normalize("NFC", name))
 
 
 def _own_split(folder: Path) -> Corpus:
     sounds = {p for p in sorted(folder.glob("*/*")) if p.suffix.lower().lstrip(".") in SOUNDS}
     utterances, problems = [], []
     for path in sorted(sounds):
-        name, text = f"{path.parent.name}-{path.stem}".replace(" ", "_"), path.with_suffix(".txt")
+        name, text = _identifier(f"{path.parent.name}-{path.stem}"), path.with_suffix(".txt")
         try:
             said = text.read_text(encoding="utf-8")
             utterances.append(Utterance(name, _speaker(path), said, Audio(path.absolute())))
@@ -182,12 +189,15 @@ def _own_split(folder: Path) -> Corpus:
     stems = {path.with_suffix("") for path in sounds}
     for text in sorted(folder.glob("*/*.txt")):
         if text.with_suffix("") not in stems:
-            name = f"{text.parent.name}-{text.stem}".replace(" ", "_")
+            name = _identifier(f"{text.parent.name}-{text.stem}")
             problems.append(Problem(name, str(text), "there is no recording beside it"))
     for path in sorted(folder.glob("*/*/**/*")):
         if path.suffix.lower().lstrip(".") in SOUNDS:
-            name = "-".join(path.relative_to(folder).with_suffix("").parts).replace(" ", "_")
+            name = _identifier("-".join(path.relative_to(folder).with_suffix("").parts))
             problems.append(Problem(name, str(path), "it is in a folder below that of its speaker: move it up"))
+    for path in sorted(folder.glob("*")):
+        if path.suffix.lower().lstrip(".") in SOUNDS and path.is_file():
+            problems.append(Problem(_identifier(path.stem), str(path), "it is in no folder of a speaker: move it down"))
     return Corpus(tuple(utterances), tuple(problems))
 
 
@@ -266,18 +276,20 @@ def _measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str])
     Unusable are files that cannot be decoded to their end, have several channels or a sample rate unlike most, or are
     shorter than one analysis window.
     """
-    paths = {u.id: u.audio.path for corpus in splits.values() for u in corpus.utterances if u.audio is not None}
+    paths = {split: {u.id: u.audio.path for u in corpus.utterances if u.audio} for split, corpus in splits.items()}
+    every = list({path for own in paths.values() for path in own.values()})
     with ThreadPoolExecutor(jobs) as pool:
-        rates = Counter(rate for rate in pool.map(_rate_hz, paths.values()) if rate is not None)
+        rates = Counter(rate for rate in pool.map(_rate_hz, every) if rate is not None)
         common = rates.most_common(1)[0][0] if rates else None
-        lengths = dict(zip(paths, pool.map(partial(_seconds, rate_hz=common), paths.values()), strict=True))
-    seconds = {name: length for name, length in lengths.items() if isinstance(length, float)}
-    kept = {}
+        lengths = dict(zip(every, pool.map(partial(_seconds, rate_hz=common), every), strict=True))
+    kept, seconds = {}, {}
     for split, corpus in splits.items():
+        found = {name: lengths[path] for name, path in paths[split].items()}
+        seconds[split] = {name: length for name, length in found.items() if isinstance(length, float)}
         broken = tuple(
-            Problem(u.id, str(paths[u.id]), str(lengths[u.id])) for u in corpus.utterances if u.id not in seconds
+            Problem(name, str(paths[split][name]), reason) for name, reason in found.items() if isinstance(reason, str)
         )
-        good = tuple(u for u in corpus.utterances if u.id in seconds)
+        good = tuple(u for u in corpus.utterances if u.id in seconds[split])
         kept[split] = Corpus(good, (*corpus.problems, *broken))
     return Read(kept, seconds, files, rate_hz=common)
 

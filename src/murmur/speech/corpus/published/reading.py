@@ -19,7 +19,7 @@ class Read:
 
     Attributes:
         splits: utterances by split, transcripts as published.
-        seconds: length of every utterance.
+        seconds: length of every utterance, by split: two splits may hold recordings of the same name.
         files: text files that belong to the data, such as a lexicon, by name.
         absent: optional parts that are missing.
         rate_hz: sample rate of all recordings; None if the reader has not checked it.
@@ -28,7 +28,7 @@ class Read:
     """
 
     splits: Mapping[str, Corpus]
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, Mapping[str, float]]
     files: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     rate_hz: int | None = None

@@ -121,7 +121,7 @@ def read_telephone(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
             wordless[split] += len(stretches) - len(corpus)
     return Read(
         {split: joined(corpora) for split, corpora in found.items()},
-        seconds,
+        dict.fromkeys(found, seconds),
         texts,
         absent=tuple(name for name in parts if name not in here),
         rate_hz=rates.pop() if len(rates) == 1 else None,
