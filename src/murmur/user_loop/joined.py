@@ -302,7 +302,8 @@ class Joined:
             RuntimeError: The loop is before its block.
         """
         self._check_entered("state_dict()")
-        return {"optimizer": deepcopy(self.optimizer.state_dict()), "steps": self._steps, **self._keeper.state()}
+        kept = self._keeper.state(self._answers.own_buffers())
+        return {"optimizer": deepcopy(self.optimizer.state_dict()), "steps": self._steps, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the `state_dict` of the learner of this rank, on all learners and before the first step.
