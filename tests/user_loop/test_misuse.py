@@ -56,6 +56,23 @@ def test_a_use_after_the_block_is_refused(use: Any) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    "use",
+    [lambda me: me.step(), lambda me: me.last_backward().__enter__(), lambda me: me.load_state_dict({})],
+    ids=["step", "last_backward", "load_state_dict"],
+)
+def test_training_on_the_consensus_is_refused(use: Any) -> None:
+    model = net(0)
+    with joined(model) as me:
+        with me.consensus() as consensus:
+            loss_of(consensus, 0).backward()
+            with pytest.raises(
+                RuntimeError, match=r"came inside consensus\(\), .*: evaluate there, and move it behind"
+            ):
+                use(me)
+        me.step()
+
+
 def test_a_closure_is_refused() -> None:
     model = net(0)
     with joined(model) as me, pytest.raises(TypeError, match=r"not a closure: compute the gradients first"):

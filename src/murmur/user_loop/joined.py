@@ -144,6 +144,19 @@ class Joined:
                 " with the optimizer alone"
             )
 
+    def _check_training(self, what: str) -> None:
+        """Check that the loop is in its block, with the model of this learner.
+
+        Raises:
+            RuntimeError: It is not; tells the remedy.
+        """
+        self._check_inside(what)
+        if self._answers.lends:
+            raise RuntimeError(
+                f"{what} came inside consensus(), where the model is the mean of all learners: evaluate there, and move"
+                " it behind that block"
+            )
+
     def _own_seat(self, stack: ExitStack) -> Seat:
         """Enter the next block of this process's launch; leave it at the end of the stack."""
         device, seconds, start_seconds = str(self._layout.device), self.plan.timeout_seconds, START_SECONDS
@@ -205,7 +218,7 @@ class Joined:
             PeerLost: A learner is gone.
             RuntimeError: This step has had one already.
         """
-        self._check_inside("last_backward()")
+        self._check_training("last_backward()")
         if self._running is None:
             with self._loop.weights.held():  # the model has been through a forward pass: its weights must not change
                 self._advance()
@@ -228,12 +241,13 @@ class Joined:
         Raises:
             FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
             PeerLost: A learner is gone.
-            RuntimeError: The loop is not in its block, a parameter has become trainable since the start, a gradient is
-                sparse, an activity beside the loop has failed, or gradients were changed after `last_backward`.
+            RuntimeError: The loop is not in its block, or is in `consensus()`, a parameter has become trainable since
+                the start, a gradient is sparse, an activity beside the loop has failed, or gradients were changed after
+                `last_backward`.
             TypeError: `samples` is a closure.
             ValueError: `samples` is not positive, or not what `last_backward` was given.
         """
-        self._check_inside("step()")
+        self._check_training("step()")
         behind = self._source.behind
         samples = behind.told(None if samples is None else positive(samples))
         self._source.check_gradients()
@@ -315,7 +329,7 @@ class Joined:
             RuntimeError: Steps have been taken already, or the loop is not in its block.
             ValueError: An earlier version of murmur has saved the state.
         """
-        self._check_inside("load_state_dict")
+        self._check_training("load_state_dict")
         if "weights" not in state:
             raise ValueError(f"the state has no weights, but {', '.join(sorted(state))}: an earlier version saved it")
         if self._running is not None:
