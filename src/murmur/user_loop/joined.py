@@ -226,7 +226,7 @@ class Joined:
         with self._source.behind.last(positive(samples), start):
             yield
 
-    def step(self, samples: float | None = None, loss: float | None = None) -> None:
+    def step(self, samples: float | None = None, loss: float | Tensor | None = None) -> None:
         """Pass the gradients in the model's .grad fields to the strategy; the model then has its next weights.
 
         With a loss scaler: `scaler.unscale_(me)` before clipping, then `scaler.step(me)`; never with the optimizer, or
@@ -255,7 +255,7 @@ class Joined:
         behind.check(scaled=hasattr(self, "found_inf"))
         self._loop.offer = Offer(
             samples,
-            None if loss is None else float(loss),
+            None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss),
             scale=1.0 if scale is None else float(scale),
             skipped=float(overflows) > 0,
         )
