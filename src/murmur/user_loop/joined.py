@@ -189,10 +189,9 @@ class Joined:
             return
         if not self._seat.late:
             await agree(group, self._source.layout.device, terms(self.strategy, self.model, self.optimizer, self.plan))
-            everything, integers = Layout.everything(self.model), self._source.integers
-            everything.scatter(await group.broadcast(everything.gather()))
-            if integers.tensors:
-                integers.scatter(await group.broadcast(integers.gather()))
+            for layout in (Layout.everything(self.model), Layout.whole_numbers(self.model)):
+                if layout.tensors:
+                    layout.scatter(await group.broadcast(layout.gather()))
         self._answering = self._seat.spawn(self._answers.serve(), "answers about the model")
 
     def _refuse(self, *_: object) -> None:
