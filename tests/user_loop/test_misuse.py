@@ -115,6 +115,30 @@ def test_sparse_gradients_are_refused() -> None:
         table.weight.grad = None
 
 
+def test_parameters_that_come_later_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with murmur.join(SyncSGD(), model, optimizer) as me:
+        model[0].requires_grad_(True)
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(
+            RuntimeError, match=r"0.weight was frozen .*: add and unfreeze .*, or end the block .* again"
+        ):
+            me.step()
+    model.zero_grad()
+    with murmur.join(SyncSGD(), model, optimizer) as me:
+        model(torch.ones(1, 2)).sum().backward()
+        me.step()
+        model.append(nn.Linear(1, 1))
+        optimizer.add_param_group({"params": model[2].parameters()})
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(
+            RuntimeError, match=r"did not have when the loop joined, .*: add and unfreeze .* join again"
+        ):
+            me.step()
+
+
 @pytest.mark.filterwarnings("error:Seems like `optimizer.step:UserWarning")
 @pytest.mark.parametrize("others", [0, 1], ids=["none before", "one before"])
 def test_a_scheduler_may_be_made_where_steps_are_routed(others: int) -> None:

@@ -240,9 +240,9 @@ class Joined:
         Raises:
             FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
             PeerLost: A learner is gone.
-            RuntimeError: The loop is not in its block, or is in `consensus()`, a parameter has become trainable since
-                the start, a gradient is sparse, an activity beside the loop has failed, or gradients were changed after
-                `last_backward`.
+            RuntimeError: The loop is not in its block, or is in `consensus()`, a parameter has been added or become
+                trainable since the start, a gradient is sparse, an activity beside the loop has failed, or gradients
+                were changed after `last_backward`.
             TypeError: `samples` is a closure.
             ValueError: `samples` is not positive, or not what `last_backward` was given.
         """

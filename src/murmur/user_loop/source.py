@@ -29,6 +29,7 @@ from murmur.user_loop.last_backward import Behind
 from murmur.user_loop.loop import Loop, Offer
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
+BEFORE = "add and unfreeze parameters before the block of murmur.join, or end the block on all learners and join again"
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class LoopSource:
         self.assignment = Assignment(tuple(range(group.size)))
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._known = {id(p) for p in model.parameters()}
         self.moments = Moments(optimizer, layout)
         self.behind = Behind(self.layout)
         self.times = self.decay_times = 1.0
@@ -141,8 +143,13 @@ class LoopSource:
         """Check that only parameters that were trainable at the start have gradients, and that those are dense.
 
         Raises:
-            RuntimeError: Another one has a gradient, or a sparse one; names it.
+            RuntimeError: Another one has a gradient, or a sparse one; names it. Or the optimizer has got further ones.
         """
+        if any(id(p) not in self._known for group in self.optimizer.param_groups for p in group["params"]):
+            raise RuntimeError(
+                "the optimizer has parameters that the model did not have when the loop joined, and they would not be"
+                f" averaged: {BEFORE}"
+            )
         for name, p in self._trainable:
             if p.grad is not None and p.grad.layout != torch.strided:
                 raise RuntimeError(
@@ -151,7 +158,7 @@ class LoopSource:
                 )
         for name, p in self._frozen:
             if p.grad is not None:
-                raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: unfreeze it before")
+                raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: {BEFORE}")
 
     def next_index(self, steps: int) -> int | None:
         self._turn = steps
