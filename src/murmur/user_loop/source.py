@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from murmur.user_loop.group import JoinedGroup
 from murmur.user_loop.last_backward import Behind
 from murmur.user_loop.loop import Loop, Offer
 
+log = logging.getLogger(__name__)
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 BEFORE = "add and unfreeze parameters before the block of murmur.join, or end the block on all learners and join again"
 
@@ -115,6 +117,7 @@ class LoopSource:
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._known = {id(p) for p in model.parameters()}
+        self._rate_is_checked = False
         self.moments = Moments(optimizer, layout)
         self.behind = Behind(self.layout)
         self.times = self.decay_times = 1.0
@@ -254,6 +257,7 @@ class LoopSource:
         if not self.numbers.allow_step(g):
             self.clear()
             return
+        self._check_rate()
         self.layout.hand_gradients(g, present)
         self.stepping = True
         try:
@@ -263,6 +267,19 @@ class LoopSource:
         finally:
             self.stepping = False
         self.clear()
+
+    def _check_rate(self) -> None:
+        """Warn if this learner takes the others' steps alone, so that a scheduler in its loop is never called."""
+        if self._rate_is_checked:
+            return
+        self._rate_is_checked = True
+        waits = self.loop.offer is not None  # a step of the loop that no strategy takes
+        if waits and any("initial_lr" in group for group in self.optimizer.param_groups):
+            log.warning(
+                "learner %d serves until the end of the run: a scheduler in its loop does not change the rate %g",
+                self.group.rank,
+                float(self.optimizer.param_groups[0]["lr"]),
+            )
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
