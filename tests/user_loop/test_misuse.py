@@ -73,6 +73,13 @@ def test_training_on_the_consensus_is_refused(use: Any) -> None:
         me.step()
 
 
+@pytest.mark.parametrize("strategy", [KAVG, "KAVG", None])
+def test_what_is_no_strategy_is_refused(strategy: Any) -> None:
+    model = net(0)
+    with pytest.raises(TypeError, match=r"^('?KAVG'?|None) is not a strategy: give an instance .* KAVG\(K=8\)"):
+        murmur.join(strategy, model, optimizer_of(model))
+
+
 def test_a_closure_is_refused() -> None:
     model = net(0)
     with joined(model) as me, pytest.raises(TypeError, match=r"not a closure: compute the gradients first"):

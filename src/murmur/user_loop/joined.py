@@ -67,6 +67,7 @@ def join(
             gave this process.
 
     Raises:
+        TypeError: The strategy is a class, or none at all.
         ValueError: The optimizer holds parameters that the model does not, or not all trainable ones of the model, or
             needs a closure.
     """
