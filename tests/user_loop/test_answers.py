@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,3 +92,32 @@ def test_changes_of_the_weights_after_a_consensus_stay(strategy: Strategy, size:
         return ThreadWorld(size, 20.0).run(Words(body))  # type: ignore[arg-type, return-value]
 
     assert all(torch.equal(a, b) for a, b in zip(end(looks=True), end(looks=False), strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_own_buffers_stand_beside_the_mean(size: int) -> None:
+    """A learner that looks at the mean gives its own buffers to another learner that asks, and to its saved state."""
+    turn = Barrier(size)
+
+    def body(seat: Seat) -> tuple[Tensor, bool]:
+        model = net(0)
+        with murmur.join(KAVG(3), model, optimizer_of(model), seat=seat) as me:
+            for n in range(4):
+                loss_of(model, size * n + me.rank).backward()
+                me.step()
+            before = me.state_dict()
+            turn.wait(20)
+            if me.rank == 1:
+                turn.wait(20)
+            with me.consensus():
+                found, kept = state(model), me.state_dict()
+                if me.rank == 0 and size == 2:
+                    turn.wait(20)  # learner 1 asks while this one looks
+                    turn.wait(20)
+            if me.rank == 1:
+                turn.wait(20)
+            return found, all(torch.equal(before[name], kept[name]) for name in ("weights", "buffers", "integers"))
+
+    ends: Any = ThreadWorld(size, 20.0).run(Words(body))
+    assert all(torch.equal(mean, ends[0][0]) for mean, _ in ends)
+    assert all(kept for _, kept in ends)

@@ -79,3 +79,13 @@ def test_a_closure_without_a_loss_steps_all_the_same() -> None:
     with murmur.join(KAVG(3), model, optimizer) as me, murmur.routed(me):
         assert optimizer.step(lambda: loss_of(model, 0).backward()) is None  # type: ignore[arg-type, func-returns-value]
     assert moved(state(model))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loss_may_be_the_tensor_itself() -> None:
+    model = net(0)
+    with murmur.join(KAVG(2), model, optimizer_of(model)) as me:
+        loss = loss_of(model, 0)
+        loss.backward()
+        me.step(loss=loss)
+        assert me.progress.loss == loss.item()

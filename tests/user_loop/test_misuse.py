@@ -56,6 +56,30 @@ def test_a_use_after_the_block_is_refused(use: Any) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    "use",
+    [lambda me: me.step(), lambda me: me.last_backward().__enter__(), lambda me: me.load_state_dict({})],
+    ids=["step", "last_backward", "load_state_dict"],
+)
+def test_training_on_the_consensus_is_refused(use: Any) -> None:
+    model = net(0)
+    with joined(model) as me:
+        with me.consensus() as consensus:
+            loss_of(consensus, 0).backward()
+            with pytest.raises(
+                RuntimeError, match=r"came inside consensus\(\), .*: evaluate there, and move it behind"
+            ):
+                use(me)
+        me.step()
+
+
+@pytest.mark.parametrize("strategy", [KAVG, "KAVG", None])
+def test_what_is_no_strategy_is_refused(strategy: Any) -> None:
+    model = net(0)
+    with pytest.raises(TypeError, match=r"^('?KAVG'?|None) is not a strategy: give an instance .* KAVG\(K=8\)"):
+        murmur.join(strategy, model, optimizer_of(model))
+
+
 def test_a_closure_is_refused() -> None:
     model = net(0)
     with joined(model) as me, pytest.raises(TypeError, match=r"not a closure: compute the gradients first"):
@@ -96,6 +120,30 @@ def test_sparse_gradients_are_refused() -> None:
         with pytest.raises(RuntimeError, match=r"the gradient of weight is sparse.*sparse=False"):
             me.step()
         table.weight.grad = None
+
+
+def test_parameters_that_come_later_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with murmur.join(SyncSGD(), model, optimizer) as me:
+        model[0].requires_grad_(True)
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(
+            RuntimeError, match=r"0.weight was frozen .*: add and unfreeze .*, or end the block .* again"
+        ):
+            me.step()
+    model.zero_grad()
+    with murmur.join(SyncSGD(), model, optimizer) as me:
+        model(torch.ones(1, 2)).sum().backward()
+        me.step()
+        model.append(nn.Linear(1, 1))
+        optimizer.add_param_group({"params": model[2].parameters()})
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(
+            RuntimeError, match=r"did not have when the loop joined, .*: add and unfreeze .* join again"
+        ):
+            me.step()
 
 
 @pytest.mark.filterwarnings("error:Seems like `optimizer.step:UserWarning")

@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 import murmur
-from murmur.strategies import KAVG, SyncSGD
+from murmur.core.learner import Strategy
+from murmur.core.world import Seat
+from murmur.strategies import ASGD, EASGD, KAVG, SyncSGD
+from murmur.worlds.threads import ThreadWorld
+from named import named
+from user_loops import Words, loss_of, net, optimizer_of
 
 
 def two_layers() -> nn.Sequential:
@@ -40,3 +45,23 @@ def test_a_part_with_a_group_of_its_own_trains_as_in_the_plain_loop(frozen: bool
             optimizers[1].step()
             optimizers[1].zero_grad()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("strategy", "serves"), [(ASGD(), True), (SyncSGD(), False), (EASGD(), False)], ids=named)
+def test_a_server_tells_that_its_scheduler_has_no_effect(
+    strategy: Strategy, serves: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def body(seat: Seat) -> None:
+        model = net(0)
+        optimizer = optimizer_of(model)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with murmur.join(strategy, model, optimizer, seat=seat) as me:
+            for n in range(3):
+                loss_of(model, n).backward()
+                me.step()
+                scheduler.step()
+
+    ThreadWorld(2, 20.0).run(Words(body))
+    told = [record.getMessage() for record in caplog.records if "scheduler" in record.getMessage()]
+    wanted = "learner 0 serves until the end of the run: a scheduler in its loop does not change the rate 0.05"
+    assert told == [wanted] * serves

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,3 +91,30 @@ def test_scaling_changes_nothing(strategy: Strategy, clips: bool, sums: bool) ->
     end = ran(scaled)[0]
     assert moved(end)  # type: ignore[arg-type]
     assert torch.allclose(end, ran(plain)[0], atol=1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2)], ids=named)
+def test_routed_steps_of_an_optimizer_that_unscales_by_itself(strategy: Strategy) -> None:
+    """Learners have scales of their own, and one overflows once: the run is that of `scaler.step(me)`."""
+
+    def body_of(routes: bool) -> Callable[[Seat], Tensor]:
+        def body(seat: Seat) -> Tensor:
+            model, rank = net(0), seat.group.rank
+            optimizer = torch.optim.Adam(model.parameters(), 0.05, fused=True)
+            scaler = torch.amp.GradScaler("cpu", init_scale=16.0 * 64**rank)
+            with (
+                murmur.join(strategy, model, optimizer, seat=seat) as me,
+                murmur.routed(me) if routes else nullcontext(),
+            ):
+                for n in range(6):
+                    scaler.scale(loss_of(model, 2 * n + rank) * (torch.inf if n == 3 and rank == 1 else 1)).backward()
+                    scaler.step(optimizer if routes else me)
+                    scaler.update()
+            assert scaler.get_scale() == (512.0 if rank == 1 else 16.0)
+            return state(model)
+
+        return body
+
+    routed, stepped = ran(body_of(True)), ran(body_of(False))
+    assert moved(routed[0])  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(routed, stepped, strict=True))  # type: ignore[arg-type]

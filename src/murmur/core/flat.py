@@ -73,9 +73,16 @@ class Layout:
 
     @classmethod
     def everything(cls, model: nn.Module) -> Layout:
-        """Layout of all parameters and floating-point buffers, which learner 0 sends to the others at the start."""
+        """Layout of all parameters and buffers of real and complex numbers, which learner 0 sends at the start."""
         tensors: Sequence[Tensor] = [*model.parameters(), *model.buffers()]
-        return cls(t for t in tensors if t.is_floating_point())
+        real = (torch.view_as_real(t.detach()) if t.is_complex() else t for t in tensors)
+        return cls(t for t in real if t.is_floating_point())
+
+    @classmethod
+    def whole_numbers(cls, model: nn.Module) -> Layout:
+        """Layout of all integer and boolean parameters and buffers, which learner 0 sends at the start."""
+        tensors: Sequence[Tensor] = [*model.parameters(), *model.buffers()]
+        return cls(t for t in tensors if not (t.is_floating_point() or t.is_complex()))
 
     def empty(self) -> Tensor:
         """Return an uninitialised vector (P,)."""

@@ -20,9 +20,13 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
     """Check that the strategy leaves minibatches to the loop, and that the optimizer steps the model and no more.
 
     Raises:
+        TypeError: The strategy is a class, or none at all.
         ValueError: The strategy assigns minibatches, or the optimizer holds other parameters too, or not all that are
             trainable, or it calls the model by itself.
     """
+    if isinstance(strategy, type) or not callable(strategy):
+        name = getattr(strategy, "__name__", repr(strategy))
+        raise TypeError(f"{name} is not a strategy: give an instance with its settings, such as KAVG(K=8)")
     if Facts.of(strategy).assigns_minibatches:
         inner = f": join {strategy.inner}" if isinstance(strategy, FactsOfInner) else ""
         raise ValueError(f"{strategy} assigns minibatches, but here every loop has its own loader{inner}")

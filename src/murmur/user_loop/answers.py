@@ -28,6 +28,8 @@ POLL_SECONDS = 0.25
 class Answers:
     """One learner's side of requests for the mean model.
 
+    While the model is lent to the mean, this learner answers and is saved with its own weights and buffers.
+
     Args:
         group: Group of all learners.
         loop: State of the loop.
@@ -37,6 +39,7 @@ class Answers:
     def __init__(self, group: Group, loop: Loop, buffers: Callable[[], Layout]) -> None:
         self.group, self.loop, self.buffers = group, loop, buffers
         self._asked = 0
+        self._beside: Tensor | None = None  # this learner's buffers while the model has the mean's
 
     async def serve(self) -> None:
         """Answer until `stop`; runs beside the loop."""
@@ -48,8 +51,18 @@ class Answers:
         """End `serve`."""
         self.group.post(torch.empty(0), self.group.rank, ASK, (STOP,))
 
+    @property
+    def lends(self) -> bool:
+        """True while the model is the mean."""
+        return self._beside is not None
+
+    def own_buffers(self) -> Tensor:
+        """Return a copy of this learner's floating-point buffers."""
+        with self.loop.weights.section():
+            return self.buffers().gather() if self._beside is None else self._beside.clone()
+
     def _own(self) -> tuple[Tensor, Tensor]:
-        return self.loop.weights.snapshot(), self.buffers().gather()
+        return self.loop.weights.snapshot(), self.own_buffers()
 
     @contextmanager
     def in_place(self, source: LoopSource, live: Callable[[], Sequence[int]], timeout_seconds: float) -> Iterator[None]:
@@ -62,12 +75,21 @@ class Answers:
         with weights.held():
             own = self.buffers().gather()
             mean = (source.layout.gather(), own) if self.group.size == 1 else drive(self._mean(live, timeout_seconds))
-            with weights.lent(mean[0]):
-                try:
-                    self.buffers().scatter(mean[1])
-                    yield
-                finally:
-                    self.buffers().scatter(own)
+            with weights.lent(mean[0]), self._lent_buffers(mean[1]):
+                yield
+
+    @contextmanager
+    def _lent_buffers(self, mean: Tensor) -> Iterator[None]:
+        section, beside = self.loop.weights.section, self._beside
+        with section():
+            shown, self._beside = self.buffers().gather(), self.own_buffers()
+            self.buffers().scatter(mean)
+        try:
+            yield
+        finally:
+            with section():
+                self.buffers().scatter(shown)
+                self._beside = beside
 
     async def _mean(self, live: Callable[[], Sequence[int]], timeout_seconds: float) -> tuple[Tensor, Tensor]:
         deadline = time.monotonic() + timeout_seconds

@@ -67,6 +67,7 @@ def join(
             gave this process.
 
     Raises:
+        TypeError: The strategy is a class, or none at all.
         ValueError: The optimizer holds parameters that the model does not, or not all trainable ones of the model, or
             needs a closure.
     """
@@ -144,6 +145,19 @@ class Joined:
                 " with the optimizer alone"
             )
 
+    def _check_training(self, what: str) -> None:
+        """Check that the loop is in its block, with the model of this learner.
+
+        Raises:
+            RuntimeError: It is not; tells the remedy.
+        """
+        self._check_inside(what)
+        if self._answers.lends:
+            raise RuntimeError(
+                f"{what} came inside consensus(), where the model is the mean of all learners: evaluate there, and move"
+                " it behind that block"
+            )
+
     def _own_seat(self, stack: ExitStack) -> Seat:
         """Enter the next block of this process's launch; leave it at the end of the stack."""
         device, seconds, start_seconds = str(self._layout.device), self.plan.timeout_seconds, START_SECONDS
@@ -176,10 +190,9 @@ class Joined:
             return
         if not self._seat.late:
             await agree(group, self._source.layout.device, terms(self.strategy, self.model, self.optimizer, self.plan))
-            everything, integers = Layout.everything(self.model), self._source.integers
-            everything.scatter(await group.broadcast(everything.gather()))
-            if integers.tensors:
-                integers.scatter(await group.broadcast(integers.gather()))
+            for layout in (Layout.everything(self.model), Layout.whole_numbers(self.model)):
+                if layout.tensors:
+                    layout.scatter(await group.broadcast(layout.gather()))
         self._answering = self._seat.spawn(self._answers.serve(), "answers about the model")
 
     def _refuse(self, *_: object) -> None:
@@ -205,7 +218,7 @@ class Joined:
             PeerLost: A learner is gone.
             RuntimeError: This step has had one already.
         """
-        self._check_inside("last_backward()")
+        self._check_training("last_backward()")
         if self._running is None:
             with self._loop.weights.held():  # the model has been through a forward pass: its weights must not change
                 self._advance()
@@ -213,7 +226,7 @@ class Joined:
         with self._source.behind.last(positive(samples), start):
             yield
 
-    def step(self, samples: float | None = None, loss: float | None = None) -> None:
+    def step(self, samples: float | None = None, loss: float | Tensor | None = None) -> None:
         """Pass the gradients in the model's .grad fields to the strategy; the model then has its next weights.
 
         With a loss scaler: `scaler.unscale_(me)` before clipping, then `scaler.step(me)`; never with the optimizer, or
@@ -228,12 +241,13 @@ class Joined:
         Raises:
             FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
             PeerLost: A learner is gone.
-            RuntimeError: The loop is not in its block, a parameter has become trainable since the start, a gradient is
-                sparse, an activity beside the loop has failed, or gradients were changed after `last_backward`.
+            RuntimeError: The loop is not in its block, or is in `consensus()`, a parameter has been added or become
+                trainable since the start, a gradient is sparse, an activity beside the loop has failed, or gradients
+                were changed after `last_backward`.
             TypeError: `samples` is a closure.
             ValueError: `samples` is not positive, or not what `last_backward` was given.
         """
-        self._check_inside("step()")
+        self._check_training("step()")
         behind = self._source.behind
         samples = behind.told(None if samples is None else positive(samples))
         self._source.check_gradients()
@@ -241,7 +255,7 @@ class Joined:
         behind.check(scaled=hasattr(self, "found_inf"))
         self._loop.offer = Offer(
             samples,
-            None if loss is None else float(loss),
+            None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss),
             scale=1.0 if scale is None else float(scale),
             skipped=float(overflows) > 0,
         )
@@ -302,7 +316,8 @@ class Joined:
             RuntimeError: The loop is before its block.
         """
         self._check_entered("state_dict()")
-        return {"optimizer": deepcopy(self.optimizer.state_dict()), "steps": self._steps, **self._keeper.state()}
+        kept = self._keeper.state(self._answers.own_buffers())
+        return {"optimizer": deepcopy(self.optimizer.state_dict()), "steps": self._steps, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the `state_dict` of the learner of this rank, on all learners and before the first step.
@@ -314,7 +329,7 @@ class Joined:
             RuntimeError: Steps have been taken already, or the loop is not in its block.
             ValueError: An earlier version of murmur has saved the state.
         """
-        self._check_inside("load_state_dict")
+        self._check_training("load_state_dict")
         if "weights" not in state:
             raise ValueError(f"the state has no weights, but {', '.join(sorted(state))}: an earlier version saved it")
         if self._running is not None:

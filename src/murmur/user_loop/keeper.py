@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from murmur.core.learner import Learner
 from murmur.user_loop.group import JoinedGroup
 from murmur.user_loop.loop import Loop
@@ -27,15 +29,19 @@ class Keeper:
     def __init__(self, me: Learner, loop: Loop, source: RoundSource, group: JoinedGroup) -> None:
         self.me, self.loop, self.source, self.group = me, loop, source, group
 
-    def state(self) -> dict[str, Any]:
-        """Return the state as tensors, numbers, lists and dictionaries."""
+    def state(self, buffers: Tensor) -> dict[str, Any]:
+        """Return the state as tensors, numbers, lists and dictionaries.
+
+        Args:
+            buffers: Floating-point buffers of this learner.
+        """
         begun = self.source.round
         with self.source.learner.steady:
             weights = self.loop.weights.snapshot()
             outer = {name: vector.clone() for name, vector in self.source.learner.outer_to_keep.items()}
         return {
             "weights": weights,
-            "buffers": self.source.buffers.gather(),
+            "buffers": buffers,
             "integers": self.source.integers.gather(),
             "strategy": outer,
             "round": None if begun is None else begun.described(),

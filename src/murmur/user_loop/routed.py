@@ -35,7 +35,8 @@ def routed(me: Joined, samples: float = 1.0) -> Iterator[None]:
         loss = None if closure is None else closure()
         inside = True
         try:
-            me.step(samples, loss=_number(loss))
+            with _scaling_of(optimizer, me):
+                me.step(samples, loss=_number(loss))
         finally:
             inside = False
         return loss
@@ -48,6 +49,20 @@ def routed(me: Joined, samples: float = 1.0) -> Iterator[None]:
         if optimizer.step is method:
             optimizer.step = plain  # type: ignore[method-assign]
         inside = True  # a scheduler's wrapper that was made inside the block stays, and leads here
+
+
+@contextmanager
+def _scaling_of(optimizer: torch.optim.Optimizer, me: Joined) -> Iterator[None]:
+    """Move what a loss scaler tells an optimizer that unscales by itself (fused ones do) to `me`, inside the block."""
+    names: tuple[str, ...] = ("grad_scale", "found_inf")
+    told = {name: vars(optimizer).pop(name) for name in names if name in vars(optimizer)}
+    vars(me).update(told)
+    try:
+        yield
+    finally:
+        for name in told:
+            delattr(me, name)
+        vars(optimizer).update(told)  # the scaler deletes them
 
 
 def _number(loss: object) -> float | None:

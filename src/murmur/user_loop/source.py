@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,9 @@ from murmur.user_loop.group import JoinedGroup
 from murmur.user_loop.last_backward import Behind
 from murmur.user_loop.loop import Loop, Offer
 
+log = logging.getLogger(__name__)
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
+BEFORE = "add and unfreeze parameters before the block of murmur.join, or end the block on all learners and join again"
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,8 @@ class LoopSource:
         self.assignment = Assignment(tuple(range(group.size)))
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._known = {id(p) for p in model.parameters()}
+        self._rate_is_checked = False
         self.moments = Moments(optimizer, layout)
         self.behind = Behind(self.layout)
         self.times = self.decay_times = 1.0
@@ -141,8 +146,13 @@ class LoopSource:
         """Check that only parameters that were trainable at the start have gradients, and that those are dense.
 
         Raises:
-            RuntimeError: Another one has a gradient, or a sparse one; names it.
+            RuntimeError: Another one has a gradient, or a sparse one; names it. Or the optimizer has got further ones.
         """
+        if any(id(p) not in self._known for group in self.optimizer.param_groups for p in group["params"]):
+            raise RuntimeError(
+                "the optimizer has parameters that the model did not have when the loop joined, and they would not be"
+                f" averaged: {BEFORE}"
+            )
         for name, p in self._trainable:
             if p.grad is not None and p.grad.layout != torch.strided:
                 raise RuntimeError(
@@ -151,7 +161,7 @@ class LoopSource:
                 )
         for name, p in self._frozen:
             if p.grad is not None:
-                raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: unfreeze it before")
+                raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: {BEFORE}")
 
     def next_index(self, steps: int) -> int | None:
         self._turn = steps
@@ -247,6 +257,7 @@ class LoopSource:
         if not self.numbers.allow_step(g):
             self.clear()
             return
+        self._check_rate()
         self.layout.hand_gradients(g, present)
         self.stepping = True
         try:
@@ -256,6 +267,19 @@ class LoopSource:
         finally:
             self.stepping = False
         self.clear()
+
+    def _check_rate(self) -> None:
+        """Warn if this learner takes the others' steps alone, so that a scheduler in its loop is never called."""
+        if self._rate_is_checked:
+            return
+        self._rate_is_checked = True
+        waits = self.loop.offer is not None  # a step of the loop that no strategy takes
+        if waits and any("initial_lr" in group for group in self.optimizer.param_groups):
+            log.warning(
+                "learner %d serves until the end of the run: a scheduler in its loop does not change the rate %g",
+                self.group.rank,
+                float(self.optimizer.param_groups[0]["lr"]),
+            )
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
