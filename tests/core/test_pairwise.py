@@ -15,6 +15,7 @@ from averaging_only import Still
 from murmur.core import learner as learner_module
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner
+from murmur.core.membership import ENDED, RunOver
 from murmur.core.pairwise import GOSSIP, SWAP, PairwiseAverager
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
@@ -162,3 +163,24 @@ def test_gradients_and_averaging_that_begin_together_share_one_averager(monkeypa
     (found,) = ThreadWorld(1).run(program)
     assert found == [made[0]] * 4
     assert len(made) == 1
+
+
+async def coming_after_the_end(seat: Seat) -> str:
+    """The only learner that held the model has left in order; another one still waits."""
+    averager = averager_of(seat)
+    averager.holders = (0,)
+    if seat.group.rank != 2:
+        await seat.sleep(1.0)
+        return ""
+    assert isinstance(seat.group, VirtualGroup)
+    seat.group.hub.table.arrive(0, ENDED)
+    seat.group.hub.table.leave(0)
+    try:
+        await averager.catch_up()
+    except RunOver:
+        return "over"
+    return "caught up"
+
+
+def test_a_learner_that_comes_after_the_end_is_told_so() -> None:
+    assert VirtualWorld(3).run(coming_after_the_end) == ["", "", "over"]

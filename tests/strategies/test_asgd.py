@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from murmur.core.group import PeerLost
+from murmur.core.world import drive
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
@@ -186,6 +189,45 @@ def test_learners_may_die_and_come_back(servers: int) -> None:
     )
     got = fit(experiment, VirtualWorld(cluster))
     assert float((got**2).sum()) < 1.0
+
+
+def test_a_learner_that_comes_back_asks_no_server_before_its_first_gradient() -> None:
+    """A server may have ended its service by then, and the late learner would wait for ever."""
+    steps: list[str] = []
+
+    async def gradients() -> AsyncIterator[Tensor]:
+        steps.append("gradients")
+        for _ in ():
+            yield torch.empty(0)
+
+    def post(*_: object) -> None:
+        steps.append("request")
+
+    async def recv(*_: object) -> tuple[Tensor, int, tuple[float]]:
+        return torch.zeros(1), 0, (3.0,)
+
+    weights = SimpleNamespace(snapshot=lambda: torch.zeros(1), set_=lambda _: None)
+    for late in (True, False):
+        me: Any = SimpleNamespace(
+            group=SimpleNamespace(size=2, post=post, recv=recv),
+            seat=SimpleNamespace(late=late),
+            weights=weights,
+            claimed_gradients=gradients,
+        )
+        drive(ASGD().learn(me, [slice(0, 1)]))
+    assert steps == ["gradients", "request", "gradients"]
+
+
+def test_the_first_gradient_of_a_learner_that_comes_back_has_age_0() -> None:
+    """It has pulled no weights, but caught up; it was as old as all updates of the run."""
+    records: list[Record] = []
+    faults = (Kill(3, 1.05), Rejoin(3, 2.05))
+    cluster = Cluster(4, ConstantSeconds(0.1), link=AT_ONCE, faults=faults, lease_seconds=0.5)
+    experiment = Experiment(Quadratic(), ASGD(), Budget(minibatches=100), SGD(0.01))
+    Trainer(experiment, VirtualWorld(cluster), observers=lambda _: (records.append,)).fit()
+    ages = [r.staleness for r in records if r.kind == "step"]
+    assert len(ages) == 100
+    assert max(ages) <= 4
 
 
 def test_without_its_server_the_run_ends_with_an_error() -> None:

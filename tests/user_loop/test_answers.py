@@ -15,6 +15,7 @@ import murmur
 from murmur.core.flat import Layout
 from murmur.core.group import Message, PeerLost
 from murmur.core.learner import Strategy
+from murmur.core.membership import View
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
 from murmur.strategies import BMUF, KAVG, SyncSGD
@@ -29,22 +30,29 @@ class Scripted:
 
     rank, size = 0, 2
 
-    def __init__(self, messages: list[Message]) -> None:
-        self.messages = messages
+    def __init__(self, messages: list[Message], restarts: bool = False) -> None:
+        self.messages, self.restarts = messages, restarts
+        self.membership, self.incarnation, self.posted = self, 0, 0
+
+    def view(self) -> View:
+        return View(0, {0: 0, 1: self.incarnation})
 
     def post(self, *message: object) -> None:
-        pass
+        self.posted += 1
 
     async def poll(self, tag: str, seconds: float) -> Message | None:
-        return self.messages.pop(0) if self.messages else None
+        if self.restarts and self.incarnation == 0:  # learner 1 has read the question, and is started again
+            self.incarnation = 1
+            return None
+        return self.messages.pop(0) if self.messages and self.posted > self.incarnation else None
 
 
-def asked(model: nn.Module, messages: list[Message]) -> tuple[Weights, Any]:
+def asked(model: nn.Module, messages: list[Message], restarts: bool = False) -> tuple[Weights, Any]:
     layout, buffers = Layout.trainable(model), Layout.buffers(model)
     weights = Weights(layout)
     loop: Any = SimpleNamespace(weights=weights)
     source: Any = SimpleNamespace(layout=layout)
-    group: Any = Scripted(messages)
+    group: Any = Scripted(messages, restarts)
     return weights, Answers(group, loop, lambda: buffers).in_place(source, lambda: range(2), 0.05)
 
 
@@ -63,6 +71,14 @@ def test_answers_to_an_earlier_question_are_passed_over() -> None:
     assert model.weight.tolist() == [1.0, 1.0]
     assert model.running_mean.tolist() == [0.0, 0.0]
     assert weights.snapshot().tolist() == [2.0, 2.0, 1.0, 1.0]
+
+
+def test_a_learner_that_was_started_again_is_asked_again() -> None:
+    model = nn.BatchNorm1d(2)
+    answers = [Message(torch.full((4,), 3.0), 1, (1.0, kind)) for kind in range(2)]
+    _, consensus = asked(model, answers, restarts=True)
+    with consensus:
+        assert model.weight.tolist() == [2.0, 2.0]
 
 
 def test_a_learner_that_does_not_answer_is_named() -> None:

@@ -207,6 +207,11 @@ class Membership(ABC):
     def spent(self) -> bool:
         """True if every minibatch of the budget has been done."""
 
+    @property
+    def over(self) -> bool:
+        """True if nothing is left to do for a learner that comes late."""
+        return self.spent
+
     @abstractmethod
     def arrive(self, barrier: str) -> bool:
         """Arrive at a barrier; return True if all live learners have. Call it until it returns True."""

@@ -285,18 +285,26 @@ class PairwiseAverager:
         Raises:
             RunOver: The other learners have finished the run.
         """
-        self._request.begin(self.held_by)
         found: dict[int, Tensor] = {}
-        while not (self.group.membership.spent or self.live == (self.group.rank,)):
+        if not self._is_over:
+            self._request.begin(self.held_by)
+        while not self._is_over:
             message = await self._request.poll(POLL_SECONDS)
             if message is not None and is_finite(message.x):
                 found[message.source] = message.x
                 if self.parts is None or len(found) == len(self.parts):
                     self._caught_up(message.x if self.parts is None else self.joined(found))
                     return
-            self._request.remind([j for j in self.held_by if j not in found])
+            if not self._is_over:
+                self._request.remind([j for j in self.held_by if j not in found])
         self.done()
         raise RunOver
+
+    @property
+    def _is_over(self) -> bool:
+        """True if a late learner has nothing to do: all is done, or the others have ended."""
+        view = self.group.membership.view()
+        return view.left > 0 or view.live == (self.group.rank,) or self.group.membership.over
 
     def _caught_up(self, w: Tensor) -> None:
         with self._changing:

@@ -30,6 +30,7 @@ from murmur.strategies.applied_minibatches import AppliedMinibatches
 from murmur.strategies.vector_parts import check_counts, keep_part, parts_of
 
 PUSH, PULL = "gradient", "model"  # tags of messages to and from a server
+UNKNOWN = -1.0  # number of updates of weights that were not pulled: a gradient at them has age 0
 APPLIED = "applied"  # name of a server's applied minibatches among the vectors of a checkpoint
 
 
@@ -51,7 +52,7 @@ class Pulled:
 
     def __init__(self, me: Learner, parts: Sequence[slice]) -> None:
         self._me, self._parts = me, parts
-        self._updates = [0.0] * len(parts)  # of each part when it was pulled last
+        self._updates = [UNKNOWN] * len(parts)  # of each part when it was pulled last
         self._computed = 0.0  # seconds of the gradients that were given
 
     async def pull(self) -> None:
@@ -133,7 +134,7 @@ class ASGD:
     async def learn(self, me: Learner, parts: Sequence[slice]) -> None:
         """Take gradients, at the servers' weights."""
         served = Pulled(me, parts)
-        if me.group.size > 1:
+        if me.group.size > 1 and not me.seat.late:  # a late learner catches up, for a server may be done with pulls
             await served.pull()
         async for g in me.claimed_gradients():
             if me.group.size > 1:
@@ -149,7 +150,7 @@ class ASGD:
         async for g, who, header in me.messages(PUSH):
             if header:
                 pulled, loss, start, stop, seconds = header
-                claim, age = range(int(start), int(stop)), updates - int(pulled)
+                claim, age = range(int(start), int(stop)), 0 if pulled == UNKNOWN else updates - int(pulled)
                 me.credit(claim, loss, seconds)
                 if applied.add(me.source.assignment.at(position) for position in claim):
                     me.outer[APPLIED] = applied.bounds()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -91,20 +91,26 @@ class Answers:
                 self.buffers().scatter(shown)
                 self._beside = beside
 
+    def _ask(self, ranks: Iterable[int], asked: dict[int, int | None]) -> None:
+        """Ask each of these learners once in its present incarnation; one that was started again forgets questions."""
+        present = self.group.membership.view().incarnations
+        for rank in ranks:
+            if rank not in asked or asked[rank] != present.get(rank):
+                asked[rank] = present.get(rank)
+                self.group.post(torch.empty(0), rank, ASK, (QUESTION, self._asked))
+
     async def _mean(self, live: Callable[[], Sequence[int]], timeout_seconds: float) -> tuple[Tensor, Tensor]:
         deadline = time.monotonic() + timeout_seconds
         self._asked += 1
-        for rank in live():
-            if rank != self.group.rank:
-                self.group.post(torch.empty(0), rank, ASK, (QUESTION, self._asked))
+        asked = dict[int, int | None]()
         given: list[dict[int, Tensor]] = [{self.group.rank: x} for x in self._own()]
-        while any(found.keys() < set(live()) for found in given):
+        while missing := {rank for found in given for rank in set(live()) - found.keys()}:
+            self._ask(missing, asked)
             message = await self.group.poll(ANSWER, POLL_SECONDS)
             if message is not None and message.header[0] == self._asked:
                 given[int(message.header[1])][message.source] = message.x
             elif message is None and time.monotonic() > deadline:
-                missing = sorted(set(live()) - given[1].keys())
-                raise PeerLost(f"learners {missing} did not send their weights within {timeout_seconds:g} s")
+                raise PeerLost(f"learners {sorted(missing)} did not send their weights within {timeout_seconds:g} s")
         weights, buffers = ([found[rank] for rank in sorted(found)] for found in given)
         equal = [1.0] * len(weights)
         return weighted_mean(weights, equal), weighted_mean(buffers, equal[: len(buffers)])

@@ -99,6 +99,11 @@ class LoopMembership(Membership):
         self.group.loops.announce(self.group.super_learner_of(self.group.rank))
         return all(self.group.over_for(rank) for rank in self.inner.view().live)
 
+    @property
+    def over(self) -> bool:
+        # Unlike `spent`, it announces nothing: the loop of a caller that comes late has just begun.
+        return all(self.group.over_for(rank) for rank in self.inner.view().live if rank != self.group.rank)
+
     def arrive(self, barrier: str) -> bool:
         return self.inner.arrive(barrier)
 

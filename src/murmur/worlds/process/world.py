@@ -6,7 +6,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
 from weakref import WeakSet
@@ -162,19 +162,18 @@ class ProcessWorld:
         # True if an earlier process of this learner was here, or if the learner was added.
         seat.late = self.place.rank >= self.size or bool(store.check([f"{READY_KEY}/{self.place.rank}"]))
         waits = Waits()
-        membership = self._enter(store, waits)
-        store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
         groups = WeakSet[TorchGroup]()
+        membership: StoreMembership | None = None
         try:
             mail = Mail(store, self.place.rank, address, self.timeout_seconds, secret_of(self.place, store))
-            try:
+            with closing(mail):  # before the membership: a learner that knows of this one can reach it
+                membership = self._enter(store, waits)
+                store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
                 wiring = seat.wiring = self._wire(store, mail, address, seat, membership, waits, groups)
                 seat.traffic = Traffic(lambda: _flows(mail, wiring))
                 seat.group = TorchGroup(wiring, WORLD, range(self.size))
                 yield seat
                 self._part(seat, wiring.memberships, store)
-            finally:
-                mail.close()
         except BaseException as error:
             _abandon(membership, groups, error)
             raise
