@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from murmur.execution.cores import cores_here
 from murmur.worlds.process.launch.environment import Place, threads_per_learner
-from murmur.worlds.process.launch.launcher import Launch
+from murmur.worlds.process.launch.launcher import Launch, Restart
 
 app = typer.Typer(add_completion=False)
+OnFailure = Literal["all", "alone"]
+RESTART: Mapping[OnFailure, Restart] = {"all": Restart.TOGETHER, "alone": Restart.ALONE}
 ANY = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -24,10 +27,20 @@ def launch(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Compute threads per learner; an equal share of the cores by default.")
     ] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="Restarts of each learner that fails, by the same command.")] = 0,
+    on_failure: Annotated[
+        OnFailure,
+        typer.Option(
+            help="all: when a learner fails, all start again, or end when it has no restart left. alone: only that one"
+            " does, and the others go on, also without it; for strategies that tolerate losses."
+        ),
+    ] = "all",
 ) -> None:
     """Start a program as several learners; the words after its name are its arguments.
 
     Example: murmur launch --learners 2 examples/my_own_loop.py
+
+    murmur launch --learners 4 --restarts 1 --on-failure alone my_asynchronous_loop.py
     """
     if not program.is_file():
         raise FileNotFoundError(f"there is no program {program}")
@@ -37,4 +50,4 @@ def launch(
         return command
 
     each = threads or threads_per_learner(cores_here(), learners)
-    raise typer.Exit(Launch(of_learner, learners, threads=each).run())
+    raise typer.Exit(Launch(of_learner, learners, restarts, RESTART[on_failure], threads=each).run())

@@ -84,6 +84,9 @@ class LoopSeat(Seat):
     def now(self) -> float:
         return self.inner.now
 
+    def begin(self) -> None:
+        self.inner.begin()
+
     async def work(self, job: Callable[[], T]) -> T:
         return await self.inner.work(job)
 
