@@ -270,13 +270,13 @@ class PairwiseAverager:
         The other learners answer beside their gradients.
         """
         me = self.group.rank
-        self._request.begin(self.held_by)
+        self._request.begin()
         found = {me: self.shown()[: self.weights.layout.numel]} if me in self.held_by else {}
         while not found.keys() >= set(self.held_by):
+            self._request.ask([j for j in self.held_by if j not in found])
             message = await self._request.poll(self.poll_seconds)
             if message is not None and message.header[0] == self._request.number:
                 found[message.source] = message.x[: self.weights.layout.numel]
-            self._request.remind([j for j in self.held_by if j not in found])
         return found
 
     async def catch_up(self) -> None:
@@ -286,17 +286,15 @@ class PairwiseAverager:
             RunOver: The other learners have finished the run.
         """
         found: dict[int, Tensor] = {}
-        if not self._is_over:
-            self._request.begin(self.held_by)
+        self._request.begin()
         while not self._is_over:
+            self._request.ask([j for j in self.held_by if j not in found])
             message = await self._request.poll(POLL_SECONDS)
             if message is not None and is_finite(message.x):
                 found[message.source] = message.x
                 if self.parts is None or len(found) == len(self.parts):
                     self._caught_up(message.x if self.parts is None else self.joined(found))
                     return
-            if not self._is_over:
-                self._request.remind([j for j in self.held_by if j not in found])
         self.done()
         raise RunOver
 

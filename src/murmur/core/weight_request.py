@@ -24,14 +24,13 @@ class WeightRequest:
         self._group, self._now, self.number = group, now, 0
         self._patience = self._again_at = 0.0
 
-    def begin(self, whom: Sequence[int]) -> None:
-        """Ask for the weights of these ranks, all at about this moment."""
+    def begin(self) -> None:
+        """Begin a request for weights at about this moment; `ask` sends it."""
         self.number += 1
         self._patience, self._again_at = 0.0, self._now()
-        self.remind(whom)
 
-    def remind(self, silent: Sequence[int]) -> None:
-        """Repeat the request to these ranks if it is due."""
+    def ask(self, silent: Sequence[int]) -> None:
+        """Send the request to these ranks, at first and again whenever that is due."""
         if self._now() < self._again_at:
             return
         self._patience = 2 * self._patience or ANSWER_SECONDS
