@@ -34,12 +34,12 @@ def rows(name: str, out: Path) -> list[dict[str, Any]]:
         "hardware": hardware(),
     }
     if "wer" in figures:
-        return [{**_network(name, figures, out), **about}]
+        return [{**_ctc_row(name, figures, out), **about}]
     systems = [key.removesuffix(ENDING) for key in figures if key.endswith(ENDING)]
-    return [{**_row(name, system, figures), **about} for system in systems]
+    return [{**_hybrid_row(name, system, figures), **about} for system in systems]
 
 
-def _row(name: str, system: str, figures: dict[str, float]) -> dict[str, Any]:
+def _hybrid_row(name: str, system: str, figures: dict[str, float]) -> dict[str, Any]:
     kind, _, split = system.rpartition(" ")
     return {
         "set": name,
@@ -55,7 +55,7 @@ def _row(name: str, system: str, figures: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _network(name: str, figures: dict[str, float], out: Path) -> dict[str, Any]:
+def _ctc_row(name: str, figures: dict[str, float], out: Path) -> dict[str, Any]:
     recognised = [json.loads(line) for line in (out / "recognised.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "set": name,

@@ -63,10 +63,10 @@ def equal_chance(groups: Sequence[Sequence[float]]) -> float:
     left = sum((value - both + whole) ** 2 for value, both in pairs)
     if not between + left:
         return 1.0
-    return _beta(left / (left + between), free / 2, (k - 1) / 2)
+    return _incomplete_beta(left / (left + between), free / 2, (k - 1) / 2)
 
 
-def _beta(x: float, a: float, b: float) -> float:
+def _incomplete_beta(x: float, a: float, b: float) -> float:
     """Regularised incomplete beta function I_x(a, b); 2 a and 2 b are whole numbers.
 
     I_x(p, q + 1) = I_x(p, q) + x^p (1 - x)^q / (q B(p, q)),    I_x(p + 1, q) = I_x(p, q) - x^p (1 - x)^q / (p B(p, q))
@@ -79,13 +79,13 @@ def _beta(x: float, a: float, b: float) -> float:
         (1.0, 1.0): x,
     }[p, q]
     while q < b:
-        value, q = value + x**p * (1 - x) ** q / (q * _whole_beta(p, q)), q + 1
+        value, q = value + x**p * (1 - x) ** q / (q * _complete_beta(p, q)), q + 1
     while p < a:
-        value, p = value - x**p * (1 - x) ** q / (p * _whole_beta(p, q)), p + 1
+        value, p = value - x**p * (1 - x) ** q / (p * _complete_beta(p, q)), p + 1
     return value
 
 
-def _whole_beta(a: float, b: float) -> float:
+def _complete_beta(a: float, b: float) -> float:
     return math.gamma(a) * math.gamma(b) / math.gamma(a + b)
 
 

@@ -12,6 +12,7 @@ that is best on dev. Trials have all frames, because a quarter of the frames has
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from murmur.studies.papers.base import CTC, CTC_ADAM
 from murmur.studies.papers.run import MissingRun
 from murmur.studies.papers.study import (
     BEYOND,
+    FURTHER_SEEDS,
     SEEDS,
     Claim,
     Group,
@@ -127,7 +129,7 @@ AVERAGING = {name: _averaging(frames) for name, frames in NAMES.items()}
 GROUPS: dict[str, Group] = {
     ALONE: CTC,
     **AVERAGING,
-    **further_seeds(AVERAGING, decoded=True),
+    **further_seeds({name: replace(each, decoded=FURTHER_SEEDS) for name, each in AVERAGING.items()}),
     "one learner, Adam": CTC_ADAM,
     **beyond(CTC_ADAM, seeds=SEEDS[:1], learners=LEARNERS, machines=MACHINES),
 }

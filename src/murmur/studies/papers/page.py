@@ -33,15 +33,16 @@ HOW = """## How it is made
 claim below. "undecided" means that the interval holds values on both sides of the limit, or that the rule says so.
 Intervals of a ratio of held-out losses are paired t intervals of logarithms over seeds. Those of word errors come from
 a paired bootstrap over utterances, each with all its seeds. A claim of `asgd` or `rings` on a ratio of losses that is
-undecided with three seeds is judged once more with six, on a 97.5 % interval; so are the first two of `frequency`,
-whose word errors keep 95 %. Only the third claim of `frequency` rests on real processes, measured before its rule was
-written; its gradients are pauses. "As good as" and "no loss" mean that the whole interval of the ratio is below 1.03. A
-system can agree although its interval shows that it is a little worse. A few percent of loss need not change the words;
-differences of word error rates stand beside most ratios. The test set of LibriSpeech has 81 utterances of two speakers,
-that of AN4 130 utterances of ten, so that intervals of word errors do not cover other speakers. Rules for speed-ups
-differ: at least the paper's number for `schedules` and `asgd`, within a factor of 1.5 of it for `hierarchy`. With the
-latter rule the speed-up of `asgd` would differ; with the former that of `hierarchy` would agree. The limits of one
-learner's word error rate were set before the runs, so that all systems are recognisers worth having.
+undecided with three seeds is judged once more with six, on a 97.5 % interval; so are the first two of `frequency`, but
+their intervals of word errors stay at 95 %. Only the third claim of `frequency` rests on real processes, measured
+before its rule was written; its gradients are pauses. "As good as" and "no loss" mean that the whole interval of the
+ratio is below 1.03. A system can agree although its interval shows that it is a little worse. A few percent of loss
+need not change the words; differences of word error rates stand beside most ratios. The test set of LibriSpeech has 81
+utterances of two speakers, that of AN4 130 utterances of ten, so that intervals of word errors do not cover other
+speakers. Rules for speed-ups differ: at least the paper's number for `schedules` and `asgd`, within a factor of 1.5 of
+it for `hierarchy`. With the latter rule the speed-up of `asgd` would differ; with the former that of `hierarchy` would
+agree. The limits of one learner's word error rate were set before the runs, so that all systems are recognisers worth
+having.
 
 **Changes of the rules.** The rules were fixed before the runs, with two changes on 2026-11-25. The rules of
 `frequency`, of the third claim of `schedules` and of the largest minibatch of `rings` were made stricter; at that time
@@ -88,7 +89,7 @@ systems, so that a claim is judged on rows of one build; `murmur papers` makes r
 depend on it.
 
 The states of these rows come from processors with AVX2. An AMD EPYC with AVX-512 makes the same ones, if its libraries
-keep to AVX2. So these variables were set when the data of later rows were made, and not for the runs:
+keep to AVX2. These variables were set while the data of later rows were made, and not during the runs:
 
     ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen \\
     NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL" \\

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.cell import StudyCell
@@ -250,10 +249,9 @@ def further(name: str) -> str:
     return f"{name}, further seeds"
 
 
-def further_seeds(groups: Mapping[str, Alone | System], decoded: bool = False) -> dict[str, Group]:
-    """The further seeds of groups, by the names of `further`; with `decoded` their test is decoded."""
-    change: dict[str, Any] = {"seeds": FURTHER_SEEDS, **({"decoded": FURTHER_SEEDS} if decoded else {})}
-    return {further(name): replace(group, **change) for name, group in groups.items()}
+def further_seeds(groups: Mapping[str, Alone | System]) -> dict[str, Group]:
+    """The further seeds of groups, by the names of `further`."""
+    return {further(name): replace(group, seeds=FURTHER_SEEDS) for name, group in groups.items()}
 
 
 SUPER = "SuperLearners(ADPSGD(randomized_ring, moments='averaged'), 2)"
