@@ -166,7 +166,10 @@ class Joined:
             store, number = stack.enter_context(store_of_next_block(self._place, START_SECONDS))
             if number > 0:  # the others may be busy between two blocks, as in one
                 start_seconds = seconds
-        world = ProcessWorld(self._place, device, seconds, store=store, start_seconds=start_seconds)
+        lease = self.plan.lease_seconds
+        world = ProcessWorld(
+            self._place, device, seconds, store=store, lease_seconds=lease, start_seconds=start_seconds
+        )
         return stack.enter_context(world.seated())
 
     def _sit(self, seat: Seat, group: Group) -> None:

@@ -31,6 +31,7 @@ from murmur.user_loop.loop import Loop, Offer
 
 log = logging.getLogger(__name__)
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
+LEASE_SECONDS = 10.0  # what a loop does between steps is not known
 BEFORE = "add and unfreeze parameters before the block of murmur.join, or end the block on all learners and join again"
 
 
@@ -46,6 +47,9 @@ class Plan:
             has the settings of one learner. Needs `total_steps`.
         timeout_seconds: Time that learners wait for a busy one (in an evaluation of its own) before they give up.
         most_skipped: Number of consecutive steps left out for a non-finite loss or gradient that ends the run.
+        lease_seconds: Silence after which a learner whose process still runs counts as lost; ten median steps if they
+            last longer. A stalled host is silent, or a call that holds Python's lock (`json.load` of a large file); a
+            learner that computes or waits is not. A process that ends is noticed at once.
     """
 
     total_steps: int | None = None
@@ -54,6 +58,7 @@ class Plan:
     scaling: Scaled | None = None
     timeout_seconds: float = 1800.0
     most_skipped: int = 10
+    lease_seconds: float = LEASE_SECONDS
 
     def __post_init__(self) -> None:
         if self.total_steps is not None and self.total_steps < 1:
@@ -62,6 +67,8 @@ class Plan:
             raise ValueError("Plan(scaling=...) warms rates up over a share of the run: give total_steps too")
         if not (self.samples_per_step > 0 and 0 < self.timeout_seconds < math.inf):
             raise ValueError(f"samples_per_step and timeout_seconds must be positive and finite, got {self}")
+        if not 0 < self.lease_seconds < math.inf:
+            raise ValueError(f"lease_seconds must be positive and finite, got {self.lease_seconds}")
         if self.most_skipped < 1:
             raise ValueError(f"most_skipped must be at least 1, got {self.most_skipped}")
 

@@ -173,7 +173,8 @@ class StoreMembership(Membership):
             own = view.incarnations.get(self.rank)
             if own is not None and own != before.get(self.rank, own):
                 log.warning(
-                    "learner %d was silent for longer than %.2f s: the others counted it as lost (--lease-seconds)",
+                    "learner %d was silent for longer than %.2f s: the others counted it as lost (murmur train"
+                    " --lease-seconds or murmur.Plan(lease_seconds=...) allows more)",
                     *(self.rank, self.lease_seconds),
                 )
             self._view = view
