@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from murmur.core.errors import SettingError
 from murmur.core.flat import Layout
 from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
 from murmur.engine.experiment import describe
+from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.digits import Digits
 from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.features.augment import SpecAugment
@@ -27,6 +29,7 @@ from murmur.speech.ivector.extractor import IvectorConfig
 from murmur.speech.ivector.ubm import UbmConfig
 from murmur.speech.lexicon.lexicon import read_lexicon
 from murmur.speech.models import Lstm, Tdnn
+from murmur.tasks.chain.task import ChainTask
 from murmur.tasks.hybrid import hmm as hybrid_hmm
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.data import floored, stored_targets
@@ -351,3 +354,19 @@ def test_words_of_train_that_the_lexicon_lacks_are_spelled(tmp_path):
         assert ("NOB", ("n", "o", "b")) in read_lexicon(found)
         assert "NOB\tn o b\tspelled" in (found.parent / "pronunciations.tsv").read_text(encoding="utf-8")
     assert HybridTask(corpus=root, cache=tmp_path / "cache").material.lexicon == lexicon
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "chain"])
+def test_recordings_of_test_are_checked_before_any_training(kind, tmp_path):
+    """They are read after it, hours later."""
+    for part in ("train", "dev", "test"):
+        audio = tmp_path / f"set/data/{part}/a-1.wav"
+        audio.parent.mkdir(parents=True)
+        soundfile.write(audio, np.zeros(8000, np.float32), 8000)
+        for name, value in {"text": "ANNA", "utt2spk": "a", "wav.scp": str(audio)}.items():
+            write_table(audio.parent / name, {"a-1": value})
+    write_table(tmp_path / "set/lexicon.txt", LEXICON)
+    audio.write_bytes(audio.read_bytes()[:4000])
+    task = HybridTask(corpus=tmp_path / "set", cache=tmp_path / "cache")
+    with pytest.raises(CorpusError, match=r"^test: 1 of 1 utterances[^\n]*\n.*cut short"):
+        (task if kind == "hybrid" else ChainTask(hybrid=task)).prepare()

@@ -180,6 +180,7 @@ class ChainTask:
         """Make features, alignments and numerators."""
         with settings_under("task.hybrid"):
             self._hybrid.check_words()
+        self._half.check_test()
         return self.data
 
     @cached_property

@@ -19,10 +19,11 @@ import numpy as np
 
 from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
-from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.corpus import Corpus, CorpusError
 from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, ReadyAtSpeed, digest, sample_rate_hz
 from murmur.speech.features.cepstral_warp import MelCepstra
 from murmur.speech.features.derivatives import all_with_derivatives
+from murmur.speech.features.readable import check_readable
 from murmur.speech.features.shards import FeatureStore, prepare
 from murmur.speech.hmm.align import align, align_adapted
 from murmur.speech.hmm.em_loop import PassReport, Progress, Trained
@@ -326,6 +327,20 @@ class HmmHalf:
                 own = self._cepstra(train, speed)
                 cepstra += features_to_make({"train": train}, own, self.cache, f"cepstra at speed {speed:g}")
         return cepstra + bins
+
+    def check_test(self) -> None:
+        """Check the recordings of test, which are read after training.
+
+        Raises:
+            CorpusError: more than 1 % of the utterances cannot be used; names the first ones.
+        """
+        test = self.material.test
+        if _brings_features(test):
+            return
+        try:
+            check_readable(test, self._rate_hz(test))
+        except CorpusError as error:
+            raise CorpusError(f"test: {error}") from error
 
     def alignment(self, stage: Stage, part: Corpus) -> dict[str, np.ndarray]:
         """Alignments of another part by a stage, stored like its own."""

@@ -271,6 +271,7 @@ class HybridTask(ChunkLearning):
         """
         self.check_words()
         half = self.hmms
+        half.check_test()
         bins = self.front.bins if isinstance(half.network_front(self.material.train), LogMel) else None
         check_network(self.network, half.network_dims, bins, self.chunks)
         return HybridData.prepare(self.hmms, self.targets)
