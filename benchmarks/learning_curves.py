@@ -78,7 +78,7 @@ class Cell:
         return replace(
             recipe,
             task=replace(recipe.task, corpus=corpus, cache=cache, seed=self.seed),
-            strategy=ParameterAveraging(self.frames, Jobs(LEARNERS)),
+            strategy=ParameterAveraging(self.frames, Jobs(LEARNERS), rate="by jobs"),
             budget=Budget(epochs=self.epochs),
             optimizer=NaturalGradientSGD(self.rate),
             schedule=Exponential(0.1),

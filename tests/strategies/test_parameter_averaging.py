@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
+from murmur.engine.scaling import Auto
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
@@ -190,22 +191,57 @@ def test_processes(pool: Pool) -> None:
 
 
 def test_super_learners_take_pieces_too() -> None:
-    """Members compute the pieces of their own minibatches; a step is the mean over the members."""
+    """Members compute the pieces of their own minibatches; a step is the mean over the members, at twice the rate."""
     task, w, done = Far(ragged=True), torch.zeros(5, dtype=torch.float64), 0
     averaging = ParameterAveraging(FRAMES, Jobs(), MaxChange(None, None), combine=RunningMean(1), first_pieces=2)
     while done < 24:
-        pieces = 2 if done < 8 else 1
-        for first in range(done, done + 8, 2):
+        pieces = 2 if done < 4 else 1  # an iteration has eight frames of the super-learner
+        for first in range(done, done + 4, 2):
             members = [task.steps(n, pieces) for n in (first, first + 1)]
             for k in range(pieces):
                 here = [steps[k] for steps in members if k < len(steps)]
-                w = w - ALPHA * sum(weight * (w - centre) for centre, weight in here) / sum(
+                w = w - 2 * ALPHA * sum(weight * (w - centre) for centre, weight in here) / sum(
                     weight for _, weight in here
                 )
-        done += 8
+        done += 4
     run = replace(experiment(averaging, 24), strategy=SuperLearners(averaging, 2), optimizer=SGD(ALPHA))
     assert torch.allclose(fit(run, VirtualWorld(2)), w, rtol=1e-12)
     assert torch.allclose(fit(run, ThreadWorld(2, timeout_seconds=20)), w, rtol=1e-12)
+
+
+@dataclass(frozen=True)
+class Alike(Quadratic):
+    """Quadratic whose pieces all have the same gradient at the same weights."""
+
+    most_pieces: int = 8
+
+    def centre(self, n: int) -> Tensor:
+        return torch.ones(self.size, dtype=torch.float64)
+
+    def piece(self, n: int, number: int, of: int) -> tuple[Tensor, float] | None:
+        centre, weight = self.minibatch(n)
+        return centre, weight * len(range(number, 8, of)) / 8
+
+
+FREE = ParameterAveraging(16.0, Jobs(8), MaxChange(None, None), combine=RunningMean(1))
+
+
+@pytest.mark.parametrize("learners", [2, 4, 8])
+@pytest.mark.parametrize("node_size", [1, 2])
+@pytest.mark.parametrize("growth", [1, 2])
+def test_the_mean_goes_as_far_as_one_learner(learners: int, node_size: int, growth: int) -> None:
+    """So it does if minibatches are cut; a minibatch of all that is G times as large has G times the rate."""
+    strategy = FREE if node_size == 1 else SuperLearners(FREE, node_size)
+    task = Alike(most_pieces=learners // growth)
+    run = Experiment(task, strategy, Budget(minibatches=64), SGD(0.01), scaling=Auto("stays", warm=0.0))
+    wanted = 1 - (1 - growth * 0.01) ** (64 / growth)
+    assert torch.allclose(fit(run, VirtualWorld(learners)), torch.full((5,), wanted, dtype=torch.float64))
+
+
+def test_kaldis_rate_is_that_of_the_jobs_also_for_pieces() -> None:
+    run = Experiment(Alike(), replace(FREE, rate="by jobs"), Budget(minibatches=64), SGD(0.01), scaling=Auto("stays"))
+    wanted = 1 - (1 - 4 * 0.01) ** 64
+    assert torch.allclose(fit(run, VirtualWorld(4)), torch.full((5,), wanted, dtype=torch.float64))
 
 
 def test_a_task_that_cannot_cut_its_minibatches_is_refused() -> None:

@@ -128,9 +128,10 @@ class Cosine:
 
 @dataclass(frozen=True)
 class TimesLearners:
-    """factor = learners * schedule: rate of each learner if `schedule` gives the effective rate (Kaldi nnet3).
+    """factor = G * schedule: rate of each learner if `schedule` gives the effective rate (Kaldi nnet3).
 
-    Averaging L models divides the step of each by L. ParameterAveraging already multiplies by its number of jobs.
+    G is the number of learners L, or L / c if each minibatch is cut in c pieces: averaging L models divides the step of
+    each by L. `ParameterAveraging` already multiplies by G.
     """
 
     follows_growth = True  # a fact for `murmur.engine.scaling`
@@ -142,7 +143,7 @@ class TimesLearners:
         return listens(self.schedule)
 
     def __call__(self, at: Progress) -> float:
-        return at.learners * self.schedule(at)
+        return at.growth * self.schedule(at)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Kaldi's parameter averaging: J learners train a fixed number of frames each, then continue from the mean.
 
-    iteration:  w_j   <-  n times  w_j + limited( - J r(t) g_j(w_j) )       j = 1 .. J(t), at J times the effective rate
+    iteration:  w_j   <-  n times  w_j + limited( - G r(t) g_j(w_j) )       j = 1 .. J(t), at G times the effective rate
                 w     <-  s sum_j n_j w_j / sum_j n_j                       over the learners that are not outliers
     first:      w     <-  the w_j with the lowest training loss
     at the end: w     <-  a combination of the newest models, chosen on held-out data
 
-n: minibatches that hold `frames_per_iteration` on average; n_j: frames used; J(t): a ramp; limited: max-change; s:
-shrink. The rules are in `averaging_rules`. The schedule of the experiment gives the *effective* rate r(t); Kaldi's is
+n: minibatches that hold `frames_per_iteration` on average; n_j: frames used; J(t): a ramp; G: minibatches of J(t)
+learners over that of one alone, which is J(t) if each takes whole minibatches; limited: max-change; s: shrink. The
+rules are in `averaging_rules`. The schedule of the experiment gives the *effective* rate r(t); Kaldi's is
 Exponential(0.1), its step with momentum `keep_rate`. Povey et al. 2015 (arXiv 1410.7455); Kaldi nnet3; kaldi-mpi:
 Rosciszewski & Kaliski, HPCS 2017. Kaldi takes the first iteration with half minibatches and bounds over sqrt 2:
 `first_pieces=2`. Left out: growing layer by layer.
@@ -40,7 +41,7 @@ class ParameterAveraging:
     """Averaging of the models every `frames_per_iteration` frames per learner.
 
     Attributes:
-        frames_per_iteration: Samples (frames) of each learner between two averages.
+        frames_per_iteration: Samples (frames) of each learner, or super-learner, between two averages.
         jobs: Ramp of the number of learners; the others wait, with weight 0.
         limit: Bounds of a step.
         shrink: Factor on new models.
@@ -48,8 +49,11 @@ class ParameterAveraging:
         optimizer: "restart": the local optimizer is reset after every average, as in Kaldi, where each job is a new
             process; "keep": each learner keeps its optimizer's state.
         combine: Rule that makes the final model from the newest ones.
-        decay: Factor on the optimizer's weight decay: "by jobs" divides it by J(t), as Kaldi does with its l2 factor;
-            "whole" leaves it as it is.
+        decay: Factor on the optimizer's weight decay: "by jobs" divides it by the factor on the rate, as Kaldi does
+            with its l2 factor; "whole" leaves it as it is.
+        rate: Factor on the rate: "by growth" is G, so that a step of the average is that of the effective rate
+            also if minibatches are cut among the learners; "by jobs" is J(t), as in Kaldi, whose jobs all have whole
+            minibatches.
         first_pieces: Steps with each minibatch of the first iteration, each with a piece of it, at bounds divided by
             sqrt(first_pieces). Above 1 the task must be able to cut minibatches (`murmur.engine.task.Divisible`).
     """
@@ -60,7 +64,7 @@ class ParameterAveraging:
     bitwise_alone: ClassVar[bool] = False
     ends_equal: ClassVar[bool] = True
     staleness: ClassVar[int | None] = 0
-    follows_growth: ClassVar[bool] = True  # by the number of jobs
+    follows_growth: ClassVar[bool] = True  # by its factor on the rate
     frames_per_iteration: float = 400_000
     jobs: Jobs = field(default_factory=Jobs)
     limit: MaxChange = field(default_factory=MaxChange)
@@ -70,6 +74,7 @@ class ParameterAveraging:
     combine: RunningMean | WeightedMean = field(default_factory=RunningMean)
     decay: Literal["by jobs", "whole"] = "by jobs"
     first_pieces: int = 1
+    rate: Literal["by growth", "by jobs"] = "by growth"
 
     def __post_init__(self) -> None:
         if not (self.frames_per_iteration > 0 and self.outlier_margin >= 0 and self.first_pieces >= 1):
@@ -79,14 +84,15 @@ class ParameterAveraging:
             )
 
     async def __call__(self, me: Learner) -> None:
-        n = self.steps(me.source.progress_at(1).samples)
+        n = self.steps(me.source.progress_at(1).samples * me.unit)
         newest_first = [me.outer[name] for name in sorted(me.outer) if name.startswith("model ")]
         while me.training:
             await me.between_rounds()
             done = me.reached.minibatches
-            me.source.times = J = self.jobs(me.reached.fraction, len(me.group.live))
-            me.source.decay_times = 1 / J if self.decay == "by jobs" else 1.0
+            J = self.jobs(me.reached.fraction, len(me.group.live))
             me.assign(done, J)
+            me.source.times = times = me.progress.growth if self.rate == "by growth" else float(J)
+            me.source.decay_times = 1 / times if self.decay == "by jobs" else 1.0
             loss = await self.iteration(me, n, self.first_pieces if done == 0 else 1)
             table = await self.reports(me, loss)
             weights = shares(*table, self.outlier_margin, first=done == 0)

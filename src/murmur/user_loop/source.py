@@ -341,6 +341,7 @@ class LoopSource:
 
     def _progress(self, steps: int) -> Progress:
         fraction = math.nan if self.plan.total_steps is None else min(1.0, steps / self.plan.total_steps)
+        training = len(self.assignment.to)
         return Progress(
             steps,
             steps * self.plan.samples_per_step,
@@ -348,7 +349,7 @@ class LoopSource:
             fraction,
             self.counters.loss,
             self.counters.rate,
-            growth=float(self.group.size) if self.plan.scaling is None else self.plan.scaling.growth(self.group.size),
+            growth=float(training) if self.plan.scaling is None else self.plan.scaling.growth(training),
         )
 
     def evaluate(self, w: Tensor) -> Mapping[str, float]:

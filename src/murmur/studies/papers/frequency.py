@@ -51,7 +51,7 @@ TRIALS = (1.0, 0.25)  # each of eight jobs takes eight times the rate of its sha
 
 
 def _averaging(frames: int) -> System:
-    strategy = f"ParameterAveraging({frames / LEARNERS}, Jobs({LEARNERS}))"
+    strategy = f"ParameterAveraging({frames / LEARNERS}, Jobs({LEARNERS}), rate='by jobs')"
     change = {"strategy": strategy, "learners": LEARNERS, "machines": MACHINES}
     return System(CTC, change, trials=TRIALS, part=1, decoded=SEEDS)
 
