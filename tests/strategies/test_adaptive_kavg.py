@@ -165,3 +165,22 @@ def test_errors() -> None:
         Stages((1, 2), ())
     with pytest.raises(ValueError, match="positive numbers"):
         Geometric(0, 1)
+
+
+def test_a_finished_run_that_goes_on_has_the_loss_of_its_last_round(tmp_path: Path) -> None:
+    """The round in which the budget ends has none; its zero was taken for a loss, and K for 1."""
+    seen = []
+
+    class Seen(AdaComm):
+        def __call__(self, now: Standing) -> float:
+            seen.append((now.at.minibatches, now.at.loss))
+            return super().__call__(now)
+
+    run = Experiment(Far(), AdaptiveKAVG(Seen(8)), Budget(minibatches=96), SGD(ALPHA))
+    Trainer(run, VirtualWorld(2), tmp_path).fit()
+    (last,) = {loss for minibatches, loss in seen if minibatches == 96}
+    seen.clear()
+    longer = replace(run, budget=Budget(minibatches=192))
+    Trainer(longer, VirtualWorld(2), tmp_path, resume=True).fit()
+    assert seen[0] == (96, last)
+    assert last > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections import Counter, defaultdict
@@ -18,6 +19,7 @@ from averaging_only import Averaging
 from grids import thinned
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
+from murmur.core.mixing import pairwise, randomized_ring
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
@@ -31,6 +33,7 @@ from murmur.strategies import (
     BMUF,
     KAVG,
     A2CiD2,
+    DelayByOne,
     DiLoCo,
     GossipPGA,
     ParameterAveraging,
@@ -45,6 +48,7 @@ from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from pool import Pool
 from tasks import Point, Quadratic, fit, fit_in_process, weights_of
 from unscaled import Experiment
@@ -302,3 +306,17 @@ def test_a_server_that_has_saved_ends_its_super_learner(tmp_path: Path) -> None:
     outcome = Trainer(replace(experiment, evaluate_every_epochs=0.1), VirtualWorld(6), tmp_path).fit()
     assert outcome.minibatches == 60
     assert not outcome.stopped
+
+
+@pytest.mark.parametrize("learners", [6, 7])
+@pytest.mark.parametrize(
+    "outer", [GossipPGA(4, pairwise), DelayByOne(pairwise), DelayByOne(randomized_ring)], ids=named
+)
+def test_rounds_of_a_resumed_run_are_those_of_an_uninterrupted_one(
+    outer: Strategy, learners: int, tmp_path: Path
+) -> None:
+    run = Experiment(Quadratic(per_epoch=20), SuperLearners(outer, 2), Budget(minibatches=60), SGD(ALPHA))
+    Trainer(run, VirtualWorld(learners), tmp_path).fit()
+    shutil.rmtree(max((tmp_path / "checkpoints").glob("0*")))
+    resumed = Trainer(run, VirtualWorld(learners), tmp_path, resume=True).fit()
+    assert torch.equal(weights_of(resumed.model), fit(run, VirtualWorld(learners)))

@@ -98,6 +98,11 @@ class Learner:
         return self._averager
 
     @property
+    def turns_done(self) -> int:
+        """Number of turns of the lock-step run that are complete, those before a resume included."""
+        return self.progress.minibatches // len(self.source.assignment.to)
+
+    @property
     def leads(self) -> bool:
         """True for the first live learner, which alone evaluates and saves the model."""
         return self.group.rank == self.group.live[0] if self.lock_step else self.averager.leads

@@ -59,6 +59,8 @@ class AdaptiveKAVG(WithMoments):
             unknown = math.isnan(loss)  # sent as a number: a vector with nan has no weight in the mean
             mean = await moments.mean(F.new_tensor([float(unknown), 0.0 if unknown else loss, latest_rate(me)]))
             me.weights.set_(mean[:-3])
+            if me.group.total_weight == 0:  # the budget has ended: the round has no losses
+                break
             latest = mean[-2:].clone()
             if mean[-3] > 0:
                 latest[0] = math.nan

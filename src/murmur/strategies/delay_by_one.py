@@ -48,7 +48,7 @@ class DelayByOne(WithMoments):
     async def __call__(self, me: Learner) -> None:
         beside = me.group.split([range(me.group.size)])  # averaging overlaps other exchanges
         assert beside is not None
-        rounds = count(me.progress.minibatches // me.group.size)
+        rounds = count(me.turns_done)
         mixed = self.start_averaging(me, beside, rounds)
         async for g in me.turns():  # g is taken at W_k while W_k T_k is on its way
             self.state(me).set_(await mixed)

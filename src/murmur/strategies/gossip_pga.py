@@ -45,7 +45,7 @@ class GossipPGA(WithMoments):
         check(self.moments)
 
     async def __call__(self, me: Learner) -> None:
-        rounds = count(me.progress.minibatches // me.group.size)
+        rounds = count(me.turns_done)
         async for g in me.turns():
             if me.fresh_samples > 0:
                 me.descend(g)
