@@ -210,3 +210,30 @@ def test_on_the_fly_is_refused_without_audio_files(on_the_fly, targets):
             HybridData.prepare(replace(on_the_fly, material=material), targets)
     with pytest.raises(ValueError, match="nothing to draw"):
         FrontEnd(perturb="on_the_fly")
+
+
+@pytest.mark.parametrize("rate", [None, 16000], ids=["none", "another rate"])
+@pytest.mark.parametrize("way", [HybridData.prepare, HybridData.load])
+def test_noise_that_cannot_be_used_is_told_before_any_preparation(on_the_fly, targets, tmp_path, rate, way):
+    """It was taken for missing data, which was made again and again."""
+    folder = tmp_path / "noise"
+    folder.mkdir()
+    if rate is not None:
+        soundfile.write(folder / "hum.wav", np.zeros(400), rate)
+    half = replace(on_the_fly, front=replace(on_the_fly.front, noise=Noise(0.5, recordings=folder)))
+    says = r"noise\.recordings: there is no \.wav" if rate is None else r"hum\.wav is at 16000 Hz, not 8000"
+    with pytest.raises(CorpusError, match=says):
+        way(half, targets)
+    assert not list(half.cache.glob("frames-*"))
+
+
+def test_prepared_data_that_cannot_be_opened_is_made_once(half, targets, monkeypatch):
+    def shut(folder):
+        opened.append(folder)
+        raise CorpusError("shut")
+
+    opened = []
+    monkeypatch.setattr(hybrid_data, "open_store", shut)
+    with pytest.raises(CorpusError, match=r"^shut$"):
+        HybridData.load(half, targets)
+    assert len(opened) == 2

@@ -20,6 +20,7 @@ from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.cepstral_warp import MelCepstra, warp_matrix, warped
 from murmur.speech.features.chunks import IGNORED
+from murmur.speech.features.noise import Noise
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
@@ -36,6 +37,7 @@ from murmur.tasks.hybrid.data import floored, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.hybrid.warps import load_factors, load_gaussians, save_factors, save_gaussians
+from tones import make_tones
 
 LEXICON = {"ANNA": "A N A", "BOB": "B O B", "NOB": "N O B"}
 SMALL = EmConfig(gaussians=40, passes=6, grow_passes=4, align_passes=(2, 3, 4, 5, 6))
@@ -370,3 +372,22 @@ def test_recordings_of_test_are_checked_before_any_training(kind, tmp_path):
     task = HybridTask(corpus=tmp_path / "set", cache=tmp_path / "cache")
     with pytest.raises(CorpusError, match=r"^test: 1 of 1 utterances[^\n]*\n.*cut short"):
         (task if kind == "hybrid" else ChainTask(hybrid=task)).prepare()
+
+
+@pytest.mark.parametrize("rate", [None, 16000], ids=["none", "another rate"])
+def test_noise_that_cannot_be_used_is_refused_before_any_training(rate, tmp_path):
+    """The Gaussian systems may take hours."""
+    folder = tmp_path / "noise"
+    folder.mkdir()
+    root = make_tones(tmp_path / "set", {"train": 4, "dev": 4, "test": 4})
+    front = FrontEnd(perturb="on_the_fly", noise=Noise(0.5, recordings=folder))
+    task = HybridTask(corpus=root, cache=tmp_path / "cache", front=front)
+    if rate is None:
+        with pytest.raises(CorpusError, match=r"noise\.recordings: there is no \.wav"):
+            task.check()
+    else:
+        soundfile.write(folder / "hum.wav", np.zeros(400), rate)
+        task.check()
+        with pytest.raises(CorpusError, match=r"hum\.wav is at 16000 Hz, not 8000"):
+            task.prepare()
+    assert not task.cache.exists()
