@@ -116,3 +116,17 @@ def test_an_utterance_is_tried_again(corpus, tmp_path, monkeypatch):
     reads.clear()
     prepare(corpus, FRONT, tmp_path)
     assert reads == []  # nothing is left out, so that nothing is read
+
+
+def test_shards_that_another_command_makes_meanwhile_are_not_made_again(corpus, tmp_path, monkeypatch):
+    made, real = [], shards.make_shard
+
+    def beside_another(folder, number, *rest):
+        made.append(number)
+        if len(made) == 1:
+            prepare(corpus, FRONT, tmp_path)
+        real(folder, number, *rest)
+
+    monkeypatch.setattr(shards, "make_shard", beside_another)
+    assert len(prepare(corpus, FRONT, tmp_path)) == 10
+    assert made == [0, 0, 1, 2]

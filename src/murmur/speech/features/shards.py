@@ -163,8 +163,9 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     folder = store_folder(corpus, front, cache)
     folder.mkdir(parents=True, exist_ok=True)
     parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
+    seen = [stamp(folder, n) for n in range(len(parts))]
     missing = [n for n, part in enumerate(parts) if not shard_is_whole(folder, n) or _is_mended(folder, n, part, front)]
-    jobs = [partial(make_shard, folder, n, parts[n], front) for n in missing]
+    jobs = [partial(_make_unless_made, folder, n, parts[n], front, seen[n]) for n in missing]
     for _ in with_bar(in_processes(jobs, processes), "features", len(jobs), progress):
         pass
     problems = [p for path in sorted(folder.glob("[0-9]*.json")) for p in read_index(path).problems]
@@ -231,6 +232,23 @@ def _is_mended(folder: Path, number: int, utterances: Sequence[Utterance], front
             log.info("%s can be used now; its shard of features is made again", utterance.id)
             return True
     return False
+
+
+def stamp(folder: Path, number: int) -> tuple[int, int] | None:
+    """A mark of a shard's JSON that changes when it is written again, even with the same content; None without one."""
+    try:
+        found = (folder / f"{number:05}.json").stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _make_unless_made(
+    folder: Path, number: int, utterances: Sequence[Utterance], front: Front, seen: tuple[int, int] | None
+) -> None:
+    """Write a shard, unless another command has made it since its JSON had the stamp `seen`."""
+    if stamp(folder, number) in (None, seen) or not shard_is_whole(folder, number):
+        make_shard(folder, number, utterances, front)
 
 
 def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> None:
