@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import logging
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -291,16 +291,18 @@ def write_then_rename(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[
     """Write a file under another name and rename it when complete; return its bytes and its SHA-256."""
     checksum, size = hashlib.sha256(), 0
     # A unique name, since several learners may prepare the same store at the same time.
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".unfinished", delete=False) as file:
+    # Not by tempfile, whose files no other user may read.
+    beside = path.with_name(f"{path.name}{secrets.token_hex(4)}.unfinished")
+    with beside.open("xb") as file:
         try:
             for part in parts:
                 checksum.update(part)
                 size += len(part) if isinstance(part, bytes) else part.nbytes
                 file.write(part)
             file.flush()
-            Path(file.name).replace(path)
+            beside.replace(path)
         except BaseException as error:
-            Path(file.name).unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
             if not isinstance(error, OSError) or error.filename is not None:
                 raise  # an error of a file from which a part is read
             raise OSError(error.errno, f"{path} ({size} bytes so far) cannot be written: {error.strerror}") from error
