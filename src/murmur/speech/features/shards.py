@@ -13,6 +13,7 @@ import json
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 
 from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, tell_losses
-from murmur.speech.corpus.file_errors import making_sense_of, read_object
+from murmur.speech.corpus.file_errors import making_sense_of, naming, read_object
 from murmur.speech.features.analysis import Front, digest, features_of
 
 log = logging.getLogger(__name__)
@@ -293,19 +294,17 @@ def write_then_rename(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[
     # A unique name, since several learners may prepare the same store at the same time.
     # Not by tempfile, whose files no other user may read.
     beside = path.with_name(f"{path.name}{secrets.token_hex(4)}.unfinished")
-    with beside.open("xb") as file:
-        try:
+    try:
+        with naming(path), beside.open("xb") as file:
             for part in parts:
                 checksum.update(part)
                 size += len(part) if isinstance(part, bytes) else part.nbytes
                 file.write(part)
-            file.flush()
-            beside.replace(path)
-        except BaseException as error:
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):  # the error that is raised says more
             beside.unlink(missing_ok=True)
-            if not isinstance(error, OSError) or error.filename is not None:
-                raise  # an error of a file from which a part is read
-            raise OSError(error.errno, f"{path} ({size} bytes so far) cannot be written: {error.strerror}") from error
+        raise
     return size, checksum.hexdigest()
 
 

@@ -7,7 +7,6 @@ Audio stays where it is: wav.scp holds absolute paths. Utterances that are stret
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 
 import lhotse
 
+from murmur.speech.corpus.atomic_file import write_text_whole
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
 from murmur.speech.corpus.file_errors import read_object
 from murmur.speech.corpus.kaldi_dir import write_scp, write_table
@@ -176,6 +176,4 @@ def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
 
 def _write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    write_text_whole(path, text)
