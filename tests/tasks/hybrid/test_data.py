@@ -200,6 +200,15 @@ def test_statistics_that_are_gone_or_of_other_utterances_are_made_again(on_the_f
         assert files(data.train.folder) == wanted
 
 
+def test_complete_data_is_not_written_again(on_the_fly, targets):
+    """It may be read-only."""
+    folder = HybridData.prepare(on_the_fly, targets).train.folder
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert (folder / "cmvn-pairs.npy") in before
+    HybridData.prepare(on_the_fly, targets)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
 def test_on_the_fly_is_refused_without_audio_files(on_the_fly, targets):
     first, *others = on_the_fly.material.train.utterances
     command = replace(first, audio=replace(first.audio, command="cat x"))

@@ -1,6 +1,8 @@
 """The hybrid task: pure minibatches, stages that survive kills, figures, tuning without test."""
 
+import errno
 import logging
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,7 @@ from murmur.speech.ivector.ubm import UbmConfig
 from murmur.speech.lexicon.lexicon import read_lexicon
 from murmur.speech.models import Lstm, Tdnn
 from murmur.tasks.chain.task import ChainTask
+from murmur.tasks.hybrid import decode as hybrid_decode
 from murmur.tasks.hybrid import hmm as hybrid_hmm
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.data import floored, stored_targets
@@ -130,6 +133,19 @@ def test_figures_of_a_trained_network(task, trained):
         assert score.figures[f"{name} low"] <= score.figures[f"{name} wer"] <= score.figures[f"{name} high"]
     assert score.figures["network test acoustic scale"] in (0.3, 1.0)
     assert (task.cache / "errors" / "network-test.txt").read_text().startswith("%WER")
+
+
+def test_reports_that_cannot_be_written_do_not_end_a_test(task, trained, monkeypatch, caplog, tmp_path):
+    """The cache may be read-only; the test comes after hours of training."""
+
+    def read_only(path, *_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    task = replace(task, decoding=replace(task.decoding, scored="none"))
+    monkeypatch.setattr(hybrid_decode, "write_error_report", read_only)
+    assert task.test_in(trained, tmp_path).figures["network test wer"] <= 5
+    for part in ("dev", "test"):
+        assert f"{tmp_path}/errors/network-{part}.txt is not written: [Errno 30] Read-only" in caplog.text
 
 
 def test_tuning_looks_at_dev_only(task, tmp_path):

@@ -93,7 +93,9 @@ def write_normalisation(folder: Path, normal: Mapping[str, Normalisation | None]
             pairs.append(np.stack(found.pairs[group]))
         owners.append(numbers[group])
     for name, array in ((OWNERS, np.array(owners, "<i4")), (PAIRS, np.stack(pairs).astype("<f4"))):
-        write_then_rename(folder / name, [npy_header(array.dtype.str, array.shape), array.data])
+        pieces, path = [npy_header(array.dtype.str, array.shape), array.tobytes()], folder / name
+        if not path.is_file() or path.read_bytes() != b"".join(pieces):  # a complete cache may be read-only
+            write_then_rename(path, pieces)
 
 
 def speed_chunks(half: HmmHalf, train: FrameStore, noise: NoiseSource | None) -> SpeedChunks:

@@ -333,7 +333,7 @@ class HybridTask(ChunkLearning):
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
         """`test`, with the decoding results saved in a folder and not decoded again."""
-        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors", kept)
+        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache, kept)
         others = self._gaussian_results(decoder)
         results = others + self._network_results(decoder, model)
         figures = {name: value for result in results for name, value in result.figures.items()}
@@ -454,7 +454,7 @@ class HybridTask(ChunkLearning):
     @cached_property
     def two_pass(self) -> TwoPass:
         """Two-pass decoding with the last Gaussian system, for its transforms alone."""
-        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors")
+        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache)
         return self._two_pass(self.hmms.trained[-1], decoder)
 
     def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[DecodingResult]:
